@@ -1,0 +1,71 @@
+"""What can go wrong for a user, and the exit code each mistake ends with.
+
+    HydraError
+    ├── CheckFailed        1   a check the user asked for found a difference
+    ├── UsageError         2   options that make no sense together
+    │   └── OutputError    2   the output exists, or cannot be written
+    ├── CheckpointError    3   a checkpoint that cannot be read or identified
+    │   └── ManifestError  3   a manifest that is damaged or belongs to other weights
+    ├── SurgeryError       4   heads or members that cannot be cut or fused
+    ├── DataError          5   data that cannot be read or does not suit the model
+    └── MissingDependency  6   an optional package is not installed
+
+Anything else that escapes is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckFailed",
+    "CheckpointError",
+    "DataError",
+    "HydraError",
+    "ManifestError",
+    "MissingDependency",
+    "OutputError",
+    "SurgeryError",
+    "UsageError",
+]
+
+
+class HydraError(Exception):
+    """A user's mistake: `message` says what and where, `hint` what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class CheckFailed(HydraError):
+    exit_code = 1
+
+
+class UsageError(HydraError):
+    exit_code = 2
+
+
+class OutputError(UsageError):
+    pass
+
+
+class CheckpointError(HydraError):
+    exit_code = 3
+
+
+class ManifestError(CheckpointError):
+    pass
+
+
+class SurgeryError(HydraError):
+    exit_code = 4
+
+
+class DataError(HydraError):
+    exit_code = 5
+
+
+class MissingDependency(HydraError):
+    exit_code = 6

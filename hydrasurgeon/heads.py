@@ -1,0 +1,115 @@
+"""Kept heads, masks and removal orders: pure bookkeeping, no tensors (DESIGN: head, mask, kept heads).
+
+Heads are always numbered as in the original model. `Kept` maps a tower to its layers, each a sorted
+tuple of surviving indices; an empty tuple is a layer that keeps no head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrasurgeon.errors import SurgeryError
+
+__all__ = [
+    "Head",
+    "Kept",
+    "Layers",
+    "all_heads",
+    "count",
+    "drop",
+    "intersect_union",
+    "kept_from_mask",
+    "mask_from_kept",
+    "parse_layers",
+    "positions",
+    "removal_order",
+]
+
+Layers = tuple[tuple[int, ...], ...]
+Kept = Mapping[str, Layers]
+Scores = Mapping[str, Sequence[Sequence[float]]]
+
+
+class Head(NamedTuple):
+    """One attention head, numbered in the original model."""
+
+    tower: str
+    layer: int
+    index: int
+
+
+def all_heads(kept: Kept) -> list[Head]:
+    """Every surviving head, in (tower, layer, index) order."""
+    return [Head(t, layer, h) for t, rows in kept.items() for layer, row in enumerate(rows) for h in row]
+
+
+def count(kept: Kept) -> int:
+    return sum(len(row) for rows in kept.values() for row in rows)
+
+
+def mask_from_kept(rows: Layers, heads: int) -> NDArray[np.bool_]:
+    """[layer, head], True = kept."""
+    mask = np.zeros((len(rows), heads), dtype=bool)
+    for layer, row in enumerate(rows):
+        mask[layer, list(row)] = True
+    return mask
+
+
+def kept_from_mask(mask: NDArray[np.bool_]) -> Layers:
+    return tuple(tuple(int(h) for h in np.flatnonzero(row)) for row in mask)
+
+
+def positions(present: Sequence[int], wanted: Iterable[int]) -> list[int]:
+    """Where the `wanted` heads sit among the `present` ones: what a slice of a pruned tensor needs."""
+    where = {head: i for i, head in enumerate(present)}
+    return [where[head] for head in wanted]
+
+
+def drop(kept: Kept, removed: Iterable[Head]) -> dict[str, Layers]:
+    """`kept` without the `removed` heads."""
+    gone = set(removed)
+    return {
+        tower: tuple(
+            tuple(h for h in row if Head(tower, layer, h) not in gone) for layer, row in enumerate(rows)
+        )
+        for tower, rows in kept.items()
+    }
+
+
+def intersect_union(members: Sequence[Kept]) -> tuple[dict[str, Layers], dict[str, Layers]]:
+    """Per layer, the heads that every member keeps and the heads that any member keeps."""
+    towers = members[0]
+
+    def merged(tower: str, layer: int) -> tuple[set[int], set[int]]:
+        rows = [set(member[tower][layer]) for member in members]
+        return set.intersection(*rows), set.union(*rows)
+
+    pairs = {t: [merged(t, layer) for layer in range(len(rows))] for t, rows in towers.items()}
+    both = {t: tuple(tuple(sorted(inner)) for inner, _ in rows) for t, rows in pairs.items()}
+    either = {t: tuple(tuple(sorted(outer)) for _, outer in rows) for t, rows in pairs.items()}
+    return both, either
+
+
+def removal_order(scores: Scores, candidates: Iterable[Head]) -> list[Head]:
+    """Candidates by rising score, ties to the first (tower, layer, head)."""
+    return sorted(candidates, key=lambda head: scores[head.tower][head.layer][head.index])
+
+
+def parse_layers(text: str | None, layers: int) -> frozenset[int]:
+    """`6-11`, `0,2,5-7` or nothing (all) → the layers from which heads may be removed."""
+    if text is None:
+        return frozenset(range(layers))
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise SurgeryError(f"--layers {text}: {part!r} is not a layer or a range of layers", hint="Write 6-11 or 0,2,5-7.")
+        chosen.update(range(int(first), int(last or first) + 1))
+    beyond = sorted(layer for layer in chosen if layer >= layers)
+    if beyond or not chosen:
+        raise SurgeryError(f"--layers {text}: the model has layers 0-{layers - 1}", hint="Count layers from 0.")
+    return frozenset(chosen)

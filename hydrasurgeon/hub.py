@@ -1,0 +1,45 @@
+"""Checkpoints by hub id (`timm:`, `hf:`, `open_clip:`), through huggingface_hub and its cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydrasurgeon.errors import CheckpointError
+
+__all__ = ["SCHEMES", "fetch"]
+
+SCHEMES = ("timm", "hf", "open_clip")
+PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "heads.json"]
+
+
+def fetch(spec: str) -> Path:
+    """Download (or find in the cache) the repository behind a hub id; `@revision` may follow."""
+    scheme, _, rest = spec.partition(":")
+    name, _, revision = rest.partition("@")
+    # timm's own names (vit_base_patch16_224.augreg2_in21k_ft_in1k) live under the timm organisation.
+    repo = f"timm/{name}" if scheme == "timm" and "/" not in name else name
+    if scheme == "open_clip":
+        raise CheckpointError(f"{spec}: open_clip checkpoints are not supported yet", hint="Supported: timm:NAME.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=PATTERNS))
+    except GatedRepoError as error:
+        raise CheckpointError(f"{spec}: {repo} is gated", hint="Ask for access, then log in with `hf auth login`.") from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(f"{spec}: {repo} has no revision {revision!r}") from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{spec}: the hub has no {repo} (or it is private)", hint="Check the spelling; set HF_TOKEN for private repositories."
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise CheckpointError(
+            f"{spec}: {repo} is not in the cache and the hub cannot be reached", hint="Connect once, or give a local path."
+        ) from error

@@ -1,0 +1,41 @@
+"""Cut whole heads out of weight tensors and put them together again (DESIGN section 5: prune).
+
+A head tensor holds heads along one axis, as `blocks` packed groups (3 for q, k, v in one matrix), each
+`head × head_dim` long. Everything here works on numpy arrays and torch tensors alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["HeadTensor", "sliced_shape", "take_heads"]
+
+Array = TypeVar("Array", bound=Any)
+
+
+@dataclass(frozen=True)
+class HeadTensor:
+    """Where one tensor of an attention site keeps its heads."""
+
+    name: str
+    axis: int
+    blocks: int = 1
+
+
+def take_heads(array: Array, at: Sequence[int], *, spec: HeadTensor, head_dim: int) -> Array:
+    """The heads at positions `at`, in that order; every other axis untouched."""
+    shape = tuple(array.shape)
+    lead, tail = shape[: spec.axis], shape[spec.axis + 1 :]
+    heads = shape[spec.axis] // (spec.blocks * head_dim)
+    grouped = array.reshape((*lead, spec.blocks, heads, head_dim, *tail))
+    taken = grouped[(slice(None),) * (spec.axis + 1) + (list(at),)]
+    return taken.reshape(sliced_shape(shape, len(at), spec=spec, head_dim=head_dim))
+
+
+def sliced_shape(
+    shape: Sequence[int], heads: int, *, spec: HeadTensor, head_dim: int
+) -> tuple[int, ...]:
+    """The shape that `take_heads` gives for `heads` heads."""
+    return (*shape[: spec.axis], spec.blocks * heads * head_dim, *shape[spec.axis + 1 :])
