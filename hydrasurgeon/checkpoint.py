@@ -241,8 +241,13 @@ def save(out: Path, planned: Sequence[Planned], manifest: Callable[[str], Manife
 
 
 def write_text(path: Path, text: str) -> None:
-    with _whole_or_nothing(path) as part, part.open("w", encoding="utf-8") as file:
-        file.write(text)
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """A small file, whole or not at all."""
+    with _whole_or_nothing(path) as part, part.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

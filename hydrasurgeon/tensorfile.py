@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.errors import CheckpointError
 
-__all__ = ["Planned", "TensorFile", "TensorInfo", "Tensors", "digest", "weights_sha256", "write_tensors"]
+__all__ = ["Planned", "TensorFile", "TensorInfo", "Tensors", "as_float", "digest", "from_float", "weights_sha256", "write_tensors"]
 
 Raw = NDArray[Any]
 
@@ -143,6 +143,25 @@ class Tensors(Mapping[str, TensorInfo]):
 
 def digest(array: Raw) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view("u1").data).hexdigest()
+
+
+def as_float(raw: Raw, dtype: str) -> NDArray[np.float64]:
+    """Raw safetensors integers → their values."""
+    if dtype == "BF16":
+        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return raw.view({"F16": np.float16, "F32": np.float32, "F64": np.float64}[dtype]).astype(np.float64)
+
+
+def from_float(values: NDArray[np.float64], dtype: str) -> Raw:
+    """Values → raw safetensors integers, rounded to nearest, ties to even."""
+    if dtype == "BF16":
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    kinds: dict[str, tuple[Callable[..., Any], Any]] = {
+        "F16": (np.float16, np.uint16), "F32": (np.float32, np.uint32), "F64": (np.float64, np.uint64),
+    }  # fmt: skip
+    kind, carrier = kinds[dtype]
+    return values.astype(kind).view(carrier)
 
 
 def weights_sha256(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) -> str:

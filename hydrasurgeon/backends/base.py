@@ -112,6 +112,10 @@ class Backend(Protocol):
         """The (tower, layer) a tensor belongs to; None for embeddings, final norm and classifier."""
         ...
 
+    def is_embedding(self, name: str) -> bool:
+        """Whether a tensor acts before the first layer."""
+        ...
+
     def is_classifier(self, name: str) -> bool:
         """Whether a tensor belongs to the classifier."""
         ...

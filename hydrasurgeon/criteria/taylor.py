@@ -1,0 +1,62 @@
+"""Taylor: mean |W·G| over a head's q, k and v rows, averaged over the three (paper D.1.1).
+
+With a number of heads to keep, layers are decided one after another: the heads a layer loses are turned
+off before the gradients for the next layer are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hydrasurgeon.backends.base import Attention
+from hydrasurgeon.criteria.base import HeadScores, Subject
+from hydrasurgeon.heads import Head
+from hydrasurgeon.masking import ablated
+
+__all__ = ["score"]
+
+
+def score(subject: Subject) -> HeadScores:
+    model, sites = subject.load()
+    if subject.keep is None:
+        _gradients(subject, model, sites, "gradients")
+        return {(site.tower, site.layer): _importance(site) for site in sites}
+    found: HeadScores = {}
+    gone: list[Head] = []
+    for site in sites:
+        with ablated(sites, gone):
+            _gradients(subject, model, [site], f"gradients of layer {site.layer}")
+        scores = found[site.tower, site.layer] = _importance(site)
+        if site.layer in subject.layers:
+            lowest = sorted(range(len(scores)), key=lambda i: scores[i])[: max(0, len(scores) - subject.keep)]
+            gone += [Head(site.tower, site.layer, site.heads[i]) for i in lowest]
+    return found
+
+
+def _gradients(subject: Subject, model: nn.Module, sites: Sequence[Attention], name: str) -> None:
+    """Gradients of the mean loss over all samples, for these sites' projections only."""
+    model.requires_grad_(False)
+    model.zero_grad(set_to_none=True)
+    for site in sites:
+        for project in site.project:
+            project.weight.requires_grad_(True)
+    for inputs, labels in subject.batches(name):
+        loss = cross_entropy(model(inputs).float(), labels, reduction="sum") / subject.samples
+        loss.backward()
+    model.requires_grad_(False)
+
+
+def _importance(site: Attention) -> list[float]:
+    """s_h = ⅓ (q_h + k_h + v_h), each the mean of |W·G| over the head's rows."""
+    blocks = 3 if len(site.project) == 1 else 1
+    parts = []
+    for project in site.project:
+        weight, gradient = project.weight.detach(), project.weight.grad
+        product = (weight * gradient).abs().double() if gradient is not None else torch.zeros_like(weight)
+        parts.append(product.view(blocks, len(site.heads), site.head_dim * weight.shape[1]).mean(dim=-1))
+    scores: list[float] = torch.cat(parts).mean(dim=0).tolist()
+    return scores

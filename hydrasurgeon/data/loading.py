@@ -1,0 +1,119 @@
+"""Samples → batches: decoded and transformed once per pass, in worker processes beside the model."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from hydrasurgeon.data.samples import Samples
+from hydrasurgeon.errors import DataError
+
+__all__ = ["Batch", "Batches"]
+
+# Starting worker processes costs more than it gains below this many samples.
+FEW = 512
+
+
+class Batch(NamedTuple):
+    inputs: Any
+    labels: Tensor | None
+    index: Tensor
+    """Position of each sample in the set."""
+
+
+class Batches:
+    """One pass over samples, repeatable; `skipped` names the samples that could not be read."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        transform: Callable[[Any], Any],
+        *,
+        batch_size: int,
+        order: Sequence[int] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        workers: int | None = None,
+        skip_bad: bool = False,
+        augment_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        self.samples = samples
+        self.skipped: list[str] = []
+        order = range(len(samples)) if order is None else order
+        if workers is None:
+            workers = 0 if len(order) < FEW else max(1, min(os.cpu_count() or 1, 8) - 1)
+        self._loader: DataLoader[Any] = DataLoader(
+            _Prepared(samples, transform, skip_bad, augment_seed),
+            batch_size=batch_size,
+            sampler=[int(i) for i in order],
+            num_workers=workers,
+            collate_fn=_Collate(collate or default_collate, samples.labels is not None),
+            drop_last=drop_last,
+            # The loader draws a seed for its workers, which must not move the caller's random numbers.
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.skipped.clear()
+        for batch, failures in self._loader:
+            for message, hint, fatal in failures:
+                if fatal:
+                    raise DataError(message, hint=hint)
+                self.skipped.append(message)
+            if batch is not None:
+                yield batch
+
+
+class _Prepared(Dataset[Any]):
+    def __init__(self, samples: Samples, transform: Callable[[Any], Any], skip_bad: bool, augment_seed: int | None) -> None:
+        self.samples, self.transform, self.skip_bad, self.augment_seed = samples, transform, skip_bad, augment_seed
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> Any:
+        try:
+            raw = self.samples.read(i)
+        except DataError as error:  # an exception would lose its words on the way out of a worker
+            return error.message, error.hint, not self.skip_bad
+        label = None if self.samples.labels is None else int(self.samples.labels[i])
+        return i, label, self._prepare(raw, i)
+
+    def _prepare(self, raw: Any, i: int) -> Any:
+        if self.augment_seed is None:
+            return self.transform(raw)
+        saved = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        seed = int(np.random.SeedSequence((self.augment_seed, i)).generate_state(1)[0])
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            return self.transform(raw)
+        finally:
+            torch.set_rng_state(saved[0])
+            random.setstate(saved[1])
+            np.random.set_state(saved[2])
+
+
+class _Collate:
+    def __init__(self, collate: Callable[[list[Any]], Any], labelled: bool) -> None:
+        self.collate, self.labelled = collate, labelled
+
+    def __call__(self, items: list[Any]) -> tuple[Batch | None, list[tuple[str, str | None, bool]]]:
+        failures = [item for item in items if isinstance(item[0], str)]
+        good = [item for item in items if not isinstance(item[0], str)]
+        if not good:
+            return None, failures
+        index = torch.tensor([i for i, _, _ in good])
+        labels = torch.tensor([label for _, label, _ in good]) if self.labelled else None
+        return Batch(self.collate([inputs for _, _, inputs in good]), labels, index), failures

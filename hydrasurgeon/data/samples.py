@@ -1,0 +1,200 @@
+"""Samples: an indexed set of images or texts, with labels or without, and a fingerprint of its content."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from hydrasurgeon.errors import DataError
+
+__all__ = ["Arrays", "Files", "Rows", "Samples", "Subset", "fit_classes"]
+
+Labels = NDArray[np.int64]
+Raw = Image.Image | str
+
+
+class Samples(ABC):
+    """An indexed set of raw samples; picklable, so that worker processes can read from it."""
+
+    spec: str
+    """As the user wrote it, without absolute paths."""
+    kind: Literal["image", "text"] = "image"
+    classes: tuple[str, ...] | None = None
+    labels: Labels | None = None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, i: int) -> Raw:
+        """The decoded sample; DataError naming it when it cannot be read."""
+
+    @abstractmethod
+    def content(self, i: int) -> bytes:
+        """What the fingerprint hashes for this sample."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
+        total = hashlib.sha256()
+        for i in range(len(self)):
+            total.update(hashlib.sha256(self.content(i)).digest())
+        if self.labels is not None:
+            total.update(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
+        return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
+
+
+class Arrays(Samples):
+    """Images in one array, N×H×W or N×H×W×C."""
+
+    def __init__(
+        self, spec: str, images: NDArray[np.uint8], labels: Labels | None = None, classes: Sequence[str] | None = None
+    ) -> None:
+        self.spec, self.images, self.labels = spec, images, labels
+        self.classes = tuple(classes) if classes is not None else None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, i: int) -> Image.Image:
+        image = self.images[i]
+        return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image)
+
+    def content(self, i: int) -> bytes:
+        return np.ascontiguousarray(self.images[i]).tobytes()
+
+
+class Files(Samples):
+    """Image files."""
+
+    def __init__(
+        self, spec: str, paths: Sequence[Path], labels: Labels | None = None, classes: Sequence[str] | None = None
+    ) -> None:
+        self.spec, self.paths, self.labels = spec, list(paths), labels
+        self.classes = tuple(classes) if classes is not None else None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, i: int) -> Image.Image:
+        return decode(self.content(i), str(self.paths[i]))
+
+    def content(self, i: int) -> bytes:
+        try:
+            return self.paths[i].read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.paths[i]}: cannot be read ({error.strerror})") from error
+
+
+class Rows(Samples):
+    """Rows of a table (an HF dataset): a text, or an image as bytes, picture or path."""
+
+    def __init__(
+        self,
+        spec: str,
+        column: Any,
+        kind: Literal["image", "text"],
+        labels: Labels | None = None,
+        classes: Sequence[str] | None = None,
+        root: Path | None = None,
+    ) -> None:
+        self.spec, self.column, self.kind, self.labels, self.root = spec, column, kind, labels, root
+        self.classes = tuple(classes) if classes is not None else None
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def read(self, i: int) -> Raw:
+        value = self.column[i]
+        if self.kind == "text":
+            if not isinstance(value, str):
+                raise DataError(f"{self.spec}: row {i} holds {type(value).__name__}, not text")
+            return value
+        return value if isinstance(value, Image.Image) else decode(self.content(i), f"{self.spec}, row {i}")
+
+    def content(self, i: int) -> bytes:
+        value = self.column[i]
+        if isinstance(value, str) and self.kind == "text":
+            return value.encode()
+        if isinstance(value, Mapping):
+            value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+        if isinstance(value, str):
+            path = (self.root or Path()) / value
+            try:
+                return path.read_bytes()
+            except OSError as error:
+                raise DataError(f"{self.spec}, row {i}: {path} cannot be read ({error.strerror})") from error
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, Image.Image):
+            return value.mode.encode() + value.tobytes()
+        raise DataError(f"{self.spec}, row {i}: holds {type(value).__name__}, not an image")
+
+
+class Subset(Samples):
+    """Some samples of another set, possibly with other labels."""
+
+    def __init__(self, parent: Samples, index: NDArray[np.int64], labels: Labels | None) -> None:
+        self.parent, self.index, self.labels = parent, index, labels
+        self.spec, self.kind, self.classes = parent.spec, parent.kind, parent.classes
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, i: int) -> Raw:
+        return self.parent.read(int(self.index[i]))
+
+    def content(self, i: int) -> bytes:
+        return self.parent.content(int(self.index[i]))
+
+
+def decode(content: bytes, where: str) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(content))
+        image.load()
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{where}: not a readable image", hint="Mend or remove it, or give --skip-bad to leave such images out."
+        ) from error
+    return image
+
+
+def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
+    """A seeded random subset in its old order: the first rows of a sorted folder are all of one class."""
+    if limit is None or limit >= len(samples):
+        return samples
+    if limit < 1:
+        raise DataError(f"--limit {limit}: must be at least 1")
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit])
+    return Subset(samples, chosen, samples.labels[chosen] if samples.labels is not None else None)
+
+
+def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | None) -> Samples:
+    """Labelled samples whose labels mean what the model's classes mean; DataError when they cannot."""
+    if samples.labels is None:
+        raise DataError(f"{samples.spec}: has no labels", hint="Give a column or array called label(s), or class folders.")
+    names = samples.classes
+    if names is not None and len(names) != num_classes:
+        raise DataError(
+            f"{samples.spec}: has {len(names)} classes, the model has {num_classes}",
+            hint="Use the data set the model was trained for, or finetune with a fresh classifier.",
+        )
+    found = samples.labels
+    if names is not None and labels is not None and tuple(names) != tuple(labels) and sorted(names) == sorted(labels):
+        where = {name: i for i, name in enumerate(labels)}
+        found = np.array([where[name] for name in names], dtype=np.int64)[found]
+        samples = Subset(samples, np.arange(len(samples)), found)
+    bad = np.flatnonzero((found < 0) | (found >= num_classes))
+    if len(bad):
+        raise DataError(
+            f"{samples.spec}: row {bad[0]} has label {found[bad[0]]}, the model has classes 0-{num_classes - 1}",
+            hint="Use the data set the model was trained for, or finetune with a fresh classifier.",
+        )
+    return samples

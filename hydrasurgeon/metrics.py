@@ -1,0 +1,209 @@
+"""Accuracy, calibration, OOD detection and diversity of member logits [sample, member, klass]; pure functions.
+
+Conventions are torch-uncertainty's, which the paper follows: probabilities (not logits) are averaged over
+the members; OOD samples are the positive class, with score 1 − max mean probability; Brier sums over the
+classes; calibration errors have 15 bins. Everything is computed in float64.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hydrasurgeon.errors import UsageError
+
+__all__ = [
+    "OOD_SCORES",
+    "accuracy",
+    "aece",
+    "aupr",
+    "auroc",
+    "brier",
+    "disagreement",
+    "ece",
+    "fit_temperature",
+    "fpr95",
+    "id_metrics",
+    "mean_probs",
+    "member_probs",
+    "mutual_information",
+    "nll",
+    "ood_metrics",
+    "ood_score",
+]
+
+Logits = Float[Tensor, "sample member klass"]
+Probs = Float[Tensor, "sample klass"]
+Labels = Int[Tensor, " sample"]
+Scores = Float[Tensor, " sample"]
+
+BINS = 15
+# Smallest positive probability: keeps the log finite for a class that got exactly 0.
+TINY = 1e-300
+
+
+def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
+    return logits.double().softmax(dim=-1)
+
+
+def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
+    """p = 1/M Σ_m softmax(z_m), then softmax(ln p / T): temperature acts after averaging."""
+    return tempered(member_probs(logits).mean(dim=1), temperature)
+
+
+def tempered(probs: Probs, temperature: float) -> Probs:
+    return probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+
+
+def fit_temperature(probs: Probs, labels: Labels) -> float:
+    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it)."""
+    low, high = math.log(0.05), math.log(20.0)
+    golden = (math.sqrt(5) - 1) / 2
+
+    def loss(log_t: float) -> float:
+        return nll(tempered(probs, math.exp(log_t)), labels)
+
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    at_left, at_right = loss(left), loss(right)
+    while high - low > 1e-6:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - golden * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + golden * (high - low)
+            at_right = loss(right)
+    return math.exp((low + high) / 2)
+
+
+def accuracy(probs: Probs, labels: Labels) -> float:
+    return float((probs.argmax(dim=-1) == labels).double().mean())
+
+
+def brier(probs: Probs, labels: Labels) -> float:
+    """mean Σ_c (p_c − y_c)²."""
+    truth = torch.nn.functional.one_hot(labels, probs.shape[-1])
+    return float((probs - truth).square().sum(dim=-1).mean())
+
+
+def nll(probs: Probs, labels: Labels) -> float:
+    """mean −ln p_y; a probability of exactly 0 counts as 1e-300."""
+    return float(-probs.gather(1, labels[:, None]).clamp_min(TINY).log().mean())
+
+
+def ece(probs: Probs, labels: Labels) -> float:
+    """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins of confidence."""
+    confidence, predicted = probs.max(dim=-1)
+    edges = torch.linspace(0, 1, BINS + 1, dtype=probs.dtype)
+    bins = torch.bucketize(confidence, edges[1:-1])
+    return _calibration(confidence, predicted == labels, bins)
+
+
+def aece(probs: Probs, labels: Labels) -> float:
+    """The same over 15 bins that hold equally many samples, by rising confidence."""
+    confidence, predicted = probs.max(dim=-1)
+    order = confidence.argsort()
+    sizes = torch.tensor([len(part) for part in order.tensor_split(BINS)])
+    bins = torch.arange(BINS).repeat_interleave(sizes)
+    return _calibration(confidence[order], (predicted == labels)[order], bins)
+
+
+def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
+    gap = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, correct.double() - confidence.double())
+    return float(gap.abs().sum() / len(confidence))
+
+
+def auroc(id_scores: Scores, ood_scores: Scores) -> float | None:
+    """P(an OOD sample scores above an ID sample), ties counting half; None without either."""
+    if not len(id_scores) or not len(ood_scores):
+        return None
+    order = id_scores.sort().values
+    below = torch.searchsorted(order, ood_scores, right=False)
+    not_above = torch.searchsorted(order, ood_scores, right=True)
+    return float((below + not_above).double().sum() / 2 / len(id_scores) / len(ood_scores))
+
+
+def fpr95(id_scores: Scores, ood_scores: Scores) -> float | None:
+    """Share of ID samples at or above the highest threshold that flags at least 95 % of OOD samples."""
+    if not len(id_scores) or not len(ood_scores):
+        return None
+    needed = math.ceil(0.95 * len(ood_scores) - 1e-9)
+    threshold = ood_scores.sort(descending=True).values[max(needed, 1) - 1]
+    return float((id_scores >= threshold).double().mean())
+
+
+def aupr(negative: Scores, positive: Scores) -> float | None:
+    """Average precision Σ (R_k − R_{k−1}) P_k over distinct thresholds, `positive` being the positive class."""
+    if not len(negative) or not len(positive):
+        return None
+    scores = torch.cat([negative, positive])
+    truth = torch.cat([torch.zeros(len(negative)), torch.ones(len(positive))]).double()
+    scores, order = scores.sort(descending=True, stable=True)
+    hits = truth[order].cumsum(0)
+    last = torch.cat([scores[1:] != scores[:-1], torch.tensor([True])])  # a tie is one threshold
+    found = hits[last]
+    flagged = torch.arange(1, len(scores) + 1, dtype=torch.float64)[last]
+    gained = torch.diff(found, prepend=torch.zeros(1, dtype=torch.float64))
+    return float((gained / len(positive) * found / flagged).sum())
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return torch.special.entr(probs).sum(dim=-1)
+
+
+def mutual_information(logits: Logits) -> Scores:
+    """H(mean p) − mean H(p_m), per sample, in nats."""
+    probs = member_probs(logits)
+    return (_entropy(probs.mean(dim=1)) - _entropy(probs).mean(dim=1)).clamp_min(0.0)
+
+
+def disagreement(logits: Logits) -> float:
+    """Share of member pairs whose most probable classes differ; 0 for one member."""
+    votes = logits.argmax(dim=-1)
+    members = votes.shape[1]
+    if members < 2:
+        return 0.0
+    pairs = [(i, j) for i in range(members) for j in range(i + 1, members)]
+    return float(torch.stack([(votes[:, i] != votes[:, j]).double().mean() for i, j in pairs]).mean())
+
+
+OOD_SCORES: dict[str, Callable[[Logits, float], Scores]] = {
+    "msp": lambda logits, t: 1 - mean_probs(logits, t).amax(dim=-1),
+    "entropy": lambda logits, t: _entropy(mean_probs(logits, t)),
+    "energy": lambda logits, t: -(t * (logits.double() / t).logsumexp(dim=-1)).mean(dim=1),
+    "max-logit": lambda logits, t: -logits.double().mean(dim=1).amax(dim=-1),
+    "mi": lambda logits, t: mutual_information(logits),
+}
+
+
+def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
+    """How foreign each sample looks; higher = more so."""
+    if kind not in OOD_SCORES:
+        near = difflib.get_close_matches(kind, OOD_SCORES, n=1)
+        raise UsageError(
+            f"--ood-score {kind}: not known" + (f" (did you mean {near[0]}?)" if near else ""),
+            hint=f"Available: {', '.join(OOD_SCORES)}.",
+        )
+    return OOD_SCORES[kind](logits, temperature)
+
+
+def id_metrics(logits: Logits, labels: Labels, temperature: float = 1.0) -> dict[str, float]:
+    probs = mean_probs(logits, temperature)
+    measures = {"accuracy": accuracy, "brier": brier, "nll": nll, "ece": ece, "aece": aece}
+    return {name: measure(probs, labels) for name, measure in measures.items()}
+
+
+def ood_metrics(id_scores: Scores, ood_scores: Scores) -> dict[str, float | None]:
+    """`aupr` has OOD as the positive class, `aupr_id` ID."""
+    return {
+        "auroc": auroc(id_scores, ood_scores),
+        "fpr95": fpr95(id_scores, ood_scores),
+        "aupr": aupr(id_scores, ood_scores),
+        "aupr_id": aupr(-ood_scores, -id_scores),
+    }

@@ -1,0 +1,156 @@
+"""prune: remove heads from a checkpoint; a file operation that never loads the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrasurgeon.backends import backend
+from hydrasurgeon.checkpoint import UNKNOWN, Checkpoint, open_checkpoint, output_path, rewritten, save, single
+from hydrasurgeon.criteria import WITHOUT_DATA
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.heads import Kept, count, positions
+from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
+from hydrasurgeon.selection import kept_from_file, select
+from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
+from hydrasurgeon.stages.record import step
+from hydrasurgeon.stages.score import Progress, compute
+from hydrasurgeon.tensorfile import Planned, Raw, digest, weights_sha256
+
+__all__ = ["Pruned", "plan_pruning", "prune"]
+
+
+@dataclass(frozen=True)
+class Pruned:
+    path: Path
+    manifest: Manifest
+    removed: int
+    notes: tuple[str, ...] = ()
+
+
+def prune(
+    checkpoint: str | Path,
+    *,
+    method: str | None = None,
+    keep: int | None = None,
+    remove: int | None = None,
+    sample: str | None = None,
+    mask: str | Path | None = None,
+    layers: str | None = None,
+    data: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    batch_size: int = 64,
+    skip_bad: bool = False,
+    arch: str | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Pruned:
+    """Write a member: the checkpoint without the heads that matter least."""
+    amounts = {"--keep": keep, "--remove": remove, "--sample": sample, "--mask": mask}
+    given = [name for name, value in amounts.items() if value is not None]
+    if len(given) != 1:
+        wrong = f"{' and '.join(given)} together" if given else "no number of heads"
+        raise UsageError(f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE.")
+    opened = open_checkpoint(checkpoint, arch=arch)
+    model, present = single(opened)
+    notes: list[str] = [opened.note] if opened.note else []
+    used: tuple[DataRecord, ...] = ()
+    label = method or "mask"
+    scores = dict(opened.manifest.scores)
+    target = output_path(out if out is not None else _default_name(opened.path, label, keep, remove, sample, seed), force=force)
+    if mask is not None:
+        kept = kept_from_file(Path(mask), opened.manifest)
+    else:
+        score, used = _score(
+            opened, method=method, data=data, keep=keep, layers=layers, limit=limit, seed=seed, device=device,
+            dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+        )  # fmt: skip
+        assert method is not None
+        scores[method] = score
+        decided = score.settings.get("keep")
+        if keep is not None and decided not in (None, keep):
+            notes.append(f"the {method} scores were computed layer by layer for --keep {decided}, not {keep}")
+        kept = select(opened.manifest, score, keep=keep, remove=remove, sample=sample, layers=layers, seed=seed)
+    arguments = {
+        "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "data": data,
+        "limit": limit, "mask": mask and Path(mask), "arch": arch,
+    }  # fmt: skip
+    inputs: dict[str, str] = {}
+
+    def manifest(sha256: str) -> Manifest:
+        source = weights_sha256(opened.tensors, inputs) if sha256 != UNKNOWN else UNKNOWN
+        if sha256 != UNKNOWN:
+            opened.check(inputs)  # every byte has passed by now: refuse before anything takes its place
+        entry = step("prune", args=arguments, inputs=[Input(name=opened.name, sha256=source)], data=used, seed=seed)
+        history = (*opened.manifest.history, entry)
+        return rewritten(opened.manifest, kind="member", kept=kept, scores=scores, weights_sha256=sha256, history=history)
+
+    written = save(target, plan_pruning(opened, kept, inputs), manifest)
+    return Pruned(target, written, count(present) - count(kept), tuple(notes))
+
+
+def _score(opened: Checkpoint, *, method: str | None, data: str | None, **options: object) -> tuple[Score, tuple[DataRecord, ...]]:
+    if method is None:
+        raise UsageError("prune: by which criterion?", hint="Give --method taylor, or --mask FILE.")
+    recorded = opened.manifest.scores.get(method)
+    if recorded is not None and data is None:
+        return recorded, ()
+    if data is None and method not in WITHOUT_DATA:
+        name = opened.path.name
+        raise UsageError(
+            f"{opened.path}: has no {method} scores",
+            hint=f"Run `hydrasurgeon score --method {method} --data D {name}` first, or give --data D here.",
+        )
+    return compute(opened, method=method, data=data, **options)  # type: ignore[arg-type]
+
+
+def _default_name(
+    path: Path, label: str, keep: int | None, remove: int | None, sample: str | None, seed: int
+) -> Path:
+    """`vit-taylor-k8.safetensors` beside the input."""
+    stem = path.name.removesuffix(".safetensors")
+    amount = f"-k{keep}" if keep is not None else f"-r{remove}" if remove is not None else ""
+    if sample is not None:
+        amount = f"-s{sample.replace('/', 'of')}-seed{seed}"
+    return path.with_name(f"{stem}-{label}{amount}.safetensors")
+
+
+def plan_pruning(opened: Checkpoint, kept: Kept, inputs: dict[str, str]) -> list[Planned]:
+    """Each tensor as it will be written; `inputs` fills with the digests of what was read."""
+    manifest = opened.manifest
+    assert manifest.kept is not None
+    family = backend(manifest.model.family)
+    cuts: dict[str, tuple[HeadTensor, list[int], int]] = {}
+    for tower, rows in manifest.kept.items():
+        for layer, row in enumerate(rows):
+            if kept[tower][layer] == row:
+                continue
+            for spec in family.head_tensors(manifest.model, tower, layer):
+                cuts[spec.name] = (spec, positions(row, kept[tower][layer]), manifest.towers[tower].head_dim)
+
+    def plan(name: str) -> Planned:
+        info = opened.tensors[name]
+
+        def whole() -> tuple[Raw, str]:
+            array = opened.tensors.read(name)
+            inputs[name] = digest(array)
+            return array, inputs[name]
+
+        def cut() -> tuple[Raw, str]:
+            array = opened.tensors.read(name)
+            inputs[name] = digest(array)
+            spec, at, head_dim = cuts[name]
+            part = take_heads(array, at, spec=spec, head_dim=head_dim)
+            return part, digest(part)
+
+        if name not in cuts:
+            return Planned(name, info.dtype, info.shape, whole)
+        spec, at, head_dim = cuts[name]
+        return Planned(name, info.dtype, sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim), cut)
+
+    return [plan(name) for name in opened.tensors]
+

@@ -1,0 +1,231 @@
+"""score: how much each head matters, written into the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, output_path, rewritten, save, single, write_text
+from hydrasurgeon.criteria import WITHOUT_DATA, criterion
+from hydrasurgeon.criteria.base import HeadScores, Subject
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.heads import parse_layers
+from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
+from hydrasurgeon.stages.record import step
+from hydrasurgeon.tensorfile import Planned, digest
+
+__all__ = ["Progress", "Scored", "compute", "score"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total)."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What `score` found and where it was written."""
+
+    path: Path
+    manifest: Manifest
+    method: str
+
+    @property
+    def result(self) -> Score:
+        return self.manifest.scores[self.method]
+
+
+def score(
+    checkpoint: str | Path,
+    *,
+    method: str,
+    data: str | None = None,
+    keep: int | None = None,
+    layers: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    batch_size: int = 64,
+    skip_bad: bool = False,
+    arch: str | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Scored:
+    """Score heads by a criterion and record the result in the checkpoint's manifest."""
+    opened = open_checkpoint(checkpoint, arch=arch)
+    single(opened)
+    target = None if out is None else output_path(out, force=force)
+    digests = opened.digests()
+    found, used = compute(
+        opened, method=method, data=data, keep=keep, layers=layers, limit=limit, seed=seed,
+        device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+    )  # fmt: skip
+    arguments = {
+        "method": method, "data": data, "keep": keep, "layers": layers, "limit": limit, "dtype": dtype,
+        "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
+    }  # fmt: skip
+    uses = () if method in WITHOUT_DATA else ("torch", opened.manifest.model.family)
+    record = opened.record(digests)
+    entry = step("score", args=arguments, inputs=[record], data=used, seed=seed, uses=uses)
+
+    def manifest(sha256: str) -> Manifest:
+        base = opened.manifest
+        return rewritten(
+            base,
+            weights_sha256=sha256,
+            scores={**base.scores, method: found},
+            # Scoring again by the same method replaces the entry: the weights do not depend on it.
+            history=(*(s for s in base.history if not _same_scoring(s, method)), entry),
+        )
+
+    if target is None and opened.recorded:
+        target = opened.path
+    if target is not None:
+        written = save(target, [_unchanged(opened, name, digests) for name in opened.tensors], manifest)
+        return Scored(target, written, method)
+    # A bare file of the user's own is left as it is: only the sidecar appears beside it.
+    written = manifest(record.sha256)
+    beside = opened.path / "heads.json" if opened.path.is_dir() else sidecar(opened.path)
+    write_text(beside, written.to_json())
+    return Scored(opened.path, written, method)
+
+
+def _same_scoring(entry: Step, method: str) -> bool:
+    return entry.command == "score" and entry.args.get("method") == method
+
+
+def _unchanged(checkpoint: Checkpoint, name: str, digests: dict[str, str]) -> Planned:
+    info = checkpoint.tensors[name]
+    return Planned(name, info.dtype, info.shape, lambda: (checkpoint.tensors.read(name), digests[name]))
+
+
+def compute(
+    checkpoint: Checkpoint,
+    *,
+    method: str,
+    data: str | None,
+    keep: int | None,
+    layers: str | None,
+    limit: int | None,
+    seed: int,
+    device: str,
+    dtype: str,
+    batch_size: int,
+    skip_bad: bool,
+    progress: Progress | None,
+) -> tuple[Score, tuple[DataRecord, ...]]:
+    """Scores of all heads present, and the data they were computed on."""
+    judge = criterion(method)
+    tower = max(checkpoint.manifest.towers.values(), key=lambda t: t.layers)
+    if keep is not None and not 0 < keep <= tower.heads:
+        raise SurgeryError(f"--keep {keep}: layers have {tower.heads} heads", hint=f"Keep between 1 and {tower.heads}.")
+    feed = _NoData() if method in WITHOUT_DATA else _Feed.open(
+        checkpoint, data, method=method, limit=limit, seed=seed, device=device, dtype=dtype,
+        batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+    )  # fmt: skip
+    subject = Subject(
+        checkpoint=checkpoint,
+        load=feed.load,
+        batches=feed.batches,
+        samples=feed.rows,
+        keep=keep,
+        layers=parse_layers(layers, tower.layers),
+        seed=seed,
+    )
+    values = _by_original_number(checkpoint, judge(subject))
+    settings = {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
+    if method == "random":
+        settings["seed"] = seed
+    used = feed.records
+    return Score(values=values, settings=settings, data=used), used
+
+
+def _by_original_number(checkpoint: Checkpoint, found: HeadScores) -> dict[str, tuple[tuple[float, ...], ...]]:
+    """Scores as [layer][head] of the original model; heads that are gone score 0."""
+    manifest = checkpoint.manifest
+    assert manifest.kept is not None
+    values: dict[str, tuple[tuple[float, ...], ...]] = {}
+    for tower, rows in manifest.kept.items():
+        layers = []
+        for layer, row in enumerate(rows):
+            scores = dict(zip(row, found[tower, layer], strict=True))
+            layers.append(tuple(float(scores.get(h, 0.0)) for h in range(manifest.towers[tower].heads)))
+        values[tower] = tuple(layers)
+    return values
+
+
+class _NoData:
+    """For criteria that run nothing."""
+
+    rows = 0
+    records: tuple[DataRecord, ...] = ()
+
+    def load(self) -> Any:
+        raise AssertionError("this criterion was declared to need no model")
+
+    def batches(self, name: str) -> Iterable[Any]:
+        raise AssertionError("this criterion was declared to need no data")
+
+
+@dataclass
+class _Feed:
+    """A live model and the batches that run through it."""
+
+    module: Any
+    sites: tuple[Any, ...]
+    loader: Any
+    rows: int
+    records: tuple[DataRecord, ...]
+    device: Any
+    dtype: Any
+    progress: Progress | None
+
+    @classmethod
+    def open(
+        cls,
+        checkpoint: Checkpoint,
+        data: str | None,
+        *,
+        method: str,
+        limit: int | None,
+        seed: int,
+        device: str,
+        dtype: str,
+        batch_size: int,
+        skip_bad: bool,
+        progress: Progress | None,
+    ) -> _Feed:
+        if data is None:
+            raise UsageError(f"--method {method} needs data", hint="Give --data D.")
+        from hydrasurgeon.backends import backend
+        from hydrasurgeon.data import Batches, fit_classes, open_data
+        from hydrasurgeon.loading import device_of, dtype_of, live_module
+
+        model = checkpoint.manifest.model
+        samples = open_data(data, limit=limit, seed=seed)
+        samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
+        target, precision = device_of(device), dtype_of(dtype)
+        module = live_module(checkpoint).to(device=target, dtype=precision)
+        family = backend(model.family)
+        loader = Batches(samples, family.transform(model), batch_size=batch_size, skip_bad=skip_bad)
+        return cls(
+            module=module,
+            sites=tuple(block.attention for block in family.anatomy(module).blocks),
+            loader=loader,
+            rows=len(samples),
+            records=(DataRecord(**samples.fingerprint()),),
+            device=target,
+            dtype=precision,
+            progress=progress,
+        )
+
+    def load(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.module, self.sites
+
+    def batches(self, name: str) -> Iterator[Any]:
+        for done, batch in enumerate(self.loader, 1):
+            yield batch.inputs.to(self.device, self.dtype), batch.labels.to(self.device)
+            if self.progress is not None:
+                self.progress(name, done, len(self.loader))
