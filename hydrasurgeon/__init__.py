@@ -1,1 +1,36 @@
-"""hydrasurgeon."""
+"""Model surgery on checkpoints: prune attention heads, fuse the pruned members into one Hydra.
+
+import hydrasurgeon as hs
+model = hs.load("hydra.safetensors")
+probs = model.predict(inputs)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydrasurgeon.loading import load
+    from hydrasurgeon.stages.evaluate import evaluate
+    from hydrasurgeon.stages.finetune import finetune
+    from hydrasurgeon.stages.fuse import fuse
+    from hydrasurgeon.stages.prune import prune
+    from hydrasurgeon.stages.score import score
+
+__all__ = ["evaluate", "finetune", "fuse", "load", "prune", "score"]
+
+_HOME = {
+    "load": "hydrasurgeon.loading",
+    **{
+        name: f"hydrasurgeon.stages.{name}"
+        for name in ("evaluate", "finetune", "fuse", "prune", "score")
+    },
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, when it is asked for: torch is never needed to read a manifest."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'hydrasurgeon' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -12,10 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.backends import backend
-from hydrasurgeon.errors import CheckpointError, ManifestError, OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import (
+    CheckpointError,
+    ManifestError,
+    OutputError,
+    SurgeryError,
+    UsageError,
+)
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.hub import SCHEMES, fetch
-from hydrasurgeon.manifest import HEADER_KEY, Input, Manifest, Model, parse_manifest, read_manifest, sidecar
+from hydrasurgeon.manifest import (
+    HEADER_KEY,
+    Input,
+    Manifest,
+    Model,
+    parse_manifest,
+    read_manifest,
+    sidecar,
+)
 from hydrasurgeon.slicing import sliced_shape
 from hydrasurgeon.tensorfile import Planned, TensorFile, Tensors, weights_sha256, write_tensors
 
@@ -77,10 +91,14 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     manifest = _manifest_of(path, files)
     if manifest is not None:
         if arch is not None:
-            raise UsageError(f"--arch {arch}: {path} already says that it is {manifest.model.family}:{manifest.model.arch}")
+            raise UsageError(
+                f"--arch {arch}: {path} already says that it is {manifest.model.family}:{manifest.model.arch}"
+            )
         checkpoint = Checkpoint(path, tensors, manifest, recorded=True)
     else:
-        family = arch.partition(":")[0] if arch is not None else (config or {}).get("__family__", "timm")
+        family = (
+            arch.partition(":")[0] if arch is not None else (config or {}).get("__family__", "timm")
+        )
         known = backend(family).identify(
             tensors, arch=arch.partition(":")[2] if arch else None, config=config, where=str(path)
         )
@@ -88,7 +106,10 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
             kind="backbone",
             model=known.model,
             towers=known.towers,
-            kept={name: (tuple(range(tower.heads)),) * tower.layers for name, tower in known.towers.items()},
+            kept={
+                name: (tuple(range(tower.heads)),) * tower.layers
+                for name, tower in known.towers.items()
+            },
             weights_sha256=UNKNOWN,
         )
         checkpoint = Checkpoint(path, tensors, manifest, recorded=False, note=known.note)
@@ -113,7 +134,10 @@ def _find(text: str) -> Path:
         if candidate.exists():
             return candidate
     if path.suffix in {".bin", ".pt", ".pth", ".ckpt"}:
-        raise CheckpointError(f"{text}: pickled checkpoints are not read", hint="Convert it to safetensors with its own library.")
+        raise CheckpointError(
+            f"{text}: pickled checkpoints are not read",
+            hint="Convert it to safetensors with its own library.",
+        )
     raise CheckpointError(
         f"{text}: no such checkpoint",
         hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in SCHEMES)}).",
@@ -136,7 +160,9 @@ def _directory(path: Path) -> tuple[list[TensorFile], dict[str, Any]]:
         if not weights.is_file():
             continue
         if name.endswith(".json"):
-            shards = sorted(set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values()))
+            shards = sorted(
+                set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())
+            )
             missing = [shard for shard in shards if not (path / shard).is_file()]
             if missing:
                 raise CheckpointError(f"{path}: shard {missing[0]} is missing")
@@ -145,7 +171,9 @@ def _directory(path: Path) -> tuple[list[TensorFile], dict[str, Any]]:
     found = sorted(path.glob("*.safetensors"))
     if len(found) == 1:
         return [TensorFile(found[0])], config
-    raise CheckpointError(f"{path}: no weights found", hint=f"Looked for {', '.join(WEIGHT_FILES)}.")
+    raise CheckpointError(
+        f"{path}: no weights found", hint=f"Looked for {', '.join(WEIGHT_FILES)}."
+    )
 
 
 def _manifest_of(path: Path, files: Sequence[TensorFile]) -> Manifest | None:
@@ -172,10 +200,15 @@ def _check_tensors(checkpoint: Checkpoint) -> None:
     source = f"{manifest.model.family}:{manifest.model.arch}"
     for name, shape in shapes.items():
         if name not in checkpoint.tensors:
-            raise CheckpointError(f"{checkpoint.path}: tensor {name} is missing", hint=f"{source} needs it: the file is incomplete.")
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} is missing",
+                hint=f"{source} needs it: the file is incomplete.",
+            )
         info = checkpoint.tensors[name]
         if info.shape != shape:
-            raise CheckpointError(f"{checkpoint.path}: tensor {name} has shape {info.shape}, {source} with these heads needs {shape}")
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} has shape {info.shape}, {source} with these heads needs {shape}"
+            )
         if info.dtype not in FLOATS:
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {name} has dtype {info.dtype}; weights must be one of {', '.join(sorted(FLOATS))}",
@@ -189,7 +222,9 @@ def head_shapes(
     """The shapes that `kept` gives to the tensors that hold heads."""
     family = backend(manifest.model.family)
     return {
-        spec.name: sliced_shape(full[spec.name], len(row), spec=spec, head_dim=manifest.towers[tower].head_dim)
+        spec.name: sliced_shape(
+            full[spec.name], len(row), spec=spec, head_dim=manifest.towers[tower].head_dim
+        )
         for tower, rows in kept.items()
         for layer, row in enumerate(rows)
         for spec in family.head_tensors(manifest.model, tower, layer)
@@ -201,11 +236,17 @@ def output_path(out: str | Path, *, force: bool) -> Path:
     path = Path(out)
     if not (str(out).endswith(("/", os.sep)) or path.is_dir() or path.suffix == ".safetensors"):
         path = path.with_name(path.name + ".safetensors")
-    taken = [p for p in ((path,) if path.suffix != ".safetensors" else (path, sidecar(path))) if p.exists()]
+    taken = [
+        p
+        for p in ((path,) if path.suffix != ".safetensors" else (path, sidecar(path)))
+        if p.exists()
+    ]
     if path.is_dir() and not any(path.iterdir()):
         taken = []
     if taken and not force:
-        raise OutputError(f"{taken[0]}: already exists", hint="Give --force to replace it, or another -o.")
+        raise OutputError(
+            f"{taken[0]}: already exists", hint="Give --force to replace it, or another -o."
+        )
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent}: no such folder", hint="Create it first.")
     return path
@@ -260,8 +301,12 @@ def _whole_or_nothing(path: Path) -> Iterator[Path]:
         yield part
         os.replace(part, path)
     except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-        raise OutputError(f"{path}: cannot be written ({reason})", hint="Nothing was left half-written.") from error
+        reason = (
+            "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        )
+        raise OutputError(
+            f"{path}: cannot be written ({reason})", hint="Nothing was left half-written."
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

@@ -39,12 +39,14 @@ class Head(NamedTuple):
 
     tower: str
     layer: int
-    index: int
+    number: int
 
 
 def all_heads(kept: Kept) -> list[Head]:
     """Every surviving head, in (tower, layer, index) order."""
-    return [Head(t, layer, h) for t, rows in kept.items() for layer, row in enumerate(rows) for h in row]
+    return [
+        Head(t, layer, h) for t, rows in kept.items() for layer, row in enumerate(rows) for h in row
+    ]
 
 
 def count(kept: Kept) -> int:
@@ -74,7 +76,8 @@ def drop(kept: Kept, removed: Iterable[Head]) -> dict[str, Layers]:
     gone = set(removed)
     return {
         tower: tuple(
-            tuple(h for h in row if Head(tower, layer, h) not in gone) for layer, row in enumerate(rows)
+            tuple(h for h in row if Head(tower, layer, h) not in gone)
+            for layer, row in enumerate(rows)
         )
         for tower, rows in kept.items()
     }
@@ -96,7 +99,7 @@ def intersect_union(members: Sequence[Kept]) -> tuple[dict[str, Layers], dict[st
 
 def removal_order(scores: Scores, candidates: Iterable[Head]) -> list[Head]:
     """Candidates by rising score, ties to the first (tower, layer, head)."""
-    return sorted(candidates, key=lambda head: scores[head.tower][head.layer][head.index])
+    return sorted(candidates, key=lambda head: scores[head.tower][head.layer][head.number])
 
 
 def parse_layers(text: str | None, layers: int) -> frozenset[int]:
@@ -107,9 +110,14 @@ def parse_layers(text: str | None, layers: int) -> frozenset[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise SurgeryError(f"--layers {text}: {part!r} is not a layer or a range of layers", hint="Write 6-11 or 0,2,5-7.")
+            raise SurgeryError(
+                f"--layers {text}: {part!r} is not a layer or a range of layers",
+                hint="Write 6-11 or 0,2,5-7.",
+            )
         chosen.update(range(int(first), int(last or first) + 1))
     beyond = sorted(layer for layer in chosen if layer >= layers)
     if beyond or not chosen:
-        raise SurgeryError(f"--layers {text}: the model has layers 0-{layers - 1}", hint="Count layers from 0.")
+        raise SurgeryError(
+            f"--layers {text}: the model has layers 0-{layers - 1}", hint="Count layers from 0."
+        )
     return frozenset(chosen)

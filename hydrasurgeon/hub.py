@@ -19,7 +19,9 @@ def fetch(spec: str) -> Path:
     # timm's own names (vit_base_patch16_224.augreg2_in21k_ft_in1k) live under the timm organisation.
     repo = f"timm/{name}" if scheme == "timm" and "/" not in name else name
     if scheme == "open_clip":
-        raise CheckpointError(f"{spec}: open_clip checkpoints are not supported yet", hint="Supported: timm:NAME.")
+        raise CheckpointError(
+            f"{spec}: open_clip checkpoints are not supported yet", hint="Supported: timm:NAME."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -32,14 +34,18 @@ def fetch(spec: str) -> Path:
     try:
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=PATTERNS))
     except GatedRepoError as error:
-        raise CheckpointError(f"{spec}: {repo} is gated", hint="Ask for access, then log in with `hf auth login`.") from error
+        raise CheckpointError(
+            f"{spec}: {repo} is gated", hint="Ask for access, then log in with `hf auth login`."
+        ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(f"{spec}: {repo} has no revision {revision!r}") from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{spec}: the hub has no {repo} (or it is private)", hint="Check the spelling; set HF_TOKEN for private repositories."
+            f"{spec}: the hub has no {repo} (or it is private)",
+            hint="Check the spelling; set HF_TOKEN for private repositories.",
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise CheckpointError(
-            f"{spec}: {repo} is not in the cache and the hub cannot be reached", hint="Connect once, or give a local path."
+            f"{spec}: {repo} is not in the cache and the hub cannot be reached",
+            hint="Connect once, or give a local path.",
         ) from error

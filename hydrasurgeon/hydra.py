@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hydrasurgeon.backends.base import Anatomy, Attention, Block, Stack
+from hydrasurgeon.backends.base import Anatomy, Attention, Block
 from hydrasurgeon.heads import positions
 from hydrasurgeon.slicing import HeadTensor, take_heads
 
@@ -32,7 +32,9 @@ class Hydra(nn.Module):
     `trunk` leading layers run once. The members' own modules stay reachable as `members`.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], anatomies: Sequence[Anatomy], *, trunk: int = 0) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], anatomies: Sequence[Anatomy], *, trunk: int = 0
+    ) -> None:
         super().__init__()
         self.members = nn.ModuleList(modules)
         self.trunk = trunk
@@ -41,7 +43,8 @@ class Hydra(nn.Module):
         self._one_embed = _same([a.embed_parts for a in anatomies])
         self._trunk = [blocks[0] for blocks in stacks[:trunk]]
         self._layers = [
-            _Layer(blocks, parting=self._one_embed and layer == 0) for layer, blocks in enumerate(stacks[trunk:])
+            _Layer(blocks, parting=self._one_embed and layer == 0)
+            for layer, blocks in enumerate(stacks[trunk:])
         ]
         self._one_readout = _same([a.readout_parts for a in anatomies])
 
@@ -79,7 +82,9 @@ def run_block(block: Block, hidden: Hidden, bias: Tensor | None) -> Hidden:
 
 def attend(site: Attention, hidden: Hidden, bias: Tensor | None) -> Hidden:
     """Multi-head attention of one site with the heads it has."""
-    return site.out(_merge(scaled_dot_product_attention(*_qkv(site, hidden), attn_mask=bias, scale=site.scale)))
+    return site.out(
+        _merge(scaled_dot_product_attention(*_qkv(site, hidden), attn_mask=bias, scale=site.scale))
+    )
 
 
 def _qkv(site: Attention, hidden: Hidden) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +158,11 @@ class _Union:
             for site in sites
             for part in _head_parameters(site)
         )
-        return union if agree and _same(norms) and len(heads) < sum(len(site.heads) for site in sites) else None
+        return (
+            union
+            if agree and _same(norms) and len(heads) < sum(len(site.heads) for site in sites)
+            else None
+        )
 
     def __call__(self, hidden: Hidden, bias: Tensor | None) -> Stacked:
         site = self.sites[0]
@@ -161,10 +170,16 @@ class _Union:
         for i, project in enumerate(site.project):
             weight = _rows_of(self, (i, "weight"), self.heads)
             shift = None if project.bias is None else _rows_of(self, (i, "bias"), self.heads)
-            parts.append(linear(hidden, weight, shift).unflatten(-1, (-1, len(self.heads), site.head_dim)))
+            parts.append(
+                linear(hidden, weight, shift).unflatten(-1, (-1, len(self.heads), site.head_dim))
+            )
         q, k, v = (part.transpose(-3, -2) for part in torch.cat(parts, dim=-3).unbind(-3))
-        out = scaled_dot_product_attention(site.q_norm(q), site.k_norm(k), v, attn_mask=bias, scale=site.scale)
-        return torch.stack([s.out(_merge(out[:, positions(self.heads, s.heads)])) for s in self.sites])
+        out = scaled_dot_product_attention(
+            site.q_norm(q), site.k_norm(k), v, attn_mask=bias, scale=site.scale
+        )
+        return torch.stack(
+            [s.out(_merge(out[:, positions(self.heads, s.heads)])) for s in self.sites]
+        )
 
 
 def _head_parameters(site: Attention) -> list[tuple[int, str]]:

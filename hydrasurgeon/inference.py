@@ -19,7 +19,7 @@ def logits_of(
     models: Sequence[Classifier],
     samples: Samples,
     *,
-    batch_size: int,
+    batch_size: int | None,
     skip_bad: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     skipped: list[str] | None = None,

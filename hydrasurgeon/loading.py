@@ -18,7 +18,16 @@ from hydrasurgeon.hydra import Hydra
 from hydrasurgeon.manifest import Manifest
 from hydrasurgeon.storage import member_sources
 
-__all__ = ["Classifier", "as_classifier", "device_of", "dtype_of", "live_module", "load", "to_raw", "to_tensor"]
+__all__ = [
+    "Classifier",
+    "as_classifier",
+    "device_of",
+    "dtype_of",
+    "live_module",
+    "load",
+    "to_raw",
+    "to_tensor",
+]
 
 TORCH = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -30,7 +39,9 @@ SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 class Classifier(nn.Module):
     """Any checkpoint as one kind of model: logits are [batch, member, class]; a single model has one member."""
 
-    def __init__(self, module: nn.Module, manifest: Manifest, transform: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, module: nn.Module, manifest: Manifest, transform: Callable[[Any], Any]
+    ) -> None:
         super().__init__()
         self.module = module
         self.manifest = manifest
@@ -59,7 +70,9 @@ def load(
     return as_classifier(opened, device=device, dtype=dtype)
 
 
-def as_classifier(checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32") -> Classifier:
+def as_classifier(
+    checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32"
+) -> Classifier:
     """The live model of an opened checkpoint, in eval mode."""
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
@@ -76,7 +89,9 @@ def live_module(checkpoint: Checkpoint) -> nn.Module:
     module = family.build(manifest.model, manifest.towers, manifest.kept)
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
-    state = {n: to_tensor(tensors.read(n), tensors[n].dtype).float() for n in tensors if n in expected}
+    state = {
+        n: to_tensor(tensors.read(n), tensors[n].dtype).float() for n in tensors if n in expected
+    }
     _assign(module, state, checkpoint.path)
     return module.eval()
 
@@ -97,19 +112,25 @@ def _hydra(checkpoint: Checkpoint) -> Hydra:
             key = (source.stored, source.at)
             if key not in shared:
                 info = checkpoint.tensors[source.stored]
-                value = to_tensor(source.cut(checkpoint.tensors.read(source.stored)), info.dtype).float()
+                value = to_tensor(
+                    source.cut(checkpoint.tensors.read(source.stored)), info.dtype
+                ).float()
                 shared[key] = nn.Parameter(value)
             state[name] = shared[key]
         _assign(module, state, checkpoint.path)
         modules.append(module)
-    return Hydra(modules, [family.anatomy(module) for module in modules], trunk=manifest.fusion.trunk)
+    return Hydra(
+        modules, [family.anatomy(module) for module in modules], trunk=manifest.fusion.trunk
+    )
 
 
 def _assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     missing, unexpected = module.load_state_dict(dict(state), strict=False, assign=True)
     if missing or unexpected:
         name = (missing or unexpected)[0]
-        raise CheckpointError(f"{path}: tensor {name} {'is missing' if missing else 'does not belong to the architecture'}")
+        raise CheckpointError(
+            f"{path}: tensor {name} {'is missing' if missing else 'does not belong to the architecture'}"
+        )
 
 
 def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
@@ -136,7 +157,12 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    known = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float64": torch.float64,
+    }
     if name not in known:
         raise UsageError(f"--dtype {name}: not known", hint=f"Use one of {', '.join(known)}.")
     return known[name]

@@ -24,6 +24,7 @@ __all__ = [
     "Score",
     "Step",
     "Tower",
+    "json_schema",
     "parse_manifest",
     "read_manifest",
     "sidecar",
@@ -113,7 +114,7 @@ class Step(_Record):
 class Manifest(_Record):
     """The whole manifest; `kept` for a backbone or member, `members` and `fusion` for a hydra."""
 
-    format: Literal["hydrasurgeon.manifest/1"] = FORMAT
+    format: Literal["hydrasurgeon.manifest/1"] = "hydrasurgeon.manifest/1"
     kind: Literal["backbone", "member", "hydra"]
     model: Model
     towers: dict[str, Tower]
@@ -150,7 +151,11 @@ class Manifest(_Record):
         plain = self.model_dump(mode="json")
         optional = ("kept", "members", "fusion")
         return {
-            **{key: value for key, value in plain.items() if key not in optional or value is not None},
+            **{
+                key: value
+                for key, value in plain.items()
+                if key not in optional or value is not None
+            },
             "scores": {
                 name: {key: value for key, value in score.items() if value is not None}
                 for name, score in plain["scores"].items()
@@ -160,14 +165,20 @@ class Manifest(_Record):
 
 def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None:
     if set(kept) != set(towers):
-        raise ValueError(f"kept heads speak of towers {sorted(kept)}, the model has {sorted(towers)}")
+        raise ValueError(
+            f"kept heads speak of towers {sorted(kept)}, the model has {sorted(towers)}"
+        )
     for name, rows in kept.items():
         tower = towers[name]
         if len(rows) != tower.layers:
-            raise ValueError(f"{name}: kept heads for {len(rows)} layers, the tower has {tower.layers}")
+            raise ValueError(
+                f"{name}: kept heads for {len(rows)} layers, the tower has {tower.layers}"
+            )
         for layer, row in enumerate(rows):
             if list(row) != sorted(set(row)) or any(not 0 <= h < tower.heads for h in row):
-                raise ValueError(f"{name} layer {layer}: {list(row)} are not sorted heads below {tower.heads}")
+                raise ValueError(
+                    f"{name} layer {layer}: {list(row)} are not sorted heads below {tower.heads}"
+                )
 
 
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
@@ -198,3 +209,8 @@ def read_manifest(path: Path) -> Manifest:
 def sidecar(weights: Path) -> Path:
     """`X.safetensors` → `X.heads.json`."""
     return weights.with_name(weights.name.removesuffix(".safetensors") + ".heads.json")
+
+
+def json_schema() -> str:
+    """The manifest's JSON Schema."""
+    return json.dumps({"$id": FORMAT, **Manifest.model_json_schema()}, indent=1)

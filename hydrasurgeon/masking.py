@@ -52,6 +52,8 @@ def ablated(sites: Sequence[Attention], heads: Sequence[Head]) -> Iterator[None]
     for site in sites:
         keep = [Head(site.tower, site.layer, h) not in off for h in site.heads]
         if not all(keep):
-            masks[site.tower, site.layer] = torch.tensor(keep, device=site.out.weight.device, dtype=torch.float32)
+            masks[site.tower, site.layer] = torch.tensor(
+                keep, device=site.out.weight.device, dtype=torch.float32
+            )
     with masked(sites, masks):
         yield

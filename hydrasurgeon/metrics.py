@@ -57,7 +57,9 @@ def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
 
 
 def tempered(probs: Probs, temperature: float) -> Probs:
-    return probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+    return (
+        probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+    )
 
 
 def fit_temperature(probs: Probs, labels: Labels) -> float:
@@ -115,7 +117,9 @@ def aece(probs: Probs, labels: Labels) -> float:
 
 
 def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
-    gap = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, correct.double() - confidence.double())
+    gap = torch.zeros(BINS, dtype=torch.float64).index_add_(
+        0, bins, correct.double() - confidence.double()
+    )
     return float(gap.abs().sum() / len(confidence))
 
 
@@ -170,7 +174,9 @@ def disagreement(logits: Logits) -> float:
     if members < 2:
         return 0.0
     pairs = [(i, j) for i in range(members) for j in range(i + 1, members)]
-    return float(torch.stack([(votes[:, i] != votes[:, j]).double().mean() for i, j in pairs]).mean())
+    return float(
+        torch.stack([(votes[:, i] != votes[:, j]).double().mean() for i, j in pairs]).mean()
+    )
 
 
 OOD_SCORES: dict[str, Callable[[Logits, float], Scores]] = {

@@ -81,27 +81,46 @@ def read_predictions(path: Path) -> Predictions:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             about = json.loads((file.metadata() or {}).get("hydrasurgeon.predictions", "{}"))
     except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"{path}: not a readable predictions file ({error})", hint="Write one with eval --predictions.") from error
+        raise DataError(
+            f"{path}: not a readable predictions file ({error})",
+            hint="Write one with eval --predictions.",
+        ) from error
     labels = tensors.get("labels")
     logits = _logits(path, tensors, "logits")
     if labels is None or labels.shape != logits.shape[:1] or labels.is_floating_point():
-        raise DataError(f"{path}: needs integer labels, one for each of the {len(logits)} rows of logits")
+        raise DataError(
+            f"{path}: needs integer labels, one for each of the {len(logits)} rows of logits"
+        )
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[-1]:
         raise DataError(f"{path}: labels must lie in 0-{logits.shape[-1] - 1}")
     groups = dict(about.get("ood", []))
-    names = [name[4:-7] for name in sorted(tensors) if name.startswith("ood.") and name.endswith(".logits")]
+    names = [
+        name[4:-7]
+        for name in sorted(tensors)
+        if name.startswith("ood.") and name.endswith(".logits")
+    ]
     order = [*groups, *(name for name in names if name not in groups)]
     severities = [tuple(entry) for entry in about.get("shift", [])]
     shifts = []
     for name, severity in severities:
         key = name if severity is None else f"{name}.{severity}"
-        shifts.append(ShiftSet(name, severity, _logits(path, tensors, f"shift.{key}.logits"), tensors[f"shift.{key}.labels"]))
+        shifts.append(
+            ShiftSet(
+                name,
+                severity,
+                _logits(path, tensors, f"shift.{key}.logits"),
+                tensors[f"shift.{key}.labels"],
+            )
+        )
     return Predictions(
         name=about.get("name", path.name.removesuffix(".safetensors")),
         kind=about.get("kind", "unknown"),
         logits=logits,
         labels=labels.long(),
-        ood=tuple(OodSet(n, groups.get(n, "far"), _logits(path, tensors, f"ood.{n}.logits")) for n in order),
+        ood=tuple(
+            OodSet(n, groups.get(n, "far"), _logits(path, tensors, f"ood.{n}.logits"))
+            for n in order
+        ),
         shift=tuple(shifts),
     )
 
@@ -113,7 +132,9 @@ def _logits(path: Path, tensors: dict[str, Tensor], name: str) -> Tensor:
     if tensor.dim() == 2:
         tensor = tensor[:, None]
     if tensor.dim() != 3 or not tensor.is_floating_point() or not len(tensor):
-        raise DataError(f"{path}: {name} must be floating-point [sample, member, class], found {tensor.dtype} {tuple(tensor.shape)}")
+        raise DataError(
+            f"{path}: {name} must be floating-point [sample, member, class], found {tensor.dtype} {tuple(tensor.shape)}"
+        )
     if not torch.isfinite(tensor).all():
         raise DataError(f"{path}: {name} holds values that are not finite")
     return tensor

@@ -10,7 +10,17 @@ from pydantic import BaseModel, ConfigDict
 if TYPE_CHECKING:
     from hydrasurgeon.predictions import Predictions
 
-__all__ = ["Cost", "Diversity", "IdResult", "OodAverage", "OodResult", "Report", "Result", "ShiftResult", "result"]
+__all__ = [
+    "Cost",
+    "Diversity",
+    "IdResult",
+    "OodAverage",
+    "OodResult",
+    "Report",
+    "Result",
+    "ShiftResult",
+    "result",
+]
 
 
 class _Record(BaseModel):
@@ -79,7 +89,13 @@ class Report(_Record):
         return self.model_dump_json(indent=1) + "\n"
 
 
-def result(predictions: Predictions, *, ood_score: str = "msp", temperature: float = 1.0, cost: Cost | None = None) -> Result:
+def result(
+    predictions: Predictions,
+    *,
+    ood_score: str = "msp",
+    temperature: float = 1.0,
+    cost: Cost | None = None,
+) -> Result:
     """All metrics of one model."""
     from hydrasurgeon import metrics
 
@@ -94,7 +110,14 @@ def result(predictions: Predictions, *, ood_score: str = "msp", temperature: flo
     shift = []
     for s in predictions.shift:
         probs = metrics.mean_probs(s.logits, temperature)
-        shift.append(ShiftResult(name=s.name, severity=s.severity, accuracy=metrics.accuracy(probs, s.labels), brier=metrics.brier(probs, s.labels)))
+        shift.append(
+            ShiftResult(
+                name=s.name,
+                severity=s.severity,
+                accuracy=metrics.accuracy(probs, s.labels),
+                brier=metrics.brier(probs, s.labels),
+            )
+        )
     groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
         "near": [o for o in ood if o.group == "near"], "far": [o for o in ood if o.group == "far"], "all": ood,
     }  # fmt: skip
@@ -102,7 +125,10 @@ def result(predictions: Predictions, *, ood_score: str = "msp", temperature: flo
         name=predictions.name,
         kind=predictions.kind,
         members=predictions.members,
-        id=IdResult(n=len(predictions.labels), **metrics.id_metrics(predictions.logits, predictions.labels, temperature)),
+        id=IdResult(
+            n=len(predictions.labels),
+            **metrics.id_metrics(predictions.logits, predictions.labels, temperature),
+        ),
         ood=tuple(ood),
         ood_average={name: _average(group) for name, group in groups.items() if group},
         shift=tuple(shift),
@@ -116,4 +142,9 @@ def result(predictions: Predictions, *, ood_score: str = "msp", temperature: flo
 
 def _average(group: Sequence[OodResult]) -> OodAverage:
     """The mean over data sets, each counting the same."""
-    return OodAverage(**{name: sum(getattr(o, name) for o in group) / len(group) for name in OodAverage.model_fields})
+    return OodAverage(
+        **{
+            name: sum(getattr(o, name) for o in group) / len(group)
+            for name in OodAverage.model_fields
+        }
+    )

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.heads import Head, Kept, Layers, all_heads, count, drop, kept_from_mask, parse_layers, removal_order
+from hydrasurgeon.heads import (
+    Head,
+    Kept,
+    Layers,
+    all_heads,
+    count,
+    drop,
+    kept_from_mask,
+    parse_layers,
+    removal_order,
+)
 from hydrasurgeon.manifest import Manifest, Score
 
 __all__ = ["kept_from_file", "select"]
@@ -32,7 +42,11 @@ def select(
     chosen = parse_layers(layers, max(tower.layers for tower in manifest.towers.values()))
     candidates = [head for head in all_heads(kept) if head.layer in chosen]
     if keep is not None:
-        gone = _by_layer(manifest, score, candidates, keep) if score.values else _in_order(score, candidates, _surplus(manifest, candidates, keep))
+        gone = (
+            _by_layer(manifest, score, candidates, keep)
+            if score.values
+            else _in_order(score, candidates, _surplus(manifest, candidates, keep))
+        )
     elif sample is not None:
         gone = _sampled(_order(score, candidates), sample, seed)
     elif remove is not None:
@@ -40,13 +54,17 @@ def select(
             raise SurgeryError(f"--remove {remove}: remove at least one head")
         gone = _in_order(score, candidates, remove)
     else:
-        raise UsageError("how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE.")
+        raise UsageError(
+            "how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE."
+        )
     left = drop(kept, gone)
     _not_all(left)
     return left
 
 
-def _by_layer(manifest: Manifest, score: Score, candidates: Sequence[Head], keep: int) -> list[Head]:
+def _by_layer(
+    manifest: Manifest, score: Score, candidates: Sequence[Head], keep: int
+) -> list[Head]:
     """Exactly `keep` heads in each layer, by a criterion that compares heads within their layer."""
     assert score.values is not None
     gone: list[Head] = []
@@ -67,9 +85,14 @@ def _surplus(manifest: Manifest, candidates: Sequence[Head], keep: int) -> int:
 
 def _enough(keep: int, present: float, where: str) -> None:
     if keep < 1:
-        raise SurgeryError(f"--keep {keep}: a model without any heads is none", hint="Keep at least 1.")
+        raise SurgeryError(
+            f"--keep {keep}: a model without any heads is none", hint="Keep at least 1."
+        )
     if keep > present:
-        raise SurgeryError(f"--keep {keep}: {where} has only {present:g} heads", hint=f"Keep between 1 and {present:g}.")
+        raise SurgeryError(
+            f"--keep {keep}: {where} has only {present:g} heads",
+            hint=f"Keep between 1 and {present:g}.",
+        )
 
 
 def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
@@ -84,7 +107,10 @@ def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
 def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Head]:
     order = _order(score, candidates)
     if remove > len(order):
-        raise SurgeryError(f"cannot remove {remove} heads: only {len(order)} can go", hint="Remove fewer, or score more layers.")
+        raise SurgeryError(
+            f"cannot remove {remove} heads: only {len(order)} can go",
+            hint="Remove fewer, or score more layers.",
+        )
     return order[:remove]
 
 
@@ -92,7 +118,10 @@ def _sampled(order: Sequence[Head], sample: str, seed: int) -> list[Head]:
     """N of the first P heads to go, drawn without replacement (paper B.5)."""
     wanted, slash, pool = sample.partition("/")
     if not slash or not wanted.isdigit() or not pool.isdigit():
-        raise UsageError(f"--sample {sample}: not N/P", hint="Write for example 48/100: remove 48 of the first 100.")
+        raise UsageError(
+            f"--sample {sample}: not N/P",
+            hint="Write for example 48/100: remove 48 of the first 100.",
+        )
     n, p = int(wanted), int(pool)
     if not 0 < n <= p or p > len(order):
         raise SurgeryError(f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can go")
@@ -116,7 +145,10 @@ def kept_from_file(path: Path, manifest: Manifest) -> dict[str, Layers]:
     if isinstance(raw, list) and len(manifest.towers) == 1:
         raw = {next(iter(manifest.towers)): raw}
     if not isinstance(raw, Mapping) or set(raw) != set(manifest.towers):
-        raise UsageError(f"--mask {path}: needs kept heads for {', '.join(manifest.towers)}", hint='For example {"vision": [[0, 2], [1]]}.')
+        raise UsageError(
+            f"--mask {path}: needs kept heads for {', '.join(manifest.towers)}",
+            hint='For example {"vision": [[0, 2], [1]]}.',
+        )
     kept = {tower: _rows(path, rows, manifest, tower) for tower, rows in raw.items()}
     _not_all(kept)
     return kept
@@ -125,7 +157,11 @@ def kept_from_file(path: Path, manifest: Manifest) -> dict[str, Layers]:
 def _rows(path: Path, rows: Any, manifest: Manifest, tower: str) -> Layers:
     size = manifest.towers[tower]
     present = (manifest.kept or {})[tower]
-    if not isinstance(rows, list) or len(rows) != size.layers or not all(isinstance(row, list) for row in rows):
+    if (
+        not isinstance(rows, list)
+        or len(rows) != size.layers
+        or not all(isinstance(row, list) for row in rows)
+    ):
         raise UsageError(f"--mask {path}: {tower} needs {size.layers} layers")
     flat = [value for row in rows for value in row]
     if flat and all(isinstance(value, bool) for value in flat):
@@ -135,5 +171,7 @@ def _rows(path: Path, rows: Any, manifest: Manifest, tower: str) -> Layers:
     for layer, row in enumerate(rows):
         wrong = [head for head in row if head not in present[layer]]
         if wrong:
-            raise SurgeryError(f"--mask {path}: {tower} layer {layer} has no head {wrong[0]} (present: {list(present[layer])})")
+            raise SurgeryError(
+                f"--mask {path}: {tower} layer {layer} has no head {wrong[0]} (present: {list(present[layer])})"
+            )
     return tuple(tuple(sorted(set(row))) for row in rows)

@@ -69,13 +69,17 @@ def member_sources(checkpoint: Checkpoint) -> list[dict[str, Source]]:
     return found
 
 
-def _check_shape(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...], member: int) -> None:
+def _check_shape(
+    checkpoint: Checkpoint, source: Source, shape: tuple[int, ...], member: int
+) -> None:
     stored = checkpoint.tensors[source.stored].shape
     if source.at is not None and source.spec is not None:
         axis = source.spec.axis
         stored = (*stored[:axis], shape[axis], *stored[axis + 1 :])
     if stored != shape:
-        raise CheckpointError(f"{checkpoint.path}: tensor {source.stored} has shape {stored}, member {member} needs {shape}")
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {source.stored} has shape {stored}, member {member} needs {shape}"
+        )
 
 
 def _head_specs(checkpoint: Checkpoint) -> dict[str, tuple[str, int, HeadTensor]]:
@@ -117,7 +121,10 @@ def plan_fusion(
     apart: set[str] = set()  # tensors that members do not share in one whole
     for name in family.expected(first.manifest.model, first.manifest.towers):
         tower_layer = specs.get(name)
-        alike = tower_layer is None or both[tower_layer[0]][tower_layer[1]] == union[tower_layer[0]][tower_layer[1]]
+        alike = (
+            tower_layer is None
+            or both[tower_layer[0]][tower_layer[1]] == union[tower_layer[0]][tower_layer[1]]
+        )
         infos = {m.tensors[name].dtype for m in members}
         if alike and len(infos) == 1 and len({d[name] for d in digests}) == 1:
             planned.append(_copy(first, name, name, digests[0][name]))
@@ -132,11 +139,18 @@ def plan_fusion(
         if shared is not None:
             planned.append(shared)
         else:
-            planned += [_copy(m, name, PREFIX.format(i, name), digests[i][name]) for i, m in enumerate(members)]
-    return FusionPlan(planned, _trunk(first, apart, specs, both, union), sum(m.tensors.nbytes for m in members))
+            planned += [
+                _copy(m, name, PREFIX.format(i, name), digests[i][name])
+                for i, m in enumerate(members)
+            ]
+    return FusionPlan(
+        planned, _trunk(first, apart, specs, both, union), sum(m.tensors.nbytes for m in members)
+    )
 
 
-def _trunk(first: Checkpoint, apart: set[str], specs: Mapping[str, Any], both: Kept, union: Kept) -> int:
+def _trunk(
+    first: Checkpoint, apart: set[str], specs: Mapping[str, Any], both: Kept, union: Kept
+) -> int:
     """Leading layers whose tensors and kept heads are equal in all members (one tower only)."""
     family = backend(first.manifest.model.family)
     if len(both) != 1 or any(family.is_embedding(name) for name in apart):
@@ -167,7 +181,11 @@ def _average(members: Sequence[Checkpoint], name: str) -> Planned:
 
 
 def _union(
-    members: Sequence[Checkpoint], name: str, kepts: Sequence[Kept], union: Kept, place: tuple[str, int, HeadTensor]
+    members: Sequence[Checkpoint],
+    name: str,
+    kepts: Sequence[Kept],
+    union: Kept,
+    place: tuple[str, int, HeadTensor],
 ) -> Planned | None:
     """All heads that any member keeps, if members that share a head agree on its weights."""
     tower, layer, spec = place
@@ -175,7 +193,9 @@ def _union(
     head_dim = members[0].manifest.towers[tower].head_dim
 
     def head(member: int, array: Raw, index: int) -> Raw:
-        return take_heads(array, positions(kepts[member][tower][layer], [index]), spec=spec, head_dim=head_dim)
+        return take_heads(
+            array, positions(kepts[member][tower][layer], [index]), spec=spec, head_dim=head_dim
+        )
 
     def gather() -> dict[int, Raw] | None:
         found: dict[int, Raw] = {}

@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.errors import CheckpointError
 
-__all__ = ["Planned", "TensorFile", "TensorInfo", "Tensors", "as_float", "digest", "from_float", "weights_sha256", "write_tensors"]
+__all__ = [
+    "Planned",
+    "TensorFile",
+    "TensorInfo",
+    "Tensors",
+    "as_float",
+    "digest",
+    "from_float",
+    "weights_sha256",
+    "write_tensors",
+]
 
 Raw = NDArray[Any]
 
@@ -30,7 +40,12 @@ ITEMSIZE = {
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
 # Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has no bfloat16).
-CARRIER = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+CARRIER: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<u2"),
+    4: np.dtype("<u4"),
+    8: np.dtype("<u8"),
+}
 MAX_HEADER = 100_000_000
 THREADS = 2
 LOOKAHEAD_BYTES = 128 << 20
@@ -63,14 +78,17 @@ class TensorFile:
         """The tensor's bytes as unsigned integers of its item size."""
         info = self.infos[name]
         array: Raw = np.empty(info.shape, dtype=CARRIER[ITEMSIZE[info.dtype]])
-        view = memoryview(array.reshape(-1)).cast("B") if info.nbytes else memoryview(b"")
+        view = array.reshape(-1).view("u1").data if info.nbytes else memoryview(b"")
         with self.path.open("rb", buffering=0) as file:
             file.seek(info.start)
             done = 0
             while done < info.nbytes:
                 got = file.readinto(view[done:])
                 if not got:
-                    raise CheckpointError(f"{self.path}: ends inside tensor {name}", hint="The file is truncated: copy it again.")
+                    raise CheckpointError(
+                        f"{self.path}: ends inside tensor {name}",
+                        hint="The file is truncated: copy it again.",
+                    )
                 done += got
         return array
 
@@ -80,10 +98,14 @@ def _read_header(
 ) -> tuple[dict[str, str], dict[str, TensorInfo]]:
     broken = "Only safetensors files are read; convert other formats with their own library first."
     if len(prefix) < 8:
-        raise CheckpointError(f"{path}: not a safetensors file (only {size} bytes long)", hint=broken)
+        raise CheckpointError(
+            f"{path}: not a safetensors file (only {size} bytes long)", hint=broken
+        )
     (length,) = struct.unpack("<Q", prefix)
     if length > MAX_HEADER:
-        raise CheckpointError(f"{path}: not a safetensors file (no header where one must be)", hint=broken)
+        raise CheckpointError(
+            f"{path}: not a safetensors file (no header where one must be)", hint=broken
+        )
     if 8 + length > size:
         raise CheckpointError(
             f"{path}: the header should be {length} bytes long, but the file ends after {size}",
@@ -95,14 +117,23 @@ def _read_header(
         infos = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
-            infos[name] = TensorInfo(name, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
+            infos[name] = TensorInfo(
+                name, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin
+            )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: the safetensors header is damaged ({error})", hint=broken) from error
+        raise CheckpointError(
+            f"{path}: the safetensors header is damaged ({error})", hint=broken
+        ) from error
     for info in infos.values():
         if info.dtype not in ITEMSIZE:
-            raise CheckpointError(f"{path}: tensor {info.name} has dtype {info.dtype}, which is not supported")
+            raise CheckpointError(
+                f"{path}: tensor {info.name} has dtype {info.dtype}, which is not supported"
+            )
         if info.nbytes != ITEMSIZE[info.dtype] * int(np.prod(info.shape, dtype=np.int64)):
-            raise CheckpointError(f"{path}: tensor {info.name}: {info.nbytes} bytes do not fit shape {info.shape}", hint=broken)
+            raise CheckpointError(
+                f"{path}: tensor {info.name}: {info.nbytes} bytes do not fit shape {info.shape}",
+                hint=broken,
+            )
         if info.start + info.nbytes > size or info.start < 8 + length:
             raise CheckpointError(
                 f"{path}: tensor {info.name} lies beyond the end of the file ({size} bytes)",
@@ -138,7 +169,9 @@ class Tensors(Mapping[str, TensorInfo]):
         """sha256 of every tensor's bytes."""
         names = list(self)
         with ThreadPoolExecutor(THREADS) as pool:
-            return dict(zip(names, pool.map(lambda name: digest(self.read(name)), names), strict=True))
+            return dict(
+                zip(names, pool.map(lambda name: digest(self.read(name)), names), strict=True)
+            )
 
 
 def digest(array: Raw) -> str:
@@ -149,7 +182,9 @@ def as_float(raw: Raw, dtype: str) -> NDArray[np.float64]:
     """Raw safetensors integers → their values."""
     if dtype == "BF16":
         return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return raw.view({"F16": np.float16, "F32": np.float32, "F64": np.float64}[dtype]).astype(np.float64)
+    return raw.view({"F16": np.float16, "F32": np.float32, "F64": np.float64}[dtype]).astype(
+        np.float64
+    )
 
 
 def from_float(values: NDArray[np.float64], dtype: str) -> Raw:
@@ -157,15 +192,16 @@ def from_float(values: NDArray[np.float64], dtype: str) -> Raw:
     if dtype == "BF16":
         bits = values.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    kinds: dict[str, tuple[Callable[..., Any], Any]] = {
-        "F16": (np.float16, np.uint16), "F32": (np.float32, np.uint32), "F64": (np.float64, np.uint64),
-    }  # fmt: skip
-    kind, carrier = kinds[dtype]
-    return values.astype(kind).view(carrier)
+    return values.astype(np.dtype({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype])).view(
+        CARRIER[ITEMSIZE[dtype]]
+    )
 
 
 def weights_sha256(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) -> str:
-    return _combine((infos[name].name, infos[name].dtype, infos[name].shape, digests[name]) for name in sorted(infos))
+    return _combine(
+        (infos[name].name, infos[name].dtype, infos[name].shape, digests[name])
+        for name in sorted(infos)
+    )
 
 
 def _combine(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
@@ -207,7 +243,10 @@ def write_tensors(
     def header(sha256: str | None) -> bytes:
         entries = {
             "__metadata__": {"format": "pt", **metadata(sha256)},
-            **{p.name: {"dtype": p.dtype, "shape": list(p.shape), "data_offsets": offsets[p.name]} for p in planned},
+            **{
+                p.name: {"dtype": p.dtype, "shape": list(p.shape), "data_offsets": offsets[p.name]}
+                for p in planned
+            },
         }
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
         return text + b" " * (-len(text) % 8)
@@ -217,12 +256,16 @@ def write_tensors(
         file.write(struct.pack("<Q", len(first)) + first)
         digests = []
         for plan, array, one in _produced(planned):
-            assert array.shape == plan.shape, f"{plan.name}: planned {plan.shape}, produced {array.shape}"
+            assert array.shape == plan.shape, (
+                f"{plan.name}: planned {plan.shape}, produced {array.shape}"
+            )
             file.write(np.ascontiguousarray(array).reshape(-1).view("u1").data)
             digests.append((plan.name, plan.dtype, plan.shape, one))
         sha256 = _combine(digests)
         final = header(sha256)
-        assert len(final) == len(first), "the manifest changed its length while the weights were written"
+        assert len(final) == len(first), (
+            "the manifest changed its length while the weights were written"
+        )
         file.seek(8)
         file.write(final)
         file.flush()
@@ -238,7 +281,9 @@ def _produced(planned: Sequence[Planned]) -> Iterator[tuple[Planned, Raw, str]]:
         queue = iter(planned)
         upcoming = next(queue, None)
         while waiting or upcoming is not None:
-            while upcoming is not None and (not waiting or ahead + upcoming.nbytes <= LOOKAHEAD_BYTES):
+            while upcoming is not None and (
+                not waiting or ahead + upcoming.nbytes <= LOOKAHEAD_BYTES
+            ):
                 waiting.append((upcoming, pool.submit(upcoming.produce)))
                 ahead += upcoming.nbytes
                 upcoming = next(queue, None)

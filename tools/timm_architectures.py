@@ -12,14 +12,17 @@ from typing import Any
 
 import timm
 import torch
-from hydrasurgeon.backends.architectures import tensor_shapes
 from timm.layers import Attention, PatchEmbed
-from timm.models import vision_transformer as vit
 from timm.models import get_pretrained_cfg
+from timm.models import vision_transformer as vit
+
+from hydrasurgeon.backends.architectures import tensor_shapes
 
 TARGET = Path(__file__).parents[1] / "hydrasurgeon" / "backends" / "timm_architectures.json"
 SIGNATURE = inspect.signature(vit.VisionTransformer.__init__).parameters
-DEFAULTS = {name: p.default for name, p in SIGNATURE.items() if p.default is not inspect.Parameter.empty}
+DEFAULTS = {
+    name: p.default for name, p in SIGNATURE.items() if p.default is not inspect.Parameter.empty
+}
 # Arguments that neither shapes nor the inference result depend on.
 IRRELEVANT = {
     "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
@@ -38,26 +41,42 @@ def main() -> None:
 
     vit.VisionTransformer.__init__ = capture
     rows = []
-    for name in sorted(set(timm.list_models(module="vision_transformer") + timm.list_models(module="deit"))):
+    for name in sorted(
+        set(timm.list_models(module="vision_transformer") + timm.list_models(module="deit"))
+    ):
         captured.clear()
         with torch.device("meta"):
             model = timm.create_model(name, pretrained=False)
         if not isinstance(model, vit.VisionTransformer):
             continue
-        args = {k: plain(v) for k, v in captured.items() if k not in IRRELEVANT and k in DEFAULTS and v is not DEFAULTS[k]}
+        args = {
+            k: plain(v)
+            for k, v in captured.items()
+            if k not in IRRELEVANT and k in DEFAULTS and v is not DEFAULTS[k]
+        }
         if type(model) is not vit.VisionTransformer:
             args["class"] = type(model).__name__
         why = obstacle(model)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if why is None and tensor_shapes(args) != shapes:
             why = "its tensors are laid out in a way that is not known here"
-        cfg = timm.data.resolve_data_config(get_pretrained_cfg(name).to_dict()) if get_pretrained_cfg(name) else {}
+        cfg = (
+            timm.data.resolve_data_config(get_pretrained_cfg(name).to_dict())
+            if get_pretrained_cfg(name)
+            else {}
+        )
         rows.append(
-            {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}
+            {
+                "name": name,
+                "args": args,
+                "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg},
+            }
             | ({"why": why} if why else {})
         )
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    TARGET.write_text(f'{{"timm": "{timm.__version__}",\n"architectures": [\n{lines}\n]}}\n', encoding="utf-8")
+    TARGET.write_text(
+        f'{{"timm": "{timm.__version__}",\n"architectures": [\n{lines}\n]}}\n', encoding="utf-8"
+    )
 
 
 def plain(value: Any) -> Any:

@@ -18,7 +18,9 @@ FAMILIES = {
 @cache
 def backend(family: str) -> Backend:
     if family not in FAMILIES:
-        raise CheckpointError(f"model family {family!r} is not supported", hint=f"Supported: {', '.join(FAMILIES)}.")
+        raise CheckpointError(
+            f"model family {family!r} is not supported", hint=f"Supported: {', '.join(FAMILIES)}."
+        )
     module, name = FAMILIES[family].split(":")
     made: Backend = getattr(import_module(module), name)()
     return made

@@ -59,9 +59,13 @@ class Match:
 
 @cache
 def table() -> dict[str, Architecture]:
-    raw = json.loads((files("hydrasurgeon.backends") / "timm_architectures.json").read_text(encoding="utf-8"))
+    raw = json.loads(
+        (files("hydrasurgeon.backends") / "timm_architectures.json").read_text(encoding="utf-8")
+    )
     return {
-        row["name"]: Architecture(row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why"))
+        row["name"]: Architecture(
+            row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why")
+        )
         for row in raw["architectures"]
     }
 
@@ -73,14 +77,19 @@ def named(name: str) -> Architecture:
     near = difflib.get_close_matches(plain, table(), n=3)
     raise CheckpointError(
         f"timm:{name} is not a supported architecture",
-        hint=f"Did you mean {', '.join(near)}?" if near else "Supported: timm's VisionTransformer models (vit_*, deit_*).",
+        hint=f"Did you mean {', '.join(near)}?"
+        if near
+        else "Supported: timm's VisionTransformer models (vit_*, deit_*).",
     )
 
 
 def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors of a VisionTransformer with these arguments."""
     a = {**DEFAULTS, **args}
-    dim, prefix = a["embed_dim"], a["class_token"] + a["reg_tokens"] + (a["class"] != "VisionTransformer")
+    dim, prefix = (
+        a["embed_dim"],
+        a["class_token"] + a["reg_tokens"] + (a["class"] != "VisionTransformer"),
+    )
     height, width = _pair(a["img_size"])
     ph, pw = _pair(a["patch_size"])
     tokens = (height // ph) * (width // pw)
@@ -176,7 +185,10 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
         and fits(architecture, shapes, overrides := _overrides(architecture, shapes)) is None
     ]
     if not matches:
-        raise CheckpointError(f"{where}: no registered timm ViT has these sizes ({_geometry(shapes)})", hint=_suggestion(shapes))
+        raise CheckpointError(
+            f"{where}: no registered timm ViT has these sizes ({_geometry(shapes)})",
+            hint=_suggestion(shapes),
+        )
     groups: dict[str, list[tuple[Architecture, dict[str, Any]]]] = {}
     for architecture, overrides in matches:
         forward = {key: value for key, value in architecture.args.items() if key not in INERT}
@@ -184,15 +196,25 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
     chosen = [min(group, key=_plainness) for group in groups.values()]
     if len(chosen) > 1:
         names = sorted(chosen, key=_plainness)
-        differing = {k for a, _ in names for k in a.args if k not in INERT and a.args[k] != names[0][0].args[k]}
-        listed = "; ".join(f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})" for a, _ in names)
+        differing = {
+            k
+            for a, _ in names
+            for k in a.args
+            if k not in INERT and a.args[k] != names[0][0].args[k]
+        }
+        listed = "; ".join(
+            f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})"
+            for a, _ in names
+        )
         raise CheckpointError(
             f"{where}: several architectures fit, and they would run differently: {listed}",
             hint=f"Say which: --arch timm:{names[0][0].name}",
         )
     architecture, overrides = chosen[0]
     (group,) = groups.values()
-    return Match(architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture)))
+    return Match(
+        architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture))
+    )
 
 
 def _plainness(match: tuple[Architecture, Mapping[str, Any]]) -> tuple[Any, ...]:
@@ -224,11 +246,17 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
     if classes != args["num_classes"]:
         found["num_classes"] = classes
-    prefix = 0 if args["no_embed_class"] else args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
+    prefix = (
+        0
+        if args["no_embed_class"]
+        else args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
+    )
     if "pos_embed" in shapes:
         grid = math.isqrt(max(0, shapes["pos_embed"][1] - prefix))
         edge = grid * patch[2]
-        if grid * grid + prefix == shapes["pos_embed"][1] and (edge, edge) != _pair(args["img_size"]):
+        if grid * grid + prefix == shapes["pos_embed"][1] and (edge, edge) != _pair(
+            args["img_size"]
+        ):
             height, width = _pair(args["img_size"])
             if (height // patch[2]) * (width // patch[3]) != grid * grid:
                 found["img_size"] = edge
@@ -238,8 +266,13 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
 def _must_look_like_timm(shapes: Shapes, where: str) -> None:
     supported = "Supported: timm ViT and DeiT checkpoints."
     if "patch_embed.proj.weight" in shapes and len(shapes["patch_embed.proj.weight"]) == 4:
-        if "blocks.0.attn.q_bias" in shapes or "blocks.0.attn.relative_position_bias_table" in shapes:
-            raise CheckpointError(f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=supported)
+        if (
+            "blocks.0.attn.q_bias" in shapes
+            or "blocks.0.attn.relative_position_bias_table" in shapes
+        ):
+            raise CheckpointError(
+                f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=supported
+            )
         qkv = shapes.get("blocks.0.attn.qkv.weight")
         if qkv is not None:
             for name, shape in shapes.items():
@@ -258,7 +291,9 @@ def _must_look_like_timm(shapes: Shapes, where: str) -> None:
         ("stages.0", "a convolutional or hierarchical model"),
     ):
         if any(mark in name for name in shapes):
-            raise CheckpointError(f"{where}: looks like {what}, which is not supported", hint=supported)
+            raise CheckpointError(
+                f"{where}: looks like {what}, which is not supported", hint=supported
+            )
     some = ", ".join(list(shapes)[:3])
     raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=supported)
 
@@ -274,7 +309,11 @@ def _geometry(shapes: Shapes) -> str:
 def _suggestion(shapes: Shapes) -> str:
     patch = shapes["patch_embed.proj.weight"]
     depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
-    extra = f",img_size=…,patch_size={patch[2]},in_chans={patch[1]}" if patch[2] != 16 or patch[1] != 3 else ""
+    extra = (
+        f",img_size=…,patch_size={patch[2]},in_chans={patch[1]}"
+        if patch[2] != 16 or patch[1] != 3
+        else ""
+    )
     return f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={patch[0]},depth={depth},num_heads=…{extra}"
 
 

@@ -91,7 +91,12 @@ class Backend(Protocol):
     # --- names and shapes only, no torch ---
 
     def identify(
-        self, tensors: Mapping[str, TensorInfo], *, arch: str | None, config: Mapping[str, Any] | None, where: str
+        self,
+        tensors: Mapping[str, TensorInfo],
+        *,
+        arch: str | None,
+        config: Mapping[str, Any] | None,
+        where: str,
     ) -> Identified:
         """The model behind bare tensors; CheckpointError when it cannot be told."""
         ...
@@ -126,12 +131,16 @@ class Backend(Protocol):
 
     # --- torch ---
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         """The family's own module with these heads; parameters on the meta device unless `fresh`."""
         ...
 
     def anatomy(self, module: nn.Module) -> Anatomy: ...
 
-    def transform(self, model: Model, augment: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
+    def transform(
+        self, model: Model, augment: Mapping[str, Any] | None = None
+    ) -> Callable[[Any], Any]:
         """Raw sample → model input; with `augment` the training transform."""
         ...

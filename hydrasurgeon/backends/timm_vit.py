@@ -29,7 +29,12 @@ class TimmViT:
     family = "timm"
 
     def identify(
-        self, tensors: Mapping[str, TensorInfo], *, arch: str | None, config: Mapping[str, Any] | None, where: str
+        self,
+        tensors: Mapping[str, TensorInfo],
+        *,
+        arch: str | None,
+        config: Mapping[str, Any] | None,
+        where: str,
     ) -> Identified:
         shapes = {name: info.shape for name, info in tensors.items()}
         note = None
@@ -39,7 +44,9 @@ class TimmViT:
             if "num_classes" in config:
                 given["num_classes"] = config["num_classes"]
             preprocess = _preprocess(config.get("pretrained_cfg") or {})
-            labels = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
+            labels = config.get("label_names") or (config.get("pretrained_cfg") or {}).get(
+                "label_names"
+            )
         elif arch is not None:
             name, given = parse_arch(arch)
             preprocess, labels = {}, None
@@ -53,7 +60,9 @@ class TimmViT:
         if not architecture.prunable:
             raise SurgeryError(f"{where}: timm:{name} cannot be pruned: {architecture.why}")
         head = tensors.get("head.weight")
-        overrides = {k: v for k, v in given.items() if architecture.args.get(k) != v and k != "num_classes"}
+        overrides = {
+            k: v for k, v in given.items() if architecture.args.get(k) != v and k != "num_classes"
+        }
         num_classes = int(given.get("num_classes") or (head.shape[0] if head else 0))
         model = Model(
             family="timm",
@@ -61,11 +70,22 @@ class TimmViT:
             config={"model_args": overrides},
             num_classes=num_classes,
             labels=tuple(labels) if labels else None,
-            preprocess={**architecture.preprocess, **_input_size(architecture, overrides), **preprocess},
+            preprocess={
+                **architecture.preprocess,
+                **_input_size(architecture, overrides),
+                **preprocess,
+            },
         )
-        difference = fits(architecture, {n: s for n, s in shapes.items()}, {**overrides, "num_classes": num_classes})
+        difference = fits(
+            architecture,
+            shapes,
+            {**overrides, "num_classes": num_classes},
+        )
         if difference:
-            raise CheckpointError(f"{where}: does not fit timm:{name}: {difference}", hint="Name the right one: --arch timm:NAME[,key=value…].")
+            raise CheckpointError(
+                f"{where}: does not fit timm:{name}: {difference}",
+                hint="Name the right one: --arch timm:NAME[,key=value…].",
+            )
         return Identified(model, towers_of(model), note)
 
     def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
@@ -84,7 +104,9 @@ class TimmViT:
         return (TOWER, int(match[1])) if match else None
 
     def is_embedding(self, name: str) -> bool:
-        return name.startswith(("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.", "norm_pre."))
+        return name.startswith(
+            ("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.", "norm_pre.")
+        )
 
     def is_classifier(self, name: str) -> bool:
         return name.startswith(("head.", "head_dist."))
@@ -100,13 +122,17 @@ class TimmViT:
             config["label_names"] = list(model.labels)
         return {"config.json": json.dumps(config, indent=2) + "\n"}
 
-    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
         import timm
         import torch
 
         with torch.device("cpu" if fresh else "meta"):
             args = model.config.get("model_args", {})
-            module: nn.Module = timm.create_model(model.arch, pretrained=False, num_classes=model.num_classes, **args)
+            module: nn.Module = timm.create_model(
+                model.arch, pretrained=False, num_classes=model.num_classes, **args
+            )
         for block, row in zip(module.blocks, kept[TOWER], strict=True):  # type: ignore[arg-type]
             if len(row) != towers[TOWER].heads:
                 _shrink(block.attn, len(row))
@@ -133,10 +159,16 @@ class TimmViT:
             readout_parts=(m.norm, *(p for p in parts if p is not None)),
         )
 
-    def transform(self, model: Model, augment: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
+    def transform(
+        self, model: Model, augment: Mapping[str, Any] | None = None
+    ) -> Callable[[Any], Any]:
         from hydrasurgeon.data.transforms import eval_transform, train_transform
 
-        return train_transform(model.preprocess, augment) if augment is not None else eval_transform(model.preprocess)
+        return (
+            train_transform(model.preprocess, augment)
+            if augment is not None
+            else eval_transform(model.preprocess)
+        )
 
 
 def parse_arch(text: str) -> tuple[str, dict[str, Any]]:
@@ -175,7 +207,9 @@ def towers_of(model: Model) -> dict[str, Tower]:
     args = _args(model)
     dim, heads = int(args["embed_dim"]), int(args["num_heads"])
     if dim % heads:
-        raise UsageError(f"timm:{model.arch}: embed_dim {dim} is not a multiple of num_heads {heads}")
+        raise UsageError(
+            f"timm:{model.arch}: embed_dim {dim} is not a multiple of num_heads {heads}"
+        )
     return {TOWER: Tower(layers=int(args["depth"]), heads=heads, head_dim=dim // heads, dim=dim)}
 
 

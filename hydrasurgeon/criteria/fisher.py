@@ -18,7 +18,9 @@ def score(subject: Subject) -> HeadScores:
     for inputs, labels in subject.batches("mask gradients"):
         # One mask per sample: its gradient is that sample's own, from one backward pass for the batch.
         masks = {
-            (s.tower, s.layer): torch.ones(len(labels), len(s.heads), device=labels.device, requires_grad=True)
+            (s.tower, s.layer): torch.ones(
+                len(labels), len(s.heads), device=labels.device, requires_grad=True
+            )
             for s in sites
             if s.heads
         }

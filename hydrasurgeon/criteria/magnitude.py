@@ -17,12 +17,18 @@ def score(subject: Subject) -> HeadScores:
     found: HeadScores = {}
     for tower, rows in manifest.kept.items():
         for layer, row in enumerate(rows):
-            *projections, _ = backend(manifest.model.family).head_tensors(manifest.model, tower, layer)
+            *projections, _ = backend(manifest.model.family).head_tensors(
+                manifest.model, tower, layer
+            )
             parts = []
             for spec in projections:
                 if not spec.name.endswith(".weight") or not row:
                     continue
-                values = np.abs(as_float(checkpoint.tensors.read(spec.name), checkpoint.tensors[spec.name].dtype))
+                values = np.abs(
+                    as_float(
+                        checkpoint.tensors.read(spec.name), checkpoint.tensors[spec.name].dtype
+                    )
+                )
                 parts.append(values.reshape(spec.blocks, len(row), -1).mean(axis=-1))
             found[tower, layer] = np.concatenate(parts).mean(axis=0).tolist() if parts else []
     return found

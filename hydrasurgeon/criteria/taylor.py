@@ -32,7 +32,9 @@ def score(subject: Subject) -> HeadScores:
             _gradients(subject, model, [site], f"gradients of layer {site.layer}")
         scores = found[site.tower, site.layer] = _importance(site)
         if site.layer in subject.layers:
-            lowest = sorted(range(len(scores)), key=lambda i: scores[i])[: max(0, len(scores) - subject.keep)]
+            lowest = sorted(range(len(scores)), key=lambda i: scores[i])[
+                : max(0, len(scores) - subject.keep)
+            ]
             gone += [Head(site.tower, site.layer, site.heads[i]) for i in lowest]
     return found
 
@@ -56,7 +58,11 @@ def _importance(site: Attention) -> list[float]:
     parts = []
     for project in site.project:
         weight, gradient = project.weight.detach(), project.weight.grad
-        product = (weight * gradient).abs().double() if gradient is not None else torch.zeros_like(weight)
-        parts.append(product.view(blocks, len(site.heads), site.head_dim * weight.shape[1]).mean(dim=-1))
+        product = (
+            (weight * gradient).abs().double() if gradient is not None else torch.zeros_like(weight)
+        )
+        parts.append(
+            product.view(blocks, len(site.heads), site.head_dim * weight.shape[1]).mean(dim=-1)
+        )
     scores: list[float] = torch.cat(parts).mean(dim=0).tolist()
     return scores

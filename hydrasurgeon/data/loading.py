@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from hydrasurgeon.data.samples import Samples
 from hydrasurgeon.errors import DataError
@@ -21,7 +23,8 @@ __all__ = ["Batch", "Batches"]
 FEW = 512
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     inputs: Any
     labels: Tensor | None
     index: Tensor
@@ -36,8 +39,8 @@ class Batches:
         samples: Samples,
         transform: Callable[[Any], Any],
         *,
-        batch_size: int,
-        order: Sequence[int] | None = None,
+        batch_size: int | None,
+        order: Sequence[int] | NDArray[np.int64] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int | None = None,
         skip_bad: bool = False,
@@ -46,6 +49,8 @@ class Batches:
     ) -> None:
         self.samples = samples
         self.skipped: list[str] = []
+        if batch_size is None:
+            batch_size = 256 if torch.cuda.is_available() else 64
         order = range(len(samples)) if order is None else order
         if workers is None:
             workers = 0 if len(order) < FEW else max(1, min(os.cpu_count() or 1, 8) - 1)
@@ -75,8 +80,19 @@ class Batches:
 
 
 class _Prepared(Dataset[Any]):
-    def __init__(self, samples: Samples, transform: Callable[[Any], Any], skip_bad: bool, augment_seed: int | None) -> None:
-        self.samples, self.transform, self.skip_bad, self.augment_seed = samples, transform, skip_bad, augment_seed
+    def __init__(
+        self,
+        samples: Samples,
+        transform: Callable[[Any], Any],
+        skip_bad: bool,
+        augment_seed: int | None,
+    ) -> None:
+        self.samples, self.transform, self.skip_bad, self.augment_seed = (
+            samples,
+            transform,
+            skip_bad,
+            augment_seed,
+        )
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -92,17 +108,25 @@ class _Prepared(Dataset[Any]):
     def _prepare(self, raw: Any, i: int) -> Any:
         if self.augment_seed is None:
             return self.transform(raw)
+        if get_worker_info() is not None:
+            self._seed(i)
+            return self.transform(raw)
+        # In the caller's own process its random numbers must not notice.
         saved = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        seed = int(np.random.SeedSequence((self.augment_seed, i)).generate_state(1)[0])
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
+        self._seed(i)
         try:
             return self.transform(raw)
         finally:
             torch.set_rng_state(saved[0])
             random.setstate(saved[1])
             np.random.set_state(saved[2])
+
+    def _seed(self, i: int) -> None:
+        seed = int(np.random.SeedSequence((self.augment_seed or 0, i)).generate_state(1)[0])
+        # torch.manual_seed would seed every device, and formats a stack trace to do so.
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
 
 
 class _Collate:

@@ -55,7 +55,11 @@ class Arrays(Samples):
     """Images in one array, N×H×W or N×H×W×C."""
 
     def __init__(
-        self, spec: str, images: NDArray[np.uint8], labels: Labels | None = None, classes: Sequence[str] | None = None
+        self,
+        spec: str,
+        images: NDArray[np.uint8],
+        labels: Labels | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         self.spec, self.images, self.labels = spec, images, labels
         self.classes = tuple(classes) if classes is not None else None
@@ -75,7 +79,11 @@ class Files(Samples):
     """Image files."""
 
     def __init__(
-        self, spec: str, paths: Sequence[Path], labels: Labels | None = None, classes: Sequence[str] | None = None
+        self,
+        spec: str,
+        paths: Sequence[Path],
+        labels: Labels | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         self.spec, self.paths, self.labels = spec, list(paths), labels
         self.classes = tuple(classes) if classes is not None else None
@@ -117,7 +125,11 @@ class Rows(Samples):
             if not isinstance(value, str):
                 raise DataError(f"{self.spec}: row {i} holds {type(value).__name__}, not text")
             return value
-        return value if isinstance(value, Image.Image) else decode(self.content(i), f"{self.spec}, row {i}")
+        return (
+            value
+            if isinstance(value, Image.Image)
+            else decode(self.content(i), f"{self.spec}, row {i}")
+        )
 
     def content(self, i: int) -> bytes:
         value = self.column[i]
@@ -130,7 +142,9 @@ class Rows(Samples):
             try:
                 return path.read_bytes()
             except OSError as error:
-                raise DataError(f"{self.spec}, row {i}: {path} cannot be read ({error.strerror})") from error
+                raise DataError(
+                    f"{self.spec}, row {i}: {path} cannot be read ({error.strerror})"
+                ) from error
         if isinstance(value, bytes):
             return value
         if isinstance(value, Image.Image):
@@ -159,9 +173,16 @@ def decode(content: bytes, where: str) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(content))
         image.load()
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (
+        UnidentifiedImageError,
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+    ) as error:
         raise DataError(
-            f"{where}: not a readable image", hint="Mend or remove it, or give --skip-bad to leave such images out."
+            f"{where}: not a readable image",
+            hint="Mend or remove it, or give --skip-bad to leave such images out.",
         ) from error
     return image
 
@@ -179,7 +200,10 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
 def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | None) -> Samples:
     """Labelled samples whose labels mean what the model's classes mean; DataError when they cannot."""
     if samples.labels is None:
-        raise DataError(f"{samples.spec}: has no labels", hint="Give a column or array called label(s), or class folders.")
+        raise DataError(
+            f"{samples.spec}: has no labels",
+            hint="Give a column or array called label(s), or class folders.",
+        )
     names = samples.classes
     if names is not None and len(names) != num_classes:
         raise DataError(
@@ -187,7 +211,12 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
             hint="Use the data set the model was trained for, or finetune with a fresh classifier.",
         )
     found = samples.labels
-    if names is not None and labels is not None and tuple(names) != tuple(labels) and sorted(names) == sorted(labels):
+    if (
+        names is not None
+        and labels is not None
+        and tuple(names) != tuple(labels)
+        and sorted(names) == sorted(labels)
+    ):
         where = {name: i for i, name in enumerate(labels)}
         found = np.array([where[name] for name in names], dtype=np.int64)[found]
         samples = Subset(samples, np.arange(len(samples)), found)

@@ -66,7 +66,12 @@ def _folder(spec: str, path: Path) -> Samples:
         for file in sorted((path / name).rglob("*"))
         if file.suffix.lower() in IMAGES and file.is_file()
     ]
-    return Files(spec, [file for file, _ in found], np.array([label for _, label in found], dtype=np.int64), classes)
+    return Files(
+        spec,
+        [file for file, _ in found],
+        np.array([label for _, label in found], dtype=np.int64),
+        classes,
+    )
 
 
 def _npz(spec: str, path: Path | Any) -> Samples:
@@ -78,12 +83,20 @@ def _npz(spec: str, path: Path | Any) -> Samples:
     images = arrays.get("images")
     if images is None:
         raise DataError(f"{spec}: has no array 'images' (found: {', '.join(arrays) or 'nothing'})")
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[-1] not in (1, 3, 4)):
-        raise DataError(f"{spec}: images must be uint8 N×H×W or N×H×W×C, found {images.dtype} {images.shape}")
+    if (
+        images.dtype != np.uint8
+        or images.ndim not in (3, 4)
+        or (images.ndim == 4 and images.shape[-1] not in (1, 3, 4))
+    ):
+        raise DataError(
+            f"{spec}: images must be uint8 N×H×W or N×H×W×C, found {images.dtype} {images.shape}"
+        )
     labels = arrays.get("labels")
     if labels is not None:
         if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(f"{spec}: labels must be {len(images)} integers, found {labels.dtype} {labels.shape}")
+            raise DataError(
+                f"{spec}: labels must be {len(images)} integers, found {labels.dtype} {labels.shape}"
+            )
         labels = labels.astype(np.int64)
     classes = [str(name) for name in arrays["classes"]] if "classes" in arrays else None
     return Arrays(spec, images, labels, classes)
@@ -93,12 +106,20 @@ def _table(spec: str, path: Path) -> Samples:
     """A parquet, jsonl or csv file, through the readers of HF datasets."""
     from datasets import Dataset
 
-    reader = {".parquet": Dataset.from_parquet, ".jsonl": Dataset.from_json, ".csv": Dataset.from_csv}[path.suffix]
+    reader = {
+        ".parquet": Dataset.from_parquet,
+        ".jsonl": Dataset.from_json,
+        ".csv": Dataset.from_csv,
+    }[path.suffix]
     with _quiet_datasets(), tempfile.TemporaryDirectory() as cache:
         try:
             table = reader(str(path), cache_dir=cache, keep_in_memory=True)
-        except Exception as error:  # the reader raises whatever pyarrow, pandas or the file system raise
-            raise DataError(f"{spec}: not a readable {path.suffix} file ({str(error).splitlines()[0]})") from error
+        except (
+            Exception
+        ) as error:  # the reader raises whatever pyarrow, pandas or the file system raise
+            raise DataError(
+                f"{spec}: not a readable {path.suffix} file ({str(error).splitlines()[0]})"
+            ) from error
         return _rows(spec, table, root=path.parent)
 
 
@@ -119,10 +140,14 @@ def _rows(spec: str, table: Any, root: Path | None = None) -> Samples:
     return Rows(spec, values, kind, labels, classes, root)
 
 
-def _labels(spec: str, table: Any, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int64]] | None, Sequence[str] | None]:
+def _labels(
+    spec: str, table: Any, name: str
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]] | None, Sequence[str] | None]:
     values = table[name][:]
     if any(value is None for value in values):
-        raise DataError(f"{spec}: row {next(i for i, v in enumerate(values) if v is None)} has no label")
+        raise DataError(
+            f"{spec}: row {next(i for i, v in enumerate(values) if v is None)} has no label"
+        )
     if all(isinstance(value, str) for value in values):
         classes = sorted(set(values))
         where = {label: i for i, label in enumerate(classes)}
@@ -136,18 +161,34 @@ def _labels(spec: str, table: Any, name: str) -> tuple[np.ndarray[Any, np.dtype[
 
 def _image_list(spec: str, path: Path) -> Samples:
     """An OpenOOD list: `relative/path.jpg label` a line; label -1 where there is none."""
-    lines = [line.rsplit(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [
+        line.rsplit(maxsplit=1)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    ]
     if not lines:
         return Files(spec, [])
     if any(len(line) != 2 or not line[1].lstrip("-").isdigit() for line in lines):
-        raise DataError(f"{spec}: not an image list", hint="Each line is `relative/path.jpg label`.")
+        raise DataError(
+            f"{spec}: not an image list", hint="Each line is `relative/path.jpg label`."
+        )
     _, at, given = spec.partition("@")
     # OpenOOD keeps its lists in benchmark_imglist/<set>/ beside images_classic/ and images_largescale/.
     above = [path.parent, *path.parents[:3]]
-    roots = [Path(given)] if at else [*above, *(up / name for up in above for name in ("images_classic", "images_largescale"))]
+    roots = (
+        [Path(given)]
+        if at
+        else [
+            *above,
+            *(up / name for up in above for name in ("images_classic", "images_largescale")),
+        ]
+    )
     root = next((r for r in roots if (r / lines[0][0]).is_file()), None)
     if root is None:
-        raise DataError(f"{spec}: {lines[0][0]} is not there", hint=f"Looked below {', '.join(map(str, roots[:2]))}; name the root: {path}@ROOT.")
+        raise DataError(
+            f"{spec}: {lines[0][0]} is not there",
+            hint=f"Looked below {', '.join(map(str, roots[:2]))}; name the root: {path}@ROOT.",
+        )
     labels = np.array([int(label) for _, label in lines], dtype=np.int64)
     return Files(spec, [root / name for name, _ in lines], None if (labels == -1).all() else labels)
 
@@ -158,9 +199,15 @@ def _hf(spec: str, rest: str) -> Samples:
 
     name, colon, split = rest.rpartition(":")
     if not colon or not name:
-        raise DataError(f"{spec}: names no split", hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.")
+        raise DataError(
+            f"{spec}: names no split",
+            hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.",
+        )
     parts = name.split("/")
-    attempts = [(name, None)] if len(parts) < 2 else [("/".join(parts[:2]), parts[2] if len(parts) > 2 else None)]
+    # Two parts may be an organisation and a name, or a name and a config.
+    attempts: list[tuple[str, str | None]] = [
+        ("/".join(parts[:2]), parts[2] if len(parts) > 2 else None)
+    ]
     if len(parts) == 2:
         attempts.append((parts[0], parts[1]))
     failure: Exception | None = None
@@ -170,9 +217,14 @@ def _hf(spec: str, rest: str) -> Samples:
                 return _rows(spec, load_dataset(repo, config, split=split))
             except DataError:
                 raise
-            except Exception as error:  # datasets raises many kinds for missing names, splits and networks
+            except (
+                Exception
+            ) as error:  # datasets raises many kinds for missing names, splits and networks
                 failure = failure or error
-    raise DataError(f"{spec}: cannot be loaded ({str(failure).splitlines()[0]})", hint="Check name, config and split; the hub must be reachable or the set cached.") from failure
+    raise DataError(
+        f"{spec}: cannot be loaded ({str(failure).splitlines()[0]})",
+        hint="Check name, config and split; the hub must be reachable or the set cached.",
+    ) from failure
 
 
 def _torchvision(spec: str, rest: str) -> Samples:
@@ -182,11 +234,18 @@ def _torchvision(spec: str, rest: str) -> Samples:
     known = {n.lower(): n for n in datasets.__all__}
     if name.lower() not in known:
         near = difflib.get_close_matches(name, datasets.__all__, n=3)
-        raise DataError(f"{spec}: torchvision has no data set {name}", hint=f"Did you mean {', '.join(near)}?" if near else None)
+        raise DataError(
+            f"{spec}: torchvision has no data set {name}",
+            hint=f"Did you mean {', '.join(near)}?" if near else None,
+        )
     maker = getattr(datasets, known[name.lower()])
     root = Path(os.environ.get("HYDRASURGEON_DATA", Path.home() / ".cache" / "hydrasurgeon"))
     split = split or "test"
-    attempts: list[dict[str, Any]] = [{"split": split}, {"train": split == "train"}, {"image_set": split}]
+    attempts: list[dict[str, Any]] = [
+        {"split": split},
+        {"train": split == "train"},
+        {"image_set": split},
+    ]
     failure: Exception | None = None
     for arguments in attempts:
         for extra in ({"download": False}, {"download": True}):
@@ -194,16 +253,23 @@ def _torchvision(spec: str, rest: str) -> Samples:
                 found = maker(str(root), **arguments, **extra)
             except TypeError:
                 break
-            except Exception as error:  # absent, unreachable or an unknown split: each set has its own kind
+            except (
+                Exception
+            ) as error:  # absent, unreachable or an unknown split: each set has its own kind
                 failure = error
                 continue
             return _indexed(spec, found)
-    raise DataError(f"{spec}: cannot be loaded ({failure})", hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once.")
+    raise DataError(
+        f"{spec}: cannot be loaded ({failure})",
+        hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once.",
+    )
 
 
 def _indexed(spec: str, found: Any) -> Samples:
     """A torchvision data set: by its image array where it has one, else sample by sample."""
-    labels = next((getattr(found, n) for n in ("targets", "labels", "_labels") if hasattr(found, n)), None)
+    labels = next(
+        (getattr(found, n) for n in ("targets", "labels", "_labels") if hasattr(found, n)), None
+    )
     array = None if labels is None else np.asarray(labels, dtype=np.int64)
     images = getattr(found, "data", None)
     if images is not None and len(images) == len(found):
@@ -231,16 +297,25 @@ class _First:
 
 def _demo(spec: str, rest: str) -> Samples:
     folder = files("hydrasurgeon") / "demo"
-    names = sorted(entry.name.removesuffix(".npz") for entry in folder.iterdir() if entry.name.endswith(".npz"))
+    names = sorted(
+        entry.name.removesuffix(".npz") for entry in folder.iterdir() if entry.name.endswith(".npz")
+    )
     if rest not in names:
-        raise DataError(f"{spec}: no such demo set", hint=f"There are {', '.join(f'demo:{name}' for name in names)}.")
+        raise DataError(
+            f"{spec}: no such demo set",
+            hint=f"There are {', '.join(f'demo:{name}' for name in names)}.",
+        )
     with (folder / f"{rest}.npz").open("rb") as file:
         return _npz(spec, file)
 
 
 @contextlib.contextmanager
 def _quiet_datasets() -> Iterator[None]:
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+    from datasets.utils.logging import (
+        disable_progress_bar,
+        enable_progress_bar,
+        is_progress_bar_enabled,
+    )
 
     shown = is_progress_bar_enabled()
     disable_progress_bar()

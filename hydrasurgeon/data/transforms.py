@@ -11,6 +11,8 @@ from torch import Tensor
 
 __all__ = ["eval_transform", "train_transform"]
 
+SIZING = ("Resize", "ResizeKeepRatio", "CenterCrop", "CenterCropOrPad")
+
 
 @dataclass(frozen=True)
 class ToMode:
@@ -28,34 +30,48 @@ class ToMode:
 
 def eval_transform(preprocess: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:
     """Resize, centre crop, to tensor, normalise."""
-    return _transform(preprocess, is_training=False)
+    made: Callable[[Image.Image], Tensor] = _transform(preprocess, is_training=False)
+    return made
 
 
-def train_transform(preprocess: Mapping[str, Any], augment: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:
+def train_transform(
+    preprocess: Mapping[str, Any], augment: Mapping[str, Any]
+) -> Callable[[Image.Image], Tensor]:
     """`augment`: random_resized_crop [lo, hi] or null, hflip, rand_augment (timm's string) or null, pad_crop or null."""
     from torchvision.transforms import Compose, RandomCrop
 
     crop = augment.get("random_resized_crop")
-    transform = _transform(
+    training = _transform(
         preprocess,
         is_training=True,
-        scale=tuple(crop) if crop else (1.0, 1.0),
-        ratio=(3 / 4, 4 / 3) if crop else (1.0, 1.0),
+        scale=tuple(crop) if crop else None,
         hflip=augment.get("hflip") or 0.0,
         auto_augment=augment.get("rand_augment"),
-        color_jitter=0.0,
+        color_jitter=None,
         re_prob=0.0,
-    )
-    if not augment.get("pad_crop"):
-        return transform
-    shift = RandomCrop(preprocess["input_size"][1:], padding=augment["pad_crop"], pad_if_needed=True)
-    first, *rest = transform.transforms  # type: ignore[attr-defined]
-    made: Callable[[Image.Image], Tensor] = Compose([first, shift, *rest])
+    ).transforms
+    steps = [step for step in training if type(step).__name__ != "ColorJitter"]
+    if not crop:
+        # The crop of the evaluation takes the place of the random one.
+        sizing = [
+            s
+            for s in _transform(preprocess, is_training=False).transforms
+            if type(s).__name__ in SIZING
+        ]
+        steps = [
+            steps[0],
+            *sizing,
+            *(s for s in steps[1:] if not type(s).__name__.startswith("RandomResizedCrop")),
+        ]
+    if augment.get("pad_crop"):
+        shift = RandomCrop(preprocess["input_size"][1:], padding=augment["pad_crop"])
+        steps.insert(1 + (0 if crop else len(sizing)), shift)
+    made: Callable[[Image.Image], Tensor] = Compose(steps)
     return made
 
 
-def _transform(preprocess: Mapping[str, Any], **options: Any) -> Callable[[Image.Image], Tensor]:
-    from timm.data import create_transform
+def _transform(preprocess: Mapping[str, Any], **options: Any) -> Any:
+    from timm.data.transforms_factory import create_transform
     from torchvision.transforms import Compose
 
     transform = create_transform(
@@ -67,5 +83,4 @@ def _transform(preprocess: Mapping[str, Any], **options: Any) -> Callable[[Image
         crop_mode=preprocess.get("crop_mode"),
         **options,
     )
-    made: Callable[[Image.Image], Tensor] = Compose([ToMode(preprocess["input_size"][0]), *transform.transforms])
-    return made
+    return Compose([ToMode(preprocess["input_size"][0]), *transform.transforms])

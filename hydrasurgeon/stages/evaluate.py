@@ -45,7 +45,7 @@ def evaluate(
     seed: int = 0,
     device: str = "auto",
     dtype: str = "float32",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     skip_bad: bool = False,
     arch: str | None = None,
     json: str | Path | None = None,
@@ -58,13 +58,18 @@ def evaluate(
     from hydrasurgeon.predictions import read_predictions, write_predictions
 
     if not checkpoints and not predictions_in:
-        raise UsageError("eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F.")
+        raise UsageError(
+            "eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F."
+        )
     if checkpoints and data is None:
         raise UsageError("eval: needs data", hint="Give --data D.")
     if ensemble and len(checkpoints) < 2:
         raise UsageError("--ensemble: needs at least two checkpoints")
-    if predictions is not None and len(checkpoints) != 1 and not ensemble:
-        raise UsageError("--predictions: holds one model's logits", hint="Give one checkpoint, or several with --ensemble.")
+    if predictions is not None and checkpoints and len(checkpoints) != 1 and not ensemble:
+        raise UsageError(
+            "--predictions: holds one model's logits",
+            hint="Give one checkpoint, or several with --ensemble.",
+        )
     if ood_score not in metrics.OOD_SCORES:
         metrics.ood_score(_nothing(), ood_score)
     fixed = _temperature(temperature, val)
@@ -78,14 +83,23 @@ def evaluate(
         sets = _open(opened[0], data or "", ood, shift, val, limit, seed)
         jobs = [opened] if ensemble else [[checkpoint] for checkpoint in opened]
         for job in jobs:
-            found, cost, val_logits = _run(job, sets, device, dtype, batch_size, skip_bad, progress, skipped)
-            t = fixed if fixed is not None else metrics.fit_temperature(metrics.mean_probs(val_logits[0]), val_logits[1])
+            found, cost, val_logits = _run(
+                job, sets, device, dtype, batch_size, skip_bad, progress, skipped
+            )
+            t = (
+                fixed
+                if fixed is not None
+                else metrics.fit_temperature(metrics.mean_probs(val_logits[0]), val_logits[1])
+            )
             results.append(result(found, ood_score=ood_score, temperature=t, cost=cost))
             if predictions is not None:
                 write_predictions(found, Path(predictions))
     for path in predictions_in:
         if fixed is None:
-            raise UsageError("--temperature fit: a predictions file has no validation set", hint="Give the temperature as a number.")
+            raise UsageError(
+                "--temperature fit: a predictions file has no validation set",
+                hint="Give the temperature as a number.",
+            )
         results.append(result(read_predictions(Path(path)), ood_score=ood_score, temperature=fixed))
     report = Report(
         settings={
@@ -140,14 +154,24 @@ def _same_classes(opened: Sequence[Checkpoint]) -> None:
 
 
 def _open(
-    checkpoint: Checkpoint, data: str, ood: Sequence[str], shift: Sequence[str], val: str | None, limit: int | None, seed: int
+    checkpoint: Checkpoint,
+    data: str,
+    ood: Sequence[str],
+    shift: Sequence[str],
+    val: str | None,
+    limit: int | None,
+    seed: int,
 ) -> _Sets:
     from hydrasurgeon.data import Samples, fit_classes, open_data
 
     model = checkpoint.manifest.model
 
     def labelled(spec: str) -> Samples:
-        return fit_classes(open_data(spec, limit=limit, seed=seed), num_classes=model.num_classes, labels=model.labels)
+        return fit_classes(
+            open_data(spec, limit=limit, seed=seed),
+            num_classes=model.num_classes,
+            labels=model.labels,
+        )
 
     foreign = []
     for entry in ood:
@@ -160,12 +184,12 @@ def _open(
     return _Sets(labelled(data), tuple(foreign), tuple(shifted), labelled(val) if val else None)
 
 
-def parse_ood(text: str) -> tuple[str, Literal["near", "far"], str] | Any:
+def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
     """`near:NAME=D`, `far:NAME=D`, `NAME=D` or `D` (far)."""
     group: Literal["near", "far"] = "far"
-    for known in ("near", "far"):
-        if text.startswith(known + ":"):
-            group, text = known, text[len(known) + 1 :]  # type: ignore[assignment]
+    if text.startswith("near:"):
+        group = "near"
+    text = text.removeprefix("near:").removeprefix("far:")
     name, equals, spec = text.partition("=")
     if not equals:
         name, spec = Path(text.rpartition(":")[2]).stem, text
@@ -188,7 +212,7 @@ def _run(
     sets: _Sets,
     device: str,
     dtype: str,
-    batch_size: int,
+    batch_size: int | None,
     skip_bad: bool,
     progress: Progress | None,
     skipped: list[str],
@@ -204,7 +228,14 @@ def _run(
     models = [as_classifier(checkpoint, device=device, dtype=dtype) for checkpoint in job]
 
     def logits(samples: Any) -> Any:
-        return logits_of(models, samples, batch_size=batch_size, skip_bad=skip_bad, progress=progress, skipped=skipped)
+        return logits_of(
+            models,
+            samples,
+            batch_size=batch_size,
+            skip_bad=skip_bad,
+            progress=progress,
+            skipped=skipped,
+        )
 
     predicted, labels = logits(sets.id)
     foreign = tuple(OodSet(name, group, logits(samples)[0]) for name, group, samples in sets.ood)
@@ -214,7 +245,7 @@ def _run(
         shifted.append(ShiftSet(name, severity, found, truth))
     first = next(models[0].parameters())
     sample = models[0].transform(sets.id.read(0))
-    inputs = torch.stack([sample] * min(batch_size, 16)).to(first.device, first.dtype)
+    inputs = torch.stack([sample] * min(batch_size or 16, 16)).to(first.device, first.dtype)
     single = job[0]
     found = Predictions(
         name=" + ".join(c.name.removesuffix(".safetensors") for c in job),

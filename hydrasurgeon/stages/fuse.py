@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, output_path, save, single
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
-from hydrasurgeon.manifest import Fusion, Manifest, Member
+from hydrasurgeon.manifest import Fusion, Manifest, Member, Step
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.storage import plan_fusion
@@ -45,14 +44,14 @@ def fuse(
     members: Sequence[str | Path],
     *,
     out: str | Path,
-    mlp: Literal["average", "separate"] = "average",
+    mlp: str = "average",
     check: str | None = None,
-    tolerance: float = 0.05,
+    tolerance: float = 0.02,
     limit: int | None = None,
     seed: int = 0,
     device: str = "auto",
     dtype: str = "float32",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Fused:
@@ -82,7 +81,7 @@ def fuse(
                 Member(kept=member.manifest.kept or {}, sha256=weights_sha256(member.tensors, d))
                 for member, d in zip(opened, digests, strict=True)
             ),
-            fusion=Fusion(mlp=mlp, trunk=plan.trunk),
+            fusion=Fusion(mlp="average" if mlp == "average" else "separate", trunk=plan.trunk),
             weights_sha256=sha256,
             history=(*_histories(opened), entry),
         )
@@ -93,10 +92,10 @@ def fuse(
         return fused
     agreement = _agreement(opened, target, check, limit, seed, device, dtype, batch_size, progress)
     checked = Fused(target, written, plan.bytes_members, plan.bytes_stored, agreement)
-    if agreement.max_difference > tolerance:
+    if agreement.mean_difference > tolerance:
         raise CheckFailed(
-            f"{target}: a member's class probability differs by up to {agreement.max_difference:.4f} from the unfused "
-            f"member's (mean {agreement.mean_difference:.4f}, KL {agreement.kl:.5f}, accuracy "
+            f"{target}: a member's class probability differs by {agreement.mean_difference:.4g} on average from the "
+            f"unfused member's (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, accuracy "
             f"{_percent(agreement.accuracy_members)} → {_percent(agreement.accuracy_fused)}); allowed is {tolerance:g}",
             hint="Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance.",
         )
@@ -107,9 +106,9 @@ def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:.2f} %"
 
 
-def _histories(opened: Sequence[Checkpoint]) -> list[object]:
+def _histories(opened: Sequence[Checkpoint]) -> list[Step]:
     """The members' histories one after another, the steps they share only once."""
-    steps: list[object] = []
+    steps: list[Step] = []
     for member in opened:
         steps += [entry for entry in member.manifest.history if entry not in steps]
     return steps
@@ -130,9 +129,9 @@ def _fusable(opened: Sequence[Checkpoint]) -> None:
             ("towers", a.towers, b.towers),
         ):
             if left != right:
-                left, right = _first_difference(left, right)
+                mine, theirs = _first_difference(left, right)
                 raise SurgeryError(
-                    f"{first.name} and {other.name} cannot be fused: {what} differs ({left} / {right})",
+                    f"{first.name} and {other.name} cannot be fused: {what} differs ({mine} / {theirs})",
                     hint="Fuse members that were pruned from the same backbone.",
                 )
 
@@ -153,7 +152,7 @@ def _agreement(
     seed: int,
     device: str,
     dtype: str,
-    batch_size: int,
+    batch_size: int | None,
     progress: Progress | None,
 ) -> Agreement:
     from hydrasurgeon.data import open_data
@@ -163,10 +162,16 @@ def _agreement(
 
     samples = open_data(data, limit=limit, seed=seed)
     alone, labels = logits_of(
-        [as_classifier(m, device=device, dtype=dtype) for m in opened], samples, batch_size=batch_size, progress=progress
+        [as_classifier(m, device=device, dtype=dtype) for m in opened],
+        samples,
+        batch_size=batch_size,
+        progress=progress,
     )
     together, _ = logits_of(
-        [as_classifier(open_checkpoint(target), device=device, dtype=dtype)], samples, batch_size=batch_size, progress=progress
+        [as_classifier(open_checkpoint(target), device=device, dtype=dtype)],
+        samples,
+        batch_size=batch_size,
+        progress=progress,
     )
     p, q = member_probs(alone), member_probs(together)
     mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)

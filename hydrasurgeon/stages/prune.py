@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.backends import backend
-from hydrasurgeon.checkpoint import UNKNOWN, Checkpoint, open_checkpoint, output_path, rewritten, save, single
+from hydrasurgeon.checkpoint import (
+    UNKNOWN,
+    Checkpoint,
+    open_checkpoint,
+    output_path,
+    rewritten,
+    save,
+    single,
+)
 from hydrasurgeon.criteria import WITHOUT_DATA
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.heads import Kept, count, positions
@@ -42,7 +50,7 @@ def prune(
     seed: int = 0,
     device: str = "auto",
     dtype: str = "float32",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     skip_bad: bool = False,
     arch: str | None = None,
     out: str | Path | None = None,
@@ -54,14 +62,19 @@ def prune(
     given = [name for name, value in amounts.items() if value is not None]
     if len(given) != 1:
         wrong = f"{' and '.join(given)} together" if given else "no number of heads"
-        raise UsageError(f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE.")
+        raise UsageError(
+            f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE."
+        )
     opened = open_checkpoint(checkpoint, arch=arch)
-    model, present = single(opened)
+    _, present = single(opened)
     notes: list[str] = [opened.note] if opened.note else []
     used: tuple[DataRecord, ...] = ()
     label = method or "mask"
     scores = dict(opened.manifest.scores)
-    target = output_path(out if out is not None else _default_name(opened.path, label, keep, remove, sample, seed), force=force)
+    target = output_path(
+        out if out is not None else _default_name(opened.path, label, keep, remove, sample, seed),
+        force=force,
+    )
     if mask is not None:
         kept = kept_from_file(Path(mask), opened.manifest)
     else:
@@ -73,8 +86,18 @@ def prune(
         scores[method] = score
         decided = score.settings.get("keep")
         if keep is not None and decided not in (None, keep):
-            notes.append(f"the {method} scores were computed layer by layer for --keep {decided}, not {keep}")
-        kept = select(opened.manifest, score, keep=keep, remove=remove, sample=sample, layers=layers, seed=seed)
+            notes.append(
+                f"the {method} scores were computed layer by layer for --keep {decided}, not {keep}"
+            )
+        kept = select(
+            opened.manifest,
+            score,
+            keep=keep,
+            remove=remove,
+            sample=sample,
+            layers=layers,
+            seed=seed,
+        )
     arguments = {
         "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "data": data,
         "limit": limit, "mask": mask and Path(mask), "arch": arch,
@@ -84,16 +107,33 @@ def prune(
     def manifest(sha256: str) -> Manifest:
         source = weights_sha256(opened.tensors, inputs) if sha256 != UNKNOWN else UNKNOWN
         if sha256 != UNKNOWN:
-            opened.check(inputs)  # every byte has passed by now: refuse before anything takes its place
-        entry = step("prune", args=arguments, inputs=[Input(name=opened.name, sha256=source)], data=used, seed=seed)
+            opened.check(
+                inputs
+            )  # every byte has passed by now: refuse before anything takes its place
+        entry = step(
+            "prune",
+            args=arguments,
+            inputs=[Input(name=opened.name, sha256=source)],
+            data=used,
+            seed=seed,
+        )
         history = (*opened.manifest.history, entry)
-        return rewritten(opened.manifest, kind="member", kept=kept, scores=scores, weights_sha256=sha256, history=history)
+        return rewritten(
+            opened.manifest,
+            kind="member",
+            kept=kept,
+            scores=scores,
+            weights_sha256=sha256,
+            history=history,
+        )
 
     written = save(target, plan_pruning(opened, kept, inputs), manifest)
     return Pruned(target, written, count(present) - count(kept), tuple(notes))
 
 
-def _score(opened: Checkpoint, *, method: str | None, data: str | None, **options: object) -> tuple[Score, tuple[DataRecord, ...]]:
+def _score(
+    opened: Checkpoint, *, method: str | None, data: str | None, **options: object
+) -> tuple[Score, tuple[DataRecord, ...]]:
     if method is None:
         raise UsageError("prune: by which criterion?", hint="Give --method taylor, or --mask FILE.")
     recorded = opened.manifest.scores.get(method)
@@ -130,7 +170,11 @@ def plan_pruning(opened: Checkpoint, kept: Kept, inputs: dict[str, str]) -> list
             if kept[tower][layer] == row:
                 continue
             for spec in family.head_tensors(manifest.model, tower, layer):
-                cuts[spec.name] = (spec, positions(row, kept[tower][layer]), manifest.towers[tower].head_dim)
+                cuts[spec.name] = (
+                    spec,
+                    positions(row, kept[tower][layer]),
+                    manifest.towers[tower].head_dim,
+                )
 
     def plan(name: str) -> Planned:
         info = opened.tensors[name]
@@ -150,7 +194,8 @@ def plan_pruning(opened: Checkpoint, kept: Kept, inputs: dict[str, str]) -> list
         if name not in cuts:
             return Planned(name, info.dtype, info.shape, whole)
         spec, at, head_dim = cuts[name]
-        return Planned(name, info.dtype, sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim), cut)
+        return Planned(
+            name, info.dtype, sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim), cut
+        )
 
     return [plan(name) for name in opened.tensors]
-

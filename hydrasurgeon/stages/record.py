@@ -24,11 +24,17 @@ def step(
     """One history entry; arguments that were not given are left out, paths are cut to names."""
     return Step(
         command=command,
-        args={key: _portable(value) for key, value in args.items() if value is not None and value is not False},
+        args={
+            key: _portable(value)
+            for key, value in args.items()
+            if value is not None and value is not False
+        },
         inputs=tuple(inputs),
         data=tuple(data),
         seed=seed,
-        versions={name: found for name in ("hydrasurgeon", "numpy", *uses) if (found := _version(name))},
+        versions={
+            name: found for name in ("hydrasurgeon", "numpy", *uses) if (found := _version(name))
+        },
     )
 
 

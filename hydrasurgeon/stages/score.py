@@ -7,14 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, output_path, rewritten, save, single, write_text
+from hydrasurgeon.checkpoint import (
+    Checkpoint,
+    open_checkpoint,
+    output_path,
+    rewritten,
+    save,
+    single,
+    write_text,
+)
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import parse_layers
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
 from hydrasurgeon.stages.record import step
-from hydrasurgeon.tensorfile import Planned, digest
+from hydrasurgeon.tensorfile import Planned
 
 __all__ = ["Progress", "Scored", "compute", "score"]
 
@@ -46,7 +54,7 @@ def score(
     seed: int = 0,
     device: str = "auto",
     dtype: str = "float32",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     skip_bad: bool = False,
     arch: str | None = None,
     out: str | Path | None = None,
@@ -83,7 +91,9 @@ def score(
     if target is None and opened.recorded:
         target = opened.path
     if target is not None:
-        written = save(target, [_unchanged(opened, name, digests) for name in opened.tensors], manifest)
+        written = save(
+            target, [_unchanged(opened, name, digests) for name in opened.tensors], manifest
+        )
         return Scored(target, written, method)
     # A bare file of the user's own is left as it is: only the sidecar appears beside it.
     written = manifest(record.sha256)
@@ -98,7 +108,9 @@ def _same_scoring(entry: Step, method: str) -> bool:
 
 def _unchanged(checkpoint: Checkpoint, name: str, digests: dict[str, str]) -> Planned:
     info = checkpoint.tensors[name]
-    return Planned(name, info.dtype, info.shape, lambda: (checkpoint.tensors.read(name), digests[name]))
+    return Planned(
+        name, info.dtype, info.shape, lambda: (checkpoint.tensors.read(name), digests[name])
+    )
 
 
 def compute(
@@ -112,7 +124,7 @@ def compute(
     seed: int,
     device: str,
     dtype: str,
-    batch_size: int,
+    batch_size: int | None,
     skip_bad: bool,
     progress: Progress | None,
 ) -> tuple[Score, tuple[DataRecord, ...]]:
@@ -120,7 +132,10 @@ def compute(
     judge = criterion(method)
     tower = max(checkpoint.manifest.towers.values(), key=lambda t: t.layers)
     if keep is not None and not 0 < keep <= tower.heads:
-        raise SurgeryError(f"--keep {keep}: layers have {tower.heads} heads", hint=f"Keep between 1 and {tower.heads}.")
+        raise SurgeryError(
+            f"--keep {keep}: layers have {tower.heads} heads",
+            hint=f"Keep between 1 and {tower.heads}.",
+        )
     feed = _NoData() if method in WITHOUT_DATA else _Feed.open(
         checkpoint, data, method=method, limit=limit, seed=seed, device=device, dtype=dtype,
         batch_size=batch_size, skip_bad=skip_bad, progress=progress,
@@ -142,7 +157,9 @@ def compute(
     return Score(values=values, settings=settings, data=used), used
 
 
-def _by_original_number(checkpoint: Checkpoint, found: HeadScores) -> dict[str, tuple[tuple[float, ...], ...]]:
+def _by_original_number(
+    checkpoint: Checkpoint, found: HeadScores
+) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
     manifest = checkpoint.manifest
     assert manifest.kept is not None
@@ -151,7 +168,9 @@ def _by_original_number(checkpoint: Checkpoint, found: HeadScores) -> dict[str, 
         layers = []
         for layer, row in enumerate(rows):
             scores = dict(zip(row, found[tower, layer], strict=True))
-            layers.append(tuple(float(scores.get(h, 0.0)) for h in range(manifest.towers[tower].heads)))
+            layers.append(
+                tuple(float(scores.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
+            )
         values[tower] = tuple(layers)
     return values
 
@@ -193,7 +212,7 @@ class _Feed:
         seed: int,
         device: str,
         dtype: str,
-        batch_size: int,
+        batch_size: int | None,
         skip_bad: bool,
         progress: Progress | None,
     ) -> _Feed:

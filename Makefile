@@ -1,0 +1,53 @@
+# Everything from a fresh machine: `make demo` and `make test` set up .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "hydrasurgeon needs Python 3.11 or newer: make PYTHON=python3.11 …" >&2; exit 1; }
+	@if command -v uv >/dev/null 2>&1 && uv --version >/dev/null 2>&1; then \
+		{ [ -x $(BIN)/python ] || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV); } && \
+		uv pip install --quiet --python $(BIN)/python -e . --group dev; \
+	else \
+		{ [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); } && \
+		$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
+		$(BIN)/python -m pip install --quiet -e . --group dev; \
+	fi
+	@touch $@
+
+setup: $(STAMP)  ## make .venv with everything in it
+
+demo: $(STAMP)  ## build a Hydra on real images and compare it (about a minute)
+	$(BIN)/hydrasurgeon demo --force
+
+test: $(STAMP)  ## the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(STAMP)  ## the slow tests
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+format: $(STAMP)  ## format the code
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+lint: $(STAMP)  ## check format and lint
+	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+
+types: $(STAMP)  ## strict types
+	$(BIN)/mypy
+
+check: lint types test  ## what CI runs
+
+bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
+	$(BIN)/python benchmarks/surgery.py $(ARGS)
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
+
+.PHONY: help setup demo test test-slow format lint types check bench clean

@@ -1,0 +1,146 @@
+"""Fine-tuning recipes as data: those of the paper's appendix D.2, and two for small models."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hydrasurgeon.errors import UsageError
+
+__all__ = ["Augment", "Recipe", "load_recipe", "recipe_names"]
+
+
+class Augment(BaseModel):
+    """Training transforms for images."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    random_resized_crop: tuple[float, float] | None = None
+    """Range of the crop's share of the area."""
+    hflip: float = Field(0.0, ge=0, le=1)
+    rand_augment: str | None = None
+    """timm's notation: rand-m12-n2 is two operations of magnitude 12."""
+    pad_crop: int | None = Field(None, ge=1)
+    """Pad by this many pixels, then crop back at random: for small images."""
+
+
+class Recipe(BaseModel):
+    """How to train; every field can be overridden with --set field=value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    optimizer: Literal["sgd", "adamw"]
+    lr: float = Field(gt=0)
+    lr_grid: tuple[float, ...] = ()
+    """The learning rates that the source of the recipe chose from; for information."""
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    """Acts on matrices, not on biases and norms."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: Annotated[float, Field(ge=0)] = 0
+    """Steps of linear warm-up; below 1 it is a share of all steps."""
+    floor: float = Field(0.0, ge=0, le=1)
+    """Where the cosine ends, as a share of lr."""
+    steps: int | None = Field(None, ge=1)
+    epochs: float | None = Field(None, gt=0)
+    batch_size: int = Field(64, ge=1)
+    accumulate: int = Field(1, ge=1)
+    clip: float | None = Field(None, gt=0)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    dropout: float | None = Field(None, ge=0, lt=1)
+    """Inside the transformer layers (attention weights excepted); null leaves the model's own."""
+    augment: Augment = Augment()
+    last_blocks: int | None = Field(None, ge=1)
+    """Train only this many last layers, the final norm and the classifier."""
+    freeze: tuple[Literal["mlp", "attention", "embedding", "classifier"], ...] = ()
+    classifier: Literal["keep", "zero", "fresh"] = "keep"
+    """Anything but keep adapts the model to the classes of the data."""
+    max_length: int | None = Field(None, ge=1)
+    """Tokens of a text."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Recipe:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either steps or epochs")
+        return self
+
+
+def recipe_names() -> list[str]:
+    return sorted(
+        f.name.removesuffix(".toml") for f in files(__name__).iterdir() if f.name.endswith(".toml")
+    )
+
+
+def load_recipe(
+    name: str | Path,
+    overrides: Mapping[str, str],
+    *,
+    batch_size: int | None = None,
+    freeze: str | None = None,
+) -> Recipe:
+    """A recipe of the package or a TOML file, with some fields replaced."""
+    if str(name) in recipe_names():
+        text = (files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
+    elif Path(name).suffix == ".toml" and Path(name).is_file():
+        text = Path(name).read_text(encoding="utf-8")
+    else:
+        near = difflib.get_close_matches(str(name), recipe_names(), n=1)
+        raise UsageError(
+            f"--recipe {name}: no such recipe" + (f" (did you mean {near[0]}?)" if near else ""),
+            hint=f"There are {', '.join(recipe_names())}; or give a .toml file.",
+        )
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"--recipe {name}: not TOML ({error})") from error
+    for key, value in overrides.items():
+        _override(fields, key, value)
+    if batch_size is not None:
+        fields["batch_size"] = batch_size
+    if freeze is not None:
+        fields["freeze"] = [
+            *fields.get("freeze", []),
+            *(part.strip() for part in freeze.split(",")),
+        ]
+    try:
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            f"recipe {name}: {where + ': ' if where else ''}{first['msg']}",
+            hint=f"Fields: {', '.join(_known())}.",
+        ) from error
+
+
+def _known() -> list[str]:
+    return [
+        *(n for n in Recipe.model_fields if n != "augment"),
+        *(f"augment.{n}" for n in Augment.model_fields),
+    ]
+
+
+def _override(fields: dict[str, Any], key: str, value: str) -> None:
+    if key not in _known():
+        near = difflib.get_close_matches(key, _known(), n=1)
+        raise UsageError(
+            f"--set {key}: no such field" + (f" (did you mean {near[0]}?)" if near else ""),
+            hint=f"Fields: {', '.join(_known())}.",
+        )
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = value
+    if key in ("steps", "epochs"):  # one replaces the other
+        fields.pop("epochs" if key == "steps" else "steps", None)
+    *group, last = key.split(".")
+    target = fields.setdefault(group[0], {}) if group else fields
+    target[last] = parsed

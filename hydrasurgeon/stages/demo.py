@@ -1,0 +1,70 @@
+"""demo: the whole story on real images, through the same commands that a user types."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+from hydrasurgeon import render
+from hydrasurgeon.errors import OutputError
+
+__all__ = ["COMMANDS", "demo"]
+
+DATA = "--data demo:test --ood near:held-out=demo:near --ood far:digits=demo:digits --ood far:textures=demo:textures"
+
+COMMANDS = (
+    ("Which heads matter? Measured on validation images, layer after layer.",
+     "score --method taylor --keep 5 --data demo:val backbone.safetensors"),
+    ("Remove three of eight heads in each layer: the paper's Taylor member.",
+     "prune --method taylor --keep 5 backbone.safetensors -o taylor.safetensors"),
+    ("Three different members: each loses another 12 of the 30 least important heads.",
+     "prune --method taylor --sample 12/30 --seed 1 backbone -o m1.safetensors"),
+    (None, "prune --method taylor --sample 12/30 --seed 2 backbone -o m2.safetensors"),
+    (None, "prune --method taylor --sample 12/30 --seed 3 backbone -o m3.safetensors"),
+    ("Tune each for a few epochs; MLPs stay as they are, so that fusing them is exact.",
+     "finetune m1 --recipe demo --freeze mlp,embedding --data demo:train --seed 1 -o t1.safetensors"),
+    (None, "finetune m2 --recipe demo --freeze mlp,embedding --data demo:train --seed 2 -o t2.safetensors"),
+    (None, "finetune m3 --recipe demo --freeze mlp,embedding --data demo:train --seed 3 -o t3.safetensors"),
+    ("Fuse them into one model, and check it against its members.",
+     "fuse t1 t2 t3 -o hydra.safetensors --check demo:val --tolerance 1e-5"),
+    ("A Deep Ensemble of three independently trained models, for comparison.",
+     f"eval backbone independent-2 independent-3 --ensemble {DATA} --json ensemble.json --predictions ensemble.predictions.safetensors --quiet"),
+    ("The comparison: one model, a pruned member, the Hydra, the Deep Ensemble.",
+     f"eval backbone taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json results.json"),
+)  # fmt: skip
+
+
+def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
+    """Run the commands in `folder`, printing each before it runs."""
+    import os
+
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise OutputError(
+            f"{folder}: is not empty", hint="Give --force to replace it, or another -o."
+        )
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    source = files("hydrasurgeon") / "demo"
+    for name in ("backbone", "independent-2", "independent-3"):
+        (folder / f"{name}.safetensors").write_bytes((source / f"{name}.safetensors").read_bytes())
+    started, here = time.monotonic(), Path.cwd()
+    render.say(f"cd {folder}", style="bold cyan")
+    os.chdir(folder)
+    try:
+        for comment, command in COMMANDS:
+            if comment:
+                render.say(f"\n# {comment}", style="dim")
+            render.say(f"hydrasurgeon {command}", style="bold cyan")
+            code = run(shlex.split(command))
+            if code:
+                raise SystemExit(code)
+    finally:
+        os.chdir(here)
+    render.say(
+        f"\nDone in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim"
+    )

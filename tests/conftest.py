@@ -1,0 +1,68 @@
+"""Tiny checkpoints and data, made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., Path]:
+    """Write a random three-layer ViT with four heads as a checkpoint with a manifest."""
+
+    def make(name: str = "vit.safetensors", seed: int = 0, arch: str = ARCH) -> Path:
+        from hydrasurgeon.stages.finetune import fresh
+
+        path = tmp_path / name
+        fresh(f"init:{arch}", path, seed=seed)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Callable[..., Path]:
+    """Write a stock timm ViT as a bare file, as people have it."""
+
+    def make(
+        name: str = "vit.safetensors",
+        arch: str = "vit_tiny_patch16_224",
+        seed: int = 0,
+        **args: object,
+    ) -> Path:
+        import timm
+
+        torch.manual_seed(seed)
+        model = timm.create_model(arch, pretrained=False, **args)
+        path = tmp_path / name
+        save_file(model.state_dict(), path, metadata={"format": "pt"})
+        return path
+
+    return make
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Callable[..., str]:
+    """Write labelled 28×28 images whose class shows in a bright row band, and return the spec."""
+
+    def make(
+        name: str = "data.npz", rows: int = 40, classes: int = 5, seed: int = 0, labels: bool = True
+    ) -> str:
+        rng = np.random.default_rng(seed)
+        truth = np.arange(rows) % classes
+        pixels = rng.integers(0, 120, (rows, 28, 28), dtype=np.uint8)
+        for i, label in enumerate(truth):
+            pixels[i, 5 * label : 5 * label + 5] = 220
+        arrays = {"images": pixels} | ({"labels": truth.astype(np.int64)} if labels else {})
+        path = tmp_path / name
+        np.savez(path, **arrays)
+        return str(path)
+
+    return make
