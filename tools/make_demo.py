@@ -116,7 +116,7 @@ def weights(full: Path) -> None:
             "--recipe",
             "scratch",
             "--set",
-            "epochs=8",
+            "epochs=4", "--set", "dropout=0", "--set", "lr=2e-3",
             "--data",
             str(full),
             "--val",

@@ -238,14 +238,17 @@ def _preprocess(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shrink(attn: Any, heads: int) -> None:
-    from torch import nn
-    from torch.nn.utils import skip_init
+    """Room for `heads` heads; what the new parameters hold is up to whoever loads the weights."""
+    from torch import empty, nn
 
-    width, dim = heads * attn.head_dim, attn.proj.out_features
-    device = attn.proj.weight.device
+    width = heads * attn.head_dim
     attn.num_heads, attn.attn_dim = heads, width
-    attn.qkv = skip_init(nn.Linear, dim, 3 * width, bias=attn.qkv.bias is not None, device=device)
-    attn.proj = skip_init(nn.Linear, width, dim, bias=attn.proj.bias is not None, device=device)
+    for linear, out, into in ((attn.qkv, 3 * width, attn.qkv.in_features), (attn.proj, attn.proj.out_features, width)):
+        device = linear.weight.device
+        linear.out_features, linear.in_features = out, into
+        linear.weight = nn.Parameter(empty(out, into, device=device))
+        if linear.bias is not None and len(linear.bias) != out:
+            linear.bias = nn.Parameter(empty(out, device=device))
 
 
 def _block(block: Any, layer: int) -> Block:

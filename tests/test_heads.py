@@ -1,0 +1,69 @@
+"""Kept heads, masks, orders: property tests and worked examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.heads import (
+    Head,
+    all_heads,
+    count,
+    drop,
+    intersect_union,
+    kept_from_mask,
+    mask_from_kept,
+    parse_layers,
+    positions,
+    removal_order,
+)
+
+masks = st.integers(1, 5).flatmap(
+    lambda heads: st.lists(st.lists(st.booleans(), min_size=heads, max_size=heads), min_size=1, max_size=5)
+)
+
+
+@given(masks)
+def test_mask_round_trip(rows: list[list[bool]]) -> None:
+    mask = np.array(rows)
+    assert np.array_equal(mask_from_kept(kept_from_mask(mask), mask.shape[1]), mask)
+
+
+@given(st.sets(st.integers(0, 11)), st.data())
+def test_positions_undo_the_slice(present: set[int], data: st.DataObject) -> None:
+    row = sorted(present)
+    wanted = data.draw(st.lists(st.sampled_from(row), unique=True)) if row else []
+    assert [row[i] for i in positions(row, wanted)] == wanted
+
+
+def test_drop_and_count() -> None:
+    kept = {"vision": ((0, 1, 2), (1, 2))}
+    left = drop(kept, [Head("vision", 0, 1), Head("vision", 1, 2), Head("vision", 1, 1)])
+    assert left == {"vision": ((0, 2), ())}
+    assert (count(kept), count(left)) == (5, 2)
+    assert all_heads(left) == [Head("vision", 0, 0), Head("vision", 0, 2)]
+
+
+def test_intersection_and_union() -> None:
+    members = [{"v": ((0, 1), (2,))}, {"v": ((1, 3), ())}]
+    assert intersect_union(members) == ({"v": ((1,), ())}, {"v": ((0, 1, 3), (2,))})
+
+
+def test_removal_order_breaks_ties_by_place() -> None:
+    kept = {"v": ((0, 1), (0, 1))}
+    scores = {"v": [[0.5, 0.1], [0.1, 0.0]]}
+    assert removal_order(scores, all_heads(kept)) == [
+        Head("v", 1, 1), Head("v", 0, 1), Head("v", 1, 0), Head("v", 0, 0),
+    ]  # fmt: skip
+
+
+def test_layer_ranges() -> None:
+    assert parse_layers(None, 3) == {0, 1, 2}
+    assert parse_layers("1-2", 4) == {1, 2}
+    assert parse_layers("0, 2-3", 4) == {0, 2, 3}
+    for wrong in ("x", "2-", "-1", "4", "3-9"):
+        with pytest.raises(SurgeryError):
+            parse_layers(wrong, 4)
