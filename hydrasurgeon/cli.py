@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from hydrasurgeon.errors import HydraError, UsageError
@@ -406,6 +405,10 @@ def demo(
     stage(folder, run=run, force=force)
 
 
+# typer brings its own copy of click from some version on: this is the right one's UsageError.
+_WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
+
+
 def _batch(text: str) -> int | None:
     """A number, or None for auto."""
     if text == "auto":
@@ -430,18 +433,16 @@ def run(arguments: list[str]) -> int:
     from hydrasurgeon import render
 
     try:
-        app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
+        code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
     except HydraError as error:
         render.failed(error)
         return error.exit_code
-    except click.exceptions.Abort:
+    except typer.Abort:
         return 130
-    except click.ClickException as error:
+    except _WRONG_USAGE as error:
         error.show()
-        return error.exit_code
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    return 0
+        return int(error.exit_code)
+    return code if isinstance(code, int) else 0
 
 
 def main() -> Any:

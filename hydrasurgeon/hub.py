@@ -26,7 +26,6 @@ def fetch(spec: str) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -44,7 +43,9 @@ def fetch(spec: str) -> Path:
             f"{spec}: the hub has no {repo} (or it is private)",
             hint="Check the spelling; set HF_TOKEN for private repositories.",
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except ValueError as error:
+        raise CheckpointError(f"{spec}: {repo!r} is not a repository name", hint="Write timm:NAME, for example timm:vit_base_patch16_224.augreg_in21k.") from error
+    except (HfHubHTTPError, OSError) as error:
         raise CheckpointError(
             f"{spec}: {repo} is not in the cache and the hub cannot be reached",
             hint="Connect once, or give a local path.",

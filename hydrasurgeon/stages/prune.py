@@ -15,7 +15,7 @@ from hydrasurgeon.checkpoint import (
     save,
     single,
 )
-from hydrasurgeon.criteria import WITHOUT_DATA
+from hydrasurgeon.criteria import WITHOUT_DATA, criterion
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.heads import Kept, count, positions
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
@@ -137,6 +137,8 @@ def _score(
     if method is None:
         raise UsageError("prune: by which criterion?", hint="Give --method taylor, or --mask FILE.")
     recorded = opened.manifest.scores.get(method)
+    if recorded is None:
+        criterion(method)  # a misspelt name is the first thing to say
     if recorded is not None and data is None:
         return recorded, ()
     if data is None and method not in WITHOUT_DATA:

@@ -1,0 +1,254 @@
+"""Data specs: values, order, labels, fingerprints, and one clear error for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hydrasurgeon.data import Batches, fit_classes, open_data
+from hydrasurgeon.data.transforms import eval_transform, train_transform
+from hydrasurgeon.errors import DataError
+
+PREPROCESS = {"input_size": [1, 28, 28], "interpolation": "bicubic", "mean": [0.5], "std": [0.25], "crop_pct": 1.0}
+
+
+def image(value: int, size: int = 28, mode: str = "L") -> Image.Image:
+    return Image.fromarray(np.full((size, size), value, dtype=np.uint8)).convert(mode)
+
+
+def png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    image(value).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def folder(root: Path) -> Path:
+    """Class folders b and a, with 3 and 2 images."""
+    for name, values in (("b", (30, 31, 32)), ("a", (10, 11))):
+        (root / name / "deep").mkdir(parents=True)
+        for value in values:
+            image(value).save(root / name / "deep" / f"{value}.png")
+    return root
+
+
+def values(spec: str) -> list[int]:
+    samples = open_data(spec)
+    return [int(np.asarray(samples.read(i))[0, 0]) for i in range(len(samples))]
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    samples = open_data(str(folder(tmp_path / "d")))
+    assert samples.classes == ("a", "b")
+    assert samples.labels.tolist() == [0, 0, 1, 1, 1]
+    assert values(str(tmp_path / "d")) == [10, 11, 30, 31, 32]
+    assert samples.spec == "d"  # no absolute path reaches a manifest
+
+
+def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
+    image(7).save(tmp_path / "x.png")
+    samples = open_data(str(tmp_path))
+    assert samples.labels is None
+    with pytest.raises(DataError, match="has no labels"):
+        fit_classes(samples, num_classes=2, labels=None)
+
+
+def test_npz(tmp_path: Path) -> None:
+    pixels = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4)
+    np.savez(tmp_path / "d.npz", images=pixels, labels=np.array([2, 0, 1], dtype=np.int32))
+    samples = open_data(str(tmp_path / "d.npz"))
+    assert np.array_equal(np.asarray(samples.read(1)), pixels[1])
+    assert samples.labels.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"pixels": np.zeros((2, 4, 4), np.uint8)}, "no array 'images'"),
+        ({"images": np.zeros((2, 4, 4), np.float32)}, "must be uint8"),
+        ({"images": np.zeros((2, 16), np.uint8)}, "must be uint8"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, np.int64)}, "labels must be 2"),
+        ({"images": np.zeros((0, 4, 4), np.uint8)}, "holds no samples"),
+    ],
+)
+def test_wrong_npz(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    np.savez(tmp_path / "d.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        open_data(str(tmp_path / "d.npz"))
+
+
+def test_tables(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t, "label": la}) + "\n" for t, la in (("good", 1), ("bad", 0))))
+    samples = open_data(str(tmp_path / "t.jsonl"))
+    assert (samples.kind, samples.read(0), samples.labels.tolist()) == ("text", "good", [1, 0])
+    image(50).save(tmp_path / "fifty.png")
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "label"], ["fifty.png", "dog"], ["fifty.png", "cat"]])
+    samples = open_data(str(tmp_path / "t.csv"))
+    assert samples.classes == ("cat", "dog")
+    assert samples.labels.tolist() == [1, 0]
+    assert values(str(tmp_path / "t.csv")) == [50, 50]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"image": [{"bytes": png(v), "path": None} for v in (3, 4)], "label": [1, 0]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert values(str(tmp_path / "t.parquet")) == [3, 4]
+    assert open_data(str(tmp_path / "t.parquet")).labels.tolist() == [1, 0]
+    pq.write_table(pa.table({"pixels": [1], "label": [0]}), tmp_path / "w.parquet")
+    with pytest.raises(DataError, match="column image or text"):
+        open_data(str(tmp_path / "w.parquet"))
+    (tmp_path / "broken.parquet").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="not a readable"):
+        open_data(str(tmp_path / "broken.parquet"))
+
+
+def test_openood_lists(tmp_path: Path) -> None:
+    root = tmp_path / "images_classic"
+    folder(root / "cifar")
+    lists = tmp_path / "benchmark_imglist" / "cifar"
+    lists.mkdir(parents=True)
+    (lists / "test.txt").write_text("cifar/b/deep/30.png 1\ncifar/a/deep/10.png 0\n")
+    (lists / "ood.txt").write_text("cifar/b/deep/31.png -1\n")
+    assert values(str(lists / "test.txt")) == [30, 10]
+    assert open_data(str(lists / "test.txt")).labels.tolist() == [1, 0]
+    assert open_data(str(lists / "ood.txt")).labels is None
+    assert values(f"{lists / 'ood.txt'}@{root}") == [31]
+    (lists / "lost.txt").write_text("nowhere.png 0\n")
+    with pytest.raises(DataError, match=r"nowhere\.png is not there"):
+        open_data(str(lists / "lost.txt"))
+
+
+def test_hub_sets_go_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked = []
+
+    def load(repo: str, config: str | None, split: str) -> datasets.Dataset:
+        asked.append((repo, config, split))
+        if repo != "org/name":
+            raise FileNotFoundError(repo)
+        features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
+        return datasets.Dataset.from_dict({"text": ["a"], "label": [1]}, features=features)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    samples = open_data("hf:org/name/config:test")
+    assert asked == [("org/name", "config", "test")]
+    assert samples.classes == ("neg", "pos")
+    with pytest.raises(DataError, match="cannot be loaded"):
+        open_data("hf:missing/set:test")
+    with pytest.raises(DataError, match="names no split"):
+        open_data("hf:missing")
+
+
+def test_torchvision_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision
+
+    class Fake:
+        classes = ("a", "b")
+
+        def __init__(self, root: str, train: bool, download: bool) -> None:
+            self.data = torch.full((2, 28, 28), 9 if train else 5, dtype=torch.uint8)
+            self.targets = [0, 1]
+
+        def __len__(self) -> int:
+            return 2
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", Fake)
+    assert values("torchvision:mnist:test") == [5, 5]
+    assert values("torchvision:MNIST:train") == [9, 9]
+    with pytest.raises(DataError, match="no data set MNISTT"):
+        open_data("torchvision:MNISTT:test")
+
+
+def test_limits_are_seeded_subsets(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", images=np.zeros((100, 4, 4), np.uint8), labels=np.arange(100) // 50)
+    first = open_data(str(tmp_path / "d.npz"), limit=20, seed=1)
+    assert len(first) == 20
+    assert 0 < first.labels.sum() < 20  # not the first rows of a sorted set
+    assert first.labels.tolist() == open_data(str(tmp_path / "d.npz"), limit=20, seed=1).labels.tolist()
+    assert first.fingerprint() != open_data(str(tmp_path / "d.npz"), limit=20, seed=2).fingerprint()
+
+
+def test_fingerprints_follow_content_not_place(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "x" / "d"), folder(tmp_path / "y" / "d")
+    assert open_data(str(one)).fingerprint() == open_data(str(two)).fingerprint()
+    image(99).save(two / "a" / "deep" / "10.png")
+    assert open_data(str(one)).fingerprint() != open_data(str(two)).fingerprint()
+
+
+def test_classes_meet_the_models(tmp_path: Path) -> None:
+    samples = open_data(str(folder(tmp_path / "d")))
+    same = fit_classes(samples, num_classes=2, labels=("b", "a"))
+    assert same.labels.tolist() == [1, 1, 0, 0, 0]
+    with pytest.raises(DataError, match="has 2 classes, the model has 5"):
+        fit_classes(samples, num_classes=5, labels=None)
+
+
+def test_corrupt_images_are_named(tmp_path: Path) -> None:
+    root = folder(tmp_path / "d")
+    (root / "a" / "deep" / "10.png").write_bytes(b"not an image")
+    samples = open_data(str(root))
+    for workers in (0, 1):
+        with pytest.raises(DataError, match=r"10\.png: not a readable image"):
+            list(Batches(samples, eval_transform(PREPROCESS), batch_size=2, workers=workers))
+        batches = Batches(samples, eval_transform(PREPROCESS), batch_size=2, workers=workers, skip_bad=True)
+        assert torch.cat([b.labels for b in batches]).tolist() == [0, 1, 1, 1]
+        assert [name.split("/")[-1].split(":")[0] for name in batches.skipped] == ["10.png"]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    (tmp_path / "train.npz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"did you mean .*train\.npz"):
+        open_data(str(tmp_path / "trian.npz"))
+    with pytest.raises(DataError, match="no such data"):
+        open_data("nowhere")
+    with pytest.raises(DataError, match="no such demo set") as caught:
+        open_data("demo:tset")
+    assert "demo:test" in str(caught.value.hint)
+
+
+def test_exact_size_is_left_exactly_alone() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
+    found = eval_transform(PREPROCESS)(Image.fromarray(pixels))
+    expected = (torch.from_numpy(pixels).float() / 255 - 0.5) / 0.25
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "I;16"])
+def test_every_picture_becomes_what_the_model_reads(mode: str) -> None:
+    picture = image(128, mode=mode) if mode != "I;16" else Image.fromarray(np.full((28, 28), 128 * 256, np.uint16))
+    for channels in (1, 3):
+        preprocess = PREPROCESS | {"input_size": [channels, 28, 28], "mean": [0.0] * channels, "std": [1.0] * channels}
+        found = eval_transform(preprocess)(picture)
+        assert found.shape == (channels, 28, 28)
+        assert found.mean().item() == pytest.approx(128 / 255, abs=0.01)
+
+
+def test_augmentation_does_not_depend_on_workers_or_start(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", images=rng.integers(0, 256, (12, 28, 28), dtype=np.uint8))
+    samples = open_data(str(tmp_path / "d.npz"))
+    augment = {"random_resized_crop": [0.5, 1.0], "hflip": 0.5, "rand_augment": "rand-m9-n2"}
+    transform = train_transform(PREPROCESS, augment)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+
+    def run(seed: int, workers: int, order: list[int]) -> torch.Tensor:
+        batches = Batches(samples, transform, batch_size=4, workers=workers, augment_seed=seed, order=order)
+        return torch.cat([b.inputs for b in batches])
+
+    whole = run(5, 0, list(range(12)))
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers are untouched
+    assert torch.equal(whole, run(5, 2, list(range(12))))
+    assert torch.equal(whole[4:], run(5, 0, list(range(4, 12))))
+    assert not torch.equal(whole, run(6, 0, list(range(12))))
