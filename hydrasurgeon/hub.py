@@ -44,7 +44,10 @@ def fetch(spec: str) -> Path:
             hint="Check the spelling; set HF_TOKEN for private repositories.",
         ) from error
     except ValueError as error:
-        raise CheckpointError(f"{spec}: {repo!r} is not a repository name", hint="Write timm:NAME, for example timm:vit_base_patch16_224.augreg_in21k.") from error
+        raise CheckpointError(
+            f"{spec}: {repo!r} is not a repository name",
+            hint="Write timm:NAME, for example timm:vit_base_patch16_224.augreg_in21k.",
+        ) from error
     except (HfHubHTTPError, OSError) as error:
         raise CheckpointError(
             f"{spec}: {repo} is not in the cache and the hub cannot be reached",

@@ -20,7 +20,13 @@ def from_timm(name: str) -> dict[str, tuple[int, ...]]:
         return {n: tuple(t.shape) for n, t in timm.create_model(name).state_dict().items()}
 
 
-FEW = ["vit_base_patch16_224", "deit_tiny_distilled_patch16_224", "vit_small_patch14_dinov2", "vit_base_patch16_siglip_224", "aimv2_large_patch14_224"]
+FEW = [
+    "vit_base_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "vit_small_patch14_dinov2",
+    "vit_base_patch16_siglip_224",
+    "aimv2_large_patch14_224",
+]
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -67,7 +73,17 @@ def test_what_would_run_differently_is_ambiguous() -> None:
 
 
 def test_unregistered_sizes_say_what_to_type() -> None:
-    tiny = tensor_shapes({"embed_dim": 128, "depth": 6, "num_heads": 8, "num_classes": 10, "patch_size": 7, "img_size": 28, "in_chans": 1})
+    tiny = tensor_shapes(
+        {
+            "embed_dim": 128,
+            "depth": 6,
+            "num_heads": 8,
+            "num_classes": 10,
+            "patch_size": 7,
+            "img_size": 28,
+            "in_chans": 1,
+        }
+    )
     with pytest.raises(CheckpointError, match="dim 128, depth 6, patch 7, MLP ratio 4") as caught:
         infer(tiny)
     assert "embed_dim=128,depth=6,num_heads=…" in str(caught.value.hint)

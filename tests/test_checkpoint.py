@@ -18,7 +18,14 @@ from safetensors.torch import load_file, save_file
 import hydrasurgeon as hs
 from hydrasurgeon import checkpoint as checkpoint_module
 from hydrasurgeon.checkpoint import open_checkpoint
-from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import (
+    CheckpointError,
+    HydraError,
+    ManifestError,
+    OutputError,
+    SurgeryError,
+    UsageError,
+)
 from hydrasurgeon.manifest import json_schema, read_manifest, sidecar
 from hydrasurgeon.tensorfile import as_float, from_float
 
@@ -162,7 +169,9 @@ def test_missing_and_foreign_tensors(tiny: MAKE) -> None:
     save_file(missing, path, metadata=metadata)
     with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.bias is missing"):
         open_checkpoint(path)
-    save_file(tensors | {"head.weight": tensors["head.weight"].to(torch.int8)}, path, metadata=metadata)
+    save_file(
+        tensors | {"head.weight": tensors["head.weight"].to(torch.int8)}, path, metadata=metadata
+    )
     with pytest.raises(CheckpointError, match=r"head\.weight has dtype I8"):
         open_checkpoint(path)
 
@@ -174,7 +183,9 @@ def test_not_there(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "model.pt")
 
 
-def test_full_disk_leaves_nothing(tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_nothing(
+    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tiny()
 
     def full(*_: object) -> str:
@@ -208,7 +219,11 @@ def test_prune_needs_one_amount(tiny: MAKE) -> None:
 def test_directory_output_reads_back(tiny: MAKE, tmp_path: Path) -> None:
     path = tiny()
     hs.prune(path, method="random", keep=2, out=f"{tmp_path}/member/")
-    assert sorted(p.name for p in (tmp_path / "member").iterdir()) == ["config.json", "heads.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "member").iterdir()) == [
+        "config.json",
+        "heads.json",
+        "model.safetensors",
+    ]
     opened = open_checkpoint(tmp_path / "member")
     assert opened.recorded
     assert opened.manifest.kind == "member"
@@ -227,7 +242,9 @@ def test_timm_directory(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
         expected = model.eval()(images)
-    torch.testing.assert_close(hs.load(tmp_path / "dir", device="cpu")(images)[:, 0], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        hs.load(tmp_path / "dir", device="cpu")(images)[:, 0], expected, rtol=0, atol=1e-5
+    )
 
 
 def test_sharded_directory(tiny: MAKE, tmp_path: Path) -> None:
@@ -242,7 +259,9 @@ def test_sharded_directory(tiny: MAKE, tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4"
     pruned = hs.prune(folder, arch=arch, method="magnitude", keep=2, out=tmp_path / "m.safetensors")
-    same = hs.prune(tmp_path / "vit.safetensors", method="magnitude", keep=2, out=tmp_path / "n.safetensors")
+    same = hs.prune(
+        tmp_path / "vit.safetensors", method="magnitude", keep=2, out=tmp_path / "n.safetensors"
+    )
     assert pruned.manifest.weights_sha256 == same.manifest.weights_sha256
     (folder / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"shard b\.safetensors is missing"):

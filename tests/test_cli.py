@@ -17,7 +17,9 @@ SPEC = Callable[..., str]
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str, str]]:
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], tuple[int, str, str]]:
     monkeypatch.chdir(tmp_path)
 
     def call(line: str) -> tuple[int, str, str]:
@@ -28,7 +30,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return call
 
 
-def test_the_users_own_lines(tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]) -> None:
+def test_the_users_own_lines(
+    tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]
+) -> None:
     tiny()
     images()
     code, _, err = shell("prune --method taylor --keep 2 vit.safetensors")
@@ -49,7 +53,9 @@ def test_the_users_own_lines(tiny: MAKE, images: SPEC, shell: Callable[[str], tu
     assert "■" in out
 
 
-def test_json_is_all_there_is_on_stdout(tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]) -> None:
+def test_json_is_all_there_is_on_stdout(
+    tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]
+) -> None:
     tiny()
     images()
     for line in (
@@ -97,7 +103,13 @@ def test_quiet_is_quiet(tiny: MAKE, shell: Callable[[str], tuple[int, str, str]]
     ],
 )
 def test_mistakes(
-    tiny: MAKE, images: SPEC, tmp_path: Path, shell: Callable[[str], tuple[int, str, str]], line: str, code: int, says: str
+    tiny: MAKE,
+    images: SPEC,
+    tmp_path: Path,
+    shell: Callable[[str], tuple[int, str, str]],
+    line: str,
+    code: int,
+    says: str,
 ) -> None:
     tiny()
     images("seven.npz", classes=7)
@@ -114,11 +126,15 @@ def test_mistakes(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(before)
 
 
-def test_a_failed_check_exits_1(tiny: MAKE, images: SPEC, tmp_path: Path, shell: Callable[[str], tuple[int, str, str]]) -> None:
+def test_a_failed_check_exits_1(
+    tiny: MAKE, images: SPEC, tmp_path: Path, shell: Callable[[str], tuple[int, str, str]]
+) -> None:
     tiny()
     images()
     for seed in (1, 2):
-        shell(f"finetune vit --data data.npz --recipe demo --set epochs=3 --set lr=0.01 --set batch_size=8 --seed {seed} -o t{seed}")
+        shell(
+            f"finetune vit --data data.npz --recipe demo --set epochs=3 --set lr=0.01 --set batch_size=8 --seed {seed} -o t{seed}"
+        )
     code, _, err = shell("fuse t1 t2 -o h --check data.npz --tolerance 1e-9")
     assert code == 1
     assert "allowed is 1e-09" in err
@@ -127,7 +143,16 @@ def test_a_failed_check_exits_1(tiny: MAKE, images: SPEC, tmp_path: Path, shell:
     assert "accuracy" in out
 
 
-LIGHT = ("torch", "timm", "transformers", "open_clip", "datasets", "accelerate", "torchvision", "sklearn")
+LIGHT = (
+    "torch",
+    "timm",
+    "transformers",
+    "open_clip",
+    "datasets",
+    "accelerate",
+    "torchvision",
+    "sklearn",
+)
 
 
 def imported(line: str, cwd: Path) -> set[str]:
@@ -136,14 +161,23 @@ def imported(line: str, cwd: Path) -> set[str]:
         "import sys\nfrom hydrasurgeon.cli import run\n"
         f"assert run({line.split()!r}) == 0\nprint('\\n' + ' '.join(m for m in {LIGHT!r} if m in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=True
+    )
     return set(done.stdout.splitlines()[-1].split())
 
 
 def test_light_commands_import_nothing_heavy(tiny: MAKE, bare: MAKE, tmp_path: Path) -> None:
     tiny()
     bare("bare.safetensors")
-    lines = ("--help", "prune --help", "schema", "inspect vit", "inspect bare", "prune --method random --keep 2 vit -o a")
+    lines = (
+        "--help",
+        "prune --help",
+        "schema",
+        "inspect vit",
+        "inspect bare",
+        "prune --method random --keep 2 vit -o a",
+    )
     for line in lines:
         assert imported(line, tmp_path) == set(), line
     assert imported("prune --method random --keep 3 vit -o b", tmp_path) == set()
@@ -158,6 +192,8 @@ def test_import_is_light() -> None:
 def test_a_closed_pipe_is_no_error(tiny: MAKE, tmp_path: Path) -> None:
     tiny()
     line = f"{sys.executable} -m hydrasurgeon schema | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "0"
     assert done.stderr == ""

@@ -24,15 +24,43 @@ SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
 def test_the_papers_recipes() -> None:
     assert recipe_names() == ["cifar100", "demo", "imagenet", "scratch", "sst2"]
     imagenet, cifar, sst2 = (load_recipe(name, {}) for name in ("imagenet", "cifar100", "sst2"))
-    assert (imagenet.optimizer, imagenet.momentum, imagenet.warmup, imagenet.steps, imagenet.floor) == ("sgd", 0.9, 5000, 120_000, 1e-5)
-    assert (imagenet.label_smoothing, imagenet.dropout, imagenet.augment.rand_augment) == (0.1, 0.1, "rand-m12-n2")
-    assert (cifar.last_blocks, cifar.classifier, cifar.warmup, cifar.steps) == (5, "zero", 500, 10_000)
-    assert (sst2.optimizer, sst2.lr, sst2.schedule, sst2.warmup, sst2.clip, sst2.max_length) == ("adamw", 1e-5, "linear", 0.1, 1.0, 128)
+    assert (
+        imagenet.optimizer,
+        imagenet.momentum,
+        imagenet.warmup,
+        imagenet.steps,
+        imagenet.floor,
+    ) == ("sgd", 0.9, 5000, 120_000, 1e-5)
+    assert (imagenet.label_smoothing, imagenet.dropout, imagenet.augment.rand_augment) == (
+        0.1,
+        0.1,
+        "rand-m12-n2",
+    )
+    assert (cifar.last_blocks, cifar.classifier, cifar.warmup, cifar.steps) == (
+        5,
+        "zero",
+        500,
+        10_000,
+    )
+    assert (sst2.optimizer, sst2.lr, sst2.schedule, sst2.warmup, sst2.clip, sst2.max_length) == (
+        "adamw",
+        1e-5,
+        "linear",
+        0.1,
+        1.0,
+        128,
+    )
 
 
 def test_overrides() -> None:
     recipe = load_recipe("demo", {"lr": "1e-2", "steps": "7", "clip": "null", "augment.hflip": "0"})
-    assert (recipe.lr, recipe.steps, recipe.epochs, recipe.clip, recipe.augment.hflip) == (0.01, 7, None, None, 0.0)
+    assert (recipe.lr, recipe.steps, recipe.epochs, recipe.clip, recipe.augment.hflip) == (
+        0.01,
+        7,
+        None,
+        None,
+        0.0,
+    )
     with pytest.raises(UsageError, match="did you mean momentum") as caught:
         load_recipe("demo", {"momentun": "1"})
     assert "augment.hflip" in str(caught.value.hint)
@@ -62,12 +90,20 @@ def test_epoch_orders_partition_the_data() -> None:
 
 def test_training_learns(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     out = tmp_path / "t.safetensors"
-    hs.finetune(tiny(), data=images(rows=60), recipe="demo", set={"epochs": "12", "batch_size": "10", "lr": "3e-3", "augment.pad_crop": "null"}, out=out)
+    hs.finetune(
+        tiny(),
+        data=images(rows=60),
+        recipe="demo",
+        set={"epochs": "12", "batch_size": "10", "lr": "3e-3", "augment.pad_crop": "null"},
+        out=out,
+    )
     report = hs.evaluate([out], data=images("test.npz", rows=50, seed=9)).report
     assert report.results[0].id.accuracy > 0.9
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
     path, spec = tiny(), images()
     options = {"data": spec, "val": spec, "recipe": "demo", "set": SHORT, "seed": 3}
     hs.finetune(path, out=tmp_path / "whole.safetensors", **options)
@@ -94,9 +130,28 @@ def test_an_interrupted_run_ends_with_the_same_bits(tiny: MAKE, images: SPEC, tm
 
 def test_accumulation_equals_a_larger_batch(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
-    quiet = {"epochs": "1", "dropout": "0", "augment.pad_crop": "null", "augment.hflip": "0", "optimizer": "sgd", "lr": "0.1"}
-    one = hs.finetune(path, data=spec, recipe="demo", set=quiet | {"batch_size": "8"}, out=tmp_path / "a.safetensors")
-    two = hs.finetune(path, data=spec, recipe="demo", set=quiet | {"batch_size": "4", "accumulate": "2"}, out=tmp_path / "b.safetensors")
+    quiet = {
+        "epochs": "1",
+        "dropout": "0",
+        "augment.pad_crop": "null",
+        "augment.hflip": "0",
+        "optimizer": "sgd",
+        "lr": "0.1",
+    }
+    one = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set=quiet | {"batch_size": "8"},
+        out=tmp_path / "a.safetensors",
+    )
+    two = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set=quiet | {"batch_size": "4", "accumulate": "2"},
+        out=tmp_path / "b.safetensors",
+    )
     assert one.trained.steps == two.trained.steps == 5
     for name, tensor in load_file(one.path).items():
         torch.testing.assert_close(tensor, load_file(two.path)[name], rtol=0, atol=1e-6)
@@ -109,10 +164,14 @@ def test_what_is_frozen_stays(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     def changed(**options: object) -> set[str]:
         out = tmp_path / "t.safetensors"
         hs.finetune(path, data=spec, recipe="demo", out=out, force=True, **options)
-        return {name for name, tensor in load_file(out).items() if not torch.equal(tensor, before[name])}
+        return {
+            name for name, tensor in load_file(out).items() if not torch.equal(tensor, before[name])
+        }
 
     free = changed(freeze="mlp,embedding", set={"epochs": "1", "batch_size": "8"})
-    assert not {n for n in free if ".mlp." in n or n.startswith(("patch_embed", "pos_embed", "cls_token"))}
+    assert not {
+        n for n in free if ".mlp." in n or n.startswith(("patch_embed", "pos_embed", "cls_token"))
+    }
     assert {"blocks.0.attn.qkv.weight", "norm.weight", "head.weight", "blocks.2.norm2.bias"} <= free
     last = changed(set={"epochs": "1", "batch_size": "8", "last_blocks": "1"})
     assert {n.split(".")[1] for n in last if n.startswith("blocks.")} == {"2"}
@@ -123,8 +182,16 @@ def test_what_is_frozen_stays(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
 def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images(classes=3)
     with pytest.raises(DataError, match="label 5"):
-        hs.finetune(path, data=images("seven.npz", classes=7), recipe="demo", out=tmp_path / "x.safetensors")
-    tuned = hs.finetune(path, data=spec, recipe="demo", set={"classifier": "zero", "steps": "1"}, out=tmp_path / "t.safetensors")
+        hs.finetune(
+            path, data=images("seven.npz", classes=7), recipe="demo", out=tmp_path / "x.safetensors"
+        )
+    tuned = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set={"classifier": "zero", "steps": "1"},
+        out=tmp_path / "t.safetensors",
+    )
     assert tuned.manifest.model.num_classes == 3
     assert load_file(tuned.path)["head.weight"].shape == (3, 32)
     # One step from zero weights: all logits were equal, so the first loss is ln 3 whatever the smoothing.
@@ -133,7 +200,9 @@ def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_
 
 def test_a_pruned_member_stays_pruned(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     pruned = hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m.safetensors")
-    tuned = hs.finetune(pruned.path, data=images(), recipe="demo", set=SHORT, out=tmp_path / "t.safetensors")
+    tuned = hs.finetune(
+        pruned.path, data=images(), recipe="demo", set=SHORT, out=tmp_path / "t.safetensors"
+    )
     assert tuned.manifest.kind == "member"
     assert tuned.manifest.kept == pruned.manifest.kept
     assert tuned.manifest.scores == {}
@@ -143,7 +212,9 @@ def test_a_pruned_member_stays_pruned(tiny: MAKE, images: SPEC, tmp_path: Path) 
 def test_bfloat16_after_float32_in_one_process(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
     full = hs.finetune(path, data=spec, recipe="demo", set=SHORT, out=tmp_path / "a.safetensors")
-    half = hs.finetune(path, data=spec, recipe="demo", set=SHORT, dtype="bfloat16", out=tmp_path / "b.safetensors")
+    half = hs.finetune(
+        path, data=spec, recipe="demo", set=SHORT, dtype="bfloat16", out=tmp_path / "b.safetensors"
+    )
     assert half.trained.loss != full.trained.loss
     assert half.trained.loss == pytest.approx(full.trained.loss, abs=0.05)
     assert all(t.dtype == torch.float32 for t in load_file(half.path).values())
@@ -151,5 +222,11 @@ def test_bfloat16_after_float32_in_one_process(tiny: MAKE, images: SPEC, tmp_pat
 
 def test_a_diverging_run_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the loss is"):
-        hs.finetune(tiny(), data=images(), recipe="demo", set={"lr": "1e30", "clip": "null", "warmup": "0", "optimizer": "sgd", "epochs": "9"}, out=tmp_path / "t.safetensors")
+        hs.finetune(
+            tiny(),
+            data=images(),
+            recipe="demo",
+            set={"lr": "1e30", "clip": "null", "warmup": "0", "optimizer": "sgd", "epochs": "9"},
+            out=tmp_path / "t.safetensors",
+        )
     assert not (tmp_path / "t.safetensors").exists()

@@ -67,7 +67,9 @@ def test_ablation_zeroes_the_output_columns(tiny: MAKE) -> None:
     with torch.no_grad():
         model.module.blocks[1].attn.proj.weight[:, 8:16] = 0
         expected = model(INPUTS)
-    torch.testing.assert_close(masked_logits(path, [Head("vision", 1, 1)]), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        masked_logits(path, [Head("vision", 1, 1)]), expected, rtol=0, atol=1e-13
+    )
 
 
 def test_pruning_twice_is_pruning_once(tiny: MAKE, tmp_path: Path) -> None:
@@ -125,9 +127,15 @@ def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -
     opened = open_checkpoint(path)
     planned = []
     for name, tensor in load_file(path).items():
-        noisy = tensor + 0.1 * torch.randn(tensor.shape, generator=generator) if change(name) else tensor
+        noisy = (
+            tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+            if change(name)
+            else tensor
+        )
         raw, dtype = to_raw(noisy)
-        planned.append(Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: (raw, digest(raw))))
+        planned.append(
+            Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: (raw, digest(raw)))
+        )
     save(out, planned, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))
     return out
 
@@ -172,7 +180,12 @@ def test_what_is_frozen_is_stored_once(tiny: MAKE, tmp_path: Path) -> None:
     assert own == {
         f"members.{i}.{name}"
         for i in range(3)
-        for name in ("blocks.2.attn.qkv.weight", "blocks.2.attn.qkv.bias", "head.weight", "head.bias")
+        for name in (
+            "blocks.2.attn.qkv.weight",
+            "blocks.2.attn.qkv.bias",
+            "head.weight",
+            "head.bias",
+        )
     }
     expected = torch.cat([logits(m) for m in members], dim=1)
     torch.testing.assert_close(logits(fused.path), expected, rtol=0, atol=1e-12)
@@ -181,7 +194,9 @@ def test_what_is_frozen_is_stored_once(tiny: MAKE, tmp_path: Path) -> None:
 def test_gradients_flow_through_a_hydra(tiny: MAKE, tmp_path: Path) -> None:
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    hydra = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float64")
+    hydra = hs.load(
+        hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float64"
+    )
     hydra.requires_grad_(True)
     hydra(INPUTS)[:, :, 0].sum().backward()
     total = hydra.module.members[0].patch_embed.proj.weight.grad.clone()
@@ -197,14 +212,22 @@ def test_predict_averages_probabilities(tiny: MAKE, tmp_path: Path) -> None:
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
     hydra = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
-    expected = torch.stack([hs.load(m, device="cpu").predict(INPUTS.float()) for m in members]).mean(dim=0)
+    expected = torch.stack(
+        [hs.load(m, device="cpu").predict(INPUTS.float()) for m in members]
+    ).mean(dim=0)
     torch.testing.assert_close(hydra.predict(INPUTS.float()), expected, rtol=0, atol=1e-6)
 
 
 def test_unfusable_members_are_named(tiny: MAKE, tmp_path: Path) -> None:
     a = tiny("a.safetensors")
-    b = tiny("b.safetensors", arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=6")
-    c = tiny("c.safetensors", arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=5")
+    b = tiny(
+        "b.safetensors",
+        arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=6",
+    )
+    c = tiny(
+        "c.safetensors",
+        arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=5",
+    )
     with pytest.raises(SurgeryError, match=r"number of classes differs \(5 / 6\)"):
         hs.fuse([a, b], out=tmp_path / "h.safetensors")
     with pytest.raises(SurgeryError, match=r"configuration differs .*depth.*3.*depth.*2"):

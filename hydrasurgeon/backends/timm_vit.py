@@ -243,7 +243,10 @@ def _shrink(attn: Any, heads: int) -> None:
 
     width = heads * attn.head_dim
     attn.num_heads, attn.attn_dim = heads, width
-    for linear, out, into in ((attn.qkv, 3 * width, attn.qkv.in_features), (attn.proj, attn.proj.out_features, width)):
+    for linear, out, into in (
+        (attn.qkv, 3 * width, attn.qkv.in_features),
+        (attn.proj, attn.proj.out_features, width),
+    ):
         device = linear.weight.device
         linear.out_features, linear.in_features = out, into
         linear.weight = nn.Parameter(empty(out, into, device=device))

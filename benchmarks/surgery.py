@@ -1,0 +1,168 @@
+"""What the file operations cost: start-up against `import torch`, prune and fuse of a 1.2 GB ViT against `cp`.
+
+Both sides of each comparison run in turn in one session; figures are ratios of medians. Writes
+benchmarks/results/surgery.json, from which tools/render_docs.py makes docs/benchmarks.md.
+
+    python benchmarks/surgery.py [--runs 5] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results" / "surgery.json"
+TORCH = [sys.executable, "-c", "import torch"]
+
+
+def measure(*commands: list[str], runs: int, cwd: Path) -> list[tuple[float, float]]:
+    """Median seconds and peak megabytes of each command, run in turn."""
+    times: list[list[float]] = [[] for _ in commands]
+    peaks: list[list[float]] = [[] for _ in commands]
+    for run in range(runs + 1):
+        for i, command in enumerate(commands):
+            start = time.perf_counter()
+            process = subprocess.Popen(
+                command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - start
+            if status:
+                raise SystemExit(
+                    f"{command}: {process.stderr.read().decode() if process.stderr else ''}"
+                )
+            if run:  # the first fills the caches
+                times[i].append(seconds)
+                peaks[i].append(usage.ru_maxrss / 1024)
+    return [(statistics.median(t), max(p)) for t, p in zip(times, peaks, strict=True)]
+
+
+def hydrasurgeon(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hydrasurgeon", *arguments]
+
+
+def start_up(runs: int, cwd: Path) -> dict[str, float]:
+    small = str(Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors")
+    torch, helps, inspects = measure(
+        TORCH, hydrasurgeon("--help"), hydrasurgeon("inspect", small), runs=runs, cwd=cwd
+    )
+    return {
+        "import_torch_s": torch[0],
+        "help_s": helps[0],
+        "inspect_s": inspects[0],
+        "help_ratio": helps[0] / torch[0],
+        "inspect_ratio": inspects[0] / torch[0],
+    }
+
+
+def make_vit(path: Path) -> None:
+    """A ViT-L/16 with random weights: 1.2 GB in float32."""
+    import timm
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    save_file(
+        timm.create_model("vit_large_patch16_224").state_dict(), path, metadata={"format": "pt"}
+    )
+
+
+def surgery(runs: int, folder: Path) -> dict[str, dict[str, float]]:
+    """Budget: twice the time of cp of the bytes read and written, plus the import of torch; 600 MB above it."""
+    make_vit(folder / "vit.safetensors")
+    prune = hydrasurgeon(
+        "prune",
+        "--method",
+        "random",
+        "--keep",
+        "11",
+        "vit",
+        "-o",
+        "p.safetensors",
+        "--force",
+        "--quiet",
+    )
+    for seed in ("1", "2", "3"):
+        subprocess.run(
+            hydrasurgeon("prune", "--method", "random", "--keep", "11", "--seed", seed, "vit", "-o", f"m{seed}.safetensors"),
+            cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    fuse = hydrasurgeon("fuse", "m1", "m2", "m3", "-o", "h.safetensors", "--force", "--quiet")
+    subprocess.run(prune, cwd=folder, check=True)
+    subprocess.run(fuse, cwd=folder, check=True)
+    found = {}
+    for name, command, inputs, output in (
+        ("prune", prune, ["vit"], "p"),
+        ("fuse", fuse, ["m1", "m2", "m3"], "h"),
+    ):
+        # cp reads and writes what it is given: half of it for the bytes read, half for those written.
+        reads = [folder / f"{i}.safetensors" for i in inputs]
+        copies = " && ".join(
+            f"cp {p.name} copy.bin" for p in [*reads, folder / f"{output}.safetensors"]
+        )
+        ours, copy, torch = measure(command, ["sh", "-c", copies], TORCH, runs=runs, cwd=folder)
+        budget = 2 * copy[0] + torch[0]
+        found[name] = {
+            "seconds": ours[0],
+            "cp_seconds": copy[0],
+            "import_torch_seconds": torch[0],
+            "budget_seconds": budget,
+            "share_of_budget": ours[0] / budget,
+            "peak_mb": ours[1],
+            "torch_peak_mb": torch[1],
+            "bytes_read": sum(p.stat().st_size for p in reads),
+            "bytes_written": (folder / f"{output}.safetensors").stat().st_size,
+        }
+    return found
+
+
+def machine() -> dict[str, object]:
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        model = next(
+            (
+                x.split(":")[1].strip()
+                for x in cpuinfo.read_text().splitlines()
+                if x.startswith("model name")
+            ),
+            model,
+        )
+    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument(
+        "--folder", type=Path, help="where the large files go; a temporary folder if not given"
+    )
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
+    try:
+        results = {
+            "machine": machine(),
+            "runs": arguments.runs,
+            "start_up": start_up(arguments.runs, folder),
+        }
+        results |= surgery(arguments.runs, folder)
+    finally:
+        shutil.rmtree(folder)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
