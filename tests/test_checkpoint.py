@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -295,3 +297,34 @@ def test_errors_carry_their_exit_codes() -> None:
     assert codes == {
         "CheckFailed": 1, "UsageError": 2, "CheckpointError": 3, "SurgeryError": 4, "DataError": 5, "MissingDependency": 6,
     }  # fmt: skip
+
+
+def test_a_write_that_fails_halfway_leaves_nothing(tiny: MAKE, tmp_path: Path) -> None:
+    """The kernel refuses to let the file grow: the error is one message and the folder is as it was."""
+    tiny()
+    code = (
+        "import resource, sys\nfrom hydrasurgeon.cli import run\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
+        "sys.exit(run('prune --method random --keep 2 vit -o m.safetensors'.split()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "m.safetensors: cannot be written (File too large)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["vit.heads.json", "vit.safetensors"]
+
+
+def test_architectures_that_cannot_be_pruned(tmp_path: Path) -> None:
+    save_file({"patch_embed.proj.weight": torch.zeros(8, 3, 4, 4), "blocks.0.attn.q_bias": torch.zeros(8)}, tmp_path / "beit.safetensors")
+    with pytest.raises(SurgeryError, match="EVA or BEiT"):
+        open_checkpoint(tmp_path / "beit")
+    with pytest.raises(SurgeryError, match="ParallelScalingBlock"):
+        open_checkpoint(tmp_path / "beit", arch=_parallel())
+    with pytest.raises(SurgeryError, match="resnet50 cannot be pruned"):
+        open_checkpoint(tmp_path / "beit", arch="timm:resnet50")
+
+
+def _parallel() -> str:
+    from hydrasurgeon.backends.architectures import table
+
+    return "timm:" + next(name for name, a in table().items() if a.why and "ParallelScalingBlock" in a.why)

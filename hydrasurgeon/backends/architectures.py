@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.errors import CheckpointError, SurgeryError
 
 __all__ = ["Architecture", "Match", "fits", "infer", "named", "tensor_shapes"]
 
@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "norm_layer": "LayerNorm", "act_layer": "GELU", "block_fn": "Block", "mlp_layer": "Mlp",
     "attn_layer": "Attention", "class": "VisionTransformer",
 }  # fmt: skip
+SUPPORTED = "Supported: timm's ViT and DeiT models (vit_*, deit_*)."
 # What a file itself may say differently from the registered architecture.
 FREE = ("img_size", "in_chans", "num_classes")
 # init_values only starts LayerScale; whether it is there shows in the names.
@@ -74,13 +75,10 @@ def named(name: str) -> Architecture:
     plain = name.partition(".")[0]  # vit_base_patch16_224.augreg_in21k: the tag names weights
     if plain in table():
         return table()[plain]
-    near = difflib.get_close_matches(plain, table(), n=3)
-    raise CheckpointError(
-        f"timm:{name} is not a supported architecture",
-        hint=f"Did you mean {', '.join(near)}?"
-        if near
-        else "Supported: timm's VisionTransformer models (vit_*, deit_*).",
-    )
+    near = difflib.get_close_matches(plain, table(), n=3, cutoff=0.75)
+    if near:
+        raise CheckpointError(f"timm:{name} is not a known architecture", hint=f"Did you mean {', '.join(near)}?")
+    raise SurgeryError(f"timm:{name} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED)
 
 
 def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -264,15 +262,12 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
 
 
 def _must_look_like_timm(shapes: Shapes, where: str) -> None:
-    supported = "Supported: timm ViT and DeiT checkpoints."
     if "patch_embed.proj.weight" in shapes and len(shapes["patch_embed.proj.weight"]) == 4:
         if (
             "blocks.0.attn.q_bias" in shapes
             or "blocks.0.attn.relative_position_bias_table" in shapes
         ):
-            raise CheckpointError(
-                f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=supported
-            )
+            raise SurgeryError(f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=SUPPORTED)
         qkv = shapes.get("blocks.0.attn.qkv.weight")
         if qkv is not None:
             for name, shape in shapes.items():
@@ -292,10 +287,10 @@ def _must_look_like_timm(shapes: Shapes, where: str) -> None:
     ):
         if any(mark in name for name in shapes):
             raise CheckpointError(
-                f"{where}: looks like {what}, which is not supported", hint=supported
+                f"{where}: looks like {what}, which is not supported", hint=SUPPORTED
             )
     some = ", ".join(list(shapes)[:3])
-    raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=supported)
+    raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)
 
 
 def _geometry(shapes: Shapes) -> str:
