@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import (
@@ -23,7 +24,10 @@ from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress, compute
-from hydrasurgeon.tensorfile import Planned, Raw, digest, weights_sha256
+from hydrasurgeon.tensorfile import Planned, digest, weights_sha256
+
+if TYPE_CHECKING:
+    from hydrasurgeon.tensorfile import Raw
 
 __all__ = ["Pruned", "plan_pruning", "prune"]
 
