@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hydrasurgeon.heads import Kept
@@ -143,4 +144,8 @@ class Backend(Protocol):
         self, model: Model, augment: Mapping[str, Any] | None = None
     ) -> Callable[[Any], Any]:
         """Raw sample → model input; with `augment` the training transform."""
+        ...
+
+    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
+        """Random inputs of the right shape, for measuring cost."""
         ...

@@ -14,6 +14,7 @@ from hydrasurgeon.manifest import Model, Tower
 from hydrasurgeon.slicing import HeadTensor
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hydrasurgeon.heads import Kept
@@ -169,6 +170,11 @@ class TimmViT:
             if augment is not None
             else eval_transform(model.preprocess)
         )
+
+    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
+        from torch import randn
+
+        return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
 
 def parse_arch(text: str) -> tuple[str, dict[str, Any]]:
