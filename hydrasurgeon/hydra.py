@@ -24,6 +24,8 @@ __all__ = ["Hydra", "attend", "run_block"]
 
 Hidden = Float[Tensor, "batch token embed"]
 Stacked = Float[Tensor, "member batch token embed"]
+Biases = Sequence[Tensor | None]
+"""One for each member: paddings are alike, tuned tables of relative positions are not."""
 
 
 class Hydra(nn.Module):
@@ -56,11 +58,12 @@ class Hydra(nn.Module):
             for block in self._trunk:
                 hidden = run_block(block, hidden, bias)
             stacked = hidden.expand(len(self._anatomies), *hidden.shape)
+            biases = [bias] * len(self._anatomies)
         else:
             stacks = [anatomy.embed(inputs) for anatomy in self._anatomies]
-            stacked, bias = torch.stack([s.hidden for s in stacks]), stacks[0].bias
+            stacked, biases = torch.stack([s.hidden for s in stacks]), [s.bias for s in stacks]
         for layer in self._layers:
-            stacked = layer(stacked, bias)
+            stacked = layer(stacked, biases)
         return self._read(stacked)
 
     def _read(self, stacked: Stacked) -> Float[Tensor, "batch member klass"]:
@@ -82,9 +85,15 @@ def run_block(block: Block, hidden: Hidden, bias: Tensor | None) -> Hidden:
 
 def attend(site: Attention, hidden: Hidden, bias: Tensor | None) -> Hidden:
     """Multi-head attention of one site with the heads it has."""
+    shift = _bias_of(bias, site.heads)
     return site.out(
-        _merge(scaled_dot_product_attention(*_qkv(site, hidden), attn_mask=bias, scale=site.scale))
+        _merge(scaled_dot_product_attention(*_qkv(site, hidden), attn_mask=shift, scale=site.scale))
     )
+
+
+def _bias_of(bias: Tensor | None, heads: Sequence[int]) -> Tensor | None:
+    """The rows of these heads, where the bias differs between heads."""
+    return bias if bias is None or bias.shape[1] == 1 else bias[:, list(heads)]
 
 
 def _qkv(site: Attention, hidden: Hidden) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,23 +126,29 @@ class _Layer:
         self.union = _Union.of(self.sites) if one_input else None
         self.first_norm = blocks[0].norm1
 
-    def __call__(self, x: Stacked, bias: Tensor | None) -> Stacked:
+    def __call__(self, x: Stacked, biases: Biases) -> Stacked:
         if self.prenorm:
-            x = x + self.scale1(self.attention(x, bias))
+            x = x + self.scale1(self.attention(x, biases))
             return x + self.scale2(self.mlp(self.norm2(x)))
-        x = self.norm1(x + self.scale1(self.attention(x, bias)))
+        x = self.norm1(x + self.scale1(self.attention(x, biases)))
         return self.norm2(x + self.scale2(self.mlp(x)))
 
-    def attention(self, x: Stacked, bias: Tensor | None) -> Stacked:
+    def attention(self, x: Stacked, biases: Biases) -> Stacked:
         if self.union is not None and not torch.is_grad_enabled():
-            return self.union(self.first_norm(x[0]) if self.prenorm else x[0], bias)
-        return _fused_attention(self.sites, self.norm1(x) if self.prenorm else x, bias)
+            return self.union(self.first_norm(x[0]) if self.prenorm else x[0], biases[0])
+        return _fused_attention(self.sites, self.norm1(x) if self.prenorm else x, biases)
 
 
-def _fused_attention(sites: Sequence[Attention], x: Stacked, bias: Tensor | None) -> Stacked:
+def _fused_attention(sites: Sequence[Attention], x: Stacked, biases: Biases) -> Stacked:
     """Each member projects its own queries, keys and values; one attention call serves all heads."""
     projected = [_qkv(site, hidden) for site, hidden in zip(sites, x, strict=True)]
     q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
+    bias = biases[0]
+    if bias is not None and bias.shape[1] > 1:
+        own = [
+            b[:, list(site.heads)] for site, b in zip(sites, biases, strict=True) if b is not None
+        ]
+        bias = torch.cat(own, dim=1)
     heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=sites[0].scale)
     each = heads.split([len(site.heads) for site in sites], dim=1)
     return torch.stack([site.out(_merge(own)) for site, own in zip(sites, each, strict=True)])
@@ -175,7 +190,11 @@ class _Union:
             )
         q, k, v = (part.transpose(-3, -2) for part in torch.cat(parts, dim=-3).unbind(-3))
         out = scaled_dot_product_attention(
-            site.q_norm(q), site.k_norm(k), v, attn_mask=bias, scale=site.scale
+            site.q_norm(q),
+            site.k_norm(k),
+            v,
+            attn_mask=_bias_of(bias, self.heads),
+            scale=site.scale,
         )
         return torch.stack(
             [s.out(_merge(out[:, positions(self.heads, s.heads)])) for s in self.sites]

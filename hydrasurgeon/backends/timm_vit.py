@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.backends.architectures import Architecture, fits, infer, named, tensor_shapes
 from hydrasurgeon.backends.base import Anatomy, Attention, Block, Identified, Stack
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
-from hydrasurgeon.manifest import Model, Tower
+from hydrasurgeon.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class TimmViT:
         *,
         arch: str | None,
         config: Mapping[str, Any] | None,
+        files: Mapping[str, str],
         where: str,
     ) -> Identified:
         shapes = {name: info.shape for name, info in tensors.items()}
@@ -88,6 +89,15 @@ class TimmViT:
             )
         return Identified(model, towers_of(model), note)
 
+    def companions(self, present: Collection[str]) -> tuple[str, ...]:
+        return ()
+
+    def check_files(self, model: Model, files: Mapping[str, str]) -> str | None:
+        return None
+
+    def names(self, model: Model, stored: Iterable[str]) -> None:
+        return None
+
     def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
         attn = f"blocks.{layer}.attn"
         bias = (HeadTensor(f"{attn}.qkv.bias", 0, 3),) if _args(model).get("qkv_bias", True) else ()
@@ -111,7 +121,11 @@ class TimmViT:
     def is_classifier(self, name: str) -> bool:
         return name.startswith(("head.", "head_dist."))
 
-    def directory(self, model: Model) -> dict[str, str]:
+    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
+        return model.model_copy(update={"num_classes": count, "labels": labels})
+
+    def directory(self, manifest: Manifest) -> dict[str, str]:
+        model = manifest.model
         config = {
             "architecture": model.arch,
             "num_classes": model.num_classes,
@@ -160,7 +174,11 @@ class TimmViT:
         )
 
     def transform(
-        self, model: Model, augment: Mapping[str, Any] | None = None
+        self,
+        model: Model,
+        augment: Mapping[str, Any] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
         from hydrasurgeon.data.transforms import eval_transform, train_transform
 

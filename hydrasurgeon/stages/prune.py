@@ -131,7 +131,7 @@ def prune(
             history=history,
         )
 
-    written = save(target, plan_pruning(opened, kept, inputs), manifest)
+    written = save(target, plan_pruning(opened, kept, inputs), manifest, files=opened.files)
     return Pruned(target, written, count(present) - count(kept), tuple(notes))
 
 
