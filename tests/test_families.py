@@ -30,11 +30,10 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def member(source: Path, family: Family, rows: list[list[int]], out: Path) -> Path:
-    mask = out.parent / f"{out.name}.mask.json"
+def member(source: Path, family: Family, rows: list[list[int]], out: str | Path) -> Path:
+    mask = source.parent / f"{Path(out).name}.mask.json"
     mask.write_text(json.dumps({family.tower: rows}))
-    hs.prune(source, mask=mask, out=out)
-    return out
+    return hs.prune(source, mask=mask, out=out).path
 
 
 def logits(path: Path, inputs: Any, dtype: str = "float32") -> torch.Tensor:

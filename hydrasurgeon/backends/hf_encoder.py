@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.backends.base import Anatomy, Identified
@@ -17,6 +18,7 @@ from hydrasurgeon.backends.hf_architectures import (
     sizes,
     tensor_shapes,
 )
+from hydrasurgeon.card import model_card
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
@@ -45,6 +47,14 @@ SLOW_TOKENIZER = ("vocab.txt", "vocab.json", "merges.txt")
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 HALVES = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+
+
+USAGE = """
+from transformers import {auto}, pipeline
+
+model = {auto}.from_pretrained("DIR"{trust})
+classify = pipeline("{task}", model="DIR"{trust})
+"""
 
 
 class HFEncoder:
@@ -134,10 +144,37 @@ class HFEncoder:
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
-        found = {"config.json": json.dumps(hf_config(model), indent=2, sort_keys=True) + "\n"}
+        config, heads = hf_config(model), self._heads(manifest)
+        text = "max_length" in model.preprocess
+        task = "text-classification" if text else "image-classification"
+        auto = f"AutoModelFor{'Sequence' if text else 'Image'}Classification"
+        found = {}
+        usage = USAGE.format(
+            auto=auto, task=task, trust=", trust_remote_code=True" if heads else ""
+        )
+        found["README.md"] = model_card(manifest, library="transformers", task=task, usage=usage)
+        if heads is not None:
+            name = "PrunedModel" if manifest.kept is not None else "HydraModel"
+            config |= {"hydrasurgeon": heads, "auto_map": {auto: f"modeling_hydrasurgeon.{name}"}}
+            found["modeling_hydrasurgeon.py"] = _modelling(model.arch)
+        found["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
             found["preprocessor_config.json"] = json.dumps(_processor(model), indent=2) + "\n"
         return found
+
+    def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
+        """What the generated modelling file must know; None where stock transformers builds the model."""
+        ((name, tower),) = manifest.towers.items()
+        if manifest.members is not None:
+            specs = self.head_tensors(manifest.model, name, 0)
+            return {
+                "members": [member.kept[name] for member in manifest.members],
+                "head_dim": tower.head_dim,
+                "head_tensors": {LAYER.sub(r".layer.{}.", spec.name): spec.axis for spec in specs},
+            }
+        rows = (manifest.kept or {})[name]
+        pruned = any(len(row) != tower.heads for row in rows)
+        return {"kept": rows} if pruned else None
 
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
@@ -184,6 +221,14 @@ def hf_config(model: Model) -> dict[str, Any]:
         "label2id": {label: i for i, label in enumerate(labels)},
         "problem_type": "single_label_classification",
     }
+
+
+def _modelling(arch: str) -> str:
+    """The modelling file for a directory: the template, with the class it builds on."""
+    text = (package_files("hydrasurgeon.backends") / "modeling_hydrasurgeon.py").read_text(
+        encoding="utf-8"
+    )
+    return text.replace('ARCH = "BertForSequenceClassification"', f'ARCH = "{arch}"')
 
 
 def _kind(config: Mapping[str, Any], where: str) -> Kind:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.backends.base import Anatomy, Attention, Block, Stack
 from hydrasurgeon.backends.hf_architectures import KINDS, has_pooler
+from hydrasurgeon.backends.modeling_hydrasurgeon import attention_site, encoder_layers, shrink
 from hydrasurgeon.manifest import Model
 
 __all__ = ["Encoder", "anatomy"]
@@ -52,8 +53,8 @@ class Encoder(nn.Module):
         if not model.num_classes:
             _behead(inner, model)
         encoder = cls(inner, kind, kept)
-        for layer, row in zip(_layers(inner, kind), encoder.kept, strict=True):
-            _shrink(_parts(layer, kind), row)
+        for layer, row in zip(encoder_layers(inner), encoder.kept, strict=True):
+            shrink(attention_site(layer), row)
         _real_buffers(inner)
         return encoder
 
@@ -120,78 +121,6 @@ def _behead(inner: Any, model: Model) -> None:
         base.pooler = _Features()
 
 
-def _layers(inner: Any, kind: str) -> Sequence[Any]:
-    base = getattr(inner, KINDS[kind].prefix)
-    stack = base.transformer if kind == "distilbert" else getattr(base, "encoder", base)
-    found: Sequence[Any] = stack.layer if hasattr(stack, "layer") else stack.layers
-    return found
-
-
-class _Site:
-    """One layer's attention: the module that counts heads, its four linears, and the names it counts by."""
-
-    def __init__(self, module: Any, names: Sequence[str], out: tuple[Any, str]) -> None:
-        self.module, self.names = module, tuple(names)
-        self.owner, self.out_name = out
-        self.head_dim = int(getattr(module, "attention_head_size", None) or module.head_dim)
-
-    @property
-    def project(self) -> tuple[nn.Linear, ...]:
-        return tuple(getattr(self.module, name) for name in self.names)
-
-    @property
-    def out(self) -> nn.Linear:
-        linear: nn.Linear = getattr(self.owner, self.out_name)
-        return linear
-
-
-def _parts(layer: Any, kind: str) -> _Site:
-    attention = layer.attention
-    if kind in ("bert", "roberta", "electra"):
-        return _Site(attention.self, ("query", "key", "value"), (attention.output, "dense"))
-    if kind == "distilbert":
-        return _Site(attention, ("q_lin", "k_lin", "v_lin"), (attention, "out_lin"))
-    if kind == "mpnet":
-        return _Site(attention.attn, ("q", "k", "v"), (attention.attn, "o"))
-    return _Site(attention, ("q_proj", "k_proj", "v_proj"), (attention, "o_proj"))
-
-
-def _shrink(site: _Site, row: Sequence[int]) -> None:
-    """Room for these heads; what the new parameters hold is up to whoever loads the weights."""
-    width = len(row) * site.head_dim
-    module = site.module
-    for name in ("num_attention_heads", "n_heads"):
-        if hasattr(module, name):
-            setattr(module, name, len(row))
-    if hasattr(module, "all_head_size"):
-        module.all_head_size = width
-    if hasattr(module, "o"):
-        module.register_forward_pre_hook(_own_rows(row))
-    if site.project[0].out_features == width:
-        return
-    for linear in site.project:
-        linear.out_features = width
-        linear.weight = _room(linear.weight, (width, linear.in_features))
-        if linear.bias is not None:
-            linear.bias = _room(linear.bias, (width,))
-    site.out.in_features = width
-    site.out.weight = _room(site.out.weight, (site.out.out_features, width))
-
-
-def _room(like: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, device=like.device))
-
-
-def _own_rows(row: Sequence[int]) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-    """MPNet's table of relative positions has a column for every head; a pruned layer uses those of its own."""
-
-    def select(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden, mask, bias = args
-        return hidden, mask, bias[:, list(row)]
-
-    return select
-
-
 def _real_buffers(inner: nn.Module) -> None:
     """Position ids are no weights, so no file brings them: they must not stay on the meta device."""
     for part in inner.modules():
@@ -213,7 +142,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
         embed=embed,
         embed_parts=embed_parts,
         blocks=tuple(
-            _block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(_layers(inner, kind))
+            _block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(encoder_layers(inner))
         ),
         readout=readout,
         readout_parts=readout_parts,
@@ -282,7 +211,7 @@ def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor
 
 
 def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
-    parts = _parts(layer, kind)
+    parts = attention_site(layer)
     none = nn.Identity()
     site = Attention(
         tower=KINDS[kind].tower, layer=number, heads=row, head_dim=parts.head_dim,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.backends.architectures import Architecture, fits, infer, named, tensor_shapes
 from hydrasurgeon.backends.base import Anatomy, Attention, Block, Identified, Stack
+from hydrasurgeon.card import model_card
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["TimmViT"]
 
 TOWER = "vision"
+USAGE = """
+import hydrasurgeon, timm
+
+model = timm.create_model("local-dir:DIR", pretrained=True)
+"""
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
@@ -134,7 +140,16 @@ class TimmViT:
         }
         if model.labels:
             config["label_names"] = list(model.labels)
-        return {"config.json": json.dumps(config, indent=2) + "\n"}
+        heads = manifest.towers[TOWER].heads
+        if manifest.members is not None or any(len(row) != heads for row in (manifest.kept or {})[TOWER]):  # fmt: skip
+            config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
+            config["model_args"] = {
+                **model.config.get("model_args", {}),
+                "backbone": model.arch,
+                **_heads_per_layer(manifest),
+            }
+        card = model_card(manifest, library="timm", task="image-classification", usage=USAGE)
+        return {"config.json": json.dumps(config, indent=2) + "\n", "README.md": card}
 
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
@@ -187,6 +202,14 @@ class TimmViT:
             if augment is not None
             else eval_transform(model.preprocess)
         )
+
+
+def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
+    if manifest.members is not None:
+        return {
+            "members": [[len(row) for row in member.kept[TOWER]] for member in manifest.members]
+        }
+    return {"heads_per_layer": [len(row) for row in (manifest.kept or {})[TOWER]]}
 
 
 def parse_arch(text: str) -> tuple[str, dict[str, Any]]:
