@@ -38,7 +38,7 @@ Architecture: `{model.family}:{model.arch}`, {classes}{names}.
 {usage.strip()}
 ```
 
-With [hydrasurgeon](https://pypi.org/project/hydrasurgeon) it also runs as one fused pass and answers with every member's logits:
+With hydrasurgeon itself, which runs all members of a hydra in one pass and gives every member's logits:
 
 ```python
 import hydrasurgeon as hs

@@ -20,7 +20,7 @@ from hydrasurgeon.errors import (
     UsageError,
 )
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.hub import SCHEMES, fetch
+from hydrasurgeon.hub import SCHEMES, fetch, pinned
 from hydrasurgeon.manifest import (
     HEADER_KEY,
     Input,
@@ -54,10 +54,19 @@ class Checkpoint:
     note: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts that live data needs (a tokenizer's files); they lie beside the weights or in the header."""
+    hub_id: str | None = None
+    """Where on the hub it comes from, with the commit."""
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.hub_id or self.path.name
+
+    @property
+    def home(self) -> Path:
+        """A path whose folder the user may write to: outputs without -o lie beside it."""
+        if self.hub_id is None:
+            return self.path
+        return Path(self.hub_id.partition(":")[2].partition("@")[0].rpartition("/")[2])
 
     def digests(self) -> dict[str, str]:
         """Hash all weights; refuse when the manifest was made for others."""
@@ -83,7 +92,8 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     """Any checkpoint DESIGN section 3 names: a file, a name without suffix, a directory, a hub id."""
     text = str(spec)
     scheme = text.partition(":")[0]
-    path = fetch(text) if scheme in SCHEMES and not Path(text).exists() else _find(text)
+    hub = scheme in SCHEMES and not Path(text).exists()
+    path = fetch(text) if hub else _find(text)
     config: dict[str, Any] | None = None
     if path.is_dir():
         files, config = _directory(path)
@@ -130,6 +140,8 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
         names = backend(manifest.model.family).names(manifest.model, tensors)
         if names is not None:
             checkpoint = replace(checkpoint, tensors=Tensors(files, names))
+    if hub:
+        checkpoint = replace(checkpoint, hub_id=pinned(text, path))
     _check_tensors(checkpoint)
     return checkpoint
 

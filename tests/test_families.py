@@ -197,3 +197,17 @@ def test_texts_become_the_checkpoints_own_tokens(tmp_path: Path) -> None:
     assert batch["attention_mask"].sum(dim=1).tolist() == [4, 7]
     long = model.transform.collate([" ".join(WORDS * 5)])
     assert long["input_ids"].shape == (1, 24)
+
+
+def test_the_table_in_the_docs_lists_what_is_tested() -> None:
+    """docs/families.md names exactly the families of this suite; the message is the table to paste."""
+    page = (Path(__file__).parents[1] / "docs" / "families.md").read_text(encoding="utf-8")
+    rows = [
+        "| timm | ViT | images | file, directory, `timm:` | `timm.create_model` |"
+        if name == "timm ViT"
+        else f"| transformers | {name} | {'texts' if family.is_text else 'images'} | directory, `hf:` | "
+        f"`AutoModelFor{'Sequence' if family.is_text else 'Image'}Classification` |"
+        for name, family in FAMILIES.items()
+    ]
+    listed = page.partition("<!-- families -->\n")[2].partition("<!-- /families -->")[0]
+    assert listed.splitlines() == rows, "\n".join(rows)

@@ -40,6 +40,7 @@ def hydrasurgeon_vit(
     pretrained_cfg: Any = None,
     pretrained_cfg_overlay: Any = None,
     cache_dir: str | Path | None = None,
+    pretrained_model_args: Any = None,
     **arguments: Any,
 ) -> nn.Module:
     """Which heads are left says something only about one set of weights, so these are always loaded."""

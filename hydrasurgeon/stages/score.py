@@ -64,6 +64,11 @@ def score(
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
     opened = open_checkpoint(checkpoint, arch=arch)
     single(opened)
+    if opened.hub_id is not None and out is None:
+        raise UsageError(
+            f"{opened.hub_id}: scores cannot be written into the hub's cache",
+            hint="Give -o NAME.safetensors: a copy that carries them.",
+        )
     target = None if out is None else output_path(out, force=force)
     digests = opened.digests()
     found, used = compute(
