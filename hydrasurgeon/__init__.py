@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.prune import prune
     from hydrasurgeon.stages.score import score
 
+from hydrasurgeon.timm_hook import install
+
+install()
+
 __all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "score"]
 
 _HOME = {

@@ -76,7 +76,7 @@ def prune(
     label = method or "mask"
     scores = dict(opened.manifest.scores)
     target = output_path(
-        out if out is not None else _default_name(opened.path, label, keep, remove, sample, seed),
+        out if out is not None else _default_name(opened.home, label, keep, remove, sample, seed),
         force=force,
     )
     if mask is not None:
@@ -131,7 +131,7 @@ def prune(
             history=history,
         )
 
-    written = save(target, plan_pruning(opened, kept, inputs), manifest)
+    written = save(target, plan_pruning(opened, kept, inputs), manifest, files=opened.files)
     return Pruned(target, written, count(present) - count(kept), tuple(notes))
 
 

@@ -64,6 +64,11 @@ def score(
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
     opened = open_checkpoint(checkpoint, arch=arch)
     single(opened)
+    if opened.hub_id is not None and out is None:
+        raise UsageError(
+            f"{opened.hub_id}: scores cannot be written into the hub's cache",
+            hint="Give -o NAME.safetensors: a copy that carries them.",
+        )
     target = None if out is None else output_path(out, force=force)
     digests = opened.digests()
     found, used = compute(
@@ -92,7 +97,10 @@ def score(
         target = opened.path
     if target is not None:
         written = save(
-            target, [_unchanged(opened, name, digests) for name in opened.tensors], manifest
+            target,
+            [_unchanged(opened, name, digests) for name in opened.tensors],
+            manifest,
+            files=opened.files,
         )
         return Scored(target, written, method)
     # A bare file of the user's own is left as it is: only the sidecar appears beside it.
@@ -228,7 +236,8 @@ class _Feed:
         target, precision = device_of(device), dtype_of(dtype)
         module = live_module(checkpoint).to(device=target, dtype=precision)
         family = backend(model.family)
-        loader = Batches(samples, family.transform(model), batch_size=batch_size, skip_bad=skip_bad)
+        transform = family.transform(model, files=checkpoint.files)
+        loader = Batches(samples, transform, batch_size=batch_size, skip_bad=skip_bad)
         return cls(
             module=module,
             sites=tuple(block.attention for block in family.anatomy(module).blocks),
@@ -244,7 +253,9 @@ class _Feed:
         return self.module, self.sites
 
     def batches(self, name: str) -> Iterator[Any]:
+        from hydrasurgeon.data import moved
+
         for done, batch in enumerate(self.loader, 1):
-            yield batch.inputs.to(self.device, self.dtype), batch.labels.to(self.device)
+            yield moved(batch.inputs, self.device, self.dtype), batch.labels.to(self.device)
             if self.progress is not None:
                 self.progress(name, done, len(self.loader))
