@@ -159,6 +159,14 @@ def prune(
     ] = None,
     layers: LayersOption = None,
     data: DataOption = None,
+    compensate: Annotated[
+        str,
+        typer.Option(
+            "--compensate",
+            metavar="HOW",
+            help="Repair without training, on --data: none, mean or lstsq.",
+        ),
+    ] = "none",
     out: OutOption = None,
     arch: ArchOption = None,
     limit: LimitOption = None,
@@ -181,7 +189,7 @@ def prune(
     with render.progress(quiet) as tick:
         pruned = stage(
             checkpoint, method=method, keep=keep, remove=remove, sample=sample, mask=mask, layers=layers, data=data,
-            out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
+            compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
             skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
