@@ -8,7 +8,7 @@ from torch import Tensor, ones
 from hydrasurgeon.backends.base import Attention, Stack
 from hydrasurgeon.hydra import _qkv as queries_keys_values
 
-__all__ = ["attention_maps", "real_tokens"]
+__all__ = ["attention_maps", "heads_from_maps", "real_tokens"]
 
 # Masks are -inf or the lowest number of some dtype (float16: -65504); position tables stay far above this.
 HIDDEN_BELOW = -1e4
@@ -33,3 +33,12 @@ def attention_maps(
         per_head = bias.shape[1] > 1
         logits = logits + (bias[:, list(site.heads)] if per_head else bias).float()
     return logits.softmax(dim=-1)
+
+
+def heads_from_maps(
+    site: Attention, hidden: Float[Tensor, "batch token embed"], bias: Tensor | None
+) -> Float[Tensor, "batch token width"]:
+    """What W_O is given if these maps are the whole truth: maps times values, head beside head."""
+    *_, values = queries_keys_values(site, hidden)
+    mixed = attention_maps(site, hidden, bias) @ values.float()
+    return mixed.transpose(-3, -2).flatten(-2)

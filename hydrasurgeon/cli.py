@@ -55,10 +55,13 @@ RequiredOut = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    str, typer.Option("--method", metavar="M", help="taylor, fisher, magnitude or random.")
+    str, typer.Option("--method", metavar="M", help="taylor, fisher, magnitude, random or cahp.")
 ]
 KeepOption = Annotated[
-    int | None, typer.Option("--keep", metavar="K", help="Heads to keep in each layer.")
+    str | None,
+    typer.Option(
+        "--keep", metavar="K|auto", help="Heads to keep in each layer; auto is cahp's own number."
+    ),
 ]
 LayersOption = Annotated[
     str | None,
@@ -98,6 +101,12 @@ def score(
     data: DataOption = None,
     keep: KeepOption = None,
     layers: LayersOption = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw cahp's curve and clusters as .png or .svg."
+        ),
+    ] = None,
     out: OutOption = None,
     arch: ArchOption = None,
     limit: LimitOption = None,
@@ -119,7 +128,7 @@ def score(
 
     with render.progress(quiet) as tick:
         found = stage(
-            checkpoint, method=method, data=data, keep=keep, layers=layers, out=out, arch=arch, limit=limit, seed=seed,
+            checkpoint, method=method, data=data, keep=_keep(keep), layers=layers, plot=plot, out=out, arch=arch, limit=limit, seed=seed,
             device=device, dtype=dtype, batch_size=_batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.scored(found, json=json, quiet=quiet)
@@ -188,7 +197,7 @@ def prune(
 
     with render.progress(quiet) as tick:
         pruned = stage(
-            checkpoint, method=method, keep=keep, remove=remove, sample=sample, mask=mask, layers=layers, data=data,
+            checkpoint, method=method, keep=_keep(keep), remove=remove, sample=sample, mask=mask, layers=layers, data=data,
             compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
             skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
@@ -423,6 +432,15 @@ def _batch(text: str) -> int | None:
         return None
     if not text.isdigit() or int(text) < 1:
         raise UsageError(f"--batch-size {text}: neither a positive number nor auto")
+    return int(text)
+
+
+def _keep(text: str | None) -> int | str | None:
+    """A number, auto, or nothing."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdigit():
+        raise UsageError(f"--keep {text}: neither a number nor auto")
     return int(text)
 
 

@@ -124,8 +124,18 @@ def scored(found: Scored, *, json: bool, quiet: bool) -> None:
         for layer, row in enumerate(rows):
             cells = " ".join(f"[{_shade(value, low, high)}]{value:9.3g}[/]" for value in row)
             console.print(f"  {layer:2d}  {cells}")
+    if found.method == "cahp":
+        console.print(_cahp(result.settings))
     console.print(f"written into [bold]{found.path}[/]")
     return None
+
+
+def _cahp(settings: Mapping[str, Any]) -> str:
+    why = "the curve's knee" if settings["knee"] else "no knee, so the curve's highest point"
+    return (
+        f"CAHP keeps {settings['count']} of {len(settings['points'])} heads from {len(settings['clusters'])} clusters; "
+        f"its own number of clusters is {settings['automatic']} ({why})"
+    )
 
 
 def _shade(value: float, low: float, high: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.backends import backend
+from hydrasurgeon.cahp import select as select_by_cahp
 from hydrasurgeon.checkpoint import (
     UNKNOWN,
     Checkpoint,
@@ -24,7 +25,7 @@ from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
 from hydrasurgeon.stages.compensate import check_compensation, repaired_tensors
 from hydrasurgeon.stages.record import step
-from hydrasurgeon.stages.score import Progress, compute
+from hydrasurgeon.stages.score import Progress, compute, counted
 from hydrasurgeon.tensorfile import Planned, Raw, digest, weights_sha256
 
 __all__ = ["Pruned", "plan_pruning", "prune"]
@@ -42,7 +43,7 @@ def prune(
     checkpoint: str | Path,
     *,
     method: str | None = None,
-    keep: int | None = None,
+    keep: int | str | None = None,
     remove: int | None = None,
     sample: str | None = None,
     mask: str | Path | None = None,
@@ -68,6 +69,7 @@ def prune(
         raise UsageError(
             f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE."
         )
+    heads_kept = counted(method, keep)
     check_compensation(compensate, data)
     repairs = compensate != "none"
     opened = open_checkpoint(checkpoint, arch=arch)
@@ -86,7 +88,12 @@ def prune(
         kept = kept_from_file(Path(mask), opened.manifest)
     else:
         score, used = _score(
-            opened, method=method, keep=keep, layers=layers, only_recorded=repairs, **runs  # type: ignore[arg-type]
+            opened,
+            method=method,
+            keep=heads_kept,
+            layers=layers,
+            only_recorded=repairs,
+            **runs,  # type: ignore[arg-type]
         )
         assert method is not None
         scores[method] = score
@@ -95,15 +102,22 @@ def prune(
             notes.append(
                 f"the {method} scores were computed layer by layer for --keep {decided}, not {keep}"
             )
-        kept = select(
-            opened.manifest,
-            score,
-            keep=keep,
-            remove=remove,
-            sample=sample,
-            layers=layers,
-            seed=seed,
-        )
+        if method == "cahp":
+            if keep == "auto" and not score.settings.get("knee"):
+                notes.append(
+                    "cahp's curve has no knee: its highest point gives the number of heads"
+                )
+            kept = select_by_cahp(opened.manifest, score, keep=keep, remove=remove, layers=layers)
+        else:
+            kept = select(
+                opened.manifest,
+                score,
+                keep=heads_kept,
+                remove=remove,
+                sample=sample,
+                layers=layers,
+                seed=seed,
+            )
     repaired: dict[str, Raw] = {}
     if repairs:
         repaired, calibration = repaired_tensors(opened, kept, how=compensate, **runs)  # type: ignore[arg-type]
@@ -170,7 +184,7 @@ def _score(
 def _default_name(
     path: Path,
     label: str,
-    keep: int | None,
+    keep: int | str | None,
     remove: int | None,
     sample: str | None,
     seed: int,
@@ -178,7 +192,15 @@ def _default_name(
 ) -> Path:
     """`vit-taylor-k8.safetensors` beside the input."""
     stem = path.name.removesuffix(".safetensors")
-    amount = f"-k{keep}" if keep is not None else f"-r{remove}" if remove is not None else ""
+    amount = (
+        f"-{keep}"
+        if keep == "auto"
+        else f"-k{keep}"
+        if keep is not None
+        else f"-r{remove}"
+        if remove is not None
+        else ""
+    )
     if sample is not None:
         amount = f"-s{sample.replace('/', 'of')}-seed{seed}"
     repair = f"-{compensate}" if compensate != "none" else ""
