@@ -246,7 +246,9 @@ def layout(distances: Array, *, seed: int) -> Array:
     """t-SNE in the plane, from the distances' two principal coordinates."""
     heads = len(distances)
     if heads < 3 or not distances.any():
-        return np.stack([np.arange(heads), np.zeros(heads)], axis=1) * float(distances.any())
+        line: Array = np.zeros((heads, 2))
+        line[:, 0] = np.arange(heads) * float(distances.any())
+        return line
     from sklearn.manifold import TSNE
 
     centred = np.eye(heads) - 1 / heads
