@@ -7,12 +7,13 @@ tuple of surviving indices; an empty tuple is a layer that keeps no head.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from hydrasurgeon.errors import SurgeryError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "Head",
@@ -55,6 +56,8 @@ def count(kept: Kept) -> int:
 
 def mask_from_kept(rows: Layers, heads: int) -> NDArray[np.bool_]:
     """[layer, head], True = kept."""
+    import numpy as np
+
     mask = np.zeros((len(rows), heads), dtype=bool)
     for layer, row in enumerate(rows):
         mask[layer, list(row)] = True
@@ -62,7 +65,7 @@ def mask_from_kept(rows: Layers, heads: int) -> NDArray[np.bool_]:
 
 
 def kept_from_mask(mask: NDArray[np.bool_]) -> Layers:
-    return tuple(tuple(int(h) for h in np.flatnonzero(row)) for row in mask)
+    return tuple(tuple(h for h, kept in enumerate(row) if kept) for row in mask.tolist())
 
 
 def positions(present: Sequence[int], wanted: Iterable[int]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hydrasurgeon.checkpoint import write_bytes
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.report import Cost
 
 __all__ = ["OodSet", "Predictions", "ShiftSet", "read_predictions", "write_predictions"]
 
@@ -46,6 +47,7 @@ class Predictions:
     labels: Int[Tensor, " sample"]
     ood: tuple[OodSet, ...] = ()
     shift: tuple[ShiftSet, ...] = ()
+    cost: Cost | None = None
 
     @property
     def members(self) -> int:
@@ -57,12 +59,15 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood}
     for s in predictions.shift:
         tensors |= {f"shift.{_key(s)}.logits": s.logits, f"shift.{_key(s)}.labels": s.labels}
-    about = {
+    about: dict[str, Any] = {
         "name": predictions.name,
         "kind": predictions.kind,
         "ood": [[s.name, s.group] for s in predictions.ood],
         "shift": [[s.name, s.severity] for s in predictions.shift],
     }
+    if predictions.cost is not None:
+        # A time is true of one machine at one moment, and would change the file on every run.
+        about["cost"] = {"params": predictions.cost.params, "macs": predictions.cost.macs}
     content = save(
         {name: tensor.contiguous().clone() for name, tensor in tensors.items()},
         metadata={"format": "pt", "hydrasurgeon.predictions": json.dumps(about)},
@@ -122,6 +127,7 @@ def read_predictions(path: Path) -> Predictions:
             for n in order
         ),
         shift=tuple(shifts),
+        cost=Cost(**about["cost"], latency_ms=None) if "cost" in about else None,
     )
 
 

@@ -286,8 +286,9 @@ def _quality(result: Result) -> dict[str, float]:
         row |= {
             "params M": result.cost.params / 1e6,
             "MACs M": result.cost.macs / 1e6,
-            "ms": result.cost.latency_ms,
         }
+        if result.cost.latency_ms is not None:
+            row["ms"] = result.cost.latency_ms
     return row
 
 

@@ -64,7 +64,8 @@ class Diversity(_Record):
 class Cost(_Record):
     params: int
     macs: int
-    latency_ms: float
+    latency_ms: float | None
+    """None when it was not measured here."""
 
 
 class Result(_Record):
@@ -77,7 +78,7 @@ class Result(_Record):
     shift: tuple[ShiftResult, ...]
     diversity: Diversity
     cost: Cost | None
-    """None when the result was computed from a predictions file."""
+    """None when the result was computed from a predictions file that does not say."""
 
 
 class Report(_Record):
@@ -94,7 +95,6 @@ def result(
     *,
     ood_score: str = "msp",
     temperature: float = 1.0,
-    cost: Cost | None = None,
 ) -> Result:
     """All metrics of one model."""
     from hydrasurgeon import metrics
@@ -136,7 +136,7 @@ def result(
             mi=float(metrics.mutual_information(predictions.logits).mean()),
             disagreement=metrics.disagreement(predictions.logits),
         ),
-        cost=cost,
+        cost=predictions.cost,
     )
 
 

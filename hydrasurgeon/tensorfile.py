@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import CheckpointError
+
+if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, and reads no header
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Raw = NDArray[Any]
 
 __all__ = [
     "Planned",
@@ -33,19 +37,12 @@ __all__ = [
     "write_tensors",
 ]
 
-Raw = NDArray[Any]
-
 ITEMSIZE = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
 # Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has no bfloat16).
-CARRIER: dict[int, np.dtype[Any]] = {
-    1: np.dtype("<u1"),
-    2: np.dtype("<u2"),
-    4: np.dtype("<u4"),
-    8: np.dtype("<u8"),
-}
+CARRIER = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 MAX_HEADER = 100_000_000
 THREADS = 2
 LOOKAHEAD_BYTES = 128 << 20
@@ -76,6 +73,8 @@ class TensorFile:
 
     def read(self, name: str) -> Raw:
         """The tensor's bytes as unsigned integers of its item size."""
+        import numpy as np
+
         info = self.infos[name]
         array: Raw = np.empty(info.shape, dtype=CARRIER[ITEMSIZE[info.dtype]])
         view = array.reshape(-1).view("u1").data if info.nbytes else memoryview(b"")
@@ -129,7 +128,7 @@ def _read_header(
             raise CheckpointError(
                 f"{path}: tensor {info.name} has dtype {info.dtype}, which is not supported"
             )
-        if info.nbytes != ITEMSIZE[info.dtype] * int(np.prod(info.shape, dtype=np.int64)):
+        if info.nbytes != ITEMSIZE[info.dtype] * math.prod(info.shape):
             raise CheckpointError(
                 f"{path}: tensor {info.name}: {info.nbytes} bytes do not fit shape {info.shape}",
                 hint=broken,
@@ -175,24 +174,28 @@ class Tensors(Mapping[str, TensorInfo]):
 
 
 def digest(array: Raw) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view("u1").data).hexdigest()
+    return hashlib.sha256(_bytes(array)).hexdigest()
+
+
+def _bytes(array: Raw) -> memoryview:
+    import numpy as np
+
+    return np.ascontiguousarray(array).reshape(-1).view("u1").data
 
 
 def as_float(raw: Raw, dtype: str) -> NDArray[np.float64]:
     """Raw safetensors integers → their values."""
     if dtype == "BF16":
-        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return raw.view({"F16": np.float16, "F32": np.float32, "F64": np.float64}[dtype]).astype(
-        np.float64
-    )
+        return (raw.astype("u4") << 16).view("f4").astype("f8")
+    return raw.view({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype]).astype("f8")
 
 
 def from_float(values: NDArray[np.float64], dtype: str) -> Raw:
     """Values → raw safetensors integers, rounded to nearest, ties to even."""
     if dtype == "BF16":
-        bits = values.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return values.astype(np.dtype({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype])).view(
+        bits = values.astype("f4").view("u4")
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("u2")
+    return values.astype({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype]).view(
         CARRIER[ITEMSIZE[dtype]]
     )
 
@@ -223,7 +226,7 @@ class Planned:
 
     @property
     def nbytes(self) -> int:
-        return ITEMSIZE[self.dtype] * int(np.prod(self.shape, dtype=np.int64))
+        return ITEMSIZE[self.dtype] * math.prod(self.shape)
 
 
 def write_tensors(
@@ -259,7 +262,7 @@ def write_tensors(
             assert array.shape == plan.shape, (
                 f"{plan.name}: planned {plan.shape}, produced {array.shape}"
             )
-            file.write(np.ascontiguousarray(array).reshape(-1).view("u1").data)
+            file.write(_bytes(array))
             digests.append((plan.name, plan.dtype, plan.shape, one))
         sha256 = _combine(digests)
         final = header(sha256)

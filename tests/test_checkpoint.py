@@ -307,7 +307,9 @@ def test_a_write_that_fails_halfway_leaves_nothing(tiny: MAKE, tmp_path: Path) -
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
         "sys.exit(run('prune --method random --keep 2 vit -o m.safetensors'.split()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "m.safetensors: cannot be written (File too large)" in done.stderr
     assert "Traceback" not in done.stderr
@@ -315,7 +317,13 @@ def test_a_write_that_fails_halfway_leaves_nothing(tiny: MAKE, tmp_path: Path) -
 
 
 def test_architectures_that_cannot_be_pruned(tmp_path: Path) -> None:
-    save_file({"patch_embed.proj.weight": torch.zeros(8, 3, 4, 4), "blocks.0.attn.q_bias": torch.zeros(8)}, tmp_path / "beit.safetensors")
+    save_file(
+        {
+            "patch_embed.proj.weight": torch.zeros(8, 3, 4, 4),
+            "blocks.0.attn.q_bias": torch.zeros(8),
+        },
+        tmp_path / "beit.safetensors",
+    )
     with pytest.raises(SurgeryError, match="EVA or BEiT"):
         open_checkpoint(tmp_path / "beit")
     with pytest.raises(SurgeryError, match="ParallelScalingBlock"):
@@ -327,4 +335,6 @@ def test_architectures_that_cannot_be_pruned(tmp_path: Path) -> None:
 def _parallel() -> str:
     from hydrasurgeon.backends.architectures import table
 
-    return "timm:" + next(name for name, a in table().items() if a.why and "ParallelScalingBlock" in a.why)
+    return "timm:" + next(
+        name for name, a in table().items() if a.why and "ParallelScalingBlock" in a.why
+    )

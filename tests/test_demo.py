@@ -49,7 +49,7 @@ def test_the_demo_data() -> None:
         "test": 2000,
         "near": 1000,
         "digits": 1000,
-        "textures": 1000,
+        "textures": 900,
     }
     for name, size in sizes.items():
         samples = open_data(f"demo:{name}")

@@ -238,13 +238,59 @@ def test_a_diverging_run_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> No
 def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """Two gloo processes with half the batch each follow one process with the whole batch."""
     path, spec = tiny(), images()
-    plain = {"epochs": "2", "dropout": "0", "augment.pad_crop": "null", "augment.hflip": "0", "optimizer": "sgd", "lr": "0.1"}
-    one = hs.finetune(path, data=spec, recipe="demo", set=plain | {"batch_size": "8"}, device="cpu", out=tmp_path / "one.safetensors")
-    sets = [part for key, value in (plain | {"batch_size": "4"}).items() for part in ("--set", f"{key}={value}")]
-    line = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533", "-m", "hydrasurgeon", "finetune"]
-    arguments = [str(path), "--data", spec, "--recipe", "demo", *sets, "--device", "cpu", "-o", str(tmp_path / "two.safetensors")]
-    done = subprocess.run([sys.executable, *line, *arguments], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    plain = {
+        "epochs": "2",
+        "dropout": "0",
+        "augment.pad_crop": "null",
+        "augment.hflip": "0",
+        "optimizer": "sgd",
+        "lr": "0.1",
+    }
+    one = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set=plain | {"batch_size": "8"},
+        device="cpu",
+        out=tmp_path / "one.safetensors",
+    )
+    sets = [
+        part
+        for key, value in (plain | {"batch_size": "4"}).items()
+        for part in ("--set", f"{key}={value}")
+    ]
+    line = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "29533",
+        "-m",
+        "hydrasurgeon",
+        "finetune",
+    ]
+    arguments = [
+        str(path),
+        "--data",
+        spec,
+        "--recipe",
+        "demo",
+        *sets,
+        "--device",
+        "cpu",
+        "-o",
+        str(tmp_path / "two.safetensors"),
+    ]
+    done = subprocess.run(
+        [sys.executable, *line, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("two.safetensors: 10 steps") == 1  # only one process speaks
     for name, tensor in load_file(one.path).items():
-        torch.testing.assert_close(load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6
+        )

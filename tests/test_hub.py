@@ -13,11 +13,17 @@ from hydrasurgeon.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError
 
 
-def test_timm_names_live_under_timm(bare: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_names_live_under_timm(
+    bare: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import timm
     from timm.models import save_for_hf
 
-    save_for_hf(timm.create_model("vit_tiny_patch16_224", num_classes=3), tmp_path / "repo", safe_serialization=True)
+    save_for_hf(
+        timm.create_model("vit_tiny_patch16_224", num_classes=3),
+        tmp_path / "repo",
+        safe_serialization=True,
+    )
     asked = []
 
     def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:

@@ -75,7 +75,7 @@ def _digits(rng: np.random.Generator, count: int = 1000) -> Images:
     return made
 
 
-def _textures(rng: np.random.Generator, count: int = 1000) -> Images:
+def _textures(rng: np.random.Generator, count: int = 900) -> Images:
     """Gratings, checkers, blobs and fractal noise, in equal parts."""
     y, x = np.mgrid[0:28, 0:28] / 28.0
     made = np.zeros((count, 28, 28))

@@ -77,8 +77,12 @@ def named(name: str) -> Architecture:
         return table()[plain]
     near = difflib.get_close_matches(plain, table(), n=3, cutoff=0.75)
     if near:
-        raise CheckpointError(f"timm:{name} is not a known architecture", hint=f"Did you mean {', '.join(near)}?")
-    raise SurgeryError(f"timm:{name} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED)
+        raise CheckpointError(
+            f"timm:{name} is not a known architecture", hint=f"Did you mean {', '.join(near)}?"
+        )
+    raise SurgeryError(
+        f"timm:{name} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED
+    )
 
 
 def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -267,7 +271,9 @@ def _must_look_like_timm(shapes: Shapes, where: str) -> None:
             "blocks.0.attn.q_bias" in shapes
             or "blocks.0.attn.relative_position_bias_table" in shapes
         ):
-            raise SurgeryError(f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=SUPPORTED)
+            raise SurgeryError(
+                f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=SUPPORTED
+            )
         qkv = shapes.get("blocks.0.attn.qkv.weight")
         if qkv is not None:
             for name, shape in shapes.items():

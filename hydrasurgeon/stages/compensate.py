@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import Checkpoint
@@ -12,7 +12,9 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.manifest import DataRecord
 from hydrasurgeon.stages.score import Progress
-from hydrasurgeon.tensorfile import Raw
+
+if TYPE_CHECKING:
+    from hydrasurgeon.tensorfile import Raw
 
 __all__ = ["COMPENSATIONS", "check_compensation", "repaired_tensors"]
 

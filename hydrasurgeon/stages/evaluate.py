@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.report import Cost, Report, Result, result
+from hydrasurgeon.report import Report, Result, result
 from hydrasurgeon.stages.score import Progress
 
 __all__ = ["Evaluation", "evaluate"]
@@ -83,7 +83,7 @@ def evaluate(
         sets = _open(opened[0], data or "", ood, shift, val, limit, seed)
         jobs = [opened] if ensemble else [[checkpoint] for checkpoint in opened]
         for job in jobs:
-            found, cost, val_logits = _run(
+            found, val_logits = _run(
                 job, sets, device, dtype, batch_size, skip_bad, progress, skipped
             )
             t = (
@@ -91,7 +91,7 @@ def evaluate(
                 if fixed is not None
                 else metrics.fit_temperature(metrics.mean_probs(val_logits[0]), val_logits[1])
             )
-            results.append(result(found, ood_score=ood_score, temperature=t, cost=cost))
+            results.append(result(found, ood_score=ood_score, temperature=t))
             if predictions is not None:
                 write_predictions(found, Path(predictions))
     for path in predictions_in:
@@ -216,7 +216,7 @@ def _run(
     skip_bad: bool,
     progress: Progress | None,
     skipped: list[str],
-) -> tuple[Any, Cost, Any]:
+) -> tuple[Any, Any]:
     """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble."""
     import torch
 
@@ -254,5 +254,6 @@ def _run(
         labels=labels,
         ood=foreign,
         shift=tuple(shifted),
+        cost=cost_of(models, inputs),
     )
-    return found, cost_of(models, inputs), logits(sets.val) if sets.val is not None else None
+    return found, logits(sets.val) if sets.val is not None else None

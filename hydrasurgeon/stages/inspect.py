@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from hydrasurgeon.checkpoint import open_checkpoint
 from hydrasurgeon.manifest import Manifest
@@ -31,7 +30,7 @@ def inspect(checkpoint: str | Path, *, arch: str | None = None) -> Inspection:
     return Inspection(
         path=opened.path,
         manifest=opened.manifest,
-        parameters=sum(int(np.prod(info.shape, dtype=np.int64)) for info in tensors.values()),
+        parameters=sum(math.prod(info.shape) for info in tensors.values()),
         nbytes=tensors.nbytes,
         dtypes=tuple(sorted({info.dtype for info in tensors.values()})),
         recorded=opened.recorded,

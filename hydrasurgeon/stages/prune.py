@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.backends import backend
 from hydrasurgeon.cahp import select as select_by_cahp
@@ -26,7 +27,10 @@ from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
 from hydrasurgeon.stages.compensate import check_compensation, repaired_tensors
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress, compute, counted
-from hydrasurgeon.tensorfile import Planned, Raw, digest, weights_sha256
+from hydrasurgeon.tensorfile import Planned, digest, weights_sha256
+
+if TYPE_CHECKING:
+    from hydrasurgeon.tensorfile import Raw
 
 __all__ = ["Pruned", "plan_pruning", "prune"]
 
