@@ -401,6 +401,22 @@ def inspect(checkpoint: CheckpointArg, arch: ArchOption = None, json: JsonOption
 
 
 @app.command()
+def compare(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one of the same architecture.")],
+    json: JsonOption = False,
+) -> None:
+    """How alike two selections of heads are: overlap for each layer and in all, Jensen–Shannon divergence."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.compare import compare as stage
+
+    render.compared(stage(a, b), json=json)
+
+
+@app.command()
 def schema() -> None:
     """Print the manifest's JSON Schema."""
     from hydrasurgeon import render
