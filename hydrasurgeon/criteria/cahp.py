@@ -250,6 +250,7 @@ def layout(distances: Array, *, seed: int) -> Array:
         line[:, 0] = np.arange(heads) * float(distances.any())
         return line
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     centred = np.eye(heads) - 1 / heads
     values, vectors = np.linalg.eigh(-0.5 * centred @ np.square(distances) @ centred)
@@ -263,7 +264,10 @@ def layout(distances: Array, *, seed: int) -> Array:
         init=(start / spread * 1e-4 if spread > 0 else start).astype(np.float32),
         random_state=seed,
     )
-    points: Array = np.round(tsne.fit_transform(distances).astype(np.float64), 4)
+    # One thread: sums that several threads share come out differently each time, and t-SNE makes much of it.
+    with threadpool_limits(1):
+        found = tsne.fit_transform(distances)
+    points: Array = np.round(found.astype(np.float64), 4)
     return points
 
 
