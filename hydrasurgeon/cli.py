@@ -55,10 +55,13 @@ RequiredOut = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    str, typer.Option("--method", metavar="M", help="taylor, fisher, magnitude or random.")
+    str, typer.Option("--method", metavar="M", help="taylor, fisher, magnitude, random or cahp.")
 ]
 KeepOption = Annotated[
-    int | None, typer.Option("--keep", metavar="K", help="Heads to keep in each layer.")
+    str | None,
+    typer.Option(
+        "--keep", metavar="K|auto", help="Heads to keep in each layer; auto is cahp's own number."
+    ),
 ]
 LayersOption = Annotated[
     str | None,
@@ -98,6 +101,12 @@ def score(
     data: DataOption = None,
     keep: KeepOption = None,
     layers: LayersOption = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw cahp's curve and clusters as .png or .svg."
+        ),
+    ] = None,
     out: OutOption = None,
     arch: ArchOption = None,
     limit: LimitOption = None,
@@ -119,7 +128,7 @@ def score(
 
     with render.progress(quiet) as tick:
         found = stage(
-            checkpoint, method=method, data=data, keep=keep, layers=layers, out=out, arch=arch, limit=limit, seed=seed,
+            checkpoint, method=method, data=data, keep=_keep(keep), layers=layers, plot=plot, out=out, arch=arch, limit=limit, seed=seed,
             device=device, dtype=dtype, batch_size=_batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.scored(found, json=json, quiet=quiet)
@@ -159,6 +168,14 @@ def prune(
     ] = None,
     layers: LayersOption = None,
     data: DataOption = None,
+    compensate: Annotated[
+        str,
+        typer.Option(
+            "--compensate",
+            metavar="HOW",
+            help="Repair without training, on --data: none, mean or lstsq.",
+        ),
+    ] = "none",
     out: OutOption = None,
     arch: ArchOption = None,
     limit: LimitOption = None,
@@ -180,8 +197,8 @@ def prune(
 
     with render.progress(quiet) as tick:
         pruned = stage(
-            checkpoint, method=method, keep=keep, remove=remove, sample=sample, mask=mask, layers=layers, data=data,
-            out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
+            checkpoint, method=method, keep=_keep(keep), remove=remove, sample=sample, mask=mask, layers=layers, data=data,
+            compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
             skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
@@ -397,11 +414,12 @@ def bench(
     runs: Annotated[int, typer.Option("--runs", help="Interleaved runs behind each median.")] = 7,
     plot: Annotated[
         str | None,
-        typer.Option("--plot", metavar="F", help="A picture of it, as .png, .svg or .pdf."),
+        typer.Option("--plot", metavar="F", help="A picture of it, as .png or .svg."),
     ] = None,
     arch: ArchOption = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
+    force: ForceOption = False,
     quiet: QuietOption = False,
     json: Annotated[
         str | None,
@@ -415,7 +433,7 @@ def bench(
     with render.progress(quiet) as tick:
         found = stage(
             checkpoints, vs=vs or [], backbone=backbone, batch=batch, dtype=dtype, compile=compile_, runs=runs,
-            plot=plot, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
+            plot=plot, force=force, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
         )  # fmt: skip
     render.benched(found, json=json == "-", quiet=quiet)
 
@@ -427,6 +445,22 @@ def inspect(checkpoint: CheckpointArg, arch: ArchOption = None, json: JsonOption
     from hydrasurgeon.stages.inspect import inspect as stage
 
     render.inspected(stage(checkpoint, arch=arch), json=json)
+
+
+@app.command()
+def compare(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one of the same architecture.")],
+    json: JsonOption = False,
+) -> None:
+    """How alike two selections of heads are: overlap for each layer and in all, Jensen–Shannon divergence."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.compare import compare as stage
+
+    render.compared(stage(a, b), json=json)
 
 
 @app.command()
@@ -461,6 +495,15 @@ def _batch(text: str) -> int | None:
         return None
     if not text.isdigit() or int(text) < 1:
         raise UsageError(f"--batch-size {text}: neither a positive number nor auto")
+    return int(text)
+
+
+def _keep(text: str | None) -> int | str | None:
+    """A number, auto, or nothing."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdigit():
+        raise UsageError(f"--keep {text}: neither a number nor auto")
     return int(text)
 
 

@@ -23,7 +23,7 @@ from hydrasurgeon.backends.base import Anatomy, Attention, Block
 from hydrasurgeon.heads import positions
 from hydrasurgeon.slicing import HeadTensor, take_heads
 
-__all__ = ["Hydra", "Mode", "attend", "run_block"]
+__all__ = ["Hydra", "Mode", "attend", "queries_keys_values", "run_block"]
 
 Mode = Literal["auto", "stacked", "apart"]
 Hidden = Float[Tensor, "batch token embed"]
@@ -131,7 +131,11 @@ def attend(site: Attention, hidden: Hidden, bias: Tensor | None) -> Hidden:
     """Multi-head attention of one site with the heads it has."""
     shift = _bias_of(bias, site.heads)
     return site.out(
-        _merge(scaled_dot_product_attention(*_qkv(site, hidden), attn_mask=shift, scale=site.scale))
+        _merge(
+            scaled_dot_product_attention(
+                *queries_keys_values(site, hidden), attn_mask=shift, scale=site.scale
+            )
+        )
     )
 
 
@@ -140,7 +144,7 @@ def _bias_of(bias: Tensor | None, heads: Sequence[int]) -> Tensor | None:
     return bias if bias is None or bias.shape[1] == 1 else bias[:, list(heads)]
 
 
-def _qkv(site: Attention, hidden: Hidden) -> tuple[Tensor, Tensor, Tensor]:
+def queries_keys_values(site: Attention, hidden: Hidden) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as [batch, head, token, head_dim]."""
     grouped = (len(site.heads), site.head_dim)
     if len(site.project) == 1:
@@ -170,7 +174,10 @@ class _Layer:
     def attention(self, x: Stacked, biases: Biases) -> Stacked:
         """Each member projects its own queries, keys and values; one attention call serves all heads."""
         normed = self.norm1(x) if self.prenorm else x
-        projected = [_qkv(site, hidden) for site, hidden in zip(self.sites, normed, strict=True)]
+        projected = [
+            queries_keys_values(site, hidden)
+            for site, hidden in zip(self.sites, normed, strict=True)
+        ]
         q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
         bias = biases[0]
         if bias is not None and bias.shape[1] > 1:

@@ -1,4 +1,4 @@
-"""Pictures, where matplotlib is installed."""
+"""Pictures, where matplotlib is installed: no display, no global state, the same bytes for the same picture."""
 
 from __future__ import annotations
 
@@ -7,36 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoint import write_bytes
-from hydrasurgeon.errors import MissingDependency, OutputError
+from hydrasurgeon.errors import OutputError, UsageError
+from hydrasurgeon.optional import need
 
-__all__ = ["figure", "save_figure"]
+__all__ = ["check_plot", "figure", "save_figure"]
 
-
-def figure(x: str, y: str) -> Any:
-    """Empty axes with these labels; needs no display and leaves matplotlib's global state alone."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependency(
-            "--plot needs matplotlib", hint="pip install 'hydrasurgeon[plot]'"
-        ) from error
-    axes = Figure(figsize=(7, 4.5), layout="constrained").subplots()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
+SUFFIXES = (".png", ".svg")
 
 
-def save_figure(axes: Any, path: Path) -> None:
-    """As .png, .svg or .pdf; the same picture gives the same bytes."""
+def check_plot(path: Path, *, force: bool) -> Path:
+    """Refuse what could not be drawn, before anything is computed."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--plot {path}: must end in {' or '.join(SUFFIXES)}")
+    if path.exists() and not force:
+        raise OutputError(
+            f"{path}: already exists", hint="Give --force to replace it, or another --plot."
+        )
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such folder", hint="Create it first.")
+    need("matplotlib", purpose="--plot")
+    return path
+
+
+def figure(width: float = 7, height: float = 4.5) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(drawn: Any, path: Path) -> None:
     import matplotlib
 
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in ("png", "svg", "pdf"):
-        raise OutputError(f"--plot {path}: neither .png, .svg nor .pdf")
     buffer = io.BytesIO()
-    # Otherwise an SVG carries random identifiers, and SVG and PDF the time.
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
+    # An SVG otherwise carries random identifiers and the time, a PNG the version of its writer.
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "hydrasurgeon"}):
-        axes.figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
+        drawn.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
     write_bytes(path, buffer.getvalue())

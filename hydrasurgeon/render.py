@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.manifest import Step, Tower
     from hydrasurgeon.report import Report, Result
     from hydrasurgeon.stages.bench import Benched
+    from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.evaluate import Evaluation
     from hydrasurgeon.stages.finetune import Finetuned
     from hydrasurgeon.stages.fuse import Fused
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "benched",
+    "compared",
     "evaluated",
     "failed",
     "finetuned",
@@ -126,8 +128,18 @@ def scored(found: Scored, *, json: bool, quiet: bool) -> None:
         for layer, row in enumerate(rows):
             cells = " ".join(f"[{_shade(value, low, high)}]{value:9.3g}[/]" for value in row)
             console.print(f"  {layer:2d}  {cells}")
+    if found.method == "cahp":
+        console.print(_cahp(result.settings))
     console.print(f"written into [bold]{found.path}[/]")
     return None
+
+
+def _cahp(settings: Mapping[str, Any]) -> str:
+    why = "the curve's knee" if settings["knee"] else "no knee, so the curve's highest point"
+    return (
+        f"CAHP keeps {settings['count']} of {len(settings['points'])} heads from {len(settings['clusters'])} clusters; "
+        f"its own number of clusters is {settings['automatic']} ({why})"
+    )
 
 
 def _shade(value: float, low: float, high: float) -> str:
@@ -400,6 +412,54 @@ def inspected(found: Inspection, *, json: bool) -> None:
     for step in manifest.history:
         console.print(f"  {_history(step)}")
     return None
+
+
+def compared(found: Comparison, *, json: bool) -> None:
+    if json:
+        return _json(found.to_json())
+    for note in found.notes:
+        say(f"note: {note}")
+    a, b = found.names
+    console = _out()
+    console.print(f"A [bold]{escape(a)}[/]   B [bold]{escape(b)}[/]")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("layer")
+    table.add_column("■ both, A or B only, · none", no_wrap=True)
+    for title in (
+        "kept A",
+        "B",
+        "both",
+        "Jaccard",
+        "share",
+        "gone A",
+        "B",
+        "both",
+        "Jaccard",
+        "share",
+    ):
+        table.add_column(title, justify="right")
+    for tower, rows in found.layers.items():
+        for layer, row in enumerate(rows):
+            kept = [set(selection[tower][layer]) for selection in found.selections]
+            marks = {(True, True): "■", (True, False): "A", (False, True): "B", (False, False): "·"}
+            picture = "".join(
+                marks[h in kept[0], h in kept[1]] for h in range(found.towers[tower].heads)
+            )
+            name = f"{tower} {layer}" if len(found.layers) > 1 else str(layer)
+            table.add_row(name, picture, *_overlap(row["kept"]), *_overlap(row["removed"]))
+    table.add_row("all", "", *_overlap(found.kept), *_overlap(found.removed), style="bold")
+    console.print(table)
+    shown = [
+        f"{'–' if o.jsd is None else f'{o.jsd:.3f}'} over the {what} heads"
+        for what, o in (("kept", found.kept), ("removed", found.removed))
+    ]
+    console.print(f"Jensen–Shannon divergence in nats (at most 0.693): {', '.join(shown)}")
+    return None
+
+
+def _overlap(found: Overlap) -> list[str]:
+    shares = ["–" if x is None else f"{x:.2f}" for x in (found.jaccard, found.share)]
+    return [str(found.a), str(found.b), str(found.common), *shares]
 
 
 def _history(step: Step) -> str:

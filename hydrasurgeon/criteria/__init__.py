@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from importlib import import_module
 
-from hydrasurgeon.criteria.base import HeadScores, Subject
+from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
 from hydrasurgeon.errors import UsageError
 
 __all__ = ["CRITERIA", "WITHOUT_DATA", "criterion"]
@@ -16,12 +16,13 @@ CRITERIA = {
     "fisher": "hydrasurgeon.criteria.fisher:score",
     "magnitude": "hydrasurgeon.criteria.magnitude:score",
     "random": "hydrasurgeon.criteria.random:score",
+    "cahp": "hydrasurgeon.criteria.cahp:score",
 }
 # These look at the weights, or at nothing; the others need labelled data.
 WITHOUT_DATA = {"magnitude", "random"}
 
 
-def criterion(name: str) -> Callable[[Subject], HeadScores]:
+def criterion(name: str) -> Callable[[Subject], HeadScores | Verdict]:
     if name not in CRITERIA:
         near = difflib.get_close_matches(name, CRITERIA, n=1)
         raise UsageError(
@@ -29,5 +30,5 @@ def criterion(name: str) -> Callable[[Subject], HeadScores]:
             hint=f"Available: {', '.join(CRITERIA)}.",
         )
     module, function = CRITERIA[name].split(":")
-    found: Callable[[Subject], HeadScores] = getattr(import_module(module), function)
+    found: Callable[[Subject], HeadScores | Verdict] = getattr(import_module(module), function)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -12,10 +12,18 @@ if TYPE_CHECKING:
     from hydrasurgeon.backends.base import Attention
     from hydrasurgeon.checkpoint import Checkpoint
 
-__all__ = ["HeadScores", "Subject"]
+__all__ = ["HeadScores", "Subject", "Verdict"]
 
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Scores, and what else a criterion found that a later choice of heads needs."""
+
+    scores: HeadScores
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,14 @@ def bench(
     arch: str | None = None,
     json: str | Path | None = None,
     plot: str | Path | None = None,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Benched:
     """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
+    from hydrasurgeon.plotting import check_plot
+
     batches, dtypes = _batches(batch), _dtypes(dtype)
+    target = None if plot is None else check_plot(Path(plot), force=force)
     if runs < 1:
         raise UsageError(f"--runs {runs}: must be at least 1")
     entries = _entries(checkpoints, vs, backbone, arch)
@@ -142,8 +146,8 @@ def bench(
     )  # fmt: skip
     if json is not None:
         write_text(Path(json), json_.dumps(found.model_dump(), indent=1) + "\n")
-    if plot is not None:
-        _plot(found, Path(plot))
+    if target is not None:
+        _plot(found, target)
     return found
 
 
@@ -234,9 +238,8 @@ def _plot(found: Benched, path: Path) -> None:
     """Latency over batch size, one line for each contender and dtype."""
     from hydrasurgeon.plotting import figure, save_figure
 
-    axes = figure(
-        "batch size", "latency over the single model" if _has_single(found) else "latency, ms"
-    )
+    drawn = figure()
+    axes = drawn.subplots()
     for contender in found.results:
         for dtype in found.settings["dtype"]:
             mine = [p for p in contender.points if p.dtype == dtype]
@@ -245,9 +248,11 @@ def _plot(found: Benched, path: Path) -> None:
                 [p.ratio if p.ratio is not None else p.latency_ms for p in mine],
                 marker="o", label=f"{contender.name} ({contender.kind}), {dtype}",
             )  # fmt: skip
+    axes.set(xlabel="batch size", ylabel="time / single model" if _has_single(found) else "ms")
     axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
-    save_figure(axes, path)
+    save_figure(drawn, path)
 
 
 def _has_single(found: Benched) -> bool:

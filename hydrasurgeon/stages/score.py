@@ -17,14 +17,15 @@ from hydrasurgeon.checkpoint import (
     write_text,
 )
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion
-from hydrasurgeon.criteria.base import HeadScores, Subject
+from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import parse_layers
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
+from hydrasurgeon.plotting import check_plot
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.tensorfile import Planned
 
-__all__ = ["Progress", "Scored", "compute", "score"]
+__all__ = ["Progress", "Scored", "compute", "counted", "score"]
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
@@ -48,7 +49,7 @@ def score(
     *,
     method: str,
     data: str | None = None,
-    keep: int | None = None,
+    keep: int | str | None = None,
     layers: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -57,11 +58,16 @@ def score(
     batch_size: int | None = None,
     skip_bad: bool = False,
     arch: str | None = None,
+    plot: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Scored:
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
+    heads_kept = counted(method, keep)
+    if plot is not None and method != "cahp":
+        raise UsageError(f"--plot: {method} has no curve to draw", hint="Use --method cahp.")
+    picture = None if plot is None else check_plot(Path(plot), force=force)
     opened = open_checkpoint(checkpoint, arch=arch)
     single(opened)
     if opened.hub_id is not None and out is None:
@@ -72,14 +78,21 @@ def score(
     target = None if out is None else output_path(out, force=force)
     digests = opened.digests()
     found, used = compute(
-        opened, method=method, data=data, keep=keep, layers=layers, limit=limit, seed=seed,
+        opened, method=method, data=data, keep=heads_kept, layers=layers, limit=limit, seed=seed,
         device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
     )  # fmt: skip
     arguments = {
         "method": method, "data": data, "keep": keep, "layers": layers, "limit": limit, "dtype": dtype,
         "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
     }  # fmt: skip
-    uses = () if method in WITHOUT_DATA else ("torch", opened.manifest.model.family)
+    if picture is not None:
+        from hydrasurgeon.criteria.cahp_plot import draw_cahp
+
+        draw_cahp(found, picture)
+    uses: tuple[str, ...] = (
+        () if method in WITHOUT_DATA else ("torch", opened.manifest.model.family)
+    )
+    uses += ("scikit-learn", "kmedoids", "kneed") if method == "cahp" else ()
     record = opened.record(digests)
     entry = step("score", args=arguments, inputs=[record], data=used, seed=seed, uses=uses)
 
@@ -108,6 +121,20 @@ def score(
     beside = opened.path / "heads.json" if opened.path.is_dir() else sidecar(opened.path)
     write_text(beside, written.to_json())
     return Scored(opened.path, written, method)
+
+
+def counted(method: str | None, keep: int | str | None) -> int | None:
+    """`--keep` as a number; None for CAHP's own."""
+    if isinstance(keep, str):
+        if keep != "auto":
+            raise UsageError(f"--keep {keep}: neither a number nor auto")
+        if method != "cahp":
+            raise UsageError(
+                f"--keep auto: {method or 'a mask'} has no number of heads of its own",
+                hint="Give a number, or --method cahp.",
+            )
+        return None
+    return keep
 
 
 def _same_scoring(entry: Step, method: str) -> bool:
@@ -157,8 +184,12 @@ def compute(
         layers=parse_layers(layers, tower.layers),
         seed=seed,
     )
-    values = _by_original_number(checkpoint, judge(subject))
+    verdict = judge(subject)
+    more = verdict.settings if isinstance(verdict, Verdict) else {}
+    scores = verdict.scores if isinstance(verdict, Verdict) else verdict
+    values = _by_original_number(checkpoint, scores)
     settings = {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
+    settings |= more
     if method == "random":
         settings["seed"] = seed
     used = feed.records
