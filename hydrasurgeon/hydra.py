@@ -69,7 +69,7 @@ class Hydra(nn.Module):
     def _read(self, stacked: Stacked) -> Float[Tensor, "batch member klass"]:
         if self._one_readout:
             logits = self._anatomies[0].readout(stacked.flatten(0, 1))
-            return logits.unflatten(0, stacked.shape[:2]).transpose(0, 1)
+            return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
         each = [a.readout(hidden) for a, hidden in zip(self._anatomies, stacked, strict=True)]
         return torch.stack(each, dim=1)
 
@@ -85,10 +85,17 @@ def run_block(block: Block, hidden: Hidden, bias: Tensor | None) -> Hidden:
 
 def attend(site: Attention, hidden: Hidden, bias: Tensor | None) -> Hidden:
     """Multi-head attention of one site with the heads it has."""
+    if not site.heads:
+        return _silent(site, hidden)
     shift = _bias_of(bias, site.heads)
     return site.out(
         _merge(scaled_dot_product_attention(*_qkv(site, hidden), attn_mask=shift, scale=site.scale))
     )
+
+
+def _silent(site: Attention, hidden: Hidden) -> Hidden:
+    """What a layer without heads adds: its output bias, which belongs to no head."""
+    return torch.zeros_like(hidden) if site.out.bias is None else site.out.bias.expand_as(hidden)
 
 
 def _bias_of(bias: Tensor | None, heads: Sequence[int]) -> Tensor | None:
@@ -141,17 +148,21 @@ class _Layer:
 
 def _fused_attention(sites: Sequence[Attention], x: Stacked, biases: Biases) -> Stacked:
     """Each member projects its own queries, keys and values; one attention call serves all heads."""
-    projected = [_qkv(site, hidden) for site, hidden in zip(sites, x, strict=True)]
+    busy = [i for i, site in enumerate(sites) if site.heads]
+    if not busy:
+        return torch.stack([_silent(site, hidden) for site, hidden in zip(sites, x, strict=True)])
+    projected = [_qkv(sites[i], x[i]) for i in busy]
     q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
     bias = biases[0]
     if bias is not None and bias.shape[1] > 1:
-        own = [
-            b[:, list(site.heads)] for site, b in zip(sites, biases, strict=True) if b is not None
-        ]
-        bias = torch.cat(own, dim=1)
+        rows = [_bias_of(biases[i], sites[i].heads) for i in busy]
+        bias = torch.cat([own for own in rows if own is not None], dim=1)
     heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=sites[0].scale)
-    each = heads.split([len(site.heads) for site in sites], dim=1)
-    return torch.stack([site.out(_merge(own)) for site, own in zip(sites, each, strict=True)])
+    each = heads.split([len(sites[i].heads) for i in busy], dim=1)
+    spoken = {i: sites[i].out(_merge(own)) for i, own in zip(busy, each, strict=True)}
+    return torch.stack(
+        [spoken[i] if i in spoken else _silent(site, x[i]) for i, site in enumerate(sites)]
+    )
 
 
 class _Union:
@@ -197,7 +208,12 @@ class _Union:
             scale=site.scale,
         )
         return torch.stack(
-            [s.out(_merge(out[:, positions(self.heads, s.heads)])) for s in self.sites]
+            [
+                s.out(_merge(out[:, positions(self.heads, s.heads)]))
+                if s.heads
+                else _silent(s, hidden)
+                for s in self.sites
+            ]
         )
 
 
@@ -225,7 +241,7 @@ def _rows_of(union: _Union, part: tuple[int, str], heads: Sequence[int]) -> Tens
 def _each(modules: Sequence[nn.Module]) -> Callable[[Stacked], Stacked]:
     """One product for all members where they share the module, one each where they do not."""
     if _same([[module] for module in modules]):
-        return lambda x: modules[0](x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return lambda x: modules[0](x.flatten(0, 1)).unflatten(0, (x.shape[0], -1))
     return lambda x: torch.stack([module(one) for module, one in zip(modules, x, strict=True)])
 
 
