@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hydrasurgeon.loading import load
+    from hydrasurgeon.stages.bench import bench
     from hydrasurgeon.stages.evaluate import evaluate
     from hydrasurgeon.stages.finetune import finetune
     from hydrasurgeon.stages.fuse import fuse
@@ -22,13 +23,13 @@ from hydrasurgeon.timm_hook import install
 
 install()
 
-__all__ = ["evaluate", "finetune", "fuse", "load", "prune", "score"]
+__all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "score"]
 
 _HOME = {
     "load": "hydrasurgeon.loading",
     **{
         name: f"hydrasurgeon.stages.{name}"
-        for name in ("evaluate", "finetune", "fuse", "prune", "score")
+        for name in ("bench", "evaluate", "finetune", "fuse", "prune", "score")
     },
 }
 

@@ -375,6 +375,52 @@ def evaluate(
 
 
 @app.command()
+def bench(
+    checkpoints: CheckpointsArg,
+    vs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vs", metavar="M1 M2 ...", help="Members, run one after another for comparison."
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", metavar="CKPT", help="The single model that ratios refer to."),
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="N,N,…", help="Batch sizes.")] = "1,4,16",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="T,T,…", help="float32, bfloat16, float16.")
+    ] = "float32",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Measure under torch.compile.")
+    ] = False,
+    runs: Annotated[int, typer.Option("--runs", help="Interleaved runs behind each median.")] = 7,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="F", help="A picture of it, as .png, .svg or .pdf."),
+    ] = None,
+    arch: ArchOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
+    ] = None,
+) -> None:
+    """Latency, throughput, memory and multiply-adds on this machine, all contenders measured in turn."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.bench import bench as stage
+
+    with render.progress(quiet) as tick:
+        found = stage(
+            checkpoints, vs=vs or [], backbone=backbone, batch=batch, dtype=dtype, compile=compile_, runs=runs,
+            plot=plot, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
+        )  # fmt: skip
+    render.benched(found, json=json == "-", quiet=quiet)
+
+
+@app.command()
 def inspect(checkpoint: CheckpointArg, arch: ArchOption = None, json: JsonOption = False) -> None:
     """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
     from hydrasurgeon import render
@@ -449,10 +495,25 @@ def _pairs(entries: list[str]) -> dict[str, str]:
     return pairs
 
 
+def _spread(arguments: list[str], option: str) -> list[str]:
+    """`--vs a b c` → `--vs a --vs b --vs c`: everything up to the next option belongs to it."""
+    spread: list[str] = []
+    inside = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            inside = argument == option
+            spread += [] if inside else [argument]
+        else:
+            spread += [option, argument] if inside else [argument]
+    return spread
+
+
 def run(arguments: list[str]) -> int:
     """Run one command in this process and return its exit code; a bug keeps its traceback."""
     from hydrasurgeon import render
 
+    if arguments[:1] == ["bench"]:
+        arguments = _spread(arguments, "--vs")
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
     except HydraError as error:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError
     from hydrasurgeon.manifest import Step, Tower
     from hydrasurgeon.report import Report, Result
+    from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.evaluate import Evaluation
     from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.score import Scored
 
 __all__ = [
+    "benched",
     "evaluated",
     "failed",
     "finetuned",
@@ -293,6 +295,47 @@ def _foreign(result: Result) -> dict[str, float]:
                 f"AUPR {group}": average.aupr,
             }
     return row
+
+
+def benched(found: Benched, *, json: bool, quiet: bool) -> None:
+    if json:
+        return raw(found.model_dump_json(indent=1))
+    for text in found.notes:
+        say(f"note: {text}")
+    if quiet:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = (
+        "params M",
+        "MACs M",
+        "of single",
+        "dtype",
+        "batch",
+        "ms",
+        "samples/s",
+        "peak MB",
+        "of single",
+    )
+    table.add_column("model", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right")
+    for contender in found.results:
+        head = [
+            f"{escape(contender.name)} ({contender.kind})", _cell("params M", contender.params / 1e6),
+            _cell("MACs M", contender.macs / 1e6), _times(contender.macs_ratio),
+        ]  # fmt: skip
+        for point in contender.points:
+            table.add_row(
+                *head, point.dtype, str(point.batch), f"{point.latency_ms:.2f}", f"{point.throughput:.1f}",
+                f"{point.peak_bytes / 1e6:.1f}", _times(point.ratio),
+            )  # fmt: skip
+            head = [""] * len(head)
+    _out().print(table)
+    return None
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}×"
 
 
 HIGHER_IS_BETTER = ("Acc", "AUROC", "AUPR")

@@ -259,3 +259,20 @@ def test_parts_are_told_apart(tmp_path: Path, kind: str) -> None:
         mean = (tuned[0][name].double() + tuned[1][name].double()) / 2
         torch.testing.assert_close(hydra[name].double(), mean, rtol=0, atol=1e-7)
     assert all(f"members.1.{name}" in hydra for name in layer - averaged)
+
+
+@pytest.mark.parametrize("kind", ["RoBERTa", "DINOv2"])
+def test_bench_runs_hydras_of_texts_and_images(tmp_path: Path, kind: str) -> None:
+    FAMILIES[kind].write(tmp_path / "s")
+    names = [hs.prune(tmp_path / "s", method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    hydra = hs.load(hs.fuse(names, out=tmp_path / "h.safetensors").path, device="cpu")
+    family = backend("transformers")
+    told = hydra.manifest.model
+    inputs = family.example(told, 3, device=torch.device("cpu"), dtype=torch.float32)
+    found = {}
+    for mode in ("stacked", "apart"):
+        hydra.module.mode = mode
+        with torch.inference_mode():
+            found[mode] = hydra(inputs)
+    assert found["apart"].shape == (3, 2, 3)
+    torch.testing.assert_close(found["stacked"], found["apart"], rtol=0, atol=1e-5)

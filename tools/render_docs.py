@@ -24,7 +24,6 @@ def demo_table(report: dict[str, Any]) -> str:
         ("aECE ↓", 3, min, lambda r: r["id"]["aece"]), ("MI", 3, None, lambda r: r["diversity"]["mi"]),
         ("params M ↓", 3, min, lambda r: r["cost"] and r["cost"]["params"] / 1e6),
         ("MACs M ↓", 1, min, lambda r: r["cost"] and r["cost"]["macs"] / 1e6),
-        ("ms ↓", 1, min, lambda r: r["cost"] and r["cost"]["latency_ms"]),
     ]  # fmt: skip
     foreign = [
         (f"{label} {group} {arrow}", 3, best, lambda r, g=group, k=key: r["ood_average"][g][k])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hydrasurgeon.heads import Kept
@@ -165,4 +166,8 @@ class Backend(Protocol):
         files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
         """Raw sample → model input; with `augment` the training transform. `files` are the companions."""
+        ...
+
+    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
+        """Random inputs of the right shape, for measuring cost."""
         ...

@@ -24,6 +24,7 @@ from hydrasurgeon.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from hydrasurgeon.heads import Kept
@@ -209,6 +210,15 @@ class HFEncoder:
         if augment is not None:
             return train_transform(model.preprocess, augment)
         return eval_transform(model.preprocess)
+
+    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
+        import torch
+
+        if "max_length" not in model.preprocess:
+            return torch.randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
+        shape = (batch, min(128, int(model.preprocess["max_length"])))
+        ids = torch.randint(0, int(sizes(model.config, "vocab_size")), shape, device=device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def hf_config(model: Model) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hydrasurgeon.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hydrasurgeon.heads import Kept
@@ -202,6 +203,11 @@ class TimmViT:
             if augment is not None
             else eval_transform(model.preprocess)
         )
+
+    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
+        from torch import randn
+
+        return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
 
 def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
