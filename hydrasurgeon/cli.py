@@ -464,6 +464,27 @@ def compare(
 
 
 @app.command()
+def export(
+    checkpoint: CheckpointArg,
+    format: Annotated[str, typer.Option("--format", help="onnx.")] = "onnx",
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--out", metavar="OUT", help="The .onnx file; else CKPT.onnx beside it."
+        ),
+    ] = None,
+    arch: ArchOption = None,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Write a model or a hydra as ONNX, checked in onnxruntime before the file is kept."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.export import export as stage
+
+    render.exported(stage(checkpoint, format=format, out=out, arch=arch, force=force), json=json)
+
+
+@app.command()
 def schema() -> None:
     """Print the manifest's JSON Schema."""
     from hydrasurgeon import render

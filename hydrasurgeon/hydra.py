@@ -107,7 +107,7 @@ class Hydra(nn.Module):
             stacked = layer.rest(stacked, layer.attention(stacked, biases))
         if self._one_readout:
             logits = self._anatomies[0].readout(stacked.flatten(0, 1))
-            return logits.unflatten(0, stacked.shape[:2]).transpose(0, 1)
+            return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
         each = [a.readout(hidden) for a, hidden in zip(self._anatomies, stacked, strict=True)]
         return torch.stack(each, dim=1)
 
@@ -129,6 +129,8 @@ def _after_attention(block: Block, hidden: Hidden, attended: Hidden) -> Hidden:
 
 def attend(site: Attention, hidden: Hidden, bias: Tensor | None) -> Hidden:
     """Multi-head attention of one site with the heads it has."""
+    if not site.heads:
+        return _silent(site, hidden)
     shift = _bias_of(bias, site.heads)
     return site.out(
         _merge(
@@ -137,6 +139,11 @@ def attend(site: Attention, hidden: Hidden, bias: Tensor | None) -> Hidden:
             )
         )
     )
+
+
+def _silent(site: Attention, hidden: Hidden) -> Hidden:
+    """What a layer without heads adds: its output bias, which belongs to no head."""
+    return torch.zeros_like(hidden) if site.out.bias is None else site.out.bias.expand_as(hidden)
 
 
 def _bias_of(bias: Tensor | None, heads: Sequence[int]) -> Tensor | None:
@@ -174,20 +181,19 @@ class _Layer:
     def attention(self, x: Stacked, biases: Biases) -> Stacked:
         """Each member projects its own queries, keys and values; one attention call serves all heads."""
         normed = self.norm1(x) if self.prenorm else x
-        projected = [
-            queries_keys_values(site, hidden)
-            for site, hidden in zip(self.sites, normed, strict=True)
-        ]
-        q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
-        bias = biases[0]
-        if bias is not None and bias.shape[1] > 1:
-            pairs = zip(self.sites, biases, strict=True)
-            bias = torch.cat([b[:, list(site.heads)] for site, b in pairs if b is not None], dim=1)
-        heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.sites[0].scale)
-        each = heads.split([len(site.heads) for site in self.sites], dim=1)
-        return torch.stack(
-            [site.out(_merge(own)) for site, own in zip(self.sites, each, strict=True)]
-        )
+        found = {i: _silent(s, normed[i]) for i, s in enumerate(self.sites) if not s.heads}
+        busy = [i for i in range(len(self.sites)) if i not in found]
+        if busy:
+            projected = [queries_keys_values(self.sites[i], normed[i]) for i in busy]
+            q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
+            bias = biases[0]
+            if bias is not None and bias.shape[1] > 1:
+                rows = [_bias_of(biases[i], self.sites[i].heads) for i in busy]
+                bias = torch.cat([own for own in rows if own is not None], dim=1)
+            heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.sites[0].scale)
+            each = heads.split([len(self.sites[i].heads) for i in busy], dim=1)
+            found |= {i: self.sites[i].out(_merge(own)) for i, own in zip(busy, each, strict=True)}
+        return torch.stack([found[i] for i in range(len(self.sites))])
 
     def rest(self, x: Stacked, attended: Stacked) -> Stacked:
         if self.prenorm:
@@ -241,7 +247,10 @@ class _Union:
         out = scaled_dot_product_attention(
             site.q_norm(q), site.k_norm(k), v, attn_mask=_bias_of(bias, self.heads), scale=site.scale
         )  # fmt: skip
-        return [s.out(_merge(out[:, positions(self.heads, s.heads)])) for s in self.sites]
+        return [
+            s.out(_merge(out[:, positions(self.heads, s.heads)])) if s.heads else _silent(s, hidden)
+            for s in self.sites
+        ]
 
 
 def _head_parameters(site: Attention) -> list[tuple[int, str]]:
@@ -268,7 +277,7 @@ def _rows_of(union: _Union, part: tuple[int, str], heads: Sequence[int]) -> Tens
 def _each(modules: Sequence[nn.Module]) -> Callable[[Stacked], Stacked]:
     """One product for all members where they share the module, one each where they do not."""
     if _same([[module] for module in modules]):
-        return lambda x: modules[0](x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return lambda x: modules[0](x.flatten(0, 1)).unflatten(0, (x.shape[0], -1))
     return lambda x: torch.stack([module(one) for module, one in zip(modules, x, strict=True)])
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.evaluate import Evaluation
+    from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned
     from hydrasurgeon.stages.fuse import Fused
     from hydrasurgeon.stages.inspect import Inspection
@@ -366,6 +367,24 @@ def _cell(name: str, value: float | None) -> str:
     if name in COSTS:
         return f"{value:.3g}" if value < 100 else f"{value:.0f}"
     return f"{value:.3f}"
+
+
+def exported(done: Export, *, json: bool) -> None:
+    if json:
+        return _json(
+            {
+                "path": str(done.path),
+                "bytes": done.nbytes,
+                "inputs": list(done.inputs),
+                "outputs": list(done.outputs),
+                "max_difference": done.max_difference,
+            }
+        )
+    _out().print(
+        f"[bold]{done.path}[/]: {', '.join(done.inputs)} → {', '.join(done.outputs)}; onnxruntime differs from "
+        f"torch by at most {done.max_difference:.2g}"
+    )
+    return None
 
 
 def inspected(found: Inspection, *, json: bool) -> None:

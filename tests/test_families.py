@@ -89,6 +89,17 @@ def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> N
         torch.testing.assert_close(logits(hydra, inputs, "float64"), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("family", [FAMILIES["timm ViT"], FAMILIES["MPNet"]], ids=["timm", "MPNet"])
+def test_a_layer_may_be_empty_in_all_members(family: Family, tmp_path: Path) -> None:
+    family.write(tmp_path / "source")
+    rows = ([[0, 1], [], [2]], [[1, 3], [], [0]])
+    parts = [member(tmp_path / "source", family, row, tmp_path / f"m{i}.safetensors") for i, row in enumerate(rows)]  # fmt: skip
+    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
+    inputs = family.inputs(dtype=torch.float64)
+    expected = torch.cat([logits(part, inputs, "float64") for part in parts], dim=1)
+    torch.testing.assert_close(logits(hydra, inputs, "float64"), expected, rtol=0, atol=1e-10)
+
+
 def tune(path: Path, out: Path, seed: int) -> Path:
     """A copy whose every tensor moved a little."""
     from hydrasurgeon.checkpoint import rewritten, save

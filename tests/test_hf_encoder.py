@@ -223,3 +223,56 @@ def test_minilm(tmp_path: Path) -> None:
             hidden = run_block(block, hidden, stack.bias)
     real = inputs["attention_mask"].bool()
     torch.testing.assert_close(hidden[real], expected.last_hidden_state[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["BERT", "ViT", "MPNet"])
+def test_parts_are_told_apart(tmp_path: Path, kind: str) -> None:
+    """What --freeze holds back does not move; averaging touches MLP matrices only, never norms or attention."""
+    family = FAMILIES[kind]
+    family.write(tmp_path / "s")
+    data = family.data(tmp_path)
+    before = load_file(tmp_path / "s" / "model.safetensors")
+    plan = {"steps": "2", "lr": "0.01", "warmup": "0"}
+    tuned = []
+    for seed in (1, 2):
+        done = hs.finetune(
+            tmp_path / "s", data=data, recipe="sst2", set=plan, freeze="embedding,classifier", seed=seed,
+            out=tmp_path / f"t{seed}.safetensors", device="cpu",
+        )  # fmt: skip
+        tuned.append(load_file(done.path))
+    assert tuned[0].keys() == before.keys()
+    still = {name for name, tensor in before.items() if torch.equal(tensor, tuned[0][name])}
+    outside = {name for name in before if ".layer." not in name}
+    assert still == {
+        n for n in outside if "embeddings" in n or "relative" in n or "classifier" in n
+    }
+    hydra = load_file(
+        hs.fuse([tmp_path / "t1", tmp_path / "t2"], out=tmp_path / "h.safetensors").path
+    )
+    # A norm whose two copies happened to move alike is rightly stored once.
+    layer = {n for n in before if ".layer.0." in n and not torch.equal(tuned[0][n], tuned[1][n])}
+    averaged = {n for n in layer if n in hydra}
+    assert {n.rpartition(".layer.0.")[2] for n in averaged} == {
+        f"{part}.dense.{what}" for part in ("intermediate", "output") for what in ("weight", "bias")
+    }
+    for name in averaged:
+        mean = (tuned[0][name].double() + tuned[1][name].double()) / 2
+        torch.testing.assert_close(hydra[name].double(), mean, rtol=0, atol=1e-7)
+    assert all(f"members.1.{name}" in hydra for name in layer - averaged)
+
+
+@pytest.mark.parametrize("kind", ["RoBERTa", "DINOv2"])
+def test_bench_runs_hydras_of_texts_and_images(tmp_path: Path, kind: str) -> None:
+    FAMILIES[kind].write(tmp_path / "s")
+    names = [hs.prune(tmp_path / "s", method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    hydra = hs.load(hs.fuse(names, out=tmp_path / "h.safetensors").path, device="cpu")
+    family = backend("transformers")
+    told = hydra.manifest.model
+    inputs = family.example(told, 3, device=torch.device("cpu"), dtype=torch.float32)
+    found = {}
+    for mode in ("stacked", "apart"):
+        hydra.module.mode = mode
+        with torch.inference_mode():
+            found[mode] = hydra(inputs)
+    assert found["apart"].shape == (3, 2, 3)
+    torch.testing.assert_close(found["stacked"], found["apart"], rtol=0, atol=1e-5)

@@ -45,7 +45,6 @@ DROPPED = {
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 SLOW_TOKENIZER = ("vocab.txt", "vocab.json", "merges.txt")
 """Needed only where there is no tokenizer.json, which holds all of it."""
-EXAMPLE_TOKENS = 128
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 HALVES = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}
@@ -213,14 +212,13 @@ class HFEncoder:
         return eval_transform(model.preprocess)
 
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
-        from torch import ones, randint, randn
+        import torch
 
-        if "input_size" in model.preprocess:
-            return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
-        tokens = min(EXAMPLE_TOKENS, model.preprocess["max_length"])
-        words = randint(model.config["vocab_size"] // 2, (batch, tokens), device=device)
-        mask = ones(batch, tokens, dtype=words.dtype, device=device)
-        return {"input_ids": words + model.config["vocab_size"] // 2, "attention_mask": mask}
+        if "max_length" not in model.preprocess:
+            return torch.randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
+        shape = (batch, min(128, int(model.preprocess["max_length"])))
+        ids = torch.randint(0, int(sizes(model.config, "vocab_size")), shape, device=device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def hf_config(model: Model) -> dict[str, Any]:
