@@ -391,3 +391,20 @@ def test_wrong_words_and_missing_data(tiny: MAKE) -> None:
         hs.prune(tiny(), method="random", keep=2, compensate="lstq")
     with pytest.raises(UsageError, match="needs calibration data"):
         hs.prune(tiny("b.safetensors"), method="random", keep=2, compensate="mean")
+
+
+@pytest.mark.parametrize("how", ["mean", "lstsq"])
+def test_nothing_lost_is_nothing_changed(
+    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
+) -> None:
+    path = tiny()
+    whole = hs.prune(
+        path,
+        method="random",
+        keep=HEADS,
+        compensate=how,
+        data=images(rows=10),
+        out=tmp_path / "w.safetensors",
+    )
+    for name, tensor in load_file(path).items():
+        assert torch.equal(load_file(whole.path)[name], tensor)
