@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     whole = measured(arguments.checkpoint, arguments.test)
     results: dict[str, Any] = {
         "data": {
-            "scores": arguments.score_data,
-            "calibration": arguments.calibration,
-            "test": arguments.test,
+            "scores": Path(arguments.score_data).name,
+            "calibration": Path(arguments.calibration).name,
+            "test": Path(arguments.test).name,
         },
         "calibration_inputs": arguments.limit,
         "backbone": whole,
