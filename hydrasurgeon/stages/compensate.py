@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.backends import backend
@@ -50,7 +50,7 @@ def repaired_tensors(
 ) -> tuple[dict[str, Raw], DataRecord]:
     """Raw output projections and biases of the layers that lose heads, by name, and the data they come from."""
     from hydrasurgeon.compensation import Calibration, fold_means, refit
-    from hydrasurgeon.data import Batches, open_data
+    from hydrasurgeon.data import Batches, moved, open_data
     from hydrasurgeon.loading import TORCH, as_classifier, to_raw
 
     samples = open_data(data, limit=limit, seed=seed)
@@ -71,7 +71,7 @@ def repaired_tensors(
 
     def inputs() -> Iterator[Any]:
         for batch in batches:
-            yield _moved(batch.inputs, first)
+            yield moved(batch.inputs, first.device, first.dtype)
 
     tick = {} if progress is None else {"tick": progress}
     calibration = Calibration(inputs, len(batches), **tick)
@@ -103,10 +103,3 @@ def _output_names(checkpoint: Checkpoint, kept: Kept) -> dict[tuple[str, int], s
         for layer, row in enumerate(rows)
         if kept[tower][layer] != row
     }
-
-
-def _moved(inputs: Any, like: Any) -> Any:
-    """Inputs on the model's device; token ids keep their dtype."""
-    if isinstance(inputs, Mapping):
-        return {name: _moved(value, like) for name, value in inputs.items()}
-    return inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
