@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hydrasurgeon.backends.base import Anatomy, Block
@@ -69,18 +69,15 @@ class Engine:
         found: dict[Head, Tensor] = {}
         for at, layer in enumerate(self._layers[: max(branching) + 1]):
             one = self._one_token_at(at)
-            heads, attended = layer.attention(hidden, bias, one)
-            start = hidden[:, :1] if one else hidden
+            heads, summed = layer.attention(hidden, bias, one)
             for group in self._groups(branching.get(at, ()), len(hidden)):
-                less = attended - layer.contributions(heads, group)
                 self.work.parts += len(group) * len(hidden)
-                logits = self._finish(
-                    layer.transform(layer.joined(start, less).flatten(0, 1)), bias, at + 1
-                )
+                less = layer.without_each(heads, summed, group)
+                logits = self._finish(layer.transform(less.flatten(0, 1)), bias, at + 1)
                 found.update(zip(group, logits.unflatten(0, (len(group), -1)), strict=True))
             if at < max(branching):
                 self._count(at, len(hidden))
-                hidden = layer.transform(layer.joined(start, attended))
+                hidden = layer.transform(summed)
         return torch.stack([found[head] for head in candidates])
 
     def _embed(self, inputs: Any) -> tuple[Hidden, Tensor | None]:
@@ -94,8 +91,7 @@ class Engine:
         for at, layer in enumerate(self._layers[start:], start):
             one = self._one_token_at(at)
             self._count(at, len(hidden))
-            _, attended = layer.attention(hidden, bias, one)
-            hidden = layer.transform(layer.joined(hidden[:, :1] if one else hidden, attended))
+            hidden = layer.transform(layer.attention(hidden, bias, one)[1])
         return self.anatomy.readout(hidden)
 
     def _one_token_at(self, layer: int) -> bool:
@@ -148,51 +144,89 @@ class _Layer:
                 [take_heads(part, at, spec=spec, head_dim=site.head_dim) for part in parts]
             )
 
-        self.weight, self.bias = rows("weight"), rows("bias")
+        weight, self.bias = rows("weight"), rows("bias")
+        assert weight is not None
+        self.weight = weight
         spec = HeadTensor("out", axis=1)
         self.out = take_heads(site.out.weight, at, spec=spec, head_dim=site.head_dim).contiguous()
+        # What the residual branch gets of each head: its rows of W_O, scaled as the branch scales them.
+        self.outs = self.block.scale1(self.out.T.contiguous()).unflatten(0, (-1, site.head_dim))
 
     def attention(
         self, hidden: Hidden, bias: Tensor | None, one: bool
     ) -> tuple[Float[Tensor, "batch head token head_dim"], Hidden]:
-        """Every head's output, and what the layer makes of them; for the first token only if `one`."""
-        site = self.site
+        """Every head's output, and the residual stream with all of them; the first token's only if `one`."""
         x = self.block.norm1(hidden) if self.block.prenorm else hidden
-        shape = (-1, len(self.heads), site.head_dim)
-        packed = linear(x, self.weight, self.bias).unflatten(-1, shape).permute(2, 0, 3, 1, 4) if self.heads else (
-            x.new_zeros(3, len(x), 0, x.shape[1], site.head_dim)
-        )  # fmt: skip
-        q, k, v = packed.unbind(0)
-        if one:
-            q = q[:, :, :1]
-        if bias is not None:
-            bias = bias[..., :1, :] if one else bias
-            if bias.shape[0] not in (1, len(q)):
-                bias = bias.repeat(len(q) // bias.shape[0], 1, 1, 1)
-        heads = scaled_dot_product_attention(
-            site.q_norm(q), site.k_norm(k), v, attn_mask=bias, scale=site.scale
+        if not self.heads:
+            heads = x.new_zeros(len(x), 0, 1 if one else x.shape[1], self.site.head_dim)
+        elif one:
+            heads = self._first_token(x, bias)
+        else:
+            heads = self._all_tokens(x, bias)
+        attended = linear(heads.transpose(1, 2).flatten(2), self.out, self.site.out.bias)
+        return heads, (hidden[:, :1] if one else hidden) + self.block.scale1(attended)
+
+    def _all_tokens(self, x: Hidden, bias: Tensor | None) -> Tensor:
+        site = self.site
+        packed = linear(x, self.weight, self.bias).unflatten(-1, (3, -1, site.head_dim))
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        return scaled_dot_product_attention(
+            site.q_norm(q), site.k_norm(k), v, attn_mask=_repeated(bias, len(x)), scale=site.scale
         )
-        return heads, linear(heads.transpose(1, 2).flatten(2), self.out, site.out.bias)
 
-    def contributions(
-        self, heads: Float[Tensor, "batch head token head_dim"], of: Sequence[Head]
+    def _first_token(self, x: Hidden, bias: Tensor | None) -> Tensor:
+        """One query needs no keys and values of its own: q·(W_K x) = (q W_K)·x and Σ a (W_V x) = W_V (Σ a x).
+
+        The key's bias adds the same to all tokens, which softmax does not see.
+        """
+        site = self.site
+        wq, wk, wv = self.weight.unflatten(0, (3, -1, site.head_dim)).unbind(0)
+        bq, bk, bv = (
+            (None, None, None)
+            if self.bias is None
+            else self.bias.unflatten(0, (3, -1, site.head_dim)).unbind(0)
+        )
+        flat = None if bq is None else bq.flatten()
+        q = linear(x[:, 0], wq.flatten(0, 1), flat).unflatten(-1, (-1, site.head_dim))
+        q = site.q_norm(q) * site.scale
+        if isinstance(site.k_norm, nn.Identity):
+            asked = torch.bmm(q.transpose(0, 1), wk).transpose(0, 1)
+            logits = torch.bmm(asked, x.transpose(1, 2))
+        else:
+            k = linear(x, wk.flatten(0, 1), None if bk is None else bk.flatten())
+            k = site.k_norm(k.unflatten(-1, (-1, site.head_dim)).transpose(1, 2))
+            logits = (q[:, :, None] @ k.transpose(2, 3)).squeeze(2)
+        if bias is not None:
+            mask = _repeated(bias, len(x))
+            assert mask is not None
+            logits = logits + mask[:, :, 0]
+        read = torch.bmm(logits.softmax(dim=-1), x)
+        heads = torch.bmm(read.transpose(0, 1), wv.transpose(1, 2)).transpose(0, 1)
+        return (heads if bv is None else heads + bv)[:, :, None]
+
+    def without_each(
+        self, heads: Float[Tensor, "batch head token head_dim"], summed: Hidden, of: Sequence[Head]
     ) -> Float[Tensor, "candidate batch token embed"]:
-        """Z_h W_O,h of each of these heads."""
+        """The residual stream less Z_h W_O,h, for each of these heads."""
         at = positions(self.heads, [head.number for head in of])
-        blocks = self.out.unflatten(1, (-1, self.site.head_dim))[:, at]
-        return torch.stack([linear(heads[:, i], blocks[:, j]) for j, i in enumerate(at)])
+        every = summed.flatten(0, 1)
+        less = [torch.addmm(every, heads[:, i].flatten(0, 1), self.outs[i], alpha=-1) for i in at]
+        return torch.stack(less).unflatten(1, summed.shape[:2])
 
-    def joined(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The first residual branch, with the attention's output known."""
-        hidden = hidden + self.block.scale1(attended)
-        return hidden if self.block.prenorm else self.block.norm1(hidden)
-
-    def transform(self, hidden: Hidden) -> Hidden:
-        """The second residual branch."""
+    def transform(self, summed: Hidden) -> Hidden:
+        """The rest of the layer, from the residual stream behind its attention on."""
         block = self.block
         if block.prenorm:
-            return hidden + block.scale2(block.mlp(block.norm2(hidden)))
+            return summed + block.scale2(block.mlp(block.norm2(summed)))
+        hidden = block.norm1(summed)
         return block.norm2(hidden + block.scale2(block.mlp(hidden)))
+
+
+def _repeated(bias: Tensor | None, batch: int) -> Tensor | None:
+    """The mask of a batch for several candidates on that batch, one after another."""
+    if bias is None or bias.shape[0] in (1, batch):
+        return bias
+    return bias.repeat(batch // bias.shape[0], 1, 1, 1)
 
 
 def _reads_one_token(readout: Callable[[Tensor], Tensor], hidden: Hidden) -> bool:

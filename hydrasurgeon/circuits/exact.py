@@ -8,7 +8,7 @@ and candidates whose intervals meet are measured again exactly as `naive` measur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,9 +19,8 @@ from hydrasurgeon.circuits.engine import Engine, Work
 from hydrasurgeon.circuits.naive import measure
 from hydrasurgeon.circuits.objective import Predictions
 from hydrasurgeon.circuits.packed import pack, unpack
-from hydrasurgeon.circuits.path import hard_first
 from hydrasurgeon.circuits.problem import Found, Problem
-from hydrasurgeon.circuits.race import Race, Runner
+from hydrasurgeon.circuits.race import LEADERS, Race, Runner
 from hydrasurgeon.heads import Head
 from hydrasurgeon.masking import ablated
 
@@ -38,6 +37,7 @@ class Exact:
         self.tolerance = tolerance_of(problem, self.engine)
         self.tally = {"evaluations": 0, "stopped": 0, "rechecked": 0}
         self.present: Predictions | None = None
+        self.favourites: list[Head] = []
 
     @property
     def guarantee(self) -> str:
@@ -52,31 +52,36 @@ class Exact:
     def start(self) -> float:
         runner = Runner(self.problem, self.engine)
         self.present = runner.present()
-        return self._value(self.present, ())
+        ((points, _),) = self.problem.objective.points(self.present.one())
+        return self.problem.objective.value(points)
 
     @torch.inference_mode()
     def next(self, removed: Sequence[Head]) -> Found:
         assert self.present is not None
         self.engine.remove(removed)
         left = self.problem.left(removed)
-        path = hard_first(self.problem.objective, self.present, self.problem.batch_size)
-        race = Race(Runner(self.problem, self.engine), left, path, self.tolerance)
-        survivors = race.run()
+        race = Race(Runner(self.problem, self.engine), left, self.present, self.tolerance)
+        survivors = race.run([head for head in self.favourites if head in left][:LEADERS])
         self.tally["evaluations"] += len(left)
         self.tally["stopped"] += len(left) - len(survivors)
+        return self._settle(removed, survivors)
+
+    def _settle(self, removed: Sequence[Head], survivors: Mapping[Head, Predictions]) -> Found:
+        """Name the winner; the runners-up are the favourites of the next round."""
+        objective = self.problem.objective
         head, points = self._decide(removed, survivors)
         self.present = survivors[head]
-        if points is None:
-            return Found(head, self._value(self.present, (*removed, head)))
-        return Found(head, self.problem.objective.value(points))
+        ranked = {h: objective.points(seen.one())[0].low for h, seen in survivors.items()}
+        self.favourites = sorted((h for h in ranked if h != head), key=lambda h: -ranked[h])
+        return Found(head, objective.value(ranked[head] if points is None else points))
 
     def _decide(
-        self, removed: Sequence[Head], survivors: dict[Head, Predictions]
+        self, removed: Sequence[Head], survivors: Mapping[Head, Predictions]
     ) -> tuple[Head, int | None]:
         """The winner among candidates seen on every sample; its points where they had to be settled."""
         objective = self.problem.objective
         found = {
-            head: objective.points(_one(seen), self.tolerance)[0]
+            head: objective.points(seen.one(), self.tolerance)[0]
             for head, seen in survivors.items()
         }
         sure = max(low for low, _ in found.values())
@@ -92,25 +97,22 @@ class Exact:
         best = max(settled.values())
         return next((head, best) for head in open_ if settled[head] == best)
 
-    def _value(self, seen: Predictions, off: Sequence[Head]) -> float:
-        ((points, _),) = self.problem.objective.points(_one(seen))
-        return self.problem.objective.value(points)
-
     def counts(self) -> dict[str, Any]:
         return {**self.tally, **asdict(self.engine.work)}
 
     def memory(self) -> dict[str, Any]:
         assert self.present is not None
-        return {"counts": self.counts(), "present": pack(self.present)}
+        return {
+            "counts": self.counts(),
+            "present": pack(self.present),
+            "favourites": self.favourites,
+        }
 
     def recall(self, memory: dict[str, Any]) -> None:
         self.tally = {name: memory["counts"][name] for name in self.tally}
         self.engine.work = Work(memory["counts"]["layers"], memory["counts"]["parts"])
         self.present = unpack(memory["present"])
-
-
-def _one(seen: Predictions) -> Predictions:
-    return Predictions(seen.margin[None], seen.familiar[None], seen.foreign[None])
+        self.favourites = [Head(*head) for head in memory["favourites"]]
 
 
 @torch.inference_mode()

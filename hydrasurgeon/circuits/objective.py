@@ -19,6 +19,8 @@ from torch import Tensor
 __all__ = ["Objective", "Points", "Predictions", "margins", "odds", "pairs_above"]
 
 Kind = Literal["acc", "ood", "avg"]
+# What a tie is won or lost by.
+TINY = 1e-30
 
 
 def odds(logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
@@ -38,8 +40,7 @@ def margins(
     earlier = torch.arange(logits.shape[-1], device=logits.device) < where
     lost = ((logits == true) & earlier).any(dim=-1)
     margin = true.squeeze(-1) - rival
-    tiny = torch.finfo(logits.dtype).tiny
-    return torch.where(margin == 0, torch.where(lost, -tiny, tiny), margin)
+    return torch.where(margin == 0, torch.where(lost, -TINY, TINY), margin)
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class Predictions:
     foreign: Float[Tensor, "*circuit ood"]
     """Log-odds of OOD samples."""
 
-    def __getitem__(self, circuit: int) -> Predictions:
-        return Predictions(self.margin[circuit], self.familiar[circuit], self.foreign[circuit])
+    def one(self) -> Predictions:
+        """A single circuit's as those of several."""
+        return Predictions(self.margin[None], self.familiar[None], self.foreign[None])
 
 
 class Points(NamedTuple):

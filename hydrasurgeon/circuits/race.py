@@ -11,14 +11,20 @@ from torch import Tensor
 
 from hydrasurgeon.circuits.engine import Engine
 from hydrasurgeon.circuits.objective import Predictions, margins, odds, pairs_above
-from hydrasurgeon.circuits.path import Part
+from hydrasurgeon.circuits.path import Part, hard_first, lost_along, warm_first
 from hydrasurgeon.circuits.problem import Problem
 from hydrasurgeon.heads import Head
 
-__all__ = ["Race", "Runner"]
+__all__ = ["FEW", "LEADERS", "Race", "Runner"]
 
-WARM_UP = 0.2
-"""Share of the path after which the leader is run to the end, to be the one whom the others must beat."""
+WARM_UP = 0.15
+"""Share of the samples that is drawn at random to find the favourites of the first round."""
+LEADERS = 2
+"""How many favourites run to the end before the others."""
+LOST = 0.7
+"""Of the points the present circuit loses, the share after which favourites run ahead."""
+FEW = 4
+"""So many candidates are faster run together to the end than one after another."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,14 @@ class Card:
     def of(cls, problem: Problem, circuits: int) -> Card:
         n, m = problem.objective.id_rows, problem.objective.ood_rows
         m = m if problem.objective.needs_ood else 0
-        return cls(*(torch.zeros(circuits, k, dtype=torch.float64) for k in (n, n, m)), [], [])  # type: ignore[arg-type]
+        ids, familiar, foreign = (torch.zeros(circuits, k, dtype=torch.float64) for k in (n, n, m))
+        return cls(ids, familiar, foreign, [], [])
+
+    def copy(self, rows: list[int]) -> Card:
+        """Some circuits' predictions so far, to go on by themselves."""
+        return Card(
+            self.margin[rows], self.familiar[rows], self.foreign[rows], [*self.id_seen], [*self.ood_seen]
+        )  # fmt: skip
 
     @property
     def ids(self) -> int:
@@ -125,34 +138,51 @@ class Race:
     """One round: all candidates start, those that cannot win drop out."""
 
     def __init__(
-        self, runner: Runner, heads: Sequence[Head], path: Sequence[Part], tolerance: float
+        self, runner: Runner, heads: Sequence[Head], present: Predictions, tolerance: float
     ) -> None:
-        self.runner, self.heads, self.path, self.tolerance = runner, heads, path, tolerance
+        self.runner, self.heads, self.present, self.tolerance = runner, heads, present, tolerance
         self.objective = runner.problem.objective
         self.card = Card.of(runner.problem, len(heads))
         self.wrong = torch.zeros(len(heads), dtype=torch.int64)
         self.discordant = torch.zeros(len(heads), dtype=torch.int64)
         self.alive = torch.ones(len(heads), dtype=torch.bool)
+        self.expected = torch.zeros(len(heads), dtype=torch.int64)
+        """Points of each candidate, if on what it has not seen it does as well as the present circuit."""
         self.finished: dict[int, Predictions] = {}
         self.bar = -1
         """Points that some candidate surely has."""
         self.holder = len(heads)
         """The first of those that have them: who comes later must have more."""
 
-    def run(self) -> dict[Head, Predictions]:
-        """Those that could win, seen on every sample."""
-        warm = max(1, round(WARM_UP * len(self.path)))
-        stride = self.runner.stride
+    def run(self, favourites: Sequence[Head]) -> dict[Head, Predictions]:
+        """Those that could win, seen on every sample. Favourites run ahead, for the others to be measured by."""
+        size, stride = self.runner.problem.batch_size, self.runner.stride
+        if favourites or len(self.heads) <= FEW:
+            self.path, warm = hard_first(self.objective, self.present, size), 0
+        else:
+            self.path, warm = warm_first(self.objective, self.present, size, WARM_UP)
+        lost = lost_along(self.objective, self.present, self.path)
+        self.rest = [lost[-1] - points for points in lost]
+        if favourites:  # before most points are lost nobody can be far enough behind to drop out
+            warm = next(k for k, points in enumerate(lost, 1) if points >= LOST * lost[-1])
+        half = len(self.path) // 2
         for at in range(0, len(self.path), stride):
-            if not self.finished and at >= warm:
-                self._finish(at)
+            if at - stride < warm <= at and at:
+                chosen = [self.heads.index(head) for head in favourites] or self._leaders()[
+                    :LEADERS
+                ]
+                self._finish(at, chosen)
+                self._drop(at)
+            if at - stride < half <= at and self.finished and self._ahead_of_the_bar(at):
+                self._finish(at, self._leaders()[:1])
+                self._drop(at)
             if not bool(self.alive.any()):
                 break
             self._advance(at)
-            self._drop()
+            self._drop(at + stride)
             self._tick((at + stride) / len(self.path))
         for row in self.alive.nonzero().flatten().tolist():
-            self.finished[row] = self.card.predictions(row)
+            self._keep(row, self.card.predictions(row))
         return {self.heads[row]: seen for row, seen in sorted(self.finished.items())}
 
     def _advance(self, at: int) -> None:
@@ -175,36 +205,47 @@ class Race:
             seen = self.card.foreign[rows, : self.card.oods]
             self.discordant[rows] += pairs_above(seen, batch.odds, gap)
 
-    def _reach(self) -> Tensor:
-        """Points each candidate can still get."""
-        return self.objective.best_left(self.wrong, self.discordant)
-
-    def _drop(self) -> None:
-        reach = self._reach()
+    def _drop(self, at: int) -> None:
+        """Leave behind who cannot reach the bar with the batches from `at` on."""
+        rest = self.rest[min(at, len(self.path)) - 1] if at else self.rest[0]
+        reach = self.objective.best_left(self.wrong, self.discordant)
+        self.expected = torch.where(self.alive, reach - rest, self.expected)
         later = torch.arange(len(self.heads)) > self.holder
         self.alive &= (reach > self.bar) | ((reach == self.bar) & ~later)
 
-    def _finish(self, at: int) -> None:
-        """Run the leader to the end; its points are what the others have to beat."""
-        reach = torch.where(self.alive, self._reach(), -1)
-        row = int(reach.argmax())
-        card = Card(
-            self.card.margin[row : row + 1], self.card.familiar[row : row + 1], self.card.foreign[row : row + 1],
-            list(self.card.id_seen), list(self.card.ood_seen),
-        )  # fmt: skip
-        stride = self.runner.stride
-        for step in range(at, len(self.path), stride):
-            for batch in self.runner.batches(self.path[step : step + stride], [self.heads[row]]):
-                card.write(slice(None), batch)
-        self.finished[row] = seen = card.predictions(0)
-        self.alive[row] = False
-        (points,) = self.objective.points(
-            Predictions(seen.margin[None], seen.familiar[None], seen.foreign[None]), self.tolerance
+    def _leaders(self) -> list[int]:
+        expected = torch.where(self.alive, self.expected, -self.objective.total)
+        return expected.argsort(descending=True, stable=True)[: int(self.alive.sum())].tolist()
+
+    def _ahead_of_the_bar(self, at: int) -> bool:
+        """Whether somebody has lost fewer points so far than the holder of the bar had by then."""
+        if self.holder not in self.finished or not bool(self.alive.any()):
+            return False
+        lost = lost_along(self.objective, self.finished[self.holder], self.path[:at])[-1]
+        return (
+            int(self.expected[self._leaders()[0]]) > self.objective.total - lost - self.rest[at - 1]
         )
-        if points.low > self.bar:
+
+    def _finish(self, at: int, rows: list[int]) -> None:
+        """Run these to the end; their points are what the others have to beat."""
+        card = self.card.copy(rows)
+        stride = self.runner.stride
+        heads = [self.heads[row] for row in rows]
+        for step in range(at, len(self.path), stride):
+            for batch in self.runner.batches(self.path[step : step + stride], heads):
+                card.write(slice(None), batch)
+        for i, row in enumerate(rows):
+            self._keep(row, card.predictions(i))
+
+    def _keep(self, row: int, seen: Predictions) -> None:
+        self.finished[row] = seen
+        self.alive[row] = False
+        (points,) = self.objective.points(seen.one(), self.tolerance)
+        ((exact, _),) = self.objective.points(seen.one())
+        self.expected[row] = exact
+        if points.low > self.bar or (points.low == self.bar and row < self.holder):
             self.bar, self.holder = points.low, row
-        self._drop()
 
     def _tick(self, share: float) -> None:
         gone = 1 - float(self.alive.double().mean())
-        self.runner.problem.tick(max(share, gone))
+        self.runner.problem.tick(min(1.0, max(share, gone)))
