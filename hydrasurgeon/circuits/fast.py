@@ -23,15 +23,17 @@ from hydrasurgeon.heads import Head
 
 __all__ = ["Fast"]
 
-SHARES = {"acc": (0.15, 0.4), "ood": (0.25, 0.5), "avg": (0.25, 0.5)}
+SHARES = {"acc": (0.15, 0.4), "ood": (0.3, 0.6), "avg": (0.3, 0.6)}
 """Shares of the samples after which candidates are left behind."""
-SEMIFINAL, FINAL = 10, 4
+OPENING = (0.6, 0.8)
+"""The same in the first round, from which estimates are carried on."""
+SEMIFINAL, FINAL = 10, 5
 """How many go on after the first stage and after the second."""
 BLEND = {"acc": 0.7, "ood": 0.5, "avg": 0.5}
 """Weight of a new estimate against the one carried on."""
-POOL = 0.5
+POOL = 0.4
 """Share of the candidates that take part in a round."""
-REFRESH = 6
+REFRESH = 8
 """Every so many rounds all candidates take part."""
 
 
@@ -91,7 +93,8 @@ class Fast(Exact):
             orders[True] = torch.randperm(objective.ood_rows, generator=generator)
         stages: list[list[Part]] = [[], [], []]
         for foreign, order in orders.items():
-            cuts = [round(share * len(order)) for share in SHARES[objective.kind]]
+            shares = SHARES[objective.kind] if self.gains else OPENING
+            cuts = [round(share * len(order)) for share in shares]
             for stage, index in enumerate(order.tensor_split(cuts)):
                 stages[stage] += [Part(foreign, part) for part in index.split(size) if len(part)]
         return stages
