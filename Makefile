@@ -28,7 +28,7 @@ demo: $(STAMP)  ## build a Hydra on real images and compare it (about a minute)
 	$(BIN)/hydrasurgeon demo --force
 
 test: $(STAMP)  ## the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 $(ARGS)
 
 test-slow: $(STAMP)  ## the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -45,7 +45,8 @@ types: $(STAMP)  ## strict types
 check: lint types test  ## what CI runs
 
 bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
-	$(BIN)/python benchmarks/surgery.py $(ARGS)
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	$(BIN)/python tools/render_docs.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist

@@ -47,7 +47,7 @@ def problem(spec: str, kind: str, samples: int, foreign: int) -> Problem:
     checkpoint = open_checkpoint(path)
     model = checkpoint.manifest.model
     family, module = backend(model.family), live_module(checkpoint)
-    transform = family.transform(model)
+    transform = family.transform(model, files=checkpoint.files)
     inside = fit_classes(
         open_data(data, limit=samples), num_classes=model.num_classes, labels=model.labels
     )

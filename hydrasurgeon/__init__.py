@@ -12,19 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hydrasurgeon.loading import load
+    from hydrasurgeon.stages.bench import bench
     from hydrasurgeon.stages.evaluate import evaluate
     from hydrasurgeon.stages.finetune import finetune
     from hydrasurgeon.stages.fuse import fuse
     from hydrasurgeon.stages.prune import prune
     from hydrasurgeon.stages.score import score
 
-__all__ = ["evaluate", "finetune", "fuse", "load", "prune", "score"]
+from hydrasurgeon.timm_hook import install
+
+install()
+
+__all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "score"]
 
 _HOME = {
     "load": "hydrasurgeon.loading",
     **{
         name: f"hydrasurgeon.stages.{name}"
-        for name in ("evaluate", "finetune", "fuse", "prune", "score")
+        for name in ("bench", "evaluate", "finetune", "fuse", "prune", "score")
     },
 }
 

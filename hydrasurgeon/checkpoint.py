@@ -7,7 +7,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hydrasurgeon.errors import (
     UsageError,
 )
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.hub import SCHEMES, fetch
+from hydrasurgeon.hub import SCHEMES, fetch, pinned
 from hydrasurgeon.manifest import (
     HEADER_KEY,
     Input,
@@ -38,6 +38,8 @@ __all__ = ["Checkpoint", "open_checkpoint", "output_path", "save", "single"]
 FLOATS = {"F16", "BF16", "F32", "F64"}
 WEIGHT_FILES = ("model.safetensors", "open_clip_model.safetensors", "model.safetensors.index.json")
 UNKNOWN = "0" * 64
+FILES_KEY = "hydrasurgeon.files"
+"""Header key of the companions' texts, so that a lone file keeps its tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,21 @@ class Checkpoint:
     recorded: bool
     """False when the manifest was inferred from a bare file, so nothing vouches for the weights."""
     note: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts that live data needs (a tokenizer's files); they lie beside the weights or in the header."""
+    hub_id: str | None = None
+    """Where on the hub it comes from, with the commit."""
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.hub_id or self.path.name
+
+    @property
+    def home(self) -> Path:
+        """A path whose folder the user may write to: outputs without -o lie beside it."""
+        if self.hub_id is None:
+            return self.path
+        return Path(self.hub_id.partition(":")[2].partition("@")[0].rpartition("/")[2])
 
     def digests(self) -> dict[str, str]:
         """Hash all weights; refuse when the manifest was made for others."""
@@ -79,29 +92,37 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     """Any checkpoint DESIGN section 3 names: a file, a name without suffix, a directory, a hub id."""
     text = str(spec)
     scheme = text.partition(":")[0]
-    path = fetch(text) if scheme in SCHEMES and not Path(text).exists() else _find(text)
+    hub = scheme in SCHEMES and not Path(text).exists()
+    path = fetch(text) if hub else _find(text)
     config: dict[str, Any] | None = None
     if path.is_dir():
         files, config = _directory(path)
     else:
-        files = [TensorFile(path)]
+        files, config = [TensorFile(path)], _config_beside(path)
     tensors = Tensors(files)
     if not len(tensors):
         raise CheckpointError(f"{path}: holds no tensors")
     manifest = _manifest_of(path, files)
+    companions: dict[str, str] = {}
     if manifest is not None:
+        companions = _companions(path, files[0], manifest.model.family)
         if arch is not None:
             raise UsageError(
                 f"--arch {arch}: {path} already says that it is {manifest.model.family}:{manifest.model.arch}"
             )
-        checkpoint = Checkpoint(path, tensors, manifest, recorded=True)
+        wrong = backend(manifest.model.family).check_files(manifest.model, companions)
+        if wrong is not None:
+            raise ManifestError(f"{path}: {wrong}", hint="Restore the matching files.")
+        checkpoint = Checkpoint(path, tensors, manifest, recorded=True, files=companions)
     else:
         family = (
             arch.partition(":")[0] if arch is not None else (config or {}).get("__family__", "timm")
         )
+        companions = _companions(path, files[0], family)
         known = backend(family).identify(
-            tensors, arch=arch.partition(":")[2] if arch else None, config=config, where=str(path)
-        )
+            tensors, arch=arch.partition(":")[2] if arch else None, config=config,
+            files=companions, where=str(path),
+        )  # fmt: skip
         manifest = Manifest(
             kind="backbone",
             model=known.model,
@@ -112,7 +133,15 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
             },
             weights_sha256=UNKNOWN,
         )
-        checkpoint = Checkpoint(path, tensors, manifest, recorded=False, note=known.note)
+        checkpoint = Checkpoint(
+            path, tensors, manifest, recorded=False, note=known.note, files=companions
+        )
+    if manifest.kind != "hydra":
+        names = backend(manifest.model.family).names(manifest.model, tensors)
+        if names is not None:
+            checkpoint = replace(checkpoint, tensors=Tensors(files, names))
+    if hub:
+        checkpoint = replace(checkpoint, hub_id=pinned(text, path))
     _check_tensors(checkpoint)
     return checkpoint
 
@@ -174,6 +203,33 @@ def _directory(path: Path) -> tuple[list[TensorFile], dict[str, Any]]:
     raise CheckpointError(
         f"{path}: no weights found", hint=f"Looked for {', '.join(WEIGHT_FILES)}."
     )
+
+
+def _config_beside(path: Path) -> dict[str, Any] | None:
+    """The config of the transformers directory a weight file lies in, for those who name the file itself."""
+    beside = path.parent / "config.json"
+    if path.name != "model.safetensors" or not beside.is_file():
+        return None
+    with contextlib.suppress(ValueError, OSError):
+        config = json.loads(beside.read_text(encoding="utf-8"))
+        if "model_type" in config:
+            return {**config, "__family__": "transformers"}
+    return None
+
+
+def _companions(path: Path, file: TensorFile, family: str) -> dict[str, str]:
+    """The texts that travel with a checkpoint: from its header, else from its directory."""
+    if FILES_KEY in file.metadata:
+        found: dict[str, str] = json.loads(file.metadata[FILES_KEY])
+        return found
+    folder = path if path.is_dir() else path.parent
+    if path.is_file() and path.name != "model.safetensors":
+        return {}
+    present = {entry.name for entry in folder.iterdir() if entry.is_file()}
+    return {
+        name: (folder / name).read_text(encoding="utf-8")
+        for name in backend(family).companions(present)
+    }
 
 
 def _manifest_of(path: Path, files: Sequence[TensorFile]) -> Manifest | None:
@@ -252,7 +308,13 @@ def output_path(out: str | Path, *, force: bool) -> Path:
     return path
 
 
-def save(out: Path, planned: Sequence[Planned], manifest: Callable[[str], Manifest]) -> Manifest:
+def save(
+    out: Path,
+    planned: Sequence[Planned],
+    manifest: Callable[[str], Manifest],
+    *,
+    files: Mapping[str, str] | None = None,
+) -> Manifest:
     """Write weights and manifest, each whole or not at all; the file is usable alone at every moment."""
     folder, weights, beside = (out, out / "model.safetensors", out / "heads.json") if out.suffix != ".safetensors" else (
         out.parent, out, sidecar(out)
@@ -261,7 +323,10 @@ def save(out: Path, planned: Sequence[Planned], manifest: Callable[[str], Manife
 
     def metadata(sha256: str | None) -> dict[str, str]:
         final.append(manifest(sha256 or UNKNOWN))
-        return {HEADER_KEY: final[-1].to_header()}
+        header = {HEADER_KEY: final[-1].to_header()}
+        if files and folder is not out:
+            header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
+        return header
 
     with _whole_or_nothing(weights) as part:
         made = not folder.exists()
@@ -276,7 +341,8 @@ def save(out: Path, planned: Sequence[Planned], manifest: Callable[[str], Manife
         beside.unlink(missing_ok=True)  # an old sidecar must never stand beside new weights
     write_text(beside, final[-1].to_json())
     if folder is out:
-        for name, text in backend(final[-1].model.family).directory(final[-1].model).items():
+        beside_them = backend(final[-1].model.family).directory(final[-1])
+        for name, text in {**beside_them, **(files or {})}.items():
             write_text(out / name, text)
     return final[-1]
 

@@ -55,7 +55,10 @@ RequiredOut = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    str, typer.Option("--method", metavar="M", help="taylor, fisher, magnitude, random or circuit.")
+    str,
+    typer.Option(
+        "--method", metavar="M", help="taylor, fisher, magnitude, random, cahp or circuit."
+    ),
 ]
 ObjectiveOption = Annotated[
     str | None,
@@ -76,7 +79,10 @@ SearchOption = Annotated[
     ),
 ]
 KeepOption = Annotated[
-    int | None, typer.Option("--keep", metavar="K", help="Heads to keep in each layer.")
+    str | None,
+    typer.Option(
+        "--keep", metavar="K|auto", help="Heads to keep in each layer; auto is cahp's own number."
+    ),
 ]
 LayersOption = Annotated[
     str | None,
@@ -127,6 +133,12 @@ def score(
     ] = None,
     layers: LayersOption = None,
     search: SearchOption = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw cahp's curve and clusters as .png or .svg."
+        ),
+    ] = None,
     out: OutOption = None,
     arch: ArchOption = None,
     limit: LimitOption = None,
@@ -149,8 +161,9 @@ def score(
 
     with render.progress(quiet) as tick:
         found = stage(
-            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search, keep=keep,
-            remove=remove, layers=layers, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
+            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search, keep=_keep(keep),
+            remove=remove, layers=layers, plot=plot, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
+            batch_size=_batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.scored(found, json=json, quiet=quiet)
 
@@ -192,6 +205,14 @@ def prune(
     data: DataOption = None,
     ood: ForeignOption = None,
     search: SearchOption = None,
+    compensate: Annotated[
+        str,
+        typer.Option(
+            "--compensate",
+            metavar="HOW",
+            help="Repair without training, on --data: none, mean or lstsq.",
+        ),
+    ] = "none",
     out: OutOption = None,
     arch: ArchOption = None,
     limit: LimitOption = None,
@@ -213,8 +234,9 @@ def prune(
 
     with render.progress(quiet) as tick:
         pruned = stage(
-            checkpoint, method=method, objective=objective, ood=ood or [], search=search, keep=keep, remove=remove, sample=sample, mask=mask, layers=layers, data=data,
-            out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
+            checkpoint, method=method, objective=objective, ood=ood or [], search=search, keep=_keep(keep), remove=remove,
+            sample=sample, mask=mask, layers=layers, data=data, compensate=compensate, out=out, arch=arch, limit=limit,
+            seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
             skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
@@ -408,12 +430,96 @@ def evaluate(
 
 
 @app.command()
+def bench(
+    checkpoints: CheckpointsArg,
+    vs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vs", metavar="M1 M2 ...", help="Members, run one after another for comparison."
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", metavar="CKPT", help="The single model that ratios refer to."),
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="N,N,…", help="Batch sizes.")] = "1,4,16",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="T,T,…", help="float32, bfloat16, float16.")
+    ] = "float32",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Measure under torch.compile.")
+    ] = False,
+    runs: Annotated[int, typer.Option("--runs", help="Interleaved runs behind each median.")] = 7,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="F", help="A picture of it, as .png or .svg."),
+    ] = None,
+    arch: ArchOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
+    ] = None,
+) -> None:
+    """Latency, throughput, memory and multiply-adds on this machine, all contenders measured in turn."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.bench import bench as stage
+
+    with render.progress(quiet) as tick:
+        found = stage(
+            checkpoints, vs=vs or [], backbone=backbone, batch=batch, dtype=dtype, compile=compile_, runs=runs,
+            plot=plot, force=force, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
+        )  # fmt: skip
+    render.benched(found, json=json == "-", quiet=quiet)
+
+
+@app.command()
 def inspect(checkpoint: CheckpointArg, arch: ArchOption = None, json: JsonOption = False) -> None:
     """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
     from hydrasurgeon import render
     from hydrasurgeon.stages.inspect import inspect as stage
 
     render.inspected(stage(checkpoint, arch=arch), json=json)
+
+
+@app.command()
+def compare(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one of the same architecture.")],
+    json: JsonOption = False,
+) -> None:
+    """How alike two selections of heads are: overlap for each layer and in all, Jensen–Shannon divergence."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.compare import compare as stage
+
+    render.compared(stage(a, b), json=json)
+
+
+@app.command()
+def export(
+    checkpoint: CheckpointArg,
+    format: Annotated[str, typer.Option("--format", help="onnx.")] = "onnx",
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--out", metavar="OUT", help="The .onnx file; else CKPT.onnx beside it."
+        ),
+    ] = None,
+    arch: ArchOption = None,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Write a model or a hydra as ONNX, checked in onnxruntime before the file is kept."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.export import export as stage
+
+    render.exported(stage(checkpoint, format=format, out=out, arch=arch, force=force), json=json)
 
 
 @app.command()
@@ -451,6 +557,15 @@ def _batch(text: str) -> int | None:
     return int(text)
 
 
+def _keep(text: str | None) -> int | str | None:
+    """A number, auto, or nothing."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdigit():
+        raise UsageError(f"--keep {text}: neither a number nor auto")
+    return int(text)
+
+
 def _pairs(entries: list[str]) -> dict[str, str]:
     pairs = {}
     for entry in entries:
@@ -461,10 +576,25 @@ def _pairs(entries: list[str]) -> dict[str, str]:
     return pairs
 
 
+def _spread(arguments: list[str], option: str) -> list[str]:
+    """`--vs a b c` → `--vs a --vs b --vs c`: everything up to the next option belongs to it."""
+    spread: list[str] = []
+    inside = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            inside = argument == option
+            spread += [] if inside else [argument]
+        else:
+            spread += [option, argument] if inside else [argument]
+    return spread
+
+
 def run(arguments: list[str]) -> int:
     """Run one command in this process and return its exit code; a bug keeps its traceback."""
     from hydrasurgeon import render
 
+    if arguments[:1] == ["bench"]:
+        arguments = _spread(arguments, "--vs")
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
     except HydraError as error:

@@ -6,10 +6,17 @@ from pathlib import Path
 
 from hydrasurgeon.errors import CheckpointError
 
-__all__ = ["SCHEMES", "fetch"]
+__all__ = ["SCHEMES", "fetch", "pinned"]
 
 SCHEMES = ("timm", "hf", "open_clip")
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "heads.json"]
+
+
+def pinned(spec: str, path: Path) -> str:
+    """The id with the commit it was resolved to (the cache calls the snapshot's folder by it)."""
+    if path.parent.name != "snapshots":
+        return spec
+    return f"{spec.partition('@')[0]}@{path.name}"
 
 
 def fetch(spec: str) -> Path:
@@ -20,7 +27,8 @@ def fetch(spec: str) -> Path:
     repo = f"timm/{name}" if scheme == "timm" and "/" not in name else name
     if scheme == "open_clip":
         raise CheckpointError(
-            f"{spec}: open_clip checkpoints are not supported yet", hint="Supported: timm:NAME."
+            f"{spec}: open_clip checkpoints are not supported yet",
+            hint="Supported: timm:NAME and hf:NAME.",
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -46,7 +54,7 @@ def fetch(spec: str) -> Path:
     except ValueError as error:
         raise CheckpointError(
             f"{spec}: {repo!r} is not a repository name",
-            hint="Write timm:NAME, for example timm:vit_base_patch16_224.augreg_in21k.",
+            hint="Write timm:vit_base_patch16_224.augreg_in21k or hf:google-bert/bert-base-uncased.",
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise CheckpointError(

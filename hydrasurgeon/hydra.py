@@ -1,15 +1,18 @@
 """The fused runtime: M members in one forward pass (paper section 4.2, DESIGN section 5).
 
-Hidden states of the members are stacked as [member, batch, token, embed]. What all members share runs
-once on the whole stack, as one larger product; what differs runs member by member; the heads of all
-members meet in one attention call. Leading layers that are equal in all members (the trunk) run on the
-plain batch, before the members part.
+Leading layers that are equal in all members (the trunk) run once, on the plain batch. In the first layer
+where only the kept heads differ, queries, keys and values are computed once for the union of the heads.
+From there the members part, and go on in one of two ways that compute the same:
+
+- stacked: hidden states are [member, batch, token, embed]; what members share runs as one larger product,
+  and the heads of all members meet in one attention call. Best where a single member leaves the device idle.
+- apart: one member after the other, whose activations stay in the caches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,10 +23,16 @@ from hydrasurgeon.backends.base import Anatomy, Attention, Block
 from hydrasurgeon.heads import positions
 from hydrasurgeon.slicing import HeadTensor, take_heads
 
-__all__ = ["Hydra", "attend", "run_block"]
+__all__ = ["Hydra", "Mode", "attend", "queries_keys_values", "run_block"]
 
+Mode = Literal["auto", "stacked", "apart"]
 Hidden = Float[Tensor, "batch token embed"]
 Stacked = Float[Tensor, "member batch token embed"]
+Biases = Sequence[Tensor | None]
+"""One for each member: paddings are alike, tuned tables of relative positions are not."""
+
+# Rows (batch × token) from which one member fills the device, so that stacking only costs copies.
+FULL = {"cpu": 512, "cuda": 16384}
 
 
 class Hydra(nn.Module):
@@ -33,61 +42,116 @@ class Hydra(nn.Module):
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], anatomies: Sequence[Anatomy], *, trunk: int = 0
+        self,
+        modules: Sequence[nn.Module],
+        anatomies: Sequence[Anatomy],
+        *,
+        trunk: int = 0,
+        mode: Mode = "auto",
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(modules)
         self.trunk = trunk
+        self.mode = mode
         self._anatomies = tuple(anatomies)
         stacks = list(zip(*(a.blocks for a in anatomies), strict=True))
         self._one_embed = _same([a.embed_parts for a in anatomies])
-        self._trunk = [blocks[0] for blocks in stacks[:trunk]]
-        self._layers = [
-            _Layer(blocks, parting=self._one_embed and layer == 0)
-            for layer, blocks in enumerate(stacks[trunk:])
-        ]
         self._one_readout = _same([a.readout_parts for a in anatomies])
+        self._trunk = [blocks[0] for blocks in stacks[:trunk]]
+        self._own = [a.blocks[trunk:] for a in anatomies]
+        self._layers = [_Layer(blocks) for blocks in stacks[trunk:]]
+        self._union = _Union.where(stacks[trunk]) if self._one_embed and stacks[trunk:] else None
 
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
-        first = self._anatomies[0]
         if self._one_embed:
-            stack = first.embed(inputs)
+            stack = self._anatomies[0].embed(inputs)
             hidden, bias = stack.hidden, stack.bias
             for block in self._trunk:
                 hidden = run_block(block, hidden, bias)
-            stacked = hidden.expand(len(self._anatomies), *hidden.shape)
+            parted, biases = [hidden] * len(self.members), [bias] * len(self.members)
         else:
             stacks = [anatomy.embed(inputs) for anatomy in self._anatomies]
-            stacked, bias = torch.stack([s.hidden for s in stacks]), stacks[0].bias
-        for layer in self._layers:
-            stacked = layer(stacked, bias)
-        return self._read(stacked)
+            parted, biases = [s.hidden for s in stacks], [s.bias for s in stacks]
+        # The gathered rows of the union are no parameters: a hydra in training goes the plain way.
+        union = None if torch.is_grad_enabled() else self._union
+        first = None if union is None else union(parted[0], biases[0])
+        return (self._stacked if self._stacks(parted[0]) else self._apart)(parted, biases, first)
 
-    def _read(self, stacked: Stacked) -> Float[Tensor, "batch member klass"]:
+    def _stacks(self, hidden: Hidden) -> bool:
+        if self.mode != "auto":
+            return self.mode == "stacked"
+        return hidden.shape[0] * hidden.shape[1] < FULL.get(hidden.device.type, FULL["cuda"])
+
+    def _apart(
+        self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
+    ) -> Float[Tensor, "batch member klass"]:
+        """Member after member; `first` are the attention outputs of the first layer where already known."""
+        logits = []
+        for i, anatomy in enumerate(self._anatomies):
+            hidden, blocks = parted[i], self._own[i]
+            if first is not None:
+                hidden, blocks = _after_attention(blocks[0], hidden, first[i]), blocks[1:]
+            for block in blocks:
+                hidden = run_block(block, hidden, biases[i])
+            logits.append(anatomy.readout(hidden))
+        return torch.stack(logits, dim=1)
+
+    def _stacked(
+        self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
+    ) -> Float[Tensor, "batch member klass"]:
+        """All members layer by layer."""
+        stacked, layers = torch.stack(list(parted)), self._layers
+        if first is not None:
+            stacked, layers = layers[0].rest(stacked, torch.stack(list(first))), layers[1:]
+        for layer in layers:
+            stacked = layer.rest(stacked, layer.attention(stacked, biases))
         if self._one_readout:
             logits = self._anatomies[0].readout(stacked.flatten(0, 1))
-            return logits.unflatten(0, stacked.shape[:2]).transpose(0, 1)
+            return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
         each = [a.readout(hidden) for a, hidden in zip(self._anatomies, stacked, strict=True)]
         return torch.stack(each, dim=1)
 
 
 def run_block(block: Block, hidden: Hidden, bias: Tensor | None) -> Hidden:
     """One layer of one model, from its parts."""
+    attended = attend(block.attention, block.norm1(hidden) if block.prenorm else hidden, bias)
+    return _after_attention(block, hidden, attended)
+
+
+def _after_attention(block: Block, hidden: Hidden, attended: Hidden) -> Hidden:
+    """The rest of a layer, from its input and its attention's output."""
     if block.prenorm:
-        hidden = hidden + block.scale1(attend(block.attention, block.norm1(hidden), bias))
+        hidden = hidden + block.scale1(attended)
         return hidden + block.scale2(block.mlp(block.norm2(hidden)))
-    hidden = block.norm1(hidden + block.scale1(attend(block.attention, hidden, bias)))
+    hidden = block.norm1(hidden + block.scale1(attended))
     return block.norm2(hidden + block.scale2(block.mlp(hidden)))
 
 
 def attend(site: Attention, hidden: Hidden, bias: Tensor | None) -> Hidden:
     """Multi-head attention of one site with the heads it has."""
+    if not site.heads:
+        return _silent(site, hidden)
+    shift = _bias_of(bias, site.heads)
     return site.out(
-        _merge(scaled_dot_product_attention(*_qkv(site, hidden), attn_mask=bias, scale=site.scale))
+        _merge(
+            scaled_dot_product_attention(
+                *queries_keys_values(site, hidden), attn_mask=shift, scale=site.scale
+            )
+        )
     )
 
 
-def _qkv(site: Attention, hidden: Hidden) -> tuple[Tensor, Tensor, Tensor]:
+def _silent(site: Attention, hidden: Hidden) -> Hidden:
+    """What a layer without heads adds: its output bias, which belongs to no head."""
+    return torch.zeros_like(hidden) if site.out.bias is None else site.out.bias.expand_as(hidden)
+
+
+def _bias_of(bias: Tensor | None, heads: Sequence[int]) -> Tensor | None:
+    """The rows of these heads, where the bias differs between heads."""
+    return bias if bias is None or bias.shape[1] == 1 else bias[:, list(heads)]
+
+
+def queries_keys_values(site: Attention, hidden: Hidden) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as [batch, head, token, head_dim]."""
     grouped = (len(site.heads), site.head_dim)
     if len(site.project) == 1:
@@ -105,7 +169,7 @@ def _merge(heads: Float[Tensor, "batch head token head_dim"]) -> Hidden:
 class _Layer:
     """One layer of all members: which parts they share is settled once, not in every pass."""
 
-    def __init__(self, blocks: Sequence[Block], *, parting: bool) -> None:
+    def __init__(self, blocks: Sequence[Block]) -> None:
         self.sites = [block.attention for block in blocks]
         self.norm1 = _each([block.norm1 for block in blocks])
         self.scale1 = _each([block.scale1 for block in blocks])
@@ -113,46 +177,50 @@ class _Layer:
         self.mlp = _each([block.mlp for block in blocks])
         self.scale2 = _each([block.scale2 for block in blocks])
         self.prenorm = blocks[0].prenorm
-        one_input = parting and (not self.prenorm or _same([[block.norm1] for block in blocks]))
-        self.union = _Union.of(self.sites) if one_input else None
-        self.first_norm = blocks[0].norm1
 
-    def __call__(self, x: Stacked, bias: Tensor | None) -> Stacked:
+    def attention(self, x: Stacked, biases: Biases) -> Stacked:
+        """Each member projects its own queries, keys and values; one attention call serves all heads."""
+        normed = self.norm1(x) if self.prenorm else x
+        found = {i: _silent(s, normed[i]) for i, s in enumerate(self.sites) if not s.heads}
+        busy = [i for i in range(len(self.sites)) if i not in found]
+        if busy:
+            projected = [queries_keys_values(self.sites[i], normed[i]) for i in busy]
+            q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
+            bias = biases[0]
+            if bias is not None and bias.shape[1] > 1:
+                rows = [_bias_of(biases[i], self.sites[i].heads) for i in busy]
+                bias = torch.cat([own for own in rows if own is not None], dim=1)
+            heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.sites[0].scale)
+            each = heads.split([len(self.sites[i].heads) for i in busy], dim=1)
+            found |= {i: self.sites[i].out(_merge(own)) for i, own in zip(busy, each, strict=True)}
+        return torch.stack([found[i] for i in range(len(self.sites))])
+
+    def rest(self, x: Stacked, attended: Stacked) -> Stacked:
         if self.prenorm:
-            x = x + self.scale1(self.attention(x, bias))
+            x = x + self.scale1(attended)
             return x + self.scale2(self.mlp(self.norm2(x)))
-        x = self.norm1(x + self.scale1(self.attention(x, bias)))
+        x = self.norm1(x + self.scale1(attended))
         return self.norm2(x + self.scale2(self.mlp(x)))
-
-    def attention(self, x: Stacked, bias: Tensor | None) -> Stacked:
-        if self.union is not None and not torch.is_grad_enabled():
-            return self.union(self.first_norm(x[0]) if self.prenorm else x[0], bias)
-        return _fused_attention(self.sites, self.norm1(x) if self.prenorm else x, bias)
-
-
-def _fused_attention(sites: Sequence[Attention], x: Stacked, bias: Tensor | None) -> Stacked:
-    """Each member projects its own queries, keys and values; one attention call serves all heads."""
-    projected = [_qkv(site, hidden) for site, hidden in zip(sites, x, strict=True)]
-    q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
-    heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=sites[0].scale)
-    each = heads.split([len(site.heads) for site in sites], dim=1)
-    return torch.stack([site.out(_merge(own)) for site, own in zip(sites, each, strict=True)])
 
 
 class _Union:
     """The first layer in which members differ: one input, so a head that several keep runs once for all."""
 
-    def __init__(self, sites: Sequence[Attention], heads: Sequence[int]) -> None:
-        self.sites = sites
+    def __init__(self, blocks: Sequence[Block], heads: Sequence[int]) -> None:
+        self.norm = blocks[0].norm1 if blocks[0].prenorm else nn.Identity()
+        self.sites = sites = [block.attention for block in blocks]
         self.heads = heads
         self.owner = {head: site for site in reversed(sites) for head in site.heads}
 
     @classmethod
-    def of(cls, sites: Sequence[Attention]) -> _Union | None:
+    def where(cls, blocks: Sequence[Block]) -> _Union | None:
         """None where members disagree on a head they share, or share nothing worth the trouble."""
+        sites = [block.attention for block in blocks]
         heads = sorted({head for site in sites for head in site.heads})
-        union = cls(sites, heads)
+        union = cls(blocks, heads)
         norms = [[site.q_norm, site.k_norm] for site in sites]
+        if blocks[0].prenorm:
+            norms = [[*norm, block.norm1] for norm, block in zip(norms, blocks, strict=True)]
         agree = all(
             torch.equal(_rows(site, part, site.heads), _rows_of(union, part, site.heads))
             for site in sites
@@ -164,7 +232,9 @@ class _Union:
             else None
         )
 
-    def __call__(self, hidden: Hidden, bias: Tensor | None) -> Stacked:
+    def __call__(self, hidden: Hidden, bias: Tensor | None) -> list[Hidden]:
+        """Each member's attention output."""
+        hidden = self.norm(hidden)
         site = self.sites[0]
         parts = []
         for i, project in enumerate(site.project):
@@ -175,11 +245,12 @@ class _Union:
             )
         q, k, v = (part.transpose(-3, -2) for part in torch.cat(parts, dim=-3).unbind(-3))
         out = scaled_dot_product_attention(
-            site.q_norm(q), site.k_norm(k), v, attn_mask=bias, scale=site.scale
-        )
-        return torch.stack(
-            [s.out(_merge(out[:, positions(self.heads, s.heads)])) for s in self.sites]
-        )
+            site.q_norm(q), site.k_norm(k), v, attn_mask=_bias_of(bias, self.heads), scale=site.scale
+        )  # fmt: skip
+        return [
+            s.out(_merge(out[:, positions(self.heads, s.heads)])) if s.heads else _silent(s, hidden)
+            for s in self.sites
+        ]
 
 
 def _head_parameters(site: Attention) -> list[tuple[int, str]]:
@@ -206,7 +277,7 @@ def _rows_of(union: _Union, part: tuple[int, str], heads: Sequence[int]) -> Tens
 def _each(modules: Sequence[nn.Module]) -> Callable[[Stacked], Stacked]:
     """One product for all members where they share the module, one each where they do not."""
     if _same([[module] for module in modules]):
-        return lambda x: modules[0](x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return lambda x: modules[0](x.flatten(0, 1)).unflatten(0, (x.shape[0], -1))
     return lambda x: torch.stack([module(one) for module, one in zip(modules, x, strict=True)])
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydrasurgeon.data import Batches, Samples
+from hydrasurgeon.data import Batches, Samples, by_length, moved
 from hydrasurgeon.loading import Classifier
 
 __all__ = ["logits_of"]
@@ -26,10 +26,13 @@ def logits_of(
 ) -> tuple[Float[Tensor, "sample member klass"], Int[Tensor, " sample"] | None]:
     """Logits of all models side by side (a hydra contributes all its members), and the labels if there are any."""
     first = next(models[0].parameters())
-    batches = Batches(samples, models[0].transform, batch_size=batch_size, skip_bad=skip_bad)
-    logits, labels = [], []
+    batches = Batches(
+        samples, models[0].transform, batch_size=batch_size, order=by_length(samples), skip_bad=skip_bad
+    )  # fmt: skip
+    logits, labels, index = [], [], []
     for done, batch in enumerate(batches, 1):
-        inputs = batch.inputs.to(first.device, first.dtype)
+        inputs = moved(batch.inputs, first.device, first.dtype)
+        index.append(batch.index)
         logits.append(torch.cat([model(inputs).float() for model in models], dim=1).cpu())
         if batch.labels is not None:
             labels.append(batch.labels)
@@ -37,4 +40,5 @@ def logits_of(
             progress(samples.spec, done, len(batches))
     if skipped is not None:
         skipped += batches.skipped
-    return torch.cat(logits), torch.cat(labels) if labels else None
+    order = torch.cat(index).argsort()  # as the samples come, whatever order they ran in
+    return torch.cat(logits)[order], torch.cat(labels)[order] if labels else None

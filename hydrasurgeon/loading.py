@@ -77,7 +77,8 @@ def as_classifier(
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
     module = _hydra(checkpoint) if manifest.kind == "hydra" else live_module(checkpoint)
-    model = Classifier(module, manifest, backend(manifest.model.family).transform(manifest.model))
+    transform = backend(manifest.model.family).transform(manifest.model, files=checkpoint.files)
+    model = Classifier(module, manifest, transform)
     return model.to(device=target, dtype=precision).eval()
 
 

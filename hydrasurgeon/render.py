@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError
     from hydrasurgeon.manifest import Score, Step, Tower
     from hydrasurgeon.report import Report, Result
+    from hydrasurgeon.stages.bench import Benched
+    from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.evaluate import Evaluation
+    from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned
     from hydrasurgeon.stages.fuse import Fused
     from hydrasurgeon.stages.inspect import Inspection
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.score import Scored
 
 __all__ = [
+    "benched",
+    "compared",
     "evaluated",
     "failed",
     "finetuned",
@@ -128,6 +133,8 @@ def scored(found: Scored, *, json: bool, quiet: bool) -> None:
             console.print(f"  {layer:2d}  {cells}")
     if result.order is not None:
         _removals(console, found.method, result)
+    if found.method == "cahp":
+        console.print(_cahp(result.settings))
     console.print(f"written into [bold]{found.path}[/]")
     return None
 
@@ -144,6 +151,14 @@ def _removals(console: Console, method: str, result: Score) -> None:
             (result.order or ())[at : at + 8], (result.trace or ())[at : at + 8], strict=True
         )
         console.print("  " + "   ".join(f"{la}.{h} {score:.4f}" for (_, la, h), score in entries))
+
+
+def _cahp(settings: Mapping[str, Any]) -> str:
+    why = "the curve's knee" if settings["knee"] else "no knee, so the curve's highest point"
+    return (
+        f"CAHP keeps {settings['count']} of {len(settings['points'])} heads from {len(settings['clusters'])} clusters; "
+        f"its own number of clusters is {settings['automatic']} ({why})"
+    )
 
 
 def _shade(value: float, low: float, high: float) -> str:
@@ -312,6 +327,47 @@ def _foreign(result: Result) -> dict[str, float]:
     return row
 
 
+def benched(found: Benched, *, json: bool, quiet: bool) -> None:
+    if json:
+        return raw(found.model_dump_json(indent=1))
+    for text in found.notes:
+        say(f"note: {text}")
+    if quiet:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = (
+        "params M",
+        "MACs M",
+        "of single",
+        "dtype",
+        "batch",
+        "ms",
+        "samples/s",
+        "peak MB",
+        "of single",
+    )
+    table.add_column("model", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right")
+    for contender in found.results:
+        head = [
+            f"{escape(contender.name)} ({contender.kind})", _cell("params M", contender.params / 1e6),
+            _cell("MACs M", contender.macs / 1e6), _times(contender.macs_ratio),
+        ]  # fmt: skip
+        for point in contender.points:
+            table.add_row(
+                *head, point.dtype, str(point.batch), f"{point.latency_ms:.2f}", f"{point.throughput:.1f}",
+                f"{point.peak_bytes / 1e6:.1f}", _times(point.ratio),
+            )  # fmt: skip
+            head = [""] * len(head)
+    _out().print(table)
+    return None
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}×"
+
+
 HIGHER_IS_BETTER = ("Acc", "AUROC", "AUPR")
 UNRANKED = ("MI", "DI")  # more diversity is neither good nor bad by itself
 COSTS = ("params M", "MACs M", "ms")
@@ -329,6 +385,24 @@ def _cell(name: str, value: float | None) -> str:
     if name in COSTS:
         return f"{value:.3g}" if value < 100 else f"{value:.0f}"
     return f"{value:.3f}"
+
+
+def exported(done: Export, *, json: bool) -> None:
+    if json:
+        return _json(
+            {
+                "path": str(done.path),
+                "bytes": done.nbytes,
+                "inputs": list(done.inputs),
+                "outputs": list(done.outputs),
+                "max_difference": done.max_difference,
+            }
+        )
+    _out().print(
+        f"[bold]{done.path}[/]: {', '.join(done.inputs)} → {', '.join(done.outputs)}; onnxruntime differs from "
+        f"torch by at most {done.max_difference:.2g}"
+    )
+    return None
 
 
 def inspected(found: Inspection, *, json: bool) -> None:
@@ -375,6 +449,54 @@ def inspected(found: Inspection, *, json: bool) -> None:
     for step in manifest.history:
         console.print(f"  {_history(step)}")
     return None
+
+
+def compared(found: Comparison, *, json: bool) -> None:
+    if json:
+        return _json(found.to_json())
+    for note in found.notes:
+        say(f"note: {note}")
+    a, b = found.names
+    console = _out()
+    console.print(f"A [bold]{escape(a)}[/]   B [bold]{escape(b)}[/]")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("layer")
+    table.add_column("■ both, A or B only, · none", no_wrap=True)
+    for title in (
+        "kept A",
+        "B",
+        "both",
+        "Jaccard",
+        "share",
+        "gone A",
+        "B",
+        "both",
+        "Jaccard",
+        "share",
+    ):
+        table.add_column(title, justify="right")
+    for tower, rows in found.layers.items():
+        for layer, row in enumerate(rows):
+            kept = [set(selection[tower][layer]) for selection in found.selections]
+            marks = {(True, True): "■", (True, False): "A", (False, True): "B", (False, False): "·"}
+            picture = "".join(
+                marks[h in kept[0], h in kept[1]] for h in range(found.towers[tower].heads)
+            )
+            name = f"{tower} {layer}" if len(found.layers) > 1 else str(layer)
+            table.add_row(name, picture, *_overlap(row["kept"]), *_overlap(row["removed"]))
+    table.add_row("all", "", *_overlap(found.kept), *_overlap(found.removed), style="bold")
+    console.print(table)
+    shown = [
+        f"{'–' if o.jsd is None else f'{o.jsd:.3f}'} over the {what} heads"
+        for what, o in (("kept", found.kept), ("removed", found.removed))
+    ]
+    console.print(f"Jensen–Shannon divergence in nats (at most 0.693): {', '.join(shown)}")
+    return None
+
+
+def _overlap(found: Overlap) -> list[str]:
+    shares = ["–" if x is None else f"{x:.2f}" for x in (found.jaccard, found.share)]
+    return [str(found.a), str(found.b), str(found.common), *shares]
 
 
 def _history(step: Step) -> str:

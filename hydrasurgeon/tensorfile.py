@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,12 +144,17 @@ def _read_header(
 class Tensors(Mapping[str, TensorInfo]):
     """The tensors of one or several (sharded) files, by name."""
 
-    def __init__(self, files: Sequence[TensorFile]) -> None:
+    def __init__(self, files: Sequence[TensorFile], names: Mapping[str, str] | None = None) -> None:
+        """With `names` (ours → the file's) only these tensors, under our names."""
         self.files = tuple(files)
-        self._home = {name: file for file in self.files for name in file.infos}
+        homes = {name: file for file in self.files for name in file.infos}
+        pairs = {name: name for name in homes} if names is None else names
+        self._home = {name: (homes[stored], stored) for name, stored in pairs.items()}
 
     def __getitem__(self, name: str) -> TensorInfo:
-        return self._home[name].infos[name]
+        file, stored = self._home[name]
+        info = file.infos[stored]
+        return info if stored == name else replace(info, name=name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._home))
@@ -162,7 +167,8 @@ class Tensors(Mapping[str, TensorInfo]):
         return sum(info.nbytes for info in self.values())
 
     def read(self, name: str) -> Raw:
-        return self._home[name].read(name)
+        file, stored = self._home[name]
+        return file.read(stored)
 
     def digests(self) -> dict[str, str]:
         """sha256 of every tensor's bytes."""

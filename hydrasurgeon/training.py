@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.checkpoint import write_bytes
-from hydrasurgeon.data import Batch, Batches
+from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.recipes import Recipe
 
@@ -267,7 +267,7 @@ def _step(
     for i, batch in enumerate(parts):
         waits = accelerator.no_sync(model) if i + 1 < len(parts) else _nothing()
         with waits:
-            logits = model(batch.inputs.to(accelerator.device))
+            logits = model(moved(batch.inputs, accelerator.device))
             assert batch.labels is not None
             labels = batch.labels.to(accelerator.device)
             loss = cross_entropy(
@@ -298,7 +298,7 @@ def _validate(accelerator: Any, model: nn.Module, batches: Batches | None) -> di
     for batch in batches:
         assert batch.labels is not None
         labels = batch.labels.to(accelerator.device)
-        logits = model(batch.inputs.to(accelerator.device)).float()
+        logits = model(moved(batch.inputs, accelerator.device)).float()
         right += float((logits.argmax(dim=-1) == labels).sum())
         loss += float(cross_entropy(logits, labels, reduction="sum"))
         rows += len(labels)

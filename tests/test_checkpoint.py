@@ -222,6 +222,7 @@ def test_directory_output_reads_back(tiny: MAKE, tmp_path: Path) -> None:
     path = tiny()
     hs.prune(path, method="random", keep=2, out=f"{tmp_path}/member/")
     assert sorted(p.name for p in (tmp_path / "member").iterdir()) == [
+        "README.md",
         "config.json",
         "heads.json",
         "model.safetensors",

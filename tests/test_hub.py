@@ -44,3 +44,33 @@ def test_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(CheckpointError, match="not in the cache and the hub cannot be reached"):
         open_checkpoint("timm:vit_tiny_patch16_224")
+
+
+def test_a_hub_id_is_pinned_and_its_cache_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest names the commit; outputs go to the working directory, never into the cache."""
+    from families import FAMILIES
+
+    import hydrasurgeon as hs
+    from hydrasurgeon.errors import UsageError
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "cache" / "snapshots" / commit
+    snapshot.parent.mkdir(parents=True)
+    FAMILIES["BERT"].write(snapshot)
+    before = sorted(p.name for p in snapshot.iterdir())
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(snapshot))
+    monkeypatch.chdir(tmp_path)
+    pruned = hs.prune("hf:someone/tiny-bert", method="magnitude", keep=2)
+    assert pruned.path == Path("tiny-bert-magnitude-k2.safetensors")
+    (given,) = pruned.manifest.history[-1].inputs
+    assert given.name == f"hf:someone/tiny-bert@{commit}"
+    data = FAMILIES["BERT"].data(tmp_path)
+    with pytest.raises(UsageError, match="hub's cache"):
+        hs.score("hf:someone/tiny-bert", method="taylor", data=data)
+    scored = hs.score(
+        "hf:someone/tiny-bert", method="taylor", data=data, out="scored", device="cpu"
+    )
+    assert hs.prune(scored.path, method="taylor", keep=1).manifest.kept
+    assert sorted(p.name for p in snapshot.iterdir()) == before

@@ -117,6 +117,63 @@ def test_training_free_hydra_equals_its_members(tiny: MAKE, tmp_path: Path) -> N
     assert sum(t.nbytes for t in names.values()) <= sum(t.nbytes for t in load_file(whole).values())
 
 
+@pytest.mark.parametrize("mode", ["stacked", "apart"])
+@pytest.mark.parametrize("tuned", [False, True])
+def test_every_way_to_run_a_hydra_gives_the_same(
+    tiny: MAKE, tmp_path: Path, mode: str, tuned: bool
+) -> None:
+    """Also in inference mode, under autocast and compiled; the trunk and the union of heads are in play."""
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    if tuned:
+        members = [
+            scrambled(m, tmp_path / f"t{i}.safetensors", lambda name: not name.startswith("blocks.0."), seed=i)
+            for i, m in enumerate(members)
+        ]  # fmt: skip
+    expected = torch.cat([logits(m) for m in members], dim=1)
+    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors", mlp="separate")
+    model = hs.load(fused.path, device="cpu", dtype="float64")
+    model.module.mode = mode
+    with torch.inference_mode():
+        torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
+        captured = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(captured(INPUTS), expected, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(INPUTS).detach(), expected, rtol=0, atol=1e-12)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        single = model.float()
+        found = single(INPUTS.float())
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("mode", ["stacked", "apart"])
+def test_a_hydra_exports(tiny: MAKE, tmp_path: Path, mode: str) -> None:
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    model = hs.load(
+        hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float32"
+    )
+    model.module.mode = mode
+    inputs = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        graph = torch.export.export(model, (inputs,)).module()
+        torch.testing.assert_close(graph(inputs), model(inputs), rtol=0, atol=1e-6)
+
+
+def test_large_batches_run_member_by_member(tiny: MAKE, tmp_path: Path) -> None:
+    """The rule behind mode="auto": rows of one member against what fills the device."""
+    from hydrasurgeon.hydra import FULL
+
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    model = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
+    small, large = torch.zeros(1, 17, 32), torch.zeros(FULL["cpu"] // 17 + 1, 17, 32)
+    assert model.module._stacks(small)
+    assert not model.module._stacks(large)
+
+
 def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -> Path:
     """A member whose tensors of some names were 'tuned': random noise added, manifest made afresh."""
     from hydrasurgeon.checkpoint import rewritten, save

@@ -12,6 +12,7 @@ __all__ = ["FAMILIES", "backend"]
 
 FAMILIES = {
     "timm": "hydrasurgeon.backends.timm_vit:TimmViT",
+    "transformers": "hydrasurgeon.backends.hf_encoder:HFEncoder",
 }
 
 

@@ -292,8 +292,10 @@ def _must_look_like_timm(shapes: Shapes, where: str) -> None:
         ("stages.0", "a convolutional or hierarchical model"),
     ):
         if any(mark in name for name in shapes):
+            known = "transformers" in what
             raise CheckpointError(
-                f"{where}: looks like {what}, which is not supported", hint=SUPPORTED
+                f"{where}: looks like {what}, which {'its weights alone do not describe' if known else 'is not supported'}",
+                hint="Give the directory that holds its config.json." if known else SUPPORTED,
             )
     some = ", ".join(list(shapes)[:3])
     raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)

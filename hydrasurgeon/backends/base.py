@@ -7,15 +7,16 @@ The first half of `Backend` works on names and shapes alone and never imports to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hydrasurgeon.heads import Kept
-    from hydrasurgeon.manifest import Model, Tower
+    from hydrasurgeon.manifest import Manifest, Model, Tower
     from hydrasurgeon.slicing import HeadTensor
     from hydrasurgeon.tensorfile import TensorInfo
 
@@ -69,7 +70,8 @@ class Stack:
 
     hidden: Tensor
     bias: Tensor | None = None
-    """Added to the attention logits: padding or causal mask, broadcastable to [batch, 1, token, token]."""
+    """Added to the attention logits: padding or causal mask, broadcastable to [batch, 1, token, token]; or,
+    where it differs between heads, [batch, head, token, token] over the heads of the original model."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,22 @@ class Backend(Protocol):
         *,
         arch: str | None,
         config: Mapping[str, Any] | None,
+        files: Mapping[str, str],
         where: str,
     ) -> Identified:
-        """The model behind bare tensors; CheckpointError when it cannot be told."""
+        """The model behind bare tensors; CheckpointError when it cannot be told. `files` are its `companions`."""
+        ...
+
+    def companions(self, present: Collection[str]) -> tuple[str, ...]:
+        """The files in a directory that live data needs (a tokenizer's): they travel with the checkpoint."""
+        ...
+
+    def check_files(self, model: Model, files: Mapping[str, str]) -> str | None:
+        """None, or why these companions are not the ones the manifest speaks of."""
+        ...
+
+    def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str] | None:
+        """Our name → the file's, for the tensors that belong to the model; None where files use our names."""
         ...
 
     def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
@@ -125,8 +140,12 @@ class Backend(Protocol):
         """Whether a tensor belongs to the classifier."""
         ...
 
-    def directory(self, model: Model) -> dict[str, str]:
+    def directory(self, manifest: Manifest) -> dict[str, str]:
         """The text files that sit beside the weights in the family's own directory layout."""
+        ...
+
+    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
+        """The model with a new classifier for these classes."""
         ...
 
     # --- torch ---
@@ -140,7 +159,15 @@ class Backend(Protocol):
     def anatomy(self, module: nn.Module) -> Anatomy: ...
 
     def transform(
-        self, model: Model, augment: Mapping[str, Any] | None = None
+        self,
+        model: Model,
+        augment: Mapping[str, Any] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
-        """Raw sample → model input; with `augment` the training transform."""
+        """Raw sample → model input; with `augment` the training transform. `files` are the companions."""
+        ...
+
+    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
+        """Random inputs of the right shape, for measuring cost."""
         ...

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.backends.architectures import Architecture, fits, infer, named, tensor_shapes
 from hydrasurgeon.backends.base import Anatomy, Attention, Block, Identified, Stack
+from hydrasurgeon.card import model_card
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
-from hydrasurgeon.manifest import Model, Tower
+from hydrasurgeon.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hydrasurgeon.heads import Kept
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["TimmViT"]
 
 TOWER = "vision"
+USAGE = """
+import hydrasurgeon, timm
+
+model = timm.create_model("local-dir:DIR", pretrained=True)
+"""
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
@@ -34,6 +41,7 @@ class TimmViT:
         *,
         arch: str | None,
         config: Mapping[str, Any] | None,
+        files: Mapping[str, str],
         where: str,
     ) -> Identified:
         shapes = {name: info.shape for name, info in tensors.items()}
@@ -88,6 +96,15 @@ class TimmViT:
             )
         return Identified(model, towers_of(model), note)
 
+    def companions(self, present: Collection[str]) -> tuple[str, ...]:
+        return ()
+
+    def check_files(self, model: Model, files: Mapping[str, str]) -> str | None:
+        return None
+
+    def names(self, model: Model, stored: Iterable[str]) -> None:
+        return None
+
     def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
         attn = f"blocks.{layer}.attn"
         bias = (HeadTensor(f"{attn}.qkv.bias", 0, 3),) if _args(model).get("qkv_bias", True) else ()
@@ -111,7 +128,11 @@ class TimmViT:
     def is_classifier(self, name: str) -> bool:
         return name.startswith(("head.", "head_dist."))
 
-    def directory(self, model: Model) -> dict[str, str]:
+    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
+        return model.model_copy(update={"num_classes": count, "labels": labels})
+
+    def directory(self, manifest: Manifest) -> dict[str, str]:
+        model = manifest.model
         config = {
             "architecture": model.arch,
             "num_classes": model.num_classes,
@@ -120,7 +141,16 @@ class TimmViT:
         }
         if model.labels:
             config["label_names"] = list(model.labels)
-        return {"config.json": json.dumps(config, indent=2) + "\n"}
+        heads = manifest.towers[TOWER].heads
+        if manifest.members is not None or any(len(row) != heads for row in (manifest.kept or {})[TOWER]):  # fmt: skip
+            config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
+            config["model_args"] = {
+                **model.config.get("model_args", {}),
+                "backbone": model.arch,
+                **_heads_per_layer(manifest),
+            }
+        card = model_card(manifest, library="timm", task="image-classification", usage=USAGE)
+        return {"config.json": json.dumps(config, indent=2) + "\n", "README.md": card}
 
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
@@ -160,7 +190,11 @@ class TimmViT:
         )
 
     def transform(
-        self, model: Model, augment: Mapping[str, Any] | None = None
+        self,
+        model: Model,
+        augment: Mapping[str, Any] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
         from hydrasurgeon.data.transforms import eval_transform, train_transform
 
@@ -169,6 +203,19 @@ class TimmViT:
             if augment is not None
             else eval_transform(model.preprocess)
         )
+
+    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
+        from torch import randn
+
+        return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
+
+
+def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
+    if manifest.members is not None:
+        return {
+            "members": [[len(row) for row in member.kept[TOWER]] for member in manifest.members]
+        }
+    return {"heads_per_layer": [len(row) for row in (manifest.kept or {})[TOWER]]}
 
 
 def parse_arch(text: str) -> tuple[str, dict[str, Any]]:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hydrasurgeon.data import moved
+
 __all__ = ["Held"]
 
 MASK = "attention_mask"
@@ -46,17 +48,14 @@ class Held:
         if MASK in chosen:
             used = int(chosen[MASK].ne(0).any(dim=0).nonzero().max()) + 1
             chosen = {name: part[:, :used] for name, part in chosen.items()}
-        moved = {name: self._moved(part) for name, part in chosen.items()}
-        return moved if self.named else moved[""]
+        there: Any = moved(chosen, self.device, self.dtype)
+        return there if self.named else there[""]
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Any]]:
         """(index, inputs) in the order of the set."""
         for index in torch.arange(len(self)).split(size):
             if len(index):
                 yield index, self.take(index)
-
-    def _moved(self, part: Tensor) -> Tensor:
-        return part.to(self.device, self.dtype if part.is_floating_point() else None)
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:

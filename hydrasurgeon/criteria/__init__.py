@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Collection
 from importlib import import_module
 
-from hydrasurgeon.criteria.base import HeadScores, Removal, Subject
+from hydrasurgeon.criteria.base import HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import UsageError
 
 __all__ = ["CIRCUIT", "CRITERIA", "OBJECTIVES", "WITHOUT_DATA", "criterion", "score_key"]
@@ -17,6 +17,7 @@ CRITERIA = {
     "magnitude": "hydrasurgeon.criteria.magnitude:score",
     "random": "hydrasurgeon.criteria.random:score",
     "circuit": "hydrasurgeon.criteria.circuit:score",
+    "cahp": "hydrasurgeon.criteria.cahp:score",
 }
 CIRCUIT = "circuit"
 OBJECTIVES = ("acc", "ood", "avg")
@@ -52,7 +53,7 @@ def score_key(method: str, objective: str | None = None, *, recorded: Collection
     return f"{CIRCUIT}-{wanted}"
 
 
-def criterion(name: str) -> Callable[[Subject], HeadScores | Removal]:
+def criterion(name: str) -> Callable[[Subject], HeadScores | Verdict | Removal]:
     """The criterion behind a method's name or a score's key (`circuit-avg`)."""
     if name.startswith(f"{CIRCUIT}-"):
         name = CIRCUIT
@@ -63,5 +64,7 @@ def criterion(name: str) -> Callable[[Subject], HeadScores | Removal]:
             hint=f"Available: {', '.join(CRITERIA)}.",
         )
     module, function = CRITERIA[name].split(":")
-    found: Callable[[Subject], HeadScores | Removal] = getattr(import_module(module), function)
+    found: Callable[[Subject], HeadScores | Verdict | Removal] = getattr(
+        import_module(module), function
+    )
     return found

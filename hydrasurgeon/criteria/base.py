@@ -14,10 +14,18 @@ if TYPE_CHECKING:
     from hydrasurgeon.checkpoint import Checkpoint
     from hydrasurgeon.heads import Head
 
-__all__ = ["CircuitOptions", "HeadScores", "Removal", "Subject"]
+__all__ = ["CircuitOptions", "HeadScores", "Removal", "Subject", "Verdict"]
 
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Scores, and what else a criterion found that a later choice of heads needs."""
+
+    scores: HeadScores
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from hydrasurgeon.data.samples import Samples
 from hydrasurgeon.errors import DataError
 
-__all__ = ["Batch", "Batches"]
+__all__ = ["Batch", "Batches", "by_length", "moved"]
 
 # Starting worker processes costs more than it gains below this many samples.
 FEW = 512
@@ -29,6 +29,21 @@ class Batch:
     labels: Tensor | None
     index: Tensor
     """Position of each sample in the set."""
+
+
+def moved(inputs: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Inputs of a model, a tensor or a dict of them, on its device; only floating-point ones change their dtype."""
+    if isinstance(inputs, Mapping):
+        return {name: moved(value, device, dtype) for name, value in inputs.items()}
+    return inputs.to(device, dtype if inputs.is_floating_point() else None)
+
+
+def by_length(samples: Samples) -> list[int] | None:
+    """Texts from long to short, so that a batch holds little padding; None for what has no length."""
+    if samples.kind != "text":
+        return None
+    lengths = [len(samples.content(i)) for i in range(len(samples))]
+    return sorted(range(len(samples)), key=lambda i: -lengths[i])
 
 
 class Batches:
@@ -51,7 +66,16 @@ class Batches:
         self.skipped: list[str] = []
         if batch_size is None:
             batch_size = 256 if torch.cuda.is_available() else 64
+        reads = getattr(transform, "kind", "image")
+        if reads != samples.kind:
+            raise DataError(
+                f"{samples.spec}: holds {samples.kind}s, the model reads {reads}s",
+                hint="Give data of the model's kind.",
+            )
+        collate = collate or getattr(transform, "collate", None)
         order = range(len(samples)) if order is None else order
+        if workers is None and samples.kind == "text":
+            workers = 0  # a tokenizer is faster than the way to another process
         if workers is None:
             workers = 0 if len(order) < FEW else max(1, min(os.cpu_count() or 1, 8) - 1)
         self._loader: DataLoader[Any] = DataLoader(

@@ -218,9 +218,8 @@ def _run(
     skipped: list[str],
 ) -> tuple[Any, Any]:
     """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble."""
-    import torch
-
     from hydrasurgeon.cost import cost_of
+    from hydrasurgeon.data import Batches, moved
     from hydrasurgeon.inference import logits_of
     from hydrasurgeon.loading import as_classifier
     from hydrasurgeon.predictions import OodSet, Predictions, ShiftSet
@@ -244,8 +243,10 @@ def _run(
         found, truth = logits(samples)
         shifted.append(ShiftSet(name, severity, found, truth))
     first = next(models[0].parameters())
-    sample = models[0].transform(sets.id.read(0))
-    inputs = torch.stack([sample] * min(batch_size or 16, 16)).to(first.device, first.dtype)
+    few = Batches(
+        sets.id, models[0].transform, batch_size=min(batch_size or 16, 16), workers=0, skip_bad=skip_bad
+    )  # fmt: skip
+    inputs = moved(next(iter(few)).inputs, first.device, first.dtype)
     single = job[0]
     found = Predictions(
         name=" + ".join(c.name.removesuffix(".safetensors") for c in job),

@@ -35,6 +35,8 @@ __all__ = ["FRESH", "Finetuned", "finetune", "fresh"]
 
 FRESH = "init:"
 """`init:timm:NAME,key=value…` stands for random weights, drawn from the seed."""
+# What the families call the dropout of attention weights.
+ATTENTION_DROPOUT = ("attn_drop", "attention.self.dropout", "attention.attn.dropout")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ def finetune(
     target = output_path(out, force=force)
     samples = open_data(data, limit=limit, seed=seed)
     source = _source(checkpoint, arch)
-    model = _for_classes(source.manifest.model, plan, samples)
+    if source.manifest.model.num_classes == 0 and plan.classifier == "keep":
+        plan = plan.model_copy(update={"classifier": "fresh"})  # there is none to keep
+    model = _for_length(_for_classes(source.manifest.model, plan, samples), plan)
     labels = {"num_classes": model.num_classes, "labels": model.labels}
     samples = fit_classes(samples, **labels)  # type: ignore[arg-type]
     family = backend(model.family)
@@ -85,9 +89,9 @@ def finetune(
         held_out = fit_classes(open_data(val, seed=seed), **labels)  # type: ignore[arg-type]
         used.append(held_out.fingerprint())
         validation = Batches(
-            held_out, family.transform(model), batch_size=plan.batch_size, skip_bad=skip_bad
-        )
-    transform = family.transform(model, plan.augment.model_dump())
+            held_out, family.transform(model, files=source.files), batch_size=plan.batch_size, skip_bad=skip_bad
+        )  # fmt: skip
+    transform = family.transform(model, plan.augment.model_dump(), files=source.files)
     drop_last = len(samples) >= plan.batch_size
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
@@ -120,7 +124,7 @@ def finetune(
     manifest = _manifest(source.manifest, model, entry)
     if not trained.is_main:
         return Finetuned(target, manifest(UNKNOWN), trained)
-    written = save(target, plan_module(module), manifest)
+    written = save(target, plan_module(module), manifest, files=source.files)
     state.clear()
     return Finetuned(target, written, trained)
 
@@ -153,6 +157,10 @@ class _Source:
     sha256: str
     inputs: tuple[Input, ...]
 
+    @property
+    def files(self) -> Mapping[str, str]:
+        return self.checkpoint.files if self.checkpoint is not None else {}
+
 
 def _source(spec: str | Path, arch: str | None) -> _Source:
     text = str(spec)
@@ -181,7 +189,16 @@ def _for_classes(model: Model, plan: Recipe, samples: Samples) -> Model:
         return model
     classes = samples.classes
     count = len(classes) if classes is not None else int(samples.labels.max()) + 1
-    return model.model_copy(update={"num_classes": count, "labels": classes})
+    return backend(model.family).with_classes(model, count, classes)
+
+
+def _for_length(model: Model, plan: Recipe) -> Model:
+    """The model with the recipe's text length, which it keeps: what it is trained on is what it reads."""
+    longest = model.preprocess.get("max_length")
+    if plan.max_length is None or longest is None:
+        return model
+    shorter = {**model.preprocess, "max_length": min(longest, plan.max_length)}
+    return model.model_copy(update={"preprocess": shorter})
 
 
 def _module(source: _Source, model: Model, plan: Recipe, seed: int) -> nn.Module:
@@ -197,21 +214,22 @@ def _module(source: _Source, model: Model, plan: Recipe, seed: int) -> nn.Module
         tensors = source.checkpoint.tensors
         state = module.state_dict()
         for name in state:
-            if family.is_classifier(name) and plan.classifier != "keep":
-                continue
+            if (family.is_classifier(name) and plan.classifier != "keep") or name not in tensors:
+                continue  # a new classifier, and what only a classifier needs
             state[name] = to_tensor(tensors.read(name), tensors[name].dtype).float()
         module.load_state_dict(state)
     if plan.classifier == "zero":
         with torch.no_grad():
             for name, parameter in module.named_parameters():
-                if family.is_classifier(name):
+                # Only the last layer of a deep classifier: zeros further down would pass no gradient on.
+                if family.is_classifier(name) and parameter.shape[0] == model.num_classes:
                     parameter.zero_()
     if plan.dropout is not None:
         for name, part in module.named_modules():
             if (
                 isinstance(part, torch.nn.Dropout)
                 and family.layer_of(name) is not None
-                and not name.endswith("attn_drop")
+                and not name.endswith(ATTENTION_DROPOUT)
             ):
                 part.p = plan.dropout
     return module
@@ -224,7 +242,7 @@ def _trainable(family: Backend, plan: Recipe, manifest: Manifest) -> Callable[[s
         place = family.layer_of(name)
         frozen = {
             "mlp": family.is_mlp(name),
-            "attention": place is not None and ".attn." in name,
+            "attention": place is not None and (".attn." in name or ".attention." in name),
             "embedding": family.is_embedding(name),
             "classifier": family.is_classifier(name),
         }

@@ -86,7 +86,7 @@ def fuse(
             history=(*_histories(opened), entry),
         )
 
-    written = save(target, plan.planned, manifest)
+    written = save(target, plan.planned, manifest, files=opened[0].files)
     fused = Fused(target, written, plan.bytes_members, plan.bytes_stored)
     if check is None:
         return fused

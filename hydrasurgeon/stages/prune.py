@@ -1,13 +1,14 @@
-"""prune: remove heads from a checkpoint; a file operation that never loads the model."""
+"""prune: remove heads from a checkpoint; a file operation that loads the model only to repair it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.backends import backend
+from hydrasurgeon.cahp import select as select_by_cahp
 from hydrasurgeon.checkpoint import (
     UNKNOWN,
     Checkpoint,
@@ -23,8 +24,9 @@ from hydrasurgeon.heads import Kept, count, positions
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
 from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
+from hydrasurgeon.stages.compensate import check_compensation, repaired_tensors
 from hydrasurgeon.stages.record import step
-from hydrasurgeon.stages.score import Progress, clear_search, compute
+from hydrasurgeon.stages.score import Progress, clear_search, compute, counted
 from hydrasurgeon.tensorfile import Planned, digest, weights_sha256
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def prune(
     *,
     method: str | None = None,
     objective: str | None = None,
-    keep: int | None = None,
+    keep: int | str | None = None,
     remove: int | None = None,
     sample: str | None = None,
     mask: str | Path | None = None,
@@ -54,6 +56,7 @@ def prune(
     data: str | None = None,
     ood: Sequence[str] = (),
     search: str | None = None,
+    compensate: str = "none",
     limit: int | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -73,6 +76,9 @@ def prune(
         raise UsageError(
             f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE."
         )
+    heads_kept = counted(method, keep)
+    check_compensation(compensate, data)
+    repairs = compensate != "none"
     opened = open_checkpoint(checkpoint, arch=arch)
     _, present = single(opened)
     notes: list[str] = [opened.note] if opened.note else []
@@ -81,17 +87,18 @@ def prune(
         method = score_key(method, objective, recorded=opened.manifest.scores)
     label = method or "mask"
     scores = dict(opened.manifest.scores)
-    target = output_path(
-        out if out is not None else _default_name(opened.path, label, keep, remove, sample, seed),
-        force=force,
-    )
+    default = _default_name(opened.home, label, keep, remove, sample, seed, compensate)
+    target = output_path(out if out is not None else default, force=force)
+    runs = {
+        "data": data, "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": batch_size,
+        "skip_bad": skip_bad, "progress": progress,
+    }  # fmt: skip
     if mask is not None:
         kept = kept_from_file(Path(mask), opened.manifest)
     else:
         score, used = _score(
-            opened, method=method, data=data, ood=ood, search=search, keep=keep, remove=_needed(remove, sample),
-            layers=layers, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size,
-            skip_bad=skip_bad, progress=progress, output=target,
+            opened, method=method, keep=heads_kept, layers=layers, only_recorded=repairs, ood=ood, search=search,
+            remove=_needed(remove, sample), output=target, **runs,  # type: ignore[arg-type]
         )  # fmt: skip
         assert method is not None
         scores[method] = score
@@ -101,19 +108,30 @@ def prune(
             notes.append(
                 f"the {method} scores were computed layer by layer for --keep {decided}, not {keep}"
             )
-        kept = select(
-            opened.manifest,
-            score,
-            keep=keep,
-            remove=remove,
-            sample=sample,
-            layers=layers,
-            seed=seed,
-        )
+        if method == "cahp":
+            if keep == "auto" and not score.settings.get("knee"):
+                notes.append(
+                    "cahp's curve has no knee: its highest point gives the number of heads"
+                )
+            kept = select_by_cahp(opened.manifest, score, keep=keep, remove=remove, layers=layers)
+        else:
+            kept = select(
+                opened.manifest,
+                score,
+                keep=heads_kept,
+                remove=remove,
+                sample=sample,
+                layers=layers,
+                seed=seed,
+            )
+    repaired: dict[str, Raw] = {}
+    if repairs:
+        repaired, calibration = repaired_tensors(opened, kept, how=compensate, **runs)  # type: ignore[arg-type]
+        used = tuple(dict.fromkeys((*used, calibration)))
     arguments = {
         "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "data": data,
         "ood": list(ood) or None, "search": search,
-        "limit": limit, "mask": mask and Path(mask), "arch": arch,
+        "compensate": compensate if repairs else None, "limit": limit, "mask": mask and Path(mask), "arch": arch,
     }  # fmt: skip
     inputs: dict[str, str] = {}
 
@@ -129,6 +147,7 @@ def prune(
             inputs=[Input(name=opened.name, sha256=source)],
             data=used,
             seed=seed,
+            uses=("torch", opened.manifest.model.family) if repairs else (),
         )
         history = (*opened.manifest.history, entry)
         return rewritten(
@@ -140,20 +159,28 @@ def prune(
             history=history,
         )
 
-    written = save(target, plan_pruning(opened, kept, inputs), manifest)
+    written = save(
+        target, plan_pruning(opened, kept, inputs, repaired), manifest, files=opened.files
+    )
     clear_search(target, label)
     return Pruned(target, written, count(present) - count(kept), tuple(notes))
 
 
 def _score(
-    opened: Checkpoint, *, method: str | None, data: str | None, **options: object
+    opened: Checkpoint,
+    *,
+    method: str | None,
+    data: str | None,
+    only_recorded: bool,
+    **options: object,
 ) -> tuple[Score, tuple[DataRecord, ...]]:
+    """Recorded scores, or new ones where there is data; data that calibrates a repair replaces no record."""
     if method is None:
         raise UsageError("prune: by which criterion?", hint="Give --method taylor, or --mask FILE.")
     recorded = opened.manifest.scores.get(method)
     if recorded is None:
         criterion(method)  # a misspelt name is the first thing to say
-    if recorded is not None and data is None:
+    if recorded is not None and (data is None or only_recorded):
         return recorded, ()
     if data is None and method not in WITHOUT_DATA:
         name = opened.path.name
@@ -172,18 +199,42 @@ def _needed(remove: int | None, sample: str | None) -> int | None:
 
 
 def _default_name(
-    path: Path, label: str, keep: int | None, remove: int | None, sample: str | None, seed: int
+    path: Path,
+    label: str,
+    keep: int | str | None,
+    remove: int | None,
+    sample: str | None,
+    seed: int,
+    compensate: str,
 ) -> Path:
     """`vit-taylor-k8.safetensors` beside the input."""
     stem = path.name.removesuffix(".safetensors")
-    amount = f"-k{keep}" if keep is not None else f"-r{remove}" if remove is not None else ""
+    amount = (
+        f"-{keep}"
+        if keep == "auto"
+        else f"-k{keep}"
+        if keep is not None
+        else f"-r{remove}"
+        if remove is not None
+        else ""
+    )
     if sample is not None:
         amount = f"-s{sample.replace('/', 'of')}-seed{seed}"
-    return path.with_name(f"{stem}-{label}{amount}.safetensors")
+    repair = f"-{compensate}" if compensate != "none" else ""
+    return path.with_name(f"{stem}-{label}{amount}{repair}.safetensors")
 
 
-def plan_pruning(opened: Checkpoint, kept: Kept, inputs: dict[str, str]) -> list[Planned]:
-    """Each tensor as it will be written; `inputs` fills with the digests of what was read."""
+def plan_pruning(
+    opened: Checkpoint,
+    kept: Kept,
+    inputs: dict[str, str],
+    repaired: Mapping[str, Raw] | None = None,
+) -> list[Planned]:
+    """Each tensor as it will be written; `inputs` fills with the digests of what was read.
+
+    `repaired` tensors are written instead of the ones in the file.
+    """
+    repaired = repaired or {}
     manifest = opened.manifest
     assert manifest.kept is not None
     family = backend(manifest.model.family)
@@ -214,6 +265,12 @@ def plan_pruning(opened: Checkpoint, kept: Kept, inputs: dict[str, str]) -> list
             part = take_heads(array, at, spec=spec, head_dim=head_dim)
             return part, digest(part)
 
+        def mended() -> tuple[Raw, str]:
+            inputs[name] = digest(opened.tensors.read(name))
+            return repaired[name], digest(repaired[name])
+
+        if name in repaired:
+            return Planned(name, info.dtype, repaired[name].shape, mended)
         if name not in cuts:
             return Planned(name, info.dtype, info.shape, whole)
         spec, at, head_dim = cuts[name]

@@ -19,14 +19,15 @@ from hydrasurgeon.checkpoint import (
 )
 from hydrasurgeon.circuits.state import state_path
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
-from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject
+from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import parse_layers
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
+from hydrasurgeon.plotting import check_plot
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.tensorfile import Planned
 
-__all__ = ["Progress", "Scored", "compute", "score"]
+__all__ = ["Progress", "Scored", "compute", "counted", "score"]
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
@@ -55,7 +56,7 @@ def score(
     ood: Sequence[str] = (),
     objective: str | None = None,
     search: str | None = None,
-    keep: int | None = None,
+    keep: int | str | None = None,
     remove: int | None = None,
     layers: str | None = None,
     limit: int | None = None,
@@ -65,18 +66,28 @@ def score(
     batch_size: int | None = None,
     skip_bad: bool = False,
     arch: str | None = None,
+    plot: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Scored:
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
     key = score_key(method, objective)
+    heads_kept = counted(method, keep)
+    if plot is not None and method != "cahp":
+        raise UsageError(f"--plot: {method} has no curve to draw", hint="Use --method cahp.")
+    picture = None if plot is None else check_plot(Path(plot), force=force)
     opened = open_checkpoint(checkpoint, arch=arch)
     single(opened)
+    if opened.hub_id is not None and out is None:
+        raise UsageError(
+            f"{opened.hub_id}: scores cannot be written into the hub's cache",
+            hint="Give -o NAME.safetensors: a copy that carries them.",
+        )
     target = None if out is None else output_path(out, force=force)
     digests = opened.digests()
     found, used = compute(
-        opened, method=key, data=data, ood=ood, search=search, keep=keep, remove=remove, layers=layers, limit=limit,
+        opened, method=key, data=data, ood=ood, search=search, keep=heads_kept, remove=remove, layers=layers, limit=limit,
         seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
         output=target or opened.path,
     )  # fmt: skip
@@ -84,7 +95,14 @@ def score(
         "method": key, "data": data, "ood": list(ood) or None, "search": search, "keep": keep, "remove": remove,
         "layers": layers, "limit": limit, "dtype": dtype, "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
     }  # fmt: skip
-    uses = () if method in WITHOUT_DATA else ("torch", opened.manifest.model.family)
+    if picture is not None:
+        from hydrasurgeon.criteria.cahp_plot import draw_cahp
+
+        draw_cahp(found, picture)
+    uses: tuple[str, ...] = (
+        () if method in WITHOUT_DATA else ("torch", opened.manifest.model.family)
+    )
+    uses += ("scikit-learn", "kmedoids", "kneed") if method == "cahp" else ()
     record = opened.record(digests)
     entry = step("score", args=arguments, inputs=[record], data=used, seed=seed, uses=uses)
 
@@ -105,7 +123,10 @@ def score(
         target = opened.path
     if target is not None:
         written = save(
-            target, [_unchanged(opened, name, digests) for name in opened.tensors], manifest
+            target,
+            [_unchanged(opened, name, digests) for name in opened.tensors],
+            manifest,
+            files=opened.files,
         )
         clear_search(target, key)
         return Scored(target, written, key)
@@ -125,6 +146,20 @@ def _is_main() -> bool:
 def clear_search(output: Path, key: str) -> None:
     """What an interrupted search left is of no use once the order is written."""
     state_path(output, key).unlink(missing_ok=True)
+
+
+def counted(method: str | None, keep: int | str | None) -> int | None:
+    """`--keep` as a number; None for CAHP's own."""
+    if isinstance(keep, str):
+        if keep != "auto":
+            raise UsageError(f"--keep {keep}: neither a number nor auto")
+        if method != "cahp":
+            raise UsageError(
+                f"--keep auto: {method or 'a mask'} has no number of heads of its own",
+                hint="Give a number, or --method cahp.",
+            )
+        return None
+    return keep
 
 
 def _same_scoring(entry: Step, method: str) -> bool:
@@ -197,13 +232,16 @@ def compute(
         circuit=options,
         progress=progress,
     )
-    found = judge(subject)
-    if isinstance(found, Removal):
+    verdict = judge(subject)
+    if isinstance(verdict, Removal):
         return Score(
-            order=found.order, trace=found.trace, settings=found.settings, data=feed.records
+            order=verdict.order, trace=verdict.trace, settings=verdict.settings, data=feed.records
         ), feed.records
-    values = _by_original_number(checkpoint, found)
+    more = verdict.settings if isinstance(verdict, Verdict) else {}
+    scores = verdict.scores if isinstance(verdict, Verdict) else verdict
+    values = _by_original_number(checkpoint, scores)
     settings = {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
+    settings |= more
     if method == "random":
         settings["seed"] = seed
     used = feed.records
@@ -304,7 +342,7 @@ class _Feed:
         size = batch_size or (256 if target.type == "cuda" else 64)
         module = live_module(checkpoint).to(device=target, dtype=precision)
         family = backend(model.family)
-        transform = family.transform(model)
+        transform = family.transform(model, files=checkpoint.files)
         loader, *foreign = (
             Batches(each, transform, batch_size=size, skip_bad=skip_bad)
             for each in (samples, *outside)
@@ -326,8 +364,10 @@ class _Feed:
         return self.module, self.sites
 
     def batches(self, name: str) -> Iterator[Any]:
+        from hydrasurgeon.data import moved
+
         for done, batch in enumerate(self.loader, 1):
-            yield batch.inputs.to(self.device, self.dtype), batch.labels.to(self.device)
+            yield moved(batch.inputs, self.device, self.dtype), batch.labels.to(self.device)
             if self.progress is not None:
                 self.progress(name, done, len(self.loader))
 

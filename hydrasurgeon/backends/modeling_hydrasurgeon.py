@@ -1,0 +1,207 @@
+"""A transformers classifier whose layers keep different attention heads, or a Hydra of several.
+
+Written by hydrasurgeon; needs torch, transformers and safetensors only. config.json says under
+`hydrasurgeon` which heads every layer keeps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
+from transformers.utils.hub import cached_file
+
+ARCH = "BertForSequenceClassification"
+Base: Any = getattr(transformers, ARCH)
+
+
+class PrunedModel(Base):  # type: ignore[misc]
+    """The library's classifier with the heads that config.json lists."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer, row in zip(encoder_layers(self), config.hydrasurgeon["kept"], strict=True):
+            shrink(attention_site(layer), row)
+
+
+class HydraModel(transformers.PreTrainedModel):
+    """Several pruned classifiers of one backbone; answers with the mean of their probabilities.
+
+    Members run one after another and share the weights that are equal in all of them.
+    """
+
+    config_class = Base.config_class
+    main_input_name = Base.main_input_name
+    base_model_prefix = Base.base_model_prefix
+
+    def __init__(self, config: Any, members: Sequence[nn.Module]) -> None:
+        super().__init__(config)
+        self.members = nn.ModuleList(members)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, path: Any, *_: Any, config: Any = None, **options: Any
+    ) -> HydraModel:
+        hub = {
+            key: options[key]
+            for key in ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+            if key in options
+        }  # fmt: skip
+        wanted = {
+            key: options[key]
+            for key in ("attn_implementation", "device_map", "dtype", "torch_dtype")
+            if options.get(key) is not None
+        }
+        config = config or transformers.AutoConfig.from_pretrained(path, **hub)
+        file = str(cached_file(path, "model.safetensors", **hub))
+        told = config.hydrasurgeon
+        members = []
+        for number, kept in enumerate(told["members"]):
+            own = copy.deepcopy(config)
+            own.hydrasurgeon = {"kept": kept}
+            weights = member_weights(file, number, told)
+            members.append(
+                PrunedModel.from_pretrained(None, config=own, state_dict=weights, **wanted)
+            )
+        share_equal(members)
+        model = cls(config, members)
+        model.name_or_path = str(path)
+        model.eval()  # type: ignore[no-untyped-call]
+        return model
+
+    def member_logits(self, *inputs: Any, **named: Any) -> Tensor:
+        """[batch, member, class]"""
+        return torch.stack([member(*inputs, **named).logits for member in self.members], dim=1)
+
+    def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
+        named.pop("return_dict", None)
+        probs = self.member_logits(*inputs, **named).float().softmax(dim=-1).mean(dim=1)
+        logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+        loss = None if labels is None else nn.functional.nll_loss(logits, labels)
+        output = (
+            ImageClassifierOutput
+            if self.main_input_name == "pixel_values"
+            else SequenceClassifierOutput
+        )
+        return output(loss=loss, logits=logits)
+
+
+# Pipelines know classifiers by the name of their class.
+PrunedModel.__name__ = HydraModel.__name__ = ARCH
+
+
+def member_weights(file: str, number: int, told: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A member's tensors: its own, the shared ones, and its heads of those that hold a union of heads."""
+    union = [sorted(set().union(*rows)) for rows in zip(*told["members"], strict=True)]
+    cuts: dict[str, tuple[list[int], int]] = {}
+    for layer, row in enumerate(told["members"][number]):
+        at = [union[layer].index(head) for head in row]
+        if len(at) < len(union[layer]):
+            cuts |= {name.format(layer): (at, axis) for name, axis in told["head_tensors"].items()}
+    prefix = f"members.{number}."
+    found = {}
+    with safe_open(file, framework="pt") as stored:
+        names = list(stored.keys())
+        mine = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        for name in names:
+            if name.startswith(prefix):
+                found[name.removeprefix(prefix)] = stored.get_tensor(name)
+            elif not name.startswith("members.") and name not in mine:
+                tensor = stored.get_tensor(name)
+                if name in cuts:
+                    at, axis = cuts[name]
+                    heads = tensor.unflatten(axis, (-1, told["head_dim"]))
+                    tensor = heads.index_select(axis, torch.tensor(at, dtype=torch.long)).flatten(axis, axis + 1)  # fmt: skip
+                found[name] = tensor.contiguous()
+    return found
+
+
+def share_equal(members: Sequence[nn.Module]) -> None:
+    """One parameter in place of those that are equal in several members."""
+    seen: dict[str, list[nn.Parameter]] = {}
+    for member in members:
+        for name, parameter in list(member.named_parameters()):
+            known = seen.setdefault(name, [])
+            twin = next((p for p in known if p.shape == parameter.shape and torch.equal(p, parameter)), None)  # fmt: skip
+            if twin is None:
+                known.append(parameter)
+            else:
+                owner, _, last = name.rpartition(".")
+                setattr(member.get_submodule(owner), last, twin)
+
+
+def encoder_layers(model: Any) -> Sequence[Any]:
+    base = getattr(model, model.base_model_prefix)
+    stack = base.transformer if hasattr(base, "transformer") else getattr(base, "encoder", base)
+    found: Sequence[Any] = stack.layer if hasattr(stack, "layer") else stack.layers
+    return found
+
+
+class AttentionSite:
+    """One layer's attention: the module that counts heads, and its four linears."""
+
+    def __init__(self, module: Any, names: Sequence[str], owner: Any = None, out: str = "") -> None:
+        self.module, self.owner = module, owner or module
+        self.names, self.out_name = tuple(names), out
+        self.head_dim = int(getattr(module, "attention_head_size", None) or module.head_dim)
+
+    @property
+    def project(self) -> tuple[nn.Linear, ...]:
+        return tuple(getattr(self.module, name) for name in self.names)
+
+    @property
+    def out(self) -> nn.Linear:
+        linear: nn.Linear = getattr(self.owner, self.out_name)
+        return linear
+
+
+def attention_site(layer: Any) -> AttentionSite:
+    attention = layer.attention
+    if hasattr(attention, "self"):  # BERT, RoBERTa, ELECTRA
+        return AttentionSite(attention.self, ("query", "key", "value"), attention.output, "dense")
+    if hasattr(attention, "attn"):  # MPNet
+        return AttentionSite(attention.attn, ("q", "k", "v"), out="o")
+    if hasattr(attention, "q_lin"):  # DistilBERT
+        return AttentionSite(attention, ("q_lin", "k_lin", "v_lin"), out="out_lin")
+    return AttentionSite(attention, ("q_proj", "k_proj", "v_proj"), out="o_proj")
+
+
+def shrink(site: AttentionSite, row: Sequence[int]) -> None:
+    """Room for these heads; what the new parameters hold is up to whoever loads the weights."""
+    width, module = len(row) * site.head_dim, site.module
+    for name in ("num_attention_heads", "n_heads"):
+        if hasattr(module, name):
+            setattr(module, name, len(row))
+    if hasattr(module, "all_head_size"):
+        module.all_head_size = width
+    if site.out_name == "o":
+        module.register_forward_pre_hook(own_columns(row))
+    if site.project[0].out_features == width:
+        return
+    for linear in site.project:
+        linear.out_features = width
+        linear.weight = room(linear.weight, (width, linear.in_features))
+        if linear.bias is not None:
+            linear.bias = room(linear.bias, (width,))
+    site.out.in_features = width
+    site.out.weight = room(site.out.weight, (site.out.out_features, width))
+
+
+def room(like: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=like.device, dtype=like.dtype))
+
+
+def own_columns(row: Sequence[int]) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    """MPNet's table of relative positions has a column for every head; a pruned layer uses those of its own."""
+
+    def select(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, mask, bias = args
+        return hidden, mask, bias[:, list(row)]
+
+    return select

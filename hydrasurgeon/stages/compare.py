@@ -1,0 +1,184 @@
+"""compare: how alike two selections of heads are (paper B.2), from manifests alone.
+
+With A and B the heads that two models keep, or that they lack: Jaccard |A∩B| / |A∪B|, the share in common
+2|A∩B| / (|A| + |B|), and the Jensen–Shannon divergence of the uniform distributions over A and over B, in nats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.checkpoint import open_checkpoint
+from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.heads import Head, Kept, all_heads
+from hydrasurgeon.manifest import Manifest, Tower, read_manifest
+
+__all__ = ["Comparison", "Overlap", "compare", "divergence", "overlap"]
+
+FORMAT = "hydrasurgeon.compare/1"
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two sets of heads; what is undefined for empty ones is None."""
+
+    a: int
+    b: int
+    common: int
+    jaccard: float | None
+    share: float | None
+    jsd: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    names: tuple[str, str]
+    selections: tuple[Kept, Kept]
+    towers: dict[str, Tower]
+    kept: Overlap
+    removed: Overlap
+    layers: dict[str, tuple[dict[str, Overlap], ...]]
+    """tower → per layer, the overlap of the kept and of the removed heads."""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        a, b = self.names
+        layers = {
+            tower: [
+                {"layer": i} | {what: asdict(found) for what, found in row.items()}
+                for i, row in enumerate(rows)
+            ]
+            for tower, rows in self.layers.items()
+        }
+        return {
+            "format": FORMAT,
+            "a": a,
+            "b": b,
+            "kept": asdict(self.kept),
+            "removed": asdict(self.removed),
+            "layers": layers,
+        }
+
+
+def compare(a: str | Path, b: str | Path) -> Comparison:
+    """Compare what two checkpoints, members of a hydra (FILE#0) or manifests keep; no tensor is read."""
+    first, second = _selection(str(a)), _selection(str(b))
+    _check_alike(first, second)
+    towers = first.manifest.towers
+    kept = first.kept, second.kept
+    gone = _removed(first.kept, towers), _removed(second.kept, towers)
+    layers = {
+        tower: tuple(
+            {
+                "kept": overlap(set(kept[0][tower][layer]), set(kept[1][tower][layer])),
+                "removed": overlap(set(gone[0][tower][layer]), set(gone[1][tower][layer])),
+            }
+            for layer in range(size.layers)
+        )
+        for tower, size in towers.items()
+    }
+    return Comparison(
+        names=(first.name, second.name),
+        selections=kept,
+        towers=dict(towers),
+        kept=overlap(set(all_heads(kept[0])), set(all_heads(kept[1]))),
+        removed=overlap(set(all_heads(gone[0])), set(all_heads(gone[1]))),
+        layers=layers,
+        notes=tuple(s.note for s in (first, second) if s.note),
+    )
+
+
+def overlap(a: Set[Head] | Set[int], b: Set[Head] | Set[int]) -> Overlap:
+    common, either = len(a & b), len(a | b)
+    return Overlap(
+        a=len(a),
+        b=len(b),
+        common=common,
+        jaccard=common / either if either else None,
+        share=2 * common / (len(a) + len(b)) if either else None,
+        jsd=divergence(len(a), len(b), common),
+    )
+
+
+def divergence(a: int, b: int, common: int) -> float | None:
+    """Jensen–Shannon divergence of uniform distributions over sets of these sizes; ln 2 when they are disjoint."""
+    if not a or not b:
+        return None
+    p, q = 1 / a, 1 / b
+    middle = (p + q) / 2
+    # Heads of one set only: m = p/2, so each adds p·ln 2; those in common add p·ln(p/m) and q·ln(q/m).
+    alone = (a - common) * p + (b - common) * q
+    together = common * (p * math.log(p / middle) + q * math.log(q / middle))
+    return max(0.0, (alone * math.log(2) + together) / 2)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    name: str
+    manifest: Manifest
+    kept: Kept
+    note: str | None = None
+
+
+def _selection(spec: str) -> _Selection:
+    """What FILE, or member i of FILE#i, keeps."""
+    text, hash_, number = spec.rpartition("#")
+    if not hash_ or Path(spec).exists():
+        text, number = spec, ""
+    path = Path(text)
+    note = None
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise CheckpointError(f"{text}: no such manifest")
+        manifest = read_manifest(path)
+    else:
+        opened = open_checkpoint(text)
+        manifest, note = opened.manifest, opened.note
+    name = path.name + (f"#{number}" if number else "")
+    if manifest.kept is not None:
+        if number:
+            raise UsageError(
+                f"{spec}: {path.name} is a {manifest.kind}, not a hydra", hint="Leave #N out."
+            )
+        return _Selection(name, manifest, manifest.kept, note)
+    members = manifest.members or ()
+    if not number.isdigit() or int(number) >= len(members):
+        raise UsageError(
+            f"{spec}: which member of the hydra?",
+            hint=f"Write {text}#0 to {text}#{len(members) - 1}.",
+        )
+    return _Selection(name, manifest, members[int(number)].kept, note)
+
+
+def _check_alike(first: _Selection, second: _Selection) -> None:
+    one, two = first.manifest, second.manifest
+    names = [f"{m.model.family}:{m.model.arch}" for m in (one, two)]
+    if names[0] != names[1]:
+        raise SurgeryError(
+            f"{first.name} is {names[0]}, {second.name} is {names[1]}: their heads have nothing to do with each other",
+            hint="Compare selections from one backbone.",
+        )
+    if one.towers != two.towers:
+        sizes = [
+            ", ".join(f"{name} {t.layers}×{t.heads}" for name, t in m.towers.items())
+            for m in (one, two)
+        ]
+        raise SurgeryError(
+            f"{first.name} has {sizes[0]} heads of {_dims(one)}, {second.name} has {sizes[1]} of {_dims(two)}",
+            hint="Compare selections from one backbone.",
+        )
+
+
+def _dims(manifest: Manifest) -> str:
+    return ", ".join(str(t.head_dim) for t in manifest.towers.values())
+
+
+def _removed(kept: Kept, towers: dict[str, Tower]) -> Kept:
+    return {
+        tower: tuple(tuple(h for h in range(towers[tower].heads) if h not in row) for row in rows)
+        for tower, rows in kept.items()
+    }

@@ -1,0 +1,51 @@
+"""export: a pruned model or a hydra for runtimes without Python; the file is kept only if it gives the same outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrasurgeon.checkpoint import open_checkpoint, write_bytes
+from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
+
+__all__ = ["Export", "export"]
+
+FORMATS = ("onnx",)
+
+
+@dataclass(frozen=True)
+class Export:
+    path: Path
+    nbytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    max_difference: float
+    """Largest difference of any output from torch's."""
+
+
+def export(
+    checkpoint: str | Path,
+    *,
+    format: str = "onnx",
+    out: str | Path | None = None,
+    arch: str | None = None,
+    force: bool = False,
+) -> Export:
+    """Write the checkpoint as ONNX with a dynamic batch; outputs are logits [batch, member, class] and probs."""
+    if format not in FORMATS:
+        raise UsageError(f"--format {format}: not known", hint=f"Use {', '.join(FORMATS)}.")
+    opened = open_checkpoint(checkpoint, arch=arch)
+    target = Path(out) if out is not None else opened.home.with_name(f"{opened.home.stem}.onnx")
+    if target.exists() and not force:
+        raise OutputError(f"{target}: already exists", hint="Give --force to replace it.")
+    if not target.parent.is_dir():
+        raise OutputError(f"{target.parent}: no such folder", hint="Create it first.")
+    if not opened.manifest.model.num_classes:
+        raise SurgeryError(f"{opened.name}: has no classifier", hint="Finetune it first.")
+    from hydrasurgeon.exporting import OUTPUTS, to_onnx
+    from hydrasurgeon.loading import as_classifier
+
+    opened.digests()
+    made = to_onnx(as_classifier(opened, device="cpu"))
+    write_bytes(target, made.content)
+    return Export(target, len(made.content), made.inputs, OUTPUTS, made.max_difference)

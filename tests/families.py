@@ -1,0 +1,174 @@
+"""Tiny random checkpoints of every family, as their own libraries write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+WORDS = ("good", "bad", "dull", "fine", "film", "plot", "very", "not", "a", "the")
+VOCAB = {w: i for i, w in enumerate(("[CLS]", "[PAD]", "[SEP]", "[UNK]", *WORDS))}
+CLASSES = 3
+LAYERS, HEADS, DIM = 3, 4, 32
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make one, how its own library runs it, and what it reads."""
+
+    name: str
+    tower: str
+    write: Callable[[Path], None]
+    stock: Callable[[Path], Callable[[Any], torch.Tensor]]
+
+    @property
+    def is_text(self) -> bool:
+        return self.tower == "text"
+
+    def inputs(self, rows: int = 5, dtype: torch.dtype = torch.float32) -> Any:
+        generator = torch.Generator().manual_seed(3)
+        if not self.is_text:
+            return torch.randn(rows, 3, 28, 28, generator=generator).to(dtype)
+        ids = torch.randint(4, len(VOCAB), (rows, 9), generator=generator)
+        lengths = torch.tensor([9, 4, 6, 9, 2, 7, 3])[:rows]
+        mask = (torch.arange(9)[None] < lengths[:, None]).long()
+        return {"input_ids": torch.where(mask == 1, ids, 1), "attention_mask": mask}
+
+    def data(self, folder: Path, rows: int = 24) -> str:
+        """Learnable samples: a word, or a bright band, tells the class."""
+        rng = np.random.default_rng(0)
+        truth = np.arange(rows) % CLASSES
+        if not self.is_text:
+            pixels = rng.integers(0, 100, (rows, 28, 28, 3), dtype=np.uint8)
+            for i, label in enumerate(truth):
+                pixels[i, 9 * label : 9 * label + 9] = 230
+            np.savez(folder / "data.npz", images=pixels, labels=truth.astype(np.int64))
+            return str(folder / "data.npz")
+        import json
+
+        lines = []
+        for label in truth:
+            filler = rng.choice(WORDS[4:], size=rng.integers(1, 6))
+            lines.append({"text": " ".join([WORDS[label], *filler]), "label": int(label)})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "data.jsonl").write_text(text)
+        return str(folder / "data.jsonl")
+
+
+def tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel(VOCAB, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, cls_token="[CLS]", pad_token="[PAD]", sep_token="[SEP]", unk_token="[UNK]",
+        model_max_length=24,
+    ).save_pretrained(folder)  # fmt: skip
+
+
+TEXT = {
+    "hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 48,
+    "vocab_size": len(VOCAB), "max_position_embeddings": 32, "pad_token_id": 1,
+}  # fmt: skip
+IMAGE = {
+    "hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 48,
+    "image_size": 28, "patch_size": 7,
+}  # fmt: skip
+
+
+def transformers_model(cls: str, config: dict[str, Any], seed: int = 0) -> Any:
+    import transformers
+
+    model_class = getattr(transformers, cls)
+    torch.manual_seed(seed)
+    made = model_class.config_class(**config)
+    made.num_labels = CLASSES
+    model = model_class(made).eval()
+    with torch.no_grad():
+        # Large enough that every head and every mistake shows.
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 or "bias" in name:
+                parameter.normal_(0, 0.25)
+    return model
+
+
+def hf(name: str, tower: str, cls: str, **config: Any) -> Family:
+    def write(folder: Path) -> None:
+        given = {**(TEXT if tower == "text" else IMAGE), **config}
+        transformers_model(cls, given).save_pretrained(folder)
+        if tower == "text":
+            tokenizer(folder)
+
+    def stock(folder: Path) -> Callable[[Any], torch.Tensor]:
+        import transformers
+
+        model = getattr(transformers, cls).from_pretrained(folder).eval()
+        return lambda inputs: (
+            model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        ).logits.detach()
+
+    return Family(name, tower, write, stock)
+
+
+def write_timm(folder: Path) -> None:
+    import json
+
+    import timm
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    arguments = {
+        "img_size": 28,
+        "patch_size": 7,
+        "embed_dim": DIM,
+        "depth": LAYERS,
+        "num_heads": HEADS,
+    }
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **arguments)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.25)
+    config = {
+        "architecture": "vit_tiny_patch16_224",
+        "num_classes": CLASSES,
+        "model_args": arguments,
+        "pretrained_cfg": {"input_size": [3, 28, 28], "crop_pct": 1.0},
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stock_timm(folder: Path) -> Callable[[Any], torch.Tensor]:
+    import timm
+
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return lambda inputs: model(inputs).detach()
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("timm ViT", "vision", write_timm, stock_timm),
+        hf("BERT", "text", "BertForSequenceClassification"),
+        hf("RoBERTa", "text", "RobertaForSequenceClassification", type_vocab_size=1),
+        hf(
+            "DistilBERT", "text", "DistilBertForSequenceClassification",
+            dim=DIM, n_layers=LAYERS, n_heads=HEADS, hidden_dim=48,
+        ),
+        hf("ELECTRA", "text", "ElectraForSequenceClassification", embedding_size=16),
+        hf("MPNet", "text", "MPNetForSequenceClassification"),
+        hf("ViT", "vision", "ViTForImageClassification"),
+        hf("DeiT", "vision", "DeiTForImageClassification"),
+        hf("DeiT distilled", "vision", "DeiTForImageClassificationWithTeacher"),
+        hf("DINOv2", "vision", "Dinov2ForImageClassification", mlp_ratio=2),
+    )
+}  # fmt: skip
