@@ -171,7 +171,7 @@ class _Layer:
         packed = linear(x, self.weight, self.bias).unflatten(-1, (3, -1, site.head_dim))
         q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
         return scaled_dot_product_attention(
-            site.q_norm(q), site.k_norm(k), v, attn_mask=_repeated(bias, len(x)), scale=site.scale
+            site.q_norm(q), site.k_norm(k), v, attn_mask=self._bias(bias, len(x)), scale=site.scale
         )
 
     def _first_token(self, x: Hidden, bias: Tensor | None) -> Tensor:
@@ -197,12 +197,20 @@ class _Layer:
             k = site.k_norm(k.unflatten(-1, (-1, site.head_dim)).transpose(1, 2))
             logits = (q[:, :, None] @ k.transpose(2, 3)).squeeze(2)
         if bias is not None:
-            mask = _repeated(bias, len(x))
+            mask = self._bias(bias, len(x))
             assert mask is not None
             logits = logits + mask[:, :, 0]
         read = torch.bmm(logits.softmax(dim=-1), x)
         heads = torch.bmm(read.transpose(0, 1), wv.transpose(1, 2)).transpose(0, 1)
         return (heads if bv is None else heads + bv)[:, :, None]
+
+    def _bias(self, bias: Tensor | None, batch: int) -> Tensor | None:
+        """The mask of a batch for these heads, and for several candidates on that batch, one after another."""
+        if bias is not None and bias.shape[1] > 1:
+            bias = bias[:, self.heads]
+        if bias is None or bias.shape[0] in (1, batch):
+            return bias
+        return bias.repeat(batch // bias.shape[0], 1, 1, 1)
 
     def without_each(
         self, heads: Float[Tensor, "batch head token head_dim"], summed: Hidden, of: Sequence[Head]
@@ -220,13 +228,6 @@ class _Layer:
             return summed + block.scale2(block.mlp(block.norm2(summed)))
         hidden = block.norm1(summed)
         return block.norm2(hidden + block.scale2(block.mlp(hidden)))
-
-
-def _repeated(bias: Tensor | None, batch: int) -> Tensor | None:
-    """The mask of a batch for several candidates on that batch, one after another."""
-    if bias is None or bias.shape[0] in (1, batch):
-        return bias
-    return bias.repeat(batch // bias.shape[0], 1, 1, 1)
 
 
 def _reads_one_token(readout: Callable[[Tensor], Tensor], hidden: Hidden) -> bool:
