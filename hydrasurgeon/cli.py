@@ -55,7 +55,28 @@ RequiredOut = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    str, typer.Option("--method", metavar="M", help="taylor, fisher, magnitude, random or cahp.")
+    str,
+    typer.Option(
+        "--method", metavar="M", help="taylor, fisher, magnitude, random, cahp or circuit."
+    ),
+]
+ObjectiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="acc|ood|avg",
+        help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
+    ),
+]
+FOREIGN_HELP = "Foreign data for the objectives ood and avg; repeatable, needs no labels."
+ForeignOption = Annotated[list[str] | None, typer.Option("--ood", metavar="D", help=FOREIGN_HELP)]
+SearchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--search",
+        metavar="S",
+        help="How a circuit is searched: exact (default), fast, or naive.",
+    ),
 ]
 KeepOption = Annotated[
     str | None,
@@ -99,8 +120,19 @@ def score(
     checkpoint: CheckpointArg,
     method: MethodOption = "taylor",
     data: DataOption = None,
+    objective: ObjectiveOption = None,
+    ood: ForeignOption = None,
     keep: KeepOption = None,
+    remove: Annotated[
+        int | None,
+        typer.Option(
+            "--remove",
+            metavar="N",
+            help="Heads a circuit's removal order holds; all but one if not given.",
+        ),
+    ] = None,
     layers: LayersOption = None,
+    search: SearchOption = None,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -122,14 +154,16 @@ def score(
     """Measure how much each head matters, and write it into the manifest.
 
     With --keep, taylor decides layer after layer: what a layer loses is off before the next is scored.
+    circuit finds the order in which heads can go; a killed search continues when the command is repeated.
     """
     from hydrasurgeon import render
     from hydrasurgeon.stages.score import score as stage
 
     with render.progress(quiet) as tick:
         found = stage(
-            checkpoint, method=method, data=data, keep=_keep(keep), layers=layers, plot=plot, out=out, arch=arch, limit=limit, seed=seed,
-            device=device, dtype=dtype, batch_size=_batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
+            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search, keep=_keep(keep),
+            remove=remove, layers=layers, plot=plot, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
+            batch_size=_batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.scored(found, json=json, quiet=quiet)
 
@@ -145,6 +179,7 @@ def prune(
             help="Criterion; its scores come from the manifest or from --data.",
         ),
     ] = None,
+    objective: ObjectiveOption = None,
     keep: KeepOption = None,
     remove: Annotated[
         int | None,
@@ -168,6 +203,8 @@ def prune(
     ] = None,
     layers: LayersOption = None,
     data: DataOption = None,
+    ood: ForeignOption = None,
+    search: SearchOption = None,
     compensate: Annotated[
         str,
         typer.Option(
@@ -197,8 +234,9 @@ def prune(
 
     with render.progress(quiet) as tick:
         pruned = stage(
-            checkpoint, method=method, keep=_keep(keep), remove=remove, sample=sample, mask=mask, layers=layers, data=data,
-            compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
+            checkpoint, method=method, objective=objective, ood=ood or [], search=search, keep=_keep(keep), remove=remove,
+            sample=sample, mask=mask, layers=layers, data=data, compensate=compensate, out=out, arch=arch, limit=limit,
+            seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
             skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)

@@ -18,7 +18,7 @@ from hydrasurgeon.heads import Kept, count
 
 if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError
-    from hydrasurgeon.manifest import Step, Tower
+    from hydrasurgeon.manifest import Score, Step, Tower
     from hydrasurgeon.report import Report, Result
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.compare import Comparison, Overlap
@@ -111,6 +111,8 @@ def _plain_progress() -> Callable[[str, int, int], None]:
 
 def scored(found: Scored, *, json: bool, quiet: bool) -> None:
     result = found.result
+    if not found.is_main:
+        return None
     if json:
         return _json(
             {
@@ -129,10 +131,26 @@ def scored(found: Scored, *, json: bool, quiet: bool) -> None:
         for layer, row in enumerate(rows):
             cells = " ".join(f"[{_shade(value, low, high)}]{value:9.3g}[/]" for value in row)
             console.print(f"  {layer:2d}  {cells}")
+    if result.order is not None:
+        _removals(console, found.method, result)
     if found.method == "cahp":
         console.print(_cahp(result.settings))
     console.print(f"written into [bold]{found.path}[/]")
     return None
+
+
+def _removals(console: Console, method: str, result: Score) -> None:
+    """The removal order, and what was left of the objective after each step."""
+    for note in result.settings.get("notes", ()):
+        say(f"note: {note}")
+    start = result.settings.get("start")
+    before = f", {start:.4f} before the first removal" if start is not None else ""
+    console.print(f"{method}, heads in the order in which they go (layer.head){before}")
+    for at in range(0, len(result.order or ()), 8):
+        entries = zip(
+            (result.order or ())[at : at + 8], (result.trace or ())[at : at + 8], strict=True
+        )
+        console.print("  " + "   ".join(f"{la}.{h} {score:.4f}" for (_, la, h), score in entries))
 
 
 def _cahp(settings: Mapping[str, Any]) -> str:

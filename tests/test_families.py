@@ -13,6 +13,7 @@ from families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family
 import hydrasurgeon as hs
 from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import open_checkpoint
+from hydrasurgeon.circuits.engine import Engine
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.masking import ablated
 
@@ -223,3 +224,34 @@ def test_the_table_in_the_docs_lists_what_is_tested() -> None:
     ]
     listed = page.partition("<!-- families -->\n")[2].partition("<!-- /families -->")[0]
     assert listed.splitlines() == rows, "\n".join(rows)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path) -> None:
+    """Shared layers, single tokens and masks give the order of the library's own masked forward pass."""
+    pruned = member(source, family, [[0, 1, 3], [0, 1, 2, 3], [1, 2]], tmp_path / "m.safetensors")
+    data = family.data(tmp_path)
+    (tmp_path / "ood").mkdir()
+    ood = family.data(tmp_path / "ood", rows=15)
+    orders = [
+        hs.score(
+            pruned, method="circuit", data=data, ood=[ood], remove=4, search=search, batch_size=7, device="cpu",
+            out=tmp_path / f"{search}.safetensors",
+        ).result.order
+        for search in ("naive", "exact")
+    ]  # fmt: skip
+    assert orders[0] == orders[1]
+    model = hs.load(pruned, device="cpu", dtype="float64")
+    sites = [
+        block.attention
+        for block in backend(model.manifest.model.family).anatomy(model.module).blocks
+    ]
+    engine = Engine(backend(model.manifest.model.family).anatomy(model.module), together=16)
+    inputs = family.inputs(4, torch.float64)
+    heads = all_heads(model.manifest.kept)
+    with torch.inference_mode():
+        engine.remove(heads[:2])
+        found = engine.without_each(inputs, heads[2:])
+        for head, ours in zip(heads[2:], found, strict=True):
+            with ablated(sites, [*heads[:2], head]):
+                torch.testing.assert_close(ours, model.module(inputs), rtol=0, atol=1e-11)

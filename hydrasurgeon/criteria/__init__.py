@@ -3,26 +3,60 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 
-from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
+from hydrasurgeon.criteria.base import HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import UsageError
 
-__all__ = ["CRITERIA", "WITHOUT_DATA", "criterion"]
+__all__ = ["CIRCUIT", "CRITERIA", "OBJECTIVES", "WITHOUT_DATA", "criterion", "score_key"]
 
 CRITERIA = {
     "taylor": "hydrasurgeon.criteria.taylor:score",
     "fisher": "hydrasurgeon.criteria.fisher:score",
     "magnitude": "hydrasurgeon.criteria.magnitude:score",
     "random": "hydrasurgeon.criteria.random:score",
+    "circuit": "hydrasurgeon.criteria.circuit:score",
     "cahp": "hydrasurgeon.criteria.cahp:score",
 }
+CIRCUIT = "circuit"
+OBJECTIVES = ("acc", "ood", "avg")
 # These look at the weights, or at nothing; the others need labelled data.
 WITHOUT_DATA = {"magnitude", "random"}
 
 
-def criterion(name: str) -> Callable[[Subject], HeadScores | Verdict]:
+def score_key(method: str, objective: str | None = None, *, recorded: Collection[str] = ()) -> str:
+    """Under which name scores stand in the manifest: each objective of `circuit` under its own, `circuit-avg`.
+
+    Without an objective it is the only one recorded, or else avg.
+    """
+    if method.partition("-")[0] != CIRCUIT:
+        if objective is not None:
+            raise UsageError(f"--objective {objective}: --method {method} has none")
+        return method
+    _, dash, named = method.partition("-")
+    if dash and objective not in (None, named):
+        raise UsageError(f"--objective {objective}: --method {method} names another")
+    wanted = named if dash else objective
+    if wanted is None:
+        found = [key for key in recorded if key.startswith(f"{CIRCUIT}-")]
+        if len(found) > 1:
+            raise UsageError(
+                f"--method circuit: the manifest has {' and '.join(sorted(found))}",
+                hint="Name one with --objective.",
+            )
+        return found[0] if found else f"{CIRCUIT}-avg"
+    if wanted not in OBJECTIVES:
+        raise UsageError(
+            f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}."
+        )
+    return f"{CIRCUIT}-{wanted}"
+
+
+def criterion(name: str) -> Callable[[Subject], HeadScores | Verdict | Removal]:
+    """The criterion behind a method's name or a score's key (`circuit-avg`)."""
+    if name.startswith(f"{CIRCUIT}-"):
+        name = CIRCUIT
     if name not in CRITERIA:
         near = difflib.get_close_matches(name, CRITERIA, n=1)
         raise UsageError(
@@ -30,5 +64,7 @@ def criterion(name: str) -> Callable[[Subject], HeadScores | Verdict]:
             hint=f"Available: {', '.join(CRITERIA)}.",
         )
     module, function = CRITERIA[name].split(":")
-    found: Callable[[Subject], HeadScores | Verdict] = getattr(import_module(module), function)
+    found: Callable[[Subject], HeadScores | Verdict | Removal] = getattr(
+        import_module(module), function
+    )
     return found

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hydrasurgeon.backends.base import Attention
     from hydrasurgeon.checkpoint import Checkpoint
+    from hydrasurgeon.heads import Head
 
-__all__ = ["HeadScores", "Subject", "Verdict"]
+__all__ = ["CircuitOptions", "HeadScores", "Removal", "Subject", "Verdict"]
 
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
@@ -24,6 +26,29 @@ class Verdict:
 
     scores: HeadScores
     settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The verdict of a criterion that ranks heads by removing them."""
+
+    order: tuple[Head, ...]
+    trace: tuple[float, ...]
+    """What was left of the objective after each removal."""
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CircuitOptions:
+    """What a circuit is to be found for, and how."""
+
+    objective: Literal["acc", "ood", "avg"]
+    search: str
+    remove: int | None
+    state: Path | None
+    """Where an interrupted search leaves its state; None = nowhere."""
+    identity: Mapping[str, Any]
+    """What must be the same for that state to be of use."""
 
 
 @dataclass(frozen=True)
@@ -39,3 +64,8 @@ class Subject:
     """How many heads each layer will keep, where that is known beforehand."""
     layers: frozenset[int]
     seed: int
+    batch_size: int = 64
+    foreign: Callable[[str], Iterable[Any]] = lambda _: ()
+    """One pass over the inputs of the OOD sets."""
+    circuit: CircuitOptions | None = None
+    progress: Callable[[str, int, int], None] | None = None

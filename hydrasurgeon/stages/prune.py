@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from hydrasurgeon.checkpoint import (
     save,
     single,
 )
-from hydrasurgeon.criteria import WITHOUT_DATA, criterion
+from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.heads import Kept, count, positions
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
@@ -26,7 +26,7 @@ from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
 from hydrasurgeon.stages.compensate import check_compensation, repaired_tensors
 from hydrasurgeon.stages.record import step
-from hydrasurgeon.stages.score import Progress, compute, counted
+from hydrasurgeon.stages.score import Progress, clear_search, compute, counted
 from hydrasurgeon.tensorfile import Planned, digest, weights_sha256
 
 if TYPE_CHECKING:
@@ -47,12 +47,15 @@ def prune(
     checkpoint: str | Path,
     *,
     method: str | None = None,
+    objective: str | None = None,
     keep: int | str | None = None,
     remove: int | None = None,
     sample: str | None = None,
     mask: str | Path | None = None,
     layers: str | None = None,
     data: str | None = None,
+    ood: Sequence[str] = (),
+    search: str | None = None,
     compensate: str = "none",
     limit: int | None = None,
     seed: int = 0,
@@ -80,6 +83,8 @@ def prune(
     _, present = single(opened)
     notes: list[str] = [opened.note] if opened.note else []
     used: tuple[DataRecord, ...] = ()
+    if method is not None:
+        method = score_key(method, objective, recorded=opened.manifest.scores)
     label = method or "mask"
     scores = dict(opened.manifest.scores)
     default = _default_name(opened.home, label, keep, remove, sample, seed, compensate)
@@ -92,15 +97,12 @@ def prune(
         kept = kept_from_file(Path(mask), opened.manifest)
     else:
         score, used = _score(
-            opened,
-            method=method,
-            keep=heads_kept,
-            layers=layers,
-            only_recorded=repairs,
-            **runs,  # type: ignore[arg-type]
-        )
+            opened, method=method, keep=heads_kept, layers=layers, only_recorded=repairs, ood=ood, search=search,
+            remove=_needed(remove, sample), output=target, **runs,  # type: ignore[arg-type]
+        )  # fmt: skip
         assert method is not None
         scores[method] = score
+        notes += score.settings.get("notes", ())
         decided = score.settings.get("keep")
         if keep is not None and decided not in (None, keep):
             notes.append(
@@ -128,6 +130,7 @@ def prune(
         used = tuple(dict.fromkeys((*used, calibration)))
     arguments = {
         "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "data": data,
+        "ood": list(ood) or None, "search": search,
         "compensate": compensate if repairs else None, "limit": limit, "mask": mask and Path(mask), "arch": arch,
     }  # fmt: skip
     inputs: dict[str, str] = {}
@@ -159,6 +162,7 @@ def prune(
     written = save(
         target, plan_pruning(opened, kept, inputs, repaired), manifest, files=opened.files
     )
+    clear_search(target, label)
     return Pruned(target, written, count(present) - count(kept), tuple(notes))
 
 
@@ -180,11 +184,18 @@ def _score(
         return recorded, ()
     if data is None and method not in WITHOUT_DATA:
         name = opened.path.name
+        needs = "--data D --ood O" if method in ("circuit-ood", "circuit-avg") else "--data D"
         raise UsageError(
             f"{opened.path}: has no {method} scores",
-            hint=f"Run `hydrasurgeon score --method {method} --data D {name}` first, or give --data D here.",
+            hint=f"Run `hydrasurgeon score --method {method} {needs} {name}` first, or give {needs} here.",
         )
     return compute(opened, method=method, data=data, **options)  # type: ignore[arg-type]
+
+
+def _needed(remove: int | None, sample: str | None) -> int | None:
+    """How long a removal order must be to remove, or to draw from, so many."""
+    pool = sample.partition("/")[2] if sample is not None else ""
+    return int(pool) if pool.isdigit() else remove
 
 
 def _default_name(

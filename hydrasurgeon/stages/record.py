@@ -43,6 +43,8 @@ def _portable(value: Any) -> Any:
         return value.name
     if isinstance(value, str) and value.startswith("/"):
         return Path(value).name
+    if isinstance(value, list):
+        return [_portable(each) for each in value]
     return value
 
 

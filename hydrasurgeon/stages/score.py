@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from hydrasurgeon.checkpoint import (
     single,
     write_text,
 )
-from hydrasurgeon.criteria import WITHOUT_DATA, criterion
-from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
+from hydrasurgeon.circuits.state import state_path
+from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
+from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import parse_layers
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
@@ -38,6 +40,8 @@ class Scored:
     path: Path
     manifest: Manifest
     method: str
+    is_main: bool = True
+    """False in the processes of torchrun that leave the writing to the first."""
 
     @property
     def result(self) -> Score:
@@ -49,7 +53,11 @@ def score(
     *,
     method: str,
     data: str | None = None,
+    ood: Sequence[str] = (),
+    objective: str | None = None,
+    search: str | None = None,
     keep: int | str | None = None,
+    remove: int | None = None,
     layers: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -64,6 +72,7 @@ def score(
     progress: Progress | None = None,
 ) -> Scored:
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
+    key = score_key(method, objective)
     heads_kept = counted(method, keep)
     if plot is not None and method != "cahp":
         raise UsageError(f"--plot: {method} has no curve to draw", hint="Use --method cahp.")
@@ -78,12 +87,13 @@ def score(
     target = None if out is None else output_path(out, force=force)
     digests = opened.digests()
     found, used = compute(
-        opened, method=method, data=data, keep=heads_kept, layers=layers, limit=limit, seed=seed,
-        device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+        opened, method=key, data=data, ood=ood, search=search, keep=heads_kept, remove=remove, layers=layers, limit=limit,
+        seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+        output=target or opened.path,
     )  # fmt: skip
     arguments = {
-        "method": method, "data": data, "keep": keep, "layers": layers, "limit": limit, "dtype": dtype,
-        "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
+        "method": key, "data": data, "ood": list(ood) or None, "search": search, "keep": keep, "remove": remove,
+        "layers": layers, "limit": limit, "dtype": dtype, "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
     }  # fmt: skip
     if picture is not None:
         from hydrasurgeon.criteria.cahp_plot import draw_cahp
@@ -101,10 +111,13 @@ def score(
         return rewritten(
             base,
             weights_sha256=sha256,
-            scores={**base.scores, method: found},
+            scores={**base.scores, key: found},
             # Scoring again by the same method replaces the entry: the weights do not depend on it.
-            history=(*(s for s in base.history if not _same_scoring(s, method)), entry),
+            history=(*(s for s in base.history if not _same_scoring(s, key)), entry),
         )
+
+    if not _is_main():
+        return Scored(target or opened.path, manifest(record.sha256), key, is_main=False)
 
     if target is None and opened.recorded:
         target = opened.path
@@ -115,12 +128,24 @@ def score(
             manifest,
             files=opened.files,
         )
-        return Scored(target, written, method)
+        clear_search(target, key)
+        return Scored(target, written, key)
     # A bare file of the user's own is left as it is: only the sidecar appears beside it.
     written = manifest(record.sha256)
     beside = opened.path / "heads.json" if opened.path.is_dir() else sidecar(opened.path)
     write_text(beside, written.to_json())
-    return Scored(opened.path, written, method)
+    clear_search(opened.path, key)
+    return Scored(opened.path, written, key)
+
+
+def _is_main() -> bool:
+    """Whether this process writes: the first of those that torchrun started."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def clear_search(output: Path, key: str) -> None:
+    """What an interrupted search left is of no use once the order is written."""
+    state_path(output, key).unlink(missing_ok=True)
 
 
 def counted(method: str | None, keep: int | str | None) -> int | None:
@@ -153,6 +178,10 @@ def compute(
     *,
     method: str,
     data: str | None,
+    ood: Sequence[str] = (),
+    search: str | None = None,
+    remove: int | None = None,
+    output: Path | None = None,
     keep: int | None,
     layers: str | None,
     limit: int | None,
@@ -163,8 +192,9 @@ def compute(
     skip_bad: bool,
     progress: Progress | None,
 ) -> tuple[Score, tuple[DataRecord, ...]]:
-    """Scores of all heads present, and the data they were computed on."""
+    """Scores of all heads present, and the data they were computed on; `method` is the score's key."""
     judge = criterion(method)
+    objective = _objective(method, ood, search)
     tower = max(checkpoint.manifest.towers.values(), key=lambda t: t.layers)
     if keep is not None and not 0 < keep <= tower.heads:
         raise SurgeryError(
@@ -172,9 +202,23 @@ def compute(
             hint=f"Keep between 1 and {tower.heads}.",
         )
     feed = _NoData() if method in WITHOUT_DATA else _Feed.open(
-        checkpoint, data, method=method, limit=limit, seed=seed, device=device, dtype=dtype,
-        batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+        checkpoint, data, ood if objective != "acc" else (), method=method, limit=limit, seed=seed, device=device,
+        dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
     )  # fmt: skip
+    options = None
+    if objective is not None:
+        options = CircuitOptions(
+            objective=objective,  # type: ignore[arg-type]
+            search=search or "exact",
+            remove=remove,
+            state=None if output is None else state_path(output, method),
+            identity={
+                "weights": checkpoint.record(checkpoint.digests()).sha256,
+                "data": [f"{each.rows} rows {each.sha256[:12]}" for each in feed.records],
+                "objective": objective, "search": search or "exact", "layers": layers, "dtype": dtype,
+                "batch_size": feed.batch_size,
+            },
+        )  # fmt: skip
     subject = Subject(
         checkpoint=checkpoint,
         load=feed.load,
@@ -183,8 +227,16 @@ def compute(
         keep=keep,
         layers=parse_layers(layers, tower.layers),
         seed=seed,
+        batch_size=feed.batch_size,
+        foreign=feed.foreign_batches,
+        circuit=options,
+        progress=progress,
     )
     verdict = judge(subject)
+    if isinstance(verdict, Removal):
+        return Score(
+            order=verdict.order, trace=verdict.trace, settings=verdict.settings, data=feed.records
+        ), feed.records
     more = verdict.settings if isinstance(verdict, Verdict) else {}
     scores = verdict.scores if isinstance(verdict, Verdict) else verdict
     values = _by_original_number(checkpoint, scores)
@@ -194,6 +246,21 @@ def compute(
         settings["seed"] = seed
     used = feed.records
     return Score(values=values, settings=settings, data=used), used
+
+
+def _objective(method: str, ood: Sequence[str], search: str | None) -> str | None:
+    """The objective of a circuit's key; None for a criterion that has none."""
+    circuit, _, objective = method.partition("-")
+    if circuit != CIRCUIT:
+        given = "--ood" if ood else "--search" if search else None
+        if given is not None:
+            raise UsageError(f"{given}: --method {method} has no use for it", hint="Leave it out.")
+        return None
+    if objective != "acc" and not ood:
+        raise UsageError(
+            f"--objective {objective}: needs OOD data", hint="Give --ood D, or --objective acc."
+        )
+    return objective
 
 
 def _by_original_number(
@@ -218,6 +285,7 @@ class _NoData:
     """For criteria that run nothing."""
 
     rows = 0
+    batch_size = 0
     records: tuple[DataRecord, ...] = ()
 
     def load(self) -> Any:
@@ -225,6 +293,8 @@ class _NoData:
 
     def batches(self, name: str) -> Iterable[Any]:
         raise AssertionError("this criterion was declared to need no data")
+
+    foreign_batches = batches
 
 
 @dataclass
@@ -239,12 +309,15 @@ class _Feed:
     device: Any
     dtype: Any
     progress: Progress | None
+    batch_size: int = 64
+    foreign: tuple[Any, ...] = field(default=())
 
     @classmethod
     def open(
         cls,
         checkpoint: Checkpoint,
         data: str | None,
+        ood: Sequence[str],
         *,
         method: str,
         limit: int | None,
@@ -264,20 +337,27 @@ class _Feed:
         model = checkpoint.manifest.model
         samples = open_data(data, limit=limit, seed=seed)
         samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
-        target, precision = device_of(device), dtype_of(dtype)
+        outside = [open_data(spec, limit=limit, seed=seed) for spec in ood]
+        target, precision = device_of(_own_device(device)), dtype_of(dtype)
+        size = batch_size or (256 if target.type == "cuda" else 64)
         module = live_module(checkpoint).to(device=target, dtype=precision)
         family = backend(model.family)
         transform = family.transform(model, files=checkpoint.files)
-        loader = Batches(samples, transform, batch_size=batch_size, skip_bad=skip_bad)
+        loader, *foreign = (
+            Batches(each, transform, batch_size=size, skip_bad=skip_bad)
+            for each in (samples, *outside)
+        )
         return cls(
             module=module,
             sites=tuple(block.attention for block in family.anatomy(module).blocks),
             loader=loader,
             rows=len(samples),
-            records=(DataRecord(**samples.fingerprint()),),
+            records=tuple(DataRecord(**each.fingerprint()) for each in (samples, *outside)),
             device=target,
             dtype=precision,
             progress=progress,
+            batch_size=size,
+            foreign=tuple(foreign),
         )
 
     def load(self) -> tuple[Any, tuple[Any, ...]]:
@@ -290,3 +370,19 @@ class _Feed:
             yield moved(batch.inputs, self.device, self.dtype), batch.labels.to(self.device)
             if self.progress is not None:
                 self.progress(name, done, len(self.loader))
+
+    def foreign_batches(self, name: str) -> Iterator[Any]:
+        for loader in self.foreign:
+            for done, batch in enumerate(loader, 1):
+                yield batch.inputs
+                if self.progress is not None:
+                    self.progress(name, done, len(loader))
+
+
+def _own_device(name: str) -> str:
+    """Each process of torchrun has a GPU to itself."""
+    import torch
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and name in ("auto", "cuda"):
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else name
+    return name

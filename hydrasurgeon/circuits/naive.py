@@ -1,0 +1,81 @@
+"""Algorithm 1 as written: mask each candidate in turn and run the model's own forward pass over all the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hydrasurgeon.circuits.inputs import Held
+from hydrasurgeon.circuits.objective import Predictions, margins, odds
+from hydrasurgeon.circuits.problem import Found, Problem
+from hydrasurgeon.heads import Head
+from hydrasurgeon.masking import ablated
+
+__all__ = ["Naive", "measure"]
+
+
+class Naive:
+    guarantee = "Algorithm 1 itself: every candidate is evaluated on every sample"
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.evaluations = 0
+
+    def start(self) -> float:
+        return self.problem.objective.value(measure(self.problem, ()))
+
+    def next(self, removed: Sequence[Head]) -> Found:
+        best, points = None, -1
+        left = self.problem.left(removed)
+        for done, head in enumerate(left, 1):
+            found = measure(self.problem, (*removed, head))
+            self.evaluations += 1
+            if found > points:
+                best, points = head, found
+            self.problem.tick(done / len(left))
+        assert best is not None
+        return Found(best, self.problem.objective.value(points))
+
+    def counts(self) -> dict[str, Any]:
+        objective = self.problem.objective
+        samples = objective.id_rows + (objective.ood_rows if objective.needs_ood else 0)
+        layers = len(self.problem.anatomy.blocks)
+        return {
+            "evaluations": self.evaluations,
+            "layers": self.evaluations * samples * layers,
+            "parts": 0,
+        }
+
+    def memory(self) -> dict[str, Any]:
+        return {"evaluations": self.evaluations}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.evaluations = memory["evaluations"]
+
+
+@torch.inference_mode()
+def measure(problem: Problem, off: Sequence[Head]) -> int:
+    """Points of the model with these heads masked. Processes share the batches."""
+    objective = problem.objective
+    with ablated(problem.sites, off):
+        familiar = _logits(problem, problem.id_inputs)
+        foreign = (
+            odds(_logits(problem, problem.ood_inputs)) if objective.needs_ood else torch.zeros(0)
+        )
+    found = Predictions(margins(familiar, problem.labels), odds(familiar), foreign)
+    ((low, _),) = objective.points(
+        Predictions(found.margin[None], found.familiar[None], found.foreign[None])
+    )
+    return low
+
+
+def _logits(problem: Problem, inputs: Held) -> torch.Tensor:
+    world = problem.world
+    mine = []
+    for number, (_, batch) in enumerate(inputs.batches(problem.batch_size)):
+        if number % world.size == world.rank:
+            mine.append((number, problem.module(batch).double().cpu()))
+    everyone = [pair for part in world.gather(mine) for pair in part]
+    return torch.cat([logits for _, logits in sorted(everyone, key=lambda pair: pair[0])])

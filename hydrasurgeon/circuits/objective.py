@@ -1,0 +1,126 @@
+"""What a circuit is searched for: accuracy, OOD separability or their mean (paper D.1.2), as exact integers.
+
+    S_acc = Acc(ID),   S_ood = AUROC of 1 − max softmax with OOD positive,   S_avg = ½ (S_acc + S_ood)
+
+Scores are compared as whole numbers of points (a right answer, half a pair), so that ties are ties. The
+OOD score is ranked by the log-odds of the predicted class, ln p/(1−p), which orders samples as 1 − p does
+and does not saturate. Where logits are known up to ±tolerance only, points come as an interval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["Objective", "Points", "Predictions", "margins", "odds", "pairs_above"]
+
+Kind = Literal["acc", "ood", "avg"]
+# What a tie is won or lost by.
+TINY = 1e-30
+
+
+def odds(logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
+    """ln p/(1−p) of the most probable class: higher = looks more familiar."""
+    best, where = logits.max(dim=-1, keepdim=True)
+    others = logits.scatter(-1, where, -torch.inf)
+    return best.squeeze(-1) - others.logsumexp(dim=-1)
+
+
+def margins(
+    logits: Float[Tensor, "*any sample klass"], labels: Int[Tensor, " sample"]
+) -> Float[Tensor, "*any sample"]:
+    """Logit of the true class minus the highest other: positive = right. A tie goes to the first class, as in argmax."""
+    where = labels.expand(logits.shape[:-1])[..., None]
+    true = logits.gather(-1, where)
+    rival = logits.scatter(-1, where, -torch.inf).amax(dim=-1)
+    earlier = torch.arange(logits.shape[-1], device=logits.device) < where
+    lost = ((logits == true) & earlier).any(dim=-1)
+    margin = true.squeeze(-1) - rival
+    return torch.where(margin == 0, torch.where(lost, -TINY, TINY), margin)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What an objective needs to know of every sample, for one circuit or for several ([circuit, sample])."""
+
+    margin: Float[Tensor, "*circuit id"]
+    familiar: Float[Tensor, "*circuit id"]
+    """Log-odds of ID samples."""
+    foreign: Float[Tensor, "*circuit ood"]
+    """Log-odds of OOD samples."""
+
+    def one(self) -> Predictions:
+        """A single circuit's as those of several."""
+        return Predictions(self.margin[None], self.familiar[None], self.foreign[None])
+
+
+class Points(NamedTuple):
+    """Between how many and how many points a circuit has."""
+
+    low: int
+    high: int
+
+
+def pairs_above(
+    high: Float[Tensor, "circuit a"], low: Float[Tensor, "circuit b"], gap: float = 0.0
+) -> Int[Tensor, " circuit"]:
+    """How many pairs have `high` > `low` + gap; the shorter side is the one that is sorted."""
+    if low.shape[-1] <= high.shape[-1]:
+        ordered = low.sort(dim=-1).values
+        return torch.searchsorted(ordered, (high - gap).contiguous(), right=False).sum(dim=-1)
+    ordered = (high - gap).sort(dim=-1).values
+    below = torch.searchsorted(ordered, low.contiguous(), right=True)
+    return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An objective on sets of this size."""
+
+    kind: Kind
+    id_rows: int
+    ood_rows: int
+
+    @property
+    def per_answer(self) -> int:
+        """Points of a right answer; half a concordant pair is worth one point."""
+        return {"acc": 1, "ood": 0, "avg": 2 * self.ood_rows}[self.kind]
+
+    @property
+    def needs_ood(self) -> bool:
+        return self.kind != "acc"
+
+    @property
+    def total(self) -> int:
+        pairs = 2 * self.id_rows * self.ood_rows if self.needs_ood else 0
+        return self.per_answer * self.id_rows + pairs
+
+    def value(self, points: int) -> float:
+        return points / self.total
+
+    def points(self, found: Predictions, tolerance: float = 0.0) -> list[Points]:
+        """Points of each circuit, when logits may be off by `tolerance`: margins by twice, pairs by four times that."""
+        low = self.per_answer * (found.margin > 2 * tolerance).sum(dim=-1)
+        high = self.per_answer * (found.margin >= -2 * tolerance).sum(dim=-1)
+        if self.needs_ood:
+            gap = 4 * tolerance
+            pairs = self.id_rows * self.ood_rows
+            right = pairs_above(found.familiar, found.foreign, gap)
+            wrong = pairs_above(found.foreign, found.familiar, gap)
+            if tolerance:  # what is not surely wrong may be right
+                low = low + 2 * right
+                high = high + 2 * (pairs - wrong)
+            else:  # what is neither is a tie, and counts half
+                low = low + right + pairs - wrong
+                high = low
+        return [Points(int(a), int(b)) for a, b in zip(low, high, strict=True)]
+
+    def best_left(
+        self, wrong: Int[Tensor, " circuit"], discordant: Int[Tensor, " circuit"]
+    ) -> Int[Tensor, " circuit"]:
+        """Points a circuit can still reach after that many surely wrong answers and surely discordant pairs."""
+        return self.total - self.per_answer * wrong - (2 * discordant if self.needs_ood else 0)

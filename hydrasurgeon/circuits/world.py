@@ -1,0 +1,49 @@
+"""One process or several that split the samples: small results travel between them, nothing else does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["World", "joined"]
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What every process has, in the order of their ranks, for every process."""
+        if self.size == 1:
+            return [mine]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, mine)
+        return found
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[World]:
+    """The processes that torchrun started, or this one alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World()
+        return
+    ours = not dist.is_initialized()
+    if ours:
+        # Predictions are small and travel over the CPU, whatever device the model runs on.
+        dist.init_process_group("gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size())
+    finally:
+        if ours:
+            dist.destroy_process_group()
