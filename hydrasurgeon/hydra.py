@@ -7,6 +7,9 @@ From there the members part, and go on in one of two ways that compute the same:
 - stacked: hidden states are [member, batch, token, embed]; what members share runs as one larger product,
   and the heads of all members meet in one attention call. Best where a single member leaves the device idle.
 - apart: one member after the other, whose activations stay in the caches.
+
+Where the classifier looks at the first tokens only (a class token), the last layer computes keys and values
+for all tokens and everything else for those few.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ Biases = Sequence[Tensor | None]
 """One for each member: paddings are alike, tuned tables of relative positions are not."""
 
 # Rows (batch × token) from which one member fills the device, so that stacking only costs copies.
-FULL = {"cpu": 512, "cuda": 16384}
+FULL = {"cpu": 256, "cuda": 16384}
 
 
 class Hydra(nn.Module):
@@ -59,6 +62,9 @@ class Hydra(nn.Module):
         self._one_readout = _same([a.readout_parts for a in anatomies])
         self._trunk = [blocks[0] for blocks in stacks[:trunk]]
         self._own = [a.blocks[trunk:] for a in anatomies]
+        # How many leading tokens each layer must hand on; None: all of them.
+        self._tokens: list[int | None] = [None] * len(stacks[trunk:])
+        self._tokens[-1:] = [anatomies[0].reads] * len(self._tokens[-1:])
         self._layers = [_Layer(blocks) for blocks in stacks[trunk:]]
         self._union = _Union.where(stacks[trunk]) if self._one_embed and stacks[trunk:] else None
 
@@ -74,7 +80,7 @@ class Hydra(nn.Module):
             parted, biases = [s.hidden for s in stacks], [s.bias for s in stacks]
         # The gathered rows of the union are no parameters: a hydra in training goes the plain way.
         union = None if torch.is_grad_enabled() else self._union
-        first = None if union is None else union(parted[0], biases[0])
+        first = None if union is None else union(parted[0], biases[0], self._tokens[0])
         return (self._stacked if self._stacks(parted[0]) else self._apart)(parted, biases, first)
 
     def _stacks(self, hidden: Hidden) -> bool:
@@ -88,11 +94,11 @@ class Hydra(nn.Module):
         """Member after member; `first` are the attention outputs of the first layer where already known."""
         logits = []
         for i, anatomy in enumerate(self._anatomies):
-            hidden, blocks = parted[i], self._own[i]
+            hidden, layers = parted[i], list(zip(self._own[i], self._tokens, strict=True))
             if first is not None:
-                hidden, blocks = _after_attention(blocks[0], hidden, first[i]), blocks[1:]
-            for block in blocks:
-                hidden = run_block(block, hidden, biases[i])
+                hidden, layers = _after_attention(layers[0][0], hidden, first[i]), layers[1:]
+            for block, tokens in layers:
+                hidden = run_block(block, hidden, biases[i], tokens)
             logits.append(anatomy.readout(hidden))
         return torch.stack(logits, dim=1)
 
@@ -100,11 +106,12 @@ class Hydra(nn.Module):
         self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
     ) -> Float[Tensor, "batch member klass"]:
         """All members layer by layer."""
-        stacked, layers = torch.stack(list(parted)), self._layers
+        stacked = torch.stack(list(parted))
+        layers = list(zip(self._layers, self._tokens, strict=True))
         if first is not None:
-            stacked, layers = layers[0].rest(stacked, torch.stack(list(first))), layers[1:]
-        for layer in layers:
-            stacked = layer.rest(stacked, layer.attention(stacked, biases))
+            stacked, layers = layers[0][0].rest(stacked, torch.stack(list(first))), layers[1:]
+        for layer, tokens in layers:
+            stacked = layer.rest(stacked, layer.attention(stacked, biases, tokens))
         if self._one_readout:
             logits = self._anatomies[0].readout(stacked.flatten(0, 1))
             return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
@@ -112,14 +119,18 @@ class Hydra(nn.Module):
         return torch.stack(each, dim=1)
 
 
-def run_block(block: Block, hidden: Hidden, bias: Tensor | None) -> Hidden:
-    """One layer of one model, from its parts."""
-    attended = attend(block.attention, block.norm1(hidden) if block.prenorm else hidden, bias)
+def run_block(
+    block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
+) -> Hidden:
+    """One layer of one model, from its parts; of its output only the first `tokens`, or all."""
+    normed = block.norm1(hidden) if block.prenorm else hidden
+    attended = attend(block.attention, normed, bias, tokens)
     return _after_attention(block, hidden, attended)
 
 
 def _after_attention(block: Block, hidden: Hidden, attended: Hidden) -> Hidden:
-    """The rest of a layer, from its input and its attention's output."""
+    """The rest of a layer, from its input and its attention's output (which may have fewer tokens)."""
+    hidden = hidden[:, : attended.shape[1]]
     if block.prenorm:
         hidden = hidden + block.scale1(attended)
         return hidden + block.scale2(block.mlp(block.norm2(hidden)))
@@ -127,37 +138,49 @@ def _after_attention(block: Block, hidden: Hidden, attended: Hidden) -> Hidden:
     return block.norm2(hidden + block.scale2(block.mlp(hidden)))
 
 
-def attend(site: Attention, hidden: Hidden, bias: Tensor | None) -> Hidden:
-    """Multi-head attention of one site with the heads it has."""
+def attend(
+    site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
+) -> Hidden:
+    """Multi-head attention of one site with the heads it has, from the first `tokens` or from all."""
     if not site.heads:
-        return _silent(site, hidden)
-    shift = _bias_of(bias, site.heads)
+        return _silent(site, hidden, tokens)
+    shift = _bias_of(bias, site.heads, tokens)
+    q, k, v = queries_keys_values(site, hidden, tokens)
     return site.out(
-        _merge(
-            scaled_dot_product_attention(
-                *queries_keys_values(site, hidden), attn_mask=shift, scale=site.scale
-            )
-        )
+        _merge(scaled_dot_product_attention(q, k, v, attn_mask=shift, scale=site.scale))
     )
 
 
-def _silent(site: Attention, hidden: Hidden) -> Hidden:
+def _silent(site: Attention, hidden: Hidden, tokens: int | None) -> Hidden:
     """What a layer without heads adds: its output bias, which belongs to no head."""
+    hidden = hidden[:, :tokens]
     return torch.zeros_like(hidden) if site.out.bias is None else site.out.bias.expand_as(hidden)
 
 
-def _bias_of(bias: Tensor | None, heads: Sequence[int]) -> Tensor | None:
-    """The rows of these heads, where the bias differs between heads."""
-    return bias if bias is None or bias.shape[1] == 1 else bias[:, list(heads)]
+def _bias_of(bias: Tensor | None, heads: Sequence[int], tokens: int | None = None) -> Tensor | None:
+    """The rows of these heads and tokens, where the bias differs between them."""
+    if bias is None:
+        return None
+    bias = bias if bias.shape[1] == 1 else bias[:, list(heads)]
+    return bias if bias.shape[2] == 1 else bias[:, :, :tokens]
 
 
-def queries_keys_values(site: Attention, hidden: Hidden) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as [batch, head, token, head_dim]."""
+def queries_keys_values(
+    site: Attention, hidden: Hidden, tokens: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of the first `tokens` (or all), keys and values of all, as [batch, head, token, head_dim]."""
     grouped = (len(site.heads), site.head_dim)
-    if len(site.project) == 1:
+    if len(site.project) == 3:
+        asked = (hidden[:, :tokens], hidden, hidden)
+        q, k, v = (p(x).unflatten(-1, grouped) for p, x in zip(site.project, asked, strict=True))
+    elif tokens is None:
         q, k, v = site.project[0](hidden).unflatten(-1, (3, *grouped)).unbind(-3)
     else:
-        q, k, v = (project(hidden).unflatten(-1, grouped) for project in site.project)
+        weight, shift = site.project[0].weight, site.project[0].bias
+        width = len(site.heads) * site.head_dim
+        first, rest = (None, None) if shift is None else (shift[:width], shift[width:])
+        q = linear(hidden[:, :tokens], weight[:width], first).unflatten(-1, grouped)
+        k, v = linear(hidden, weight[width:], rest).unflatten(-1, (2, *grouped)).unbind(-3)
     q, k, v = (part.transpose(-3, -2) for part in (q, k, v))
     return site.q_norm(q), site.k_norm(k), v
 
@@ -178,24 +201,25 @@ class _Layer:
         self.scale2 = _each([block.scale2 for block in blocks])
         self.prenorm = blocks[0].prenorm
 
-    def attention(self, x: Stacked, biases: Biases) -> Stacked:
+    def attention(self, x: Stacked, biases: Biases, tokens: int | None) -> Stacked:
         """Each member projects its own queries, keys and values; one attention call serves all heads."""
         normed = self.norm1(x) if self.prenorm else x
-        found = {i: _silent(s, normed[i]) for i, s in enumerate(self.sites) if not s.heads}
+        found = {i: _silent(s, normed[i], tokens) for i, s in enumerate(self.sites) if not s.heads}
         busy = [i for i in range(len(self.sites)) if i not in found]
         if busy:
-            projected = [queries_keys_values(self.sites[i], normed[i]) for i in busy]
+            projected = [queries_keys_values(self.sites[i], normed[i], tokens) for i in busy]
             q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
-            bias = biases[0]
-            if bias is not None and bias.shape[1] > 1:
-                rows = [_bias_of(biases[i], self.sites[i].heads) for i in busy]
-                bias = torch.cat([own for own in rows if own is not None], dim=1)
+            shifts = [_bias_of(biases[i], self.sites[i].heads, tokens) for i in busy]
+            bias, given = shifts[0], biases[0]
+            if given is not None and given.shape[1] > 1:
+                bias = torch.cat([own for own in shifts if own is not None], dim=1)
             heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.sites[0].scale)
             each = heads.split([len(self.sites[i].heads) for i in busy], dim=1)
             found |= {i: self.sites[i].out(_merge(own)) for i, own in zip(busy, each, strict=True)}
         return torch.stack([found[i] for i in range(len(self.sites))])
 
     def rest(self, x: Stacked, attended: Stacked) -> Stacked:
+        x = x[:, :, : attended.shape[2]]
         if self.prenorm:
             x = x + self.scale1(attended)
             return x + self.scale2(self.mlp(self.norm2(x)))
@@ -232,7 +256,7 @@ class _Union:
             else None
         )
 
-    def __call__(self, hidden: Hidden, bias: Tensor | None) -> list[Hidden]:
+    def __call__(self, hidden: Hidden, bias: Tensor | None, tokens: int | None) -> list[Hidden]:
         """Each member's attention output."""
         hidden = self.norm(hidden)
         site = self.sites[0]
@@ -244,11 +268,14 @@ class _Union:
                 linear(hidden, weight, shift).unflatten(-1, (-1, len(self.heads), site.head_dim))
             )
         q, k, v = (part.transpose(-3, -2) for part in torch.cat(parts, dim=-3).unbind(-3))
+        mask = _bias_of(bias, self.heads, tokens)
         out = scaled_dot_product_attention(
-            site.q_norm(q), site.k_norm(k), v, attn_mask=_bias_of(bias, self.heads), scale=site.scale
-        )  # fmt: skip
+            site.q_norm(q[:, :, :tokens]), site.k_norm(k), v, attn_mask=mask, scale=site.scale
+        )
         return [
-            s.out(_merge(out[:, positions(self.heads, s.heads)])) if s.heads else _silent(s, hidden)
+            s.out(_merge(out[:, positions(self.heads, s.heads)]))
+            if s.heads
+            else _silent(s, hidden, tokens)
             for s in self.sites
         ]
 

@@ -101,6 +101,20 @@ def test_a_layer_may_be_empty_in_all_members(family: Family, tmp_path: Path) -> 
     torch.testing.assert_close(logits(hydra, inputs, "float64"), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("family", ALL)
+def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> None:
+    """A hydra computes no more than these in its last layer."""
+    model = hs.load(source, device="cpu")
+    anatomy = backend(model.manifest.model.family).anatomy(model.module)
+    hidden = torch.randn(2, 7, anatomy.blocks[0].attention.out.weight.shape[0])
+    with torch.no_grad():
+        whole = anatomy.readout(hidden)
+        if anatomy.reads is None:
+            assert (anatomy.readout(hidden[:, :3]) - whole).abs().max() > 1e-4
+        else:
+            torch.testing.assert_close(anatomy.readout(hidden[:, : anatomy.reads]), whole)
+
+
 def tune(path: Path, out: Path, seed: int) -> Path:
     """A copy whose every tensor moved a little."""
     from hydrasurgeon.checkpoint import rewritten, save

@@ -83,6 +83,8 @@ class Anatomy:
     blocks: tuple[Block, ...]
     readout: Callable[[Tensor], Tensor]
     readout_parts: tuple[nn.Module, ...]
+    reads: int | None = None
+    """How many leading tokens the readout looks at (1: a class token); None: all."""
 
 
 class Backend(Protocol):

@@ -146,6 +146,8 @@ def anatomy(encoder: Encoder) -> Anatomy:
         ),
         readout=readout,
         readout_parts=readout_parts,
+        # DINOv2 also averages the patches; DeiT may have a distillation token beside the class token.
+        reads={"dinov2": None, "deit": 2}.get(kind, 1),
     )
 
 

@@ -187,6 +187,7 @@ class TimmViT:
             blocks=tuple(_block(block, layer) for layer, block in enumerate(m.blocks)),
             readout=readout,
             readout_parts=(m.norm, *(p for p in parts if p is not None)),
+            reads=_reads(m),
         )
 
     def transform(
@@ -216,6 +217,13 @@ def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
             "members": [[len(row) for row in member.kept[TOWER]] for member in manifest.members]
         }
     return {"heads_per_layer": [len(row) for row in (manifest.kept or {})[TOWER]]}
+
+
+def _reads(module: Any) -> int | None:
+    """The class token, with a distillation token beside it where there is one; or all tokens."""
+    if module.global_pool != "token" or module.attn_pool is not None:
+        return None
+    return 1 if getattr(module, "dist_token", None) is None else 2
 
 
 def parse_arch(text: str) -> tuple[str, dict[str, Any]]:
