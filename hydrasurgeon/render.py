@@ -500,7 +500,11 @@ def _overlap(found: Overlap) -> list[str]:
 
 
 def _history(step: Step) -> str:
-    arguments = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in step.args.items())
+    arguments = " ".join(
+        f"--{key.replace('_', '-')} {value}"
+        for key, given in step.args.items()
+        for value in (given if isinstance(given, list) else [given])
+    )
     sources = ", ".join(entry.name for entry in step.inputs)
     return escape(f"← {step.command} {sources} {arguments}".rstrip())
 

@@ -29,8 +29,9 @@ class Part:
 
 def hard_first(objective: Objective, present: Predictions, size: int) -> list[Part]:
     """All samples, in batches."""
-    if objective.kind == "acc":
-        return _split(False, present.margin.argsort(stable=True), size)
+    if objective.kind == "acc" or not len(present.margin) or not len(present.foreign):
+        ids = _split(False, present.margin.argsort(stable=True), size)
+        return ids + _split(True, present.foreign.argsort(descending=True, stable=True), size)
     lost = _rank(present.foreign, present.familiar)  # share of OOD samples that look more familiar
     if objective.per_answer:
         lost = lost + torch.sigmoid(-4 * present.margin)
@@ -59,17 +60,15 @@ def warm_first(
         first = max(1, round(share * rows)) if rows else 0
         return mixed[:first], mixed[first:]
 
-    (ids, id_rest), (oods, ood_rest) = drawn(len(present.margin)), drawn(len(present.foreign))
-    warm = _split(False, ids, size) + (_split(True, oods, size) if objective.needs_ood else [])
+    (ids, id_rest), (oods, ood_rest) = drawn(objective.id_rows), drawn(len(present.foreign))
+    warm = _split(False, ids, size) + _split(True, oods, size)
     left = Predictions(
         present.margin[id_rest], present.familiar[id_rest], present.foreign[ood_rest]
     )
     rest = [
-        Part(p.foreign, (ood_rest if p.foreign else id_rest)[p.index])
-        for p in hard_first(objective, left, size)
-    ] if len(id_rest) and (len(ood_rest) or not objective.needs_ood) else (
-        _split(False, id_rest, size) + (_split(True, ood_rest, size) if objective.needs_ood else [])
-    )  # fmt: skip
+        Part(part.foreign, (ood_rest if part.foreign else id_rest)[part.index])
+        for part in hard_first(objective, left, size)
+    ]
     return warm + rest, len(warm)
 
 
