@@ -136,7 +136,10 @@ def _assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
     """Raw safetensors bytes (as unsigned integers) → tensor of their own dtype."""
-    return torch.from_numpy(np.ascontiguousarray(array)).view(TORCH[dtype])
+    contiguous = np.ascontiguousarray(array).reshape(
+        array.shape
+    )  # numpy makes a vector of a scalar
+    return torch.from_numpy(contiguous).view(TORCH[dtype])
 
 
 def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:

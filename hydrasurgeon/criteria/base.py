@@ -37,5 +37,7 @@ class Subject:
     samples: int
     keep: int | None
     """How many heads each layer will keep, where that is known beforehand."""
+    towers: tuple[str, ...]
+    """Only heads of these are scored."""
     layers: frozenset[int]
     seed: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from hydrasurgeon.heads import Kept, count, positions
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
 from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
+from hydrasurgeon.stages.classes import asked, names_in, with_class_names
 from hydrasurgeon.stages.compensate import check_compensation, repaired_tensors
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress, compute, counted
@@ -52,6 +53,9 @@ def prune(
     sample: str | None = None,
     mask: str | Path | None = None,
     layers: str | None = None,
+    tower: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
     data: str | None = None,
     compensate: str = "none",
     limit: int | None = None,
@@ -78,11 +82,15 @@ def prune(
     repairs = compensate != "none"
     opened = open_checkpoint(checkpoint, arch=arch)
     _, present = single(opened)
+    needed = data is not None and method is not None and method not in WITHOUT_DATA
+    opened = with_class_names(
+        opened, classes=classes, templates=template, names=names_in(data) if needed else None
+    )
     notes: list[str] = [opened.note] if opened.note else []
     used: tuple[DataRecord, ...] = ()
     label = method or "mask"
     scores = dict(opened.manifest.scores)
-    default = _default_name(opened.home, label, keep, remove, sample, seed, compensate)
+    default = _default_name(opened.home, label, keep, remove, sample, seed, compensate, tower)
     target = output_path(out if out is not None else default, force=force)
     runs = {
         "data": data, "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": batch_size,
@@ -96,6 +104,7 @@ def prune(
             method=method,
             keep=heads_kept,
             layers=layers,
+            tower=tower,
             only_recorded=repairs,
             **runs,  # type: ignore[arg-type]
         )
@@ -111,7 +120,9 @@ def prune(
                 notes.append(
                     "cahp's curve has no knee: its highest point gives the number of heads"
                 )
-            kept = select_by_cahp(opened.manifest, score, keep=keep, remove=remove, layers=layers)
+            kept = select_by_cahp(
+                opened.manifest, score, keep=keep, remove=remove, layers=layers, tower=tower
+            )
         else:
             kept = select(
                 opened.manifest,
@@ -120,6 +131,7 @@ def prune(
                 remove=remove,
                 sample=sample,
                 layers=layers,
+                tower=tower,
                 seed=seed,
             )
     repaired: dict[str, Raw] = {}
@@ -127,8 +139,8 @@ def prune(
         repaired, calibration = repaired_tensors(opened, kept, how=compensate, **runs)  # type: ignore[arg-type]
         used = tuple(dict.fromkeys((*used, calibration)))
     arguments = {
-        "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "data": data,
-        "compensate": compensate if repairs else None, "limit": limit, "mask": mask and Path(mask), "arch": arch,
+        "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "tower": tower,
+        **asked(classes, template), "data": data, "compensate": compensate if repairs else None, "limit": limit, "mask": mask and Path(mask), "arch": arch,
     }  # fmt: skip
     inputs: dict[str, str] = {}
 
@@ -195,6 +207,7 @@ def _default_name(
     sample: str | None,
     seed: int,
     compensate: str,
+    tower: str | None,
 ) -> Path:
     """`vit-taylor-k8.safetensors` beside the input."""
     stem = path.name.removesuffix(".safetensors")
@@ -210,7 +223,8 @@ def _default_name(
     if sample is not None:
         amount = f"-s{sample.replace('/', 'of')}-seed{seed}"
     repair = f"-{compensate}" if compensate != "none" else ""
-    return path.with_name(f"{stem}-{label}{amount}{repair}.safetensors")
+    where = f"-{tower}" if tower not in (None, "both") else ""
+    return path.with_name(f"{stem}-{label}{where}{amount}{repair}.safetensors")
 
 
 def plan_pruning(

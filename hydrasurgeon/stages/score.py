@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from hydrasurgeon.checkpoint import (
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion
 from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.heads import parse_layers
+from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
 from hydrasurgeon.plotting import check_plot
+from hydrasurgeon.stages.classes import asked, names_in, with_class_names
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.tensorfile import Planned
+from hydrasurgeon.zeroshot import record_of
 
 __all__ = ["Progress", "Scored", "compute", "counted", "score"]
 
@@ -51,6 +53,9 @@ def score(
     data: str | None = None,
     keep: int | str | None = None,
     layers: str | None = None,
+    tower: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
     limit: int | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -70,6 +75,8 @@ def score(
     picture = None if plot is None else check_plot(Path(plot), force=force)
     opened = open_checkpoint(checkpoint, arch=arch)
     single(opened)
+    names = None if method in WITHOUT_DATA else names_in(data)
+    opened = with_class_names(opened, classes=classes, templates=template, names=names)
     if opened.hub_id is not None and out is None:
         raise UsageError(
             f"{opened.hub_id}: scores cannot be written into the hub's cache",
@@ -78,12 +85,12 @@ def score(
     target = None if out is None else output_path(out, force=force)
     digests = opened.digests()
     found, used = compute(
-        opened, method=method, data=data, keep=heads_kept, layers=layers, limit=limit, seed=seed,
-        device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+        opened, method=method, data=data, keep=heads_kept, layers=layers, tower=tower, limit=limit,
+        seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
     )  # fmt: skip
     arguments = {
-        "method": method, "data": data, "keep": keep, "layers": layers, "limit": limit, "dtype": dtype,
-        "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
+        "method": method, "data": data, "keep": keep, "layers": layers, "tower": tower,
+        **asked(classes, template), "limit": limit, "dtype": dtype, "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
     }  # fmt: skip
     if picture is not None:
         from hydrasurgeon.criteria.cahp_plot import draw_cahp
@@ -155,6 +162,7 @@ def compute(
     data: str | None,
     keep: int | None,
     layers: str | None,
+    tower: str | None,
     limit: int | None,
     seed: int,
     device: str,
@@ -165,14 +173,16 @@ def compute(
 ) -> tuple[Score, tuple[DataRecord, ...]]:
     """Scores of all heads present, and the data they were computed on."""
     judge = criterion(method)
-    tower = max(checkpoint.manifest.towers.values(), key=lambda t: t.layers)
-    if keep is not None and not 0 < keep <= tower.heads:
+    model = checkpoint.manifest.model
+    towers = parse_towers(tower, checkpoint.manifest.towers)
+    sizes = [checkpoint.manifest.towers[name] for name in towers]
+    most = max(size.heads for size in sizes)
+    if keep is not None and not 0 < keep <= most:
         raise SurgeryError(
-            f"--keep {keep}: layers have {tower.heads} heads",
-            hint=f"Keep between 1 and {tower.heads}.",
+            f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}."
         )
     feed = _NoData() if method in WITHOUT_DATA else _Feed.open(
-        checkpoint, data, method=method, limit=limit, seed=seed, device=device, dtype=dtype,
+        checkpoint, data, method=method, towers=towers, limit=limit, seed=seed, device=device, dtype=dtype,
         batch_size=batch_size, skip_bad=skip_bad, progress=progress,
     )  # fmt: skip
     subject = Subject(
@@ -181,31 +191,38 @@ def compute(
         batches=feed.batches,
         samples=feed.rows,
         keep=keep,
-        layers=parse_layers(layers, tower.layers),
+        towers=towers,
+        layers=parse_layers(layers, max(size.layers for size in sizes)),
         seed=seed,
     )
     verdict = judge(subject)
     more = verdict.settings if isinstance(verdict, Verdict) else {}
     scores = verdict.scores if isinstance(verdict, Verdict) else verdict
-    values = _by_original_number(checkpoint, scores)
-    settings = {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
+    values = _by_original_number(checkpoint, scores, towers)
+    settings: dict[str, Any] = (
+        {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
+    )
     settings |= more
     if method == "random":
         settings["seed"] = seed
+    if tower is not None:
+        settings["tower"] = tower
+    if method not in WITHOUT_DATA:
+        settings |= record_of(model)
     used = feed.records
     return Score(values=values, settings=settings, data=used), used
 
 
 def _by_original_number(
-    checkpoint: Checkpoint, found: HeadScores
+    checkpoint: Checkpoint, found: HeadScores, towers: Sequence[str]
 ) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
     manifest = checkpoint.manifest
     assert manifest.kept is not None
     values: dict[str, tuple[tuple[float, ...], ...]] = {}
-    for tower, rows in manifest.kept.items():
+    for tower in towers:
         layers = []
-        for layer, row in enumerate(rows):
+        for layer, row in enumerate(manifest.kept[tower]):
             scores = dict(zip(row, found[tower, layer], strict=True))
             layers.append(
                 tuple(float(scores.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
@@ -247,6 +264,7 @@ class _Feed:
         data: str | None,
         *,
         method: str,
+        towers: Sequence[str],
         limit: int | None,
         seed: int,
         device: str,
@@ -271,7 +289,7 @@ class _Feed:
         loader = Batches(samples, transform, batch_size=batch_size, skip_bad=skip_bad)
         return cls(
             module=module,
-            sites=tuple(block.attention for block in family.anatomy(module).blocks),
+            sites=tuple(s for s in family.anatomy(module).sites if s.tower in towers),
             loader=loader,
             rows=len(samples),
             records=(DataRecord(**samples.fingerprint()),),
