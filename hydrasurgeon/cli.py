@@ -78,7 +78,9 @@ TowerOption = Annotated[
 ClassesOption = Annotated[
     str | None,
     typer.Option(
-        "--classes", metavar="A,B,…|FILE", help="CLIP: the class names; the data's if not given."
+        "--classes",
+        metavar="A,B,…|FILE|data",
+        help="CLIP: the class names; else the recorded ones, else the data's.",
     ),
 ]
 TemplateOption = Annotated[

@@ -69,7 +69,8 @@ def read_labels(text: str) -> tuple[str, ...]:
     lines = _lines(path, "--classes") if path.is_file() else [part.strip() for part in text.split(",")]  # fmt: skip
     if not path.is_file() and path.suffix in (".txt", ".json"):
         raise UsageError(f"--classes {text}: no such file")
-    twice = {name for name in lines if lines.count(name) > 1}
+    # The usual list for ImageNet has two names twice: what stands in a file is meant.
+    twice = set() if path.is_file() else {name for name in lines if lines.count(name) > 1}
     if len(lines) < 2 or not all(lines) or twice:
         why = f"{min(twice)!r} is there twice" if twice else "there must be at least two names"
         raise UsageError(f"--classes {text}: {why}", hint="Write cat,dog,… or name a file.")

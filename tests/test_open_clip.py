@@ -253,6 +253,26 @@ def test_class_names_are_recorded_and_go_along(clip: Path, tmp_path: Path) -> No
         hs.evaluate([fused.path], data=spec, classes="a,b", device="cpu")
 
 
+def test_the_datas_own_names(clip: Path, tmp_path: Path) -> None:
+    """`data` overrules what is recorded; numbers and WordNet's ids are no names; a file may repeat one."""
+    spec = data(tmp_path, names=True)
+    hs.score(clip, method="random", classes="a,b,c,d")
+    with pytest.raises(DataError, match="has 3 classes, the model has 4"):
+        hs.evaluate([clip], data=spec, device="cpu")
+    (result,) = hs.evaluate([clip], data=spec, classes="data", device="cpu").report.results
+    assert result.id is not None
+    with pytest.raises(UsageError, match="no data is read"):
+        hs.score(clip, method="random", classes="data")
+    for i, name in enumerate(sorted(NAMES)):
+        (tmp_path / "data" / name).rename(tmp_path / "data" / f"n0144076{i}")
+    with pytest.raises(UsageError, match="n01440760, …, which are no words"):
+        hs.evaluate([clip], data=spec, classes="data", device="cpu")
+    (tmp_path / "names").write_text("missile\ncat\nmissile")
+    (found,) = hs.evaluate([clip], data=spec, classes=str(tmp_path / "names"), device="cpu").report.results  # fmt: skip
+    assert found.id is not None
+    assert found.id.n == 12
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,11 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.zeroshot import is_zero_shot, read_labels, read_templates, zero_shot
 
 __all__ = ["asked", "names_in", "with_class_names"]
+
+FROM_DATA = "data"
+"""--classes data: the names that the data set has, whatever the checkpoint records."""
+# Numbers, and WordNet's numbers: what ImageNet's folders are called.
+CODE = re.compile(r"n?\d+")
 
 
 def with_class_names(
@@ -35,14 +41,13 @@ def with_class_names(
             )
         return checkpoint
     given = read_templates(templates)
-    labels: Sequence[str] | None = read_labels(classes) if classes is not None else model.labels
+    labels: Sequence[str] | None = model.labels
+    if classes is not None:
+        labels = None if classes == FROM_DATA else read_labels(classes)
     if labels is None and names is not None:
-        labels = names()
-        if labels is None:
-            raise UsageError(
-                f"{checkpoint.name}: zero-shot classification needs class names, and the data has none",
-                hint="Give --classes cat,dog,… or --classes FILE with one name a line.",
-            )
+        labels = _words(names(), checkpoint.name)
+    if labels is None and classes is not None:
+        raise UsageError(f"--classes {FROM_DATA}: no data is read here", hint="Give the names.")
     if labels is None:
         if given:
             raise UsageError("--template: there are no classes to fill in", hint="Give --classes.")
@@ -51,6 +56,21 @@ def with_class_names(
     if changed == model:
         return checkpoint
     return replace(checkpoint, manifest=rewritten(checkpoint.manifest, model=changed))
+
+
+def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
+    """Class names that a text tower can make something of."""
+    why = None
+    if names is None:
+        why = "the data has none"
+    elif all(CODE.fullmatch(name) for name in names):
+        why = f"the data calls them {names[0]}, …, which are no words"
+    if names is None or why is not None:
+        raise UsageError(
+            f"{where}: zero-shot classification needs class names, and {why}",
+            hint="Give --classes cat,dog,… or --classes FILE with one name a line.",
+        )
+    return names
 
 
 def asked(classes: str | None, templates: Sequence[str]) -> dict[str, Any]:
