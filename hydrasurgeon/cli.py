@@ -507,6 +507,8 @@ def export(
             "-o", "--out", metavar="OUT", help="The .onnx file; else CKPT.onnx beside it."
         ),
     ] = None,
+    classes: ClassesOption = None,
+    template: TemplateOption = None,
     arch: ArchOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -515,7 +517,10 @@ def export(
     from hydrasurgeon import render
     from hydrasurgeon.stages.export import export as stage
 
-    render.exported(stage(checkpoint, format=format, out=out, arch=arch, force=force), json=json)
+    made = stage(
+        checkpoint, format=format, out=out, classes=classes, template=template or [], arch=arch, force=force,
+    )  # fmt: skip
+    render.exported(made, json=json)
 
 
 @app.command()

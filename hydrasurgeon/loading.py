@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint
+from hydrasurgeon.classnames import with_class_names
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.hydra import Hydra
 from hydrasurgeon.manifest import Manifest
@@ -62,10 +63,18 @@ class Classifier(nn.Module):
 
 
 def load(
-    checkpoint: str | Path, *, device: str = "auto", dtype: str = "float32", arch: str | None = None
+    checkpoint: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "float32",
+    arch: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
 ) -> Classifier:
-    """Load any checkpoint for inference."""
-    opened = open_checkpoint(checkpoint, arch=arch)
+    """Load any checkpoint for inference; a CLIP without class names answers with image features."""
+    opened = with_class_names(
+        open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
+    )
     opened.digests()
     return as_classifier(opened, device=device, dtype=dtype)
 

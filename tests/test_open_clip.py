@@ -22,9 +22,7 @@ from hydrasurgeon.checkpoint import open_checkpoint
 from hydrasurgeon.cli import run
 from hydrasurgeon.errors import CheckpointError, DataError, HydraError, SurgeryError, UsageError
 from hydrasurgeon.hydra import Hydra
-from hydrasurgeon.loading import as_classifier
 from hydrasurgeon.masking import ablated, masked
-from hydrasurgeon.stages.classes import with_class_names
 
 TEMPLATES = ("A photo of a {label}.", "{label}, drawn badly")
 FULL = [[0, 1, 2, 3]] * LAYERS
@@ -71,8 +69,7 @@ def cut(source: Path, out: Path, **rows: Any) -> Path:
 
 
 def named(path: Path, *, dtype: str = "float32") -> Any:
-    opened = with_class_names(open_checkpoint(path), classes=",".join(NAMES))
-    return as_classifier(opened, device="cpu", dtype=dtype)
+    return hs.load(path, classes=",".join(NAMES), device="cpu", dtype=dtype)
 
 
 def test_both_encoders_equal_open_clips(clip: Path) -> None:
@@ -321,6 +318,13 @@ def test_a_hydra_has_all_members_image_and_text_encoders(clip: Path, tmp_path: P
         torch.testing.assert_close(model.predict(images), probs.mean(0), rtol=0, atol=1e-6)
 
 
+def test_without_names_it_answers_with_image_features(clip: Path) -> None:
+    with torch.inference_mode():
+        found = hs.load(clip, device="cpu")(pictures())[:, 0]
+        expected = stock(clip).encode_image(pictures(), normalize=True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
 def test_class_features_follow_what_changes_them(clip: Path) -> None:
     """They are kept between passes, but not when text heads go off, weights move or gradients are asked for."""
     model, images = named(clip), pictures()
@@ -332,6 +336,7 @@ def test_class_features_follow_what_changes_them(clip: Path) -> None:
         assert model.module.class_features() is first
         with ablated(sites, gone):
             assert (model(images) - before).abs().max() > 1e-2
+            assert model.module.class_features() is model.module.class_features()
         torch.testing.assert_close(model(images), before, rtol=0, atol=0)
     with torch.no_grad():
         model.module.model.ln_final.weight[:8] += 1
@@ -476,8 +481,10 @@ def test_onnx(clip: Path, tmp_path: Path) -> None:
     from hydrasurgeon.stages.export import export
 
     parts = [cut(clip, tmp_path / f"m{i}.safetensors", text=t) for i, t in enumerate(TEXT_ROWS)]
-    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors", classes=",".join(NAMES)).path
-    made = export(hydra, out=tmp_path / "h.onnx")
+    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
+    with pytest.raises(SurgeryError, match="has no classifier"):
+        export(hydra)
+    made = export(hydra, out=tmp_path / "h.onnx", classes=",".join(NAMES))
     assert made.max_difference < 1e-4
     assert made.nbytes < 400_000  # the tokens' embeddings alone are 6 MB
 

@@ -124,7 +124,8 @@ class ZeroShot(DiskNamed):
     def class_features(self) -> Tensor:
         """One normalised row for each class: the mean over its prompts, each normalised before.
 
-        Kept from pass to pass as long as nothing can change them: no gradients, no heads turned off, same weights.
+        Kept from pass to pass as long as nothing can change them: the same weights, the same heads turned off, and
+        no gradients asked for.
         """
         model: Any = self.model
         parameters = [
@@ -132,13 +133,13 @@ class ZeroShot(DiskNamed):
             for part in self.text_parts()
             for parameter in (part.parameters() if isinstance(part, nn.Module) else (part,))
         ]
-        hooked = any(
-            block.attn.out_proj._forward_pre_hooks for block in model.transformer.resblocks
-        )
-        learns = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
-        if hooked or learns:
+        # Hooks turn heads off; their numbers are never given twice.
+        blocks = model.transformer.resblocks
+        hooks = [number for block in blocks for number in block.attn.out_proj._forward_pre_hooks]
+        if torch.is_grad_enabled() and (hooks or any(p.requires_grad for p in parameters)):
             return self._encode_classes()
-        state = [(p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in parameters]
+        versions = [0 if p.is_inference() else p._version for p in parameters]
+        state = hooks, versions, [(p.data_ptr(), p.dtype) for p in parameters]
         if self._known is None or self._known[0] != state:
             # An inference tensor would be of no use to a later pass with gradients.
             with torch.inference_mode(False), torch.no_grad():

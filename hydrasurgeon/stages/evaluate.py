@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
+from hydrasurgeon.classnames import names_in, with_class_names
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.report import Report, Result, result
-from hydrasurgeon.stages.classes import names_in, with_class_names
 from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.zeroshot import record_of
 

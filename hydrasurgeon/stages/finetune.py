@@ -17,9 +17,9 @@ from hydrasurgeon.checkpoint import (
     save,
     single,
 )
+from hydrasurgeon.classnames import asked, with_class_names
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Model, Step
-from hydrasurgeon.stages.classes import asked, with_class_names
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.tensorfile import Planned, digest

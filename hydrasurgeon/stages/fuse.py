@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, output_path, save, single
+from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.manifest import Fusion, Manifest, Member, Step
-from hydrasurgeon.stages.classes import asked, names_in, with_class_names
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.storage import plan_fusion

@@ -18,13 +18,13 @@ from hydrasurgeon.checkpoint import (
     save,
     single,
 )
+from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.heads import Kept, count, positions
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
 from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
-from hydrasurgeon.stages.classes import asked, names_in, with_class_names
 from hydrasurgeon.stages.compensate import check_compensation, repaired_tensors
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress, compute, counted

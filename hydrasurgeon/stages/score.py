@@ -16,13 +16,13 @@ from hydrasurgeon.checkpoint import (
     single,
     write_text,
 )
+from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion
 from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
 from hydrasurgeon.plotting import check_plot
-from hydrasurgeon.stages.classes import asked, names_in, with_class_names
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.tensorfile import Planned
 from hydrasurgeon.zeroshot import record_of

@@ -1,4 +1,4 @@
-"""--classes and --template: what a stage does to a checkpoint that needs class names before it can classify."""
+"""--classes and --template: a checkpoint that needs class names before it can classify gets them."""
 
 from __future__ import annotations
 
