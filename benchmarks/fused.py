@@ -69,7 +69,9 @@ def perturb(path: Path, *, first: int, seed: int) -> None:
         info = opened.tensors[name]
         raw = opened.tensors.read(name)
         place = family.layer_of(name)
-        frozen = first > 0 and (place[1] < first if place else family.is_embedding(name))
+        frozen = first > 0 and (
+            place[1] < first if place else family.embedding_of(name) is not None
+        )
         if not frozen:
             tensor = to_tensor(raw, info.dtype)
             noise = 1e-3 * torch.randn(tensor.shape, generator=generator)

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.heads import Head, Layers, all_heads, count, drop, parse_layers
+from hydrasurgeon.heads import Head, Layers, count, drop, parse_layers
 from hydrasurgeon.manifest import Manifest, Score
 from hydrasurgeon.optional import need
+from hydrasurgeon.selection import movable
 
 __all__ = ["Choice", "choose", "knee_of", "select", "silhouette"]
 
@@ -130,13 +131,13 @@ def select(
     keep: int | str | None = None,
     remove: int | None = None,
     layers: str | None = None,
+    tower: str | None = None,
 ) -> dict[str, Layers]:
     """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`."""
     assert manifest.kept is not None
     assert score.values is not None
-    chosen = parse_layers(layers, max(tower.layers for tower in manifest.towers.values()))
-    present = all_heads(manifest.kept)
-    candidates = [head for head in present if head.layer in chosen]
+    candidates = movable(manifest, score, layers=layers, tower=tower)
+    chosen = parse_layers(layers, max(manifest.towers[name].layers for name in score.values))
     placed = {Head(t, layer, h): (x, y) for t, layer, h, x, y in score.settings.get("points", ())}
     unknown = [head for head in candidates if head not in placed]
     if unknown:

@@ -36,7 +36,9 @@ from hydrasurgeon.tensorfile import Planned, TensorFile, Tensors, weights_sha256
 __all__ = ["Checkpoint", "open_checkpoint", "output_path", "save", "single"]
 
 FLOATS = {"F16", "BF16", "F32", "F64"}
-WEIGHT_FILES = ("model.safetensors", "open_clip_model.safetensors", "model.safetensors.index.json")
+CLIP_WEIGHTS = "open_clip_model.safetensors"
+# OpenCLIP's name first: its repositories hold transformers' weights of the same model too.
+WEIGHT_FILES = (CLIP_WEIGHTS, "model.safetensors", "model.safetensors.index.json")
 UNKNOWN = "0" * 64
 FILES_KEY = "hydrasurgeon.files"
 """Header key of the companions' texts, so that a lone file keeps its tokenizer."""
@@ -188,6 +190,8 @@ def _directory(path: Path) -> tuple[list[TensorFile], dict[str, Any]]:
         weights = path / name
         if not weights.is_file():
             continue
+        if name == CLIP_WEIGHTS and config.get("__family__") != "open_clip":
+            continue
         if name.endswith(".json"):
             shards = sorted(
                 set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())
@@ -206,14 +210,15 @@ def _directory(path: Path) -> tuple[list[TensorFile], dict[str, Any]]:
 
 
 def _config_beside(path: Path) -> dict[str, Any] | None:
-    """The config of the transformers directory a weight file lies in, for those who name the file itself."""
-    beside = path.parent / "config.json"
-    if path.name != "model.safetensors" or not beside.is_file():
+    """The config of the directory a weight file lies in, for those who name the file itself."""
+    clip = path.name == CLIP_WEIGHTS
+    beside = path.parent / ("open_clip_config.json" if clip else "config.json")
+    if path.name not in (CLIP_WEIGHTS, "model.safetensors") or not beside.is_file():
         return None
     with contextlib.suppress(ValueError, OSError):
         config = json.loads(beside.read_text(encoding="utf-8"))
-        if "model_type" in config:
-            return {**config, "__family__": "transformers"}
+        if clip or "model_type" in config:
+            return {**config, "__family__": "open_clip" if clip else "transformers"}
     return None
 
 
@@ -316,9 +321,11 @@ def save(
     files: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Write weights and manifest, each whole or not at all; the file is usable alone at every moment."""
-    folder, weights, beside = (out, out / "model.safetensors", out / "heads.json") if out.suffix != ".safetensors" else (
-        out.parent, out, sidecar(out)
-    )  # fmt: skip
+    folder, weights, beside = out.parent, out, sidecar(out)
+    if out.suffix != ".safetensors":
+        clip = manifest(UNKNOWN).model.family == "open_clip"
+        folder, beside = out, out / "heads.json"
+        weights = out / (CLIP_WEIGHTS if clip else "model.safetensors")
     final: list[Manifest] = []
 
     def metadata(sha256: str | None) -> dict[str, str]:

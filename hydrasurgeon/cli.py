@@ -90,6 +90,28 @@ LayersOption = Annotated[
         "--layers", metavar="A-B", help="Remove heads from these layers only (6-11, or 0,2,5-7)."
     ),
 ]
+TowerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tower", metavar="TOWER", help="vision, text or both: where heads are scored and removed."
+    ),
+]
+ClassesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--classes",
+        metavar="A,B,…|FILE|data",
+        help="CLIP: the class names; else the recorded ones, else the data's.",
+    ),
+]
+TemplateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template",
+        metavar="TEXT",
+        help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
+    ),
+]
 ArchOption = Annotated[
     str | None,
     typer.Option(
@@ -133,6 +155,9 @@ def score(
     ] = None,
     layers: LayersOption = None,
     search: SearchOption = None,
+    tower: TowerOption = None,
+    classes: ClassesOption = None,
+    template: TemplateOption = None,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -162,8 +187,9 @@ def score(
     with render.progress(quiet) as tick:
         found = stage(
             checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search, keep=_keep(keep),
-            remove=remove, layers=layers, plot=plot, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
-            batch_size=_batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
+            remove=remove, layers=layers, tower=tower, classes=classes, template=template or [], plot=plot, out=out, arch=arch,
+            limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size), skip_bad=skip_bad, force=force,
+            progress=tick,
         )  # fmt: skip
     render.scored(found, json=json, quiet=quiet)
 
@@ -202,6 +228,9 @@ def prune(
         ),
     ] = None,
     layers: LayersOption = None,
+    tower: TowerOption = None,
+    classes: ClassesOption = None,
+    template: TemplateOption = None,
     data: DataOption = None,
     ood: ForeignOption = None,
     search: SearchOption = None,
@@ -235,8 +264,9 @@ def prune(
     with render.progress(quiet) as tick:
         pruned = stage(
             checkpoint, method=method, objective=objective, ood=ood or [], search=search, keep=_keep(keep), remove=remove,
-            sample=sample, mask=mask, layers=layers, data=data, compensate=compensate, out=out, arch=arch, limit=limit,
-            seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size),
+            sample=sample, mask=mask, layers=layers, tower=tower, classes=classes, template=template or [], data=data,
+            compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
+            batch_size=_batch(batch_size),
             skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
@@ -273,6 +303,8 @@ def finetune(
             help="mlp, attention, embedding, classifier; frozen MLPs make fusing exact.",
         ),
     ] = None,
+    classes: ClassesOption = None,
+    template: TemplateOption = None,
     arch: ArchOption = None,
     limit: LimitOption = None,
     seed: SeedOption = 0,
@@ -306,7 +338,7 @@ def finetune(
 
     with render.progress(quiet) as tick:
         tuned = stage(
-            checkpoint, data=data, out=out, val=val, recipe=recipe, set=_pairs(set_ or []), freeze=freeze, arch=arch,
+            checkpoint, data=data, out=out, val=val, recipe=recipe, set=_pairs(set_ or []), freeze=freeze, classes=classes, template=template or [], arch=arch,
             limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad,
             save_every=save_every, resume=resume, force=force, progress=tick,
         )  # fmt: skip
@@ -326,6 +358,8 @@ def fuse(
         str | None,
         typer.Option("--check", metavar="D", help="Compare with the members on this data."),
     ] = None,
+    classes: ClassesOption = None,
+    template: TemplateOption = None,
     tolerance: Annotated[
         float,
         typer.Option(
@@ -348,7 +382,7 @@ def fuse(
 
     with render.progress(quiet) as tick:
         fused = stage(
-            members, out=out, mlp=mlp, check=check, tolerance=tolerance, limit=limit, seed=seed, device=device,
+            members, out=out, mlp=mlp, check=check, classes=classes, template=template or [], tolerance=tolerance, limit=limit, seed=seed, device=device,
             dtype=dtype, batch_size=_batch(batch_size), force=force, progress=tick,
         )  # fmt: skip
     render.fused(fused, json=json, quiet=quiet)
@@ -380,6 +414,8 @@ def evaluate(
         str | None,
         typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on."),
     ] = None,
+    classes: ClassesOption = None,
+    template: TemplateOption = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Treat the checkpoints as one Deep Ensemble.")
     ] = False,
@@ -421,7 +457,7 @@ def evaluate(
 
     with render.progress(quiet) as tick:
         evaluation = stage(
-            checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, ensemble=ensemble,
+            checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes, template=template or [], ensemble=ensemble,
             temperature=temperature, ood_score=ood_score, json=None if json == "-" else json, predictions=predictions,
             predictions_in=predictions_in or [], arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
             batch_size=_batch(batch_size), skip_bad=skip_bad, progress=tick,
@@ -511,6 +547,8 @@ def export(
             "-o", "--out", metavar="OUT", help="The .onnx file; else CKPT.onnx beside it."
         ),
     ] = None,
+    classes: ClassesOption = None,
+    template: TemplateOption = None,
     arch: ArchOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -519,7 +557,10 @@ def export(
     from hydrasurgeon import render
     from hydrasurgeon.stages.export import export as stage
 
-    render.exported(stage(checkpoint, format=format, out=out, arch=arch, force=force), json=json)
+    made = stage(
+        checkpoint, format=format, out=out, classes=classes, template=template or [], arch=arch, force=force,
+    )  # fmt: skip
+    render.exported(made, json=json)
 
 
 @app.command()

@@ -65,6 +65,7 @@ def to_onnx(model: Classifier) -> Exported:
     axes |= {name: {0: "batch"} for name in OUTPUTS}
     buffer: Any = io.BytesIO()  # torch's annotation knows only paths
     with torch.no_grad(), warnings.catch_warnings():
+        traced(*sample.values())  # a zero-shot model's class features become constants
         warnings.simplefilter("ignore")  # the tracer warns of every Python number it freezes
         torch.onnx.export(
             traced, tuple(sample.values()), buffer, input_names=list(names), output_names=list(OUTPUTS),

@@ -6,7 +6,7 @@ tuple of surviving indices; an empty tuple is a layer that keeps no head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydrasurgeon.errors import SurgeryError
@@ -26,6 +26,7 @@ __all__ = [
     "kept_from_mask",
     "mask_from_kept",
     "parse_layers",
+    "parse_towers",
     "positions",
     "removal_order",
 ]
@@ -103,6 +104,18 @@ def intersect_union(members: Sequence[Kept]) -> tuple[dict[str, Layers], dict[st
 def removal_order(scores: Scores, candidates: Iterable[Head]) -> list[Head]:
     """Candidates by rising score, ties to the first (tower, layer, head)."""
     return sorted(candidates, key=lambda head: scores[head.tower][head.layer][head.number])
+
+
+def parse_towers(text: str | None, towers: Collection[str]) -> tuple[str, ...]:
+    """`vision`, `text`, or both (None says the same) → the towers from which heads may be removed."""
+    if text in (None, "both"):
+        return tuple(towers)
+    if text not in towers:
+        raise SurgeryError(
+            f"--tower {text}: the model has {' and '.join(towers)}",
+            hint=f"Use {', '.join((*towers, 'both'))}.",
+        )
+    return (text,)
 
 
 def parse_layers(text: str | None, layers: int) -> frozenset[int]:

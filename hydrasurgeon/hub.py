@@ -9,6 +9,8 @@ from hydrasurgeon.errors import CheckpointError
 __all__ = ["SCHEMES", "fetch", "pinned"]
 
 SCHEMES = ("timm", "hf", "open_clip")
+# Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
+CLIP_PATTERNS = ["open_clip_model.safetensors", "open_clip_config.json", "heads.json"]
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "heads.json"]
 
 
@@ -19,17 +21,27 @@ def pinned(spec: str, path: Path) -> str:
     return f"{spec.partition('@')[0]}@{path.name}"
 
 
+def _repository(scheme: str, name: str) -> str:
+    """The repository behind a name that is the library's own."""
+    if scheme == "timm" and "/" not in name:
+        return (
+            f"timm/{name}"  # where vit_base_patch16_224.augreg2_in21k_ft_in1k and the others live
+        )
+    if scheme == "open_clip":
+        from open_clip.pretrained import get_pretrained_cfg
+
+        model, _, tag = name.partition("/")
+        listed = str(get_pretrained_cfg(model, tag).get("hf_hub") or name)
+        return "/".join(listed.split("/")[:2])  # a file's name may follow
+    return name
+
+
 def fetch(spec: str) -> Path:
     """Download (or find in the cache) the repository behind a hub id; `@revision` may follow."""
     scheme, _, rest = spec.partition(":")
     name, _, revision = rest.partition("@")
-    # timm's own names (vit_base_patch16_224.augreg2_in21k_ft_in1k) live under the timm organisation.
-    repo = f"timm/{name}" if scheme == "timm" and "/" not in name else name
-    if scheme == "open_clip":
-        raise CheckpointError(
-            f"{spec}: open_clip checkpoints are not supported yet",
-            hint="Supported: timm:NAME and hf:NAME.",
-        )
+    repo = _repository(scheme, name)
+    patterns = CLIP_PATTERNS if scheme == "open_clip" else PATTERNS
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -39,7 +51,7 @@ def fetch(spec: str) -> Path:
     )
 
     try:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=PATTERNS))
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=patterns))
     except GatedRepoError as error:
         raise CheckpointError(
             f"{spec}: {repo} is gated", hint="Ask for access, then log in with `hf auth login`."
@@ -54,7 +66,7 @@ def fetch(spec: str) -> Path:
     except ValueError as error:
         raise CheckpointError(
             f"{spec}: {repo!r} is not a repository name",
-            hint="Write timm:vit_base_patch16_224.augreg_in21k or hf:google-bert/bert-base-uncased.",
+            hint="Write timm:vit_base_patch16_224.augreg_in21k, hf:google-bert/bert-base-uncased or open_clip:ViT-B-32/laion2b_s34b_b79k.",
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise CheckpointError(

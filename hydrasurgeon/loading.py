@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint
+from hydrasurgeon.classnames import with_class_names
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.hydra import Hydra
 from hydrasurgeon.manifest import Manifest
@@ -62,10 +63,18 @@ class Classifier(nn.Module):
 
 
 def load(
-    checkpoint: str | Path, *, device: str = "auto", dtype: str = "float32", arch: str | None = None
+    checkpoint: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "float32",
+    arch: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
 ) -> Classifier:
-    """Load any checkpoint for inference."""
-    opened = open_checkpoint(checkpoint, arch=arch)
+    """Load any checkpoint for inference; a CLIP without class names answers with image features."""
+    opened = with_class_names(
+        open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
+    )
     opened.digests()
     return as_classifier(opened, device=device, dtype=dtype)
 
@@ -136,7 +145,10 @@ def _assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
     """Raw safetensors bytes (as unsigned integers) → tensor of their own dtype."""
-    return torch.from_numpy(np.ascontiguousarray(array)).view(TORCH[dtype])
+    contiguous = np.ascontiguousarray(array).reshape(
+        array.shape
+    )  # numpy makes a vector of a scalar
+    return torch.from_numpy(contiguous).view(TORCH[dtype])
 
 
 def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:

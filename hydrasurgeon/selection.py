@@ -19,11 +19,12 @@ from hydrasurgeon.heads import (
     drop,
     kept_from_mask,
     parse_layers,
+    parse_towers,
     removal_order,
 )
 from hydrasurgeon.manifest import Manifest, Score
 
-__all__ = ["kept_from_file", "select"]
+__all__ = ["kept_from_file", "movable", "select"]
 
 
 def select(
@@ -34,13 +35,13 @@ def select(
     remove: int | None = None,
     sample: str | None = None,
     layers: str | None = None,
+    tower: str | None = None,
     seed: int = 0,
 ) -> dict[str, Layers]:
     """Kept heads by `keep` (per layer), `remove` (in all) or `sample` (N of the first P to go)."""
     kept = manifest.kept
     assert kept is not None
-    chosen = parse_layers(layers, max(tower.layers for tower in manifest.towers.values()))
-    candidates = [head for head in all_heads(kept) if head.layer in chosen]
+    candidates = movable(manifest, score, layers=layers, tower=tower)
     if keep is not None:
         gone = (
             _by_layer(manifest, score, candidates, keep)
@@ -60,6 +61,24 @@ def select(
     left = drop(kept, gone)
     _not_all(left)
     return left
+
+
+def movable(
+    manifest: Manifest, score: Score, *, layers: str | None, tower: str | None
+) -> list[Head]:
+    """The heads that may go: of these layers, in this tower, or in the towers that were scored."""
+    towers = parse_towers(tower, manifest.towers)
+    if score.values is not None:
+        missing = [name for name in towers if name not in score.values]
+        if missing and tower is not None:
+            raise UsageError(
+                f"--tower {tower}: only {' and '.join(score.values)} was scored",
+                hint=f"Score again with --tower {tower}.",
+            )
+        towers = tuple(name for name in towers if name in score.values)
+    chosen = parse_layers(layers, max(manifest.towers[name].layers for name in towers))
+    present = all_heads(manifest.kept or {})
+    return [head for head in present if head.tower in towers and head.layer in chosen]
 
 
 def _by_layer(

@@ -151,12 +151,13 @@ def plan_fusion(
 def _trunk(
     first: Checkpoint, apart: set[str], specs: Mapping[str, Any], both: Kept, union: Kept
 ) -> int:
-    """Leading layers whose tensors and kept heads are equal in all members (one tower only)."""
+    """Leading layers whose tensors and kept heads are equal in all members, in the tower that inputs run through."""
     family = backend(first.manifest.model.family)
-    if len(both) != 1 or any(family.is_embedding(name) for name in apart):
+    tower, rows = next(iter(both.items()))
+    if any(family.embedding_of(name) == tower for name in apart):
         return 0
-    ((tower, rows),) = both.items()
-    broken = {place[1] for name in apart if (place := family.layer_of(name)) is not None}
+    places = [place for name in apart if (place := family.layer_of(name)) is not None]
+    broken = {layer for where, layer in places if where == tower}
     broken |= {layer for layer, row in enumerate(rows) if row != union[tower][layer]}
     return min(broken, default=len(rows))
 

@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from safetensors.torch import save_file
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("hydrasurgeon", deadline=None)
+settings.load_profile("hydrasurgeon")
 
 ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
 

@@ -24,6 +24,12 @@ class Family:
     tower: str
     write: Callable[[Path], None]
     stock: Callable[[Path], Callable[[Any], torch.Tensor]]
+    towers: tuple[str, ...] = ()
+    """Where heads are cut, if not in `tower` (what data runs through) alone."""
+
+    def both(self, rows: Any) -> dict[str, Any]:
+        """The same for every tower."""
+        return dict.fromkeys(self.towers or (self.tower,), rows)
 
     @property
     def is_text(self) -> bool:
@@ -154,6 +160,52 @@ def stock_timm(folder: Path) -> Callable[[Any], torch.Tensor]:
     return lambda inputs: model(inputs).detach()
 
 
+CLIP = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 28, "patch_size": 7, "layers": LAYERS, "width": DIM, "head_width": 8},
+    "text_cfg": {"context_length": 12, "width": DIM, "heads": HEADS, "layers": LAYERS},
+}  # fmt: skip
+NAMES = ("cat", "dog", "bird")
+
+
+def write_clip(folder: Path, seed: int = 0, config: dict[str, Any] | None = None) -> None:
+    """OpenCLIP's layout, and the class names that `score` records beside it."""
+    import json
+    from copy import deepcopy
+
+    import open_clip
+    from safetensors.torch import save_file
+
+    import hydrasurgeon as hs
+
+    config = config or CLIP
+    torch.manual_seed(seed)
+    model = open_clip.CLIP(**deepcopy(config))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name != "logit_scale":
+                parameter.normal_(0, 0.25)
+    folder.mkdir(exist_ok=True)
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    weights = folder / "open_clip_model.safetensors"
+    save_file(model.state_dict(), weights, metadata={"format": "pt"})
+    hs.score(folder, method="random", classes=",".join(NAMES))
+
+
+def stock_clip(folder: Path) -> Callable[[Any], torch.Tensor]:
+    import open_clip
+
+    model = open_clip.create_model(f"local-dir:{folder}").eval()
+    read = open_clip.get_tokenizer(f"local-dir:{folder}")
+    classes = open_clip.build_zero_shot_classifier(model, read, NAMES, ["A photo of a {}."])
+
+    @torch.no_grad()
+    def run(inputs: Any) -> torch.Tensor:
+        return model.logit_scale.exp() * model.encode_image(inputs, normalize=True) @ classes
+
+    return run
+
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -170,5 +222,6 @@ FAMILIES = {
         hf("DeiT", "vision", "DeiTForImageClassification"),
         hf("DeiT distilled", "vision", "DeiTForImageClassificationWithTeacher"),
         hf("DINOv2", "vision", "Dinov2ForImageClassification", mlp_ratio=2),
+        Family("OpenCLIP", "vision", write_clip, stock_clip, ("vision", "text")),
     )
 }  # fmt: skip

@@ -15,7 +15,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckFailed, OutputError, UsageError
 from hydrasurgeon.stages.export import export
 
-SOME = [pytest.param(FAMILIES[n], id=n) for n in ("timm ViT", "BERT", "MPNet", "DINOv2", "DistilBERT")]  # fmt: skip
+SOME = [pytest.param(FAMILIES[n], id=n) for n in ("timm ViT", "BERT", "MPNet", "DINOv2", "DistilBERT", "OpenCLIP")]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", SOME)

@@ -33,7 +33,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def member(source: Path, family: Family, rows: list[list[int]], out: str | Path) -> Path:
     mask = source.parent / f"{Path(out).name}.mask.json"
-    mask.write_text(json.dumps({family.tower: rows}))
+    mask.write_text(json.dumps(family.both(rows)))
     return hs.prune(source, mask=mask, out=out).path
 
 
@@ -46,9 +46,9 @@ def logits(path: Path, inputs: Any, dtype: str = "float32") -> torch.Tensor:
 @pytest.mark.parametrize("family", ALL)
 def test_it_is_recognised_and_runs_as_its_library_runs_it(family: Family, source: Path) -> None:
     opened = open_checkpoint(source)
-    tower = opened.manifest.towers[family.tower]
-    assert (tower.layers, tower.heads, tower.head_dim) == (LAYERS, HEADS, 8)
-    assert opened.manifest.kept == {family.tower: ((0, 1, 2, 3),) * LAYERS}
+    for tower in opened.manifest.towers.values():
+        assert (tower.layers, tower.heads, tower.head_dim) == (LAYERS, HEADS, 8)
+    assert opened.manifest.kept == family.both(((0, 1, 2, 3),) * LAYERS)
     assert opened.manifest.model.num_classes == CLASSES
     inputs = family.inputs()
     expected = family.stock(source)(inputs)
@@ -62,8 +62,8 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
     for dtype, atol in (("float64", 1e-11), ("float32", 1e-5)):
         model = hs.load(source, device="cpu", dtype=dtype)
         inputs = family.inputs(dtype=getattr(torch, dtype))
-        sites = [b.attention for b in backend(model.manifest.model.family).anatomy(model.module).blocks]  # fmt: skip
-        full = {family.tower: ((0, 1, 2, 3),) * LAYERS}
+        sites = backend(model.manifest.model.family).anatomy(model.module).sites
+        full = family.both(((0, 1, 2, 3),) * LAYERS)
         gone = [h for h in all_heads(full) if h.number not in RAGGED[h.layer]]
         with torch.inference_mode():
             whole = model(inputs)
@@ -164,10 +164,11 @@ def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path:
         ]
         assert found[0] is not None
         assert found[1] is not None
-        first, second = (torch.tensor(values[family.tower]) for values in found)
-        assert first.shape == (LAYERS, HEADS)
-        assert (first > 0).all()
-        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-9)
+        for tower in family.both(None):
+            first, second = (torch.tensor(values[tower]) for values in found)
+            assert first.shape == (LAYERS, HEADS)
+            assert (first > 0).all()
+            torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -176,7 +177,8 @@ def test_all_five_stages(family: Family, source: Path, tmp_path: Path) -> None:
     recipe = "sst2" if family.is_text else "scratch"
     hs.score(source, method="taylor", data=data, keep=2, device="cpu")
     pruned = hs.prune(source, method="taylor", keep=2, out=tmp_path / "m0.safetensors")
-    assert [len(row) for row in (pruned.manifest.kept or {})[family.tower]] == [2] * LAYERS
+    for rows in (pruned.manifest.kept or {}).values():
+        assert [len(row) for row in rows] == [2] * LAYERS
     # Without dropout: a few steps must show in the loss, whatever the noise.
     options = {"steps": "24", "lr": "0.002", "batch_size": "8", "warmup": "0", "dropout": "0"}
     tuned = hs.finetune(pruned.path, data=data, recipe=recipe, set=options, out=tmp_path / "t0.safetensors", device="cpu")  # fmt: skip
@@ -229,11 +231,17 @@ def test_texts_become_the_checkpoints_own_tokens(tmp_path: Path) -> None:
 def test_the_table_in_the_docs_lists_what_is_tested() -> None:
     """docs/families.md names exactly the families of this suite; the message is the table to paste."""
     page = (Path(__file__).parents[1] / "docs" / "families.md").read_text(encoding="utf-8")
+    special = {
+        "timm ViT": "| timm | ViT | images | file, directory, `timm:` | `timm.create_model` |",
+        "OpenCLIP": "| open_clip | ViT and text transformer | images, class names | directory, `open_clip:` | "
+        "`hydrasurgeon.load` |",
+    }
     rows = [
-        "| timm | ViT | images | file, directory, `timm:` | `timm.create_model` |"
-        if name == "timm ViT"
-        else f"| transformers | {name} | {'texts' if family.is_text else 'images'} | directory, `hf:` | "
-        f"`AutoModelFor{'Sequence' if family.is_text else 'Image'}Classification` |"
+        special.get(
+            name,
+            f"| transformers | {name} | {'texts' if family.is_text else 'images'} | directory, `hf:` | "
+            f"`AutoModelFor{'Sequence' if family.is_text else 'Image'}Classification` |",
+        )
         for name, family in FAMILIES.items()
     ]
     listed = page.partition("<!-- families -->\n")[2].partition("<!-- /families -->")[0]

@@ -13,6 +13,7 @@ __all__ = ["FAMILIES", "backend"]
 FAMILIES = {
     "timm": "hydrasurgeon.backends.timm_vit:TimmViT",
     "transformers": "hydrasurgeon.backends.hf_encoder:HFEncoder",
+    "open_clip": "hydrasurgeon.backends.open_clip:OpenCLIP",
 }
 
 

@@ -82,9 +82,17 @@ class Anatomy:
     embed_parts: tuple[nn.Module | nn.Parameter, ...]
     blocks: tuple[Block, ...]
     readout: Callable[[Tensor], Tensor]
-    readout_parts: tuple[nn.Module, ...]
+    readout_parts: tuple[nn.Module | nn.Parameter, ...]
     reads: int | None = None
     """How many leading tokens the readout looks at (1: a class token); None: all."""
+    beside: tuple[Attention, ...] = ()
+    """Sites that inputs do not run through: of the text tower that makes a zero-shot classifier, which is a
+    part of `readout`."""
+
+    @property
+    def sites(self) -> tuple[Attention, ...]:
+        """Every attention site, tower by tower."""
+        return (*(block.attention for block in self.blocks), *self.beside)
 
 
 class Backend(Protocol):
@@ -134,8 +142,8 @@ class Backend(Protocol):
         """The (tower, layer) a tensor belongs to; None for embeddings, final norm and classifier."""
         ...
 
-    def is_embedding(self, name: str) -> bool:
-        """Whether a tensor acts before the first layer."""
+    def embedding_of(self, name: str) -> str | None:
+        """The tower before whose first layer a tensor acts; None for all others."""
         ...
 
     def is_classifier(self, name: str) -> bool:

@@ -133,8 +133,10 @@ class HFEncoder:
         match = LAYER.search(name)
         return None if match is None else ("vision" if VISION.search(name) else "text", int(match[1]))  # fmt: skip
 
-    def is_embedding(self, name: str) -> bool:
-        return any(part in name for part in (".embeddings.", ".embeddings_project.", ".relative_attention_bias."))  # fmt: skip
+    def embedding_of(self, name: str) -> str | None:
+        if any(part in name for part in (".embeddings.", ".embeddings_project.", ".relative_attention_bias.")):  # fmt: skip
+            return "vision" if VISION.search(name) else "text"
+        return None
 
     def is_classifier(self, name: str) -> bool:
         return name.startswith(CLASSIFIER)

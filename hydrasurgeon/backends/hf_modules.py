@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.backends.base import Anatomy, Attention, Block, Stack
+from hydrasurgeon.backends.disk_names import DiskNamed
 from hydrasurgeon.backends.hf_architectures import KINDS, has_pooler
 from hydrasurgeon.backends.modeling_hydrasurgeon import attention_site, encoder_layers, shrink
 from hydrasurgeon.manifest import Model
@@ -32,7 +33,7 @@ RENAMES = {
 }
 
 
-class Encoder(nn.Module):
+class Encoder(DiskNamed):
     """A classification model that answers with logits, and calls its parameters what files call them."""
 
     def __init__(self, model: nn.Module, kind: str, kept: Sequence[Sequence[int]]) -> None:
@@ -40,8 +41,6 @@ class Encoder(nn.Module):
         self.model = model
         self.kind = kind
         self.kept = tuple(tuple(row) for row in kept)
-        self.register_state_dict_post_hook(_to_disk)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_to_memory)  # type: ignore[no-untyped-call]
 
     @classmethod
     def build(cls, model: Model, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
@@ -71,26 +70,6 @@ class Encoder(nn.Module):
             for pattern, replacement in rules:
                 name = re.sub(pattern, replacement, name)
         return name
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, parameter in super().named_parameters("", recurse, remove_duplicate):
-            yield (f"{prefix}." if prefix else "") + self.disk_name(name), parameter
-
-
-def _to_disk(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    assert isinstance(module, Encoder)
-    for name in [name for name in state if name.startswith(prefix)]:
-        state[prefix + module.disk_name(name.removeprefix(prefix))] = state.pop(name)
-
-
-def _to_memory(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    assert isinstance(module, Encoder)
-    for name, _parameter in nn.Module.named_parameters(module):
-        disk = prefix + module.disk_name(name)
-        if disk in state:
-            state[prefix + name] = state.pop(disk)
 
 
 def _config(model: Model) -> Any:

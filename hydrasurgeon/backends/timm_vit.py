@@ -120,10 +120,9 @@ class TimmViT:
         match = BLOCK.match(name)
         return (TOWER, int(match[1])) if match else None
 
-    def is_embedding(self, name: str) -> bool:
-        return name.startswith(
-            ("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.", "norm_pre.")
-        )
+    def embedding_of(self, name: str) -> str | None:
+        parts = ("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.", "norm_pre.")
+        return TOWER if name.startswith(parts) else None
 
     def is_classifier(self, name: str) -> bool:
         return name.startswith(("head.", "head_dist."))

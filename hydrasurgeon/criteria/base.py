@@ -62,6 +62,8 @@ class Subject:
     samples: int
     keep: int | None
     """How many heads each layer will keep, where that is known beforehand."""
+    towers: tuple[str, ...]
+    """Only heads of these are scored."""
     layers: frozenset[int]
     seed: int
     batch_size: int = 64

@@ -50,7 +50,7 @@ def score(subject: Subject) -> Verdict:
     manifest = subject.checkpoint.manifest
     assert manifest.kept is not None
     anatomy = backend(manifest.model.family).anatomy(model)
-    _check_reach(manifest.kept, anatomy)
+    _check_reach(subject.towers, anatomy)
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
     classes = _classes(manifest.model.num_classes, subject.seed)
     moments = ClassMoments(len(heads), classes)
@@ -93,13 +93,13 @@ def score(subject: Subject) -> Verdict:
     return Verdict({(s.tower, s.layer): [next(found) for _ in s.heads] for s in sites}, settings)
 
 
-def _check_reach(kept: Any, anatomy: Anatomy) -> None:
+def _check_reach(towers: Sequence[str], anatomy: Anatomy) -> None:
     reached = {block.attention.tower for block in anatomy.blocks}
-    for tower in kept:
+    for tower in towers:
         if tower not in reached:
             raise SurgeryError(
                 f"the attention maps of tower {tower} cannot be read: no data runs through it",
-                hint="Use another --method.",
+                hint=f"Use another --method, or --tower {' or '.join(sorted(reached))}.",
             )
 
 

@@ -42,6 +42,14 @@ def score(subject: Subject) -> Removal:
         if site.layer in subject.layers
         for number in site.heads
     )
+    anatomy = backend(subject.checkpoint.manifest.model.family).anatomy(module)
+    reached = {block.attention.tower for block in anatomy.blocks}
+    beyond = sorted({head.tower for head in candidates} - reached)
+    if beyond:
+        raise SurgeryError(
+            f"--method circuit: no inputs run through tower {beyond[0]}",
+            hint=f"Search the other one: --tower {' or '.join(sorted(reached))}.",
+        )
     budget = _budget(options, subject, candidates)
     with joined() as world:
         batches = list(subject.batches("reading"))
@@ -51,7 +59,7 @@ def score(subject: Subject) -> Removal:
         ood_inputs = Held.of(foreign, first.device, first.dtype)
         problem = Problem(
             module=module,
-            anatomy=backend(subject.checkpoint.manifest.model.family).anatomy(module),
+            anatomy=anatomy,
             id_inputs=id_inputs,
             labels=torch.cat([labels for _, labels in batches]).cpu(),
             ood_inputs=ood_inputs,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from hydrasurgeon.backends.base import Attention
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.masking import masked
 
@@ -14,19 +18,33 @@ __all__ = ["score"]
 def score(subject: Subject) -> HeadScores:
     model, sites = subject.load()
     model.requires_grad_(False)
+    # Inputs run through the first tower. Another one makes the classifier, the same for all samples.
+    own = [s for s in sites if s.tower == next(iter(subject.checkpoint.manifest.towers))]
     totals = {(s.tower, s.layer): torch.zeros(len(s.heads), dtype=torch.float64) for s in sites}
     for inputs, labels in subject.batches("mask gradients"):
         # One mask per sample: its gradient is that sample's own, from one backward pass for the batch.
-        masks = {
-            (s.tower, s.layer): torch.ones(
-                len(labels), len(s.heads), device=labels.device, requires_grad=True
-            )
-            for s in sites
-            if s.heads
-        }
-        with masked(sites, masks):
-            cross_entropy(model(inputs).float(), labels, reduction="sum").backward()
+        masks = _ones(own, labels.device, len(labels))
+        shared = _ones([s for s in sites if s not in own], labels.device)
+        with masked(sites, masks | shared):
+            losses = cross_entropy(model(inputs).float(), labels, reduction="none")
+        if shared:
+            for loss in losses:
+                each = torch.autograd.grad(loss, list(shared.values()), retain_graph=True)
+                for place, gradient in zip(shared, each, strict=True):
+                    totals[place] += gradient.double().square().cpu()
+        if masks:
+            losses.sum().backward()
         for place, mask in masks.items():
             assert mask.grad is not None
             totals[place] += mask.grad.double().square().sum(dim=0).cpu()
     return {place: total.tolist() for place, total in totals.items()}
+
+
+def _ones(
+    sites: Sequence[Attention], device: torch.device, *rows: int
+) -> dict[tuple[str, int], Tensor]:
+    return {
+        (s.tower, s.layer): torch.ones(*rows, len(s.heads), device=device, requires_grad=True)
+        for s in sites
+        if s.heads
+    }

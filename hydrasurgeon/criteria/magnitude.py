@@ -15,14 +15,14 @@ def score(subject: Subject) -> HeadScores:
     checkpoint, manifest = subject.checkpoint, subject.checkpoint.manifest
     assert manifest.kept is not None
     found: HeadScores = {}
-    for tower, rows in manifest.kept.items():
-        for layer, row in enumerate(rows):
+    for tower in subject.towers:
+        for layer, row in enumerate(manifest.kept[tower]):
             *projections, _ = backend(manifest.model.family).head_tensors(
                 manifest.model, tower, layer
             )
             parts = []
             for spec in projections:
-                if not spec.name.endswith(".weight") or not row:
+                if not spec.name.endswith("weight") or not row:
                     continue
                 values = np.abs(
                     as_float(

@@ -16,6 +16,6 @@ def score(subject: Subject) -> HeadScores:
     drawn = {name: generator.random((t.layers, t.heads)) for name, t in manifest.towers.items()}
     return {
         (tower, layer): [float(drawn[tower][layer, head]) for head in row]
-        for tower, rows in (manifest.kept or {}).items()
-        for layer, row in enumerate(rows)
+        for tower in subject.towers
+        for layer, row in enumerate((manifest.kept or {})[tower])
     }

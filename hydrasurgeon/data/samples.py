@@ -208,7 +208,7 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
     if names is not None and len(names) != num_classes:
         raise DataError(
             f"{samples.spec}: has {len(names)} classes, the model has {num_classes}",
-            hint="Use the data set the model was trained for, or finetune with a fresh classifier.",
+            hint="Use the data set the model was trained for, finetune with a fresh classifier, or give CLIP other --classes.",
         )
     found = samples.labels
     if (
@@ -224,6 +224,6 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
     if len(bad):
         raise DataError(
             f"{samples.spec}: row {bad[0]} has label {found[bad[0]]}, the model has classes 0-{num_classes - 1}",
-            hint="Use the data set the model was trained for, or finetune with a fresh classifier.",
+            hint="Use the data set the model was trained for, finetune with a fresh classifier, or give CLIP other --classes.",
         )
     return samples

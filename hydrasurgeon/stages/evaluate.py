@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
+from hydrasurgeon.classnames import names_in, with_class_names
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.report import Report, Result, result
 from hydrasurgeon.stages.score import Progress
+from hydrasurgeon.zeroshot import record_of
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -38,6 +40,8 @@ def evaluate(
     ood: Sequence[str] = (),
     shift: Sequence[str] = (),
     val: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
     ensemble: bool = False,
     temperature: str | float = 1.0,
     ood_score: str = "msp",
@@ -78,6 +82,10 @@ def evaluate(
     opened = [open_checkpoint(checkpoint, arch=arch) for checkpoint in checkpoints]
     for checkpoint in opened:
         checkpoint.digests()
+    opened = [
+        with_class_names(c, classes=classes, templates=template, names=names_in(data))
+        for c in opened
+    ]
     if opened:
         _same_classes(opened)
         sets = _open(opened[0], data or "", ood, shift, val, limit, seed)
@@ -105,7 +113,7 @@ def evaluate(
         settings={
             "data": _name(data), "ood": [_name(o) for o in ood], "shift": [_name(s) for s in shift], "val": _name(val),
             "ensemble": ensemble, "temperature": temperature, "ood_score": ood_score, "limit": limit, "seed": seed,
-            "dtype": dtype, "batch_size": batch_size,
+            "dtype": dtype, "batch_size": batch_size, **(record_of(opened[0].manifest.model) if opened else {}),
         },
         results=tuple(results),
     )  # fmt: skip

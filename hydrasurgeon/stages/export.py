@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.checkpoint import open_checkpoint, write_bytes
+from hydrasurgeon.classnames import with_class_names
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
 
 __all__ = ["Export", "export"]
@@ -29,19 +31,25 @@ def export(
     format: str = "onnx",
     out: str | Path | None = None,
     arch: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
     force: bool = False,
 ) -> Export:
     """Write the checkpoint as ONNX with a dynamic batch; outputs are logits [batch, member, class] and probs."""
     if format not in FORMATS:
         raise UsageError(f"--format {format}: not known", hint=f"Use {', '.join(FORMATS)}.")
-    opened = open_checkpoint(checkpoint, arch=arch)
+    opened = with_class_names(
+        open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
+    )
     target = Path(out) if out is not None else opened.home.with_name(f"{opened.home.stem}.onnx")
     if target.exists() and not force:
         raise OutputError(f"{target}: already exists", hint="Give --force to replace it.")
     if not target.parent.is_dir():
         raise OutputError(f"{target.parent}: no such folder", hint="Create it first.")
     if not opened.manifest.model.num_classes:
-        raise SurgeryError(f"{opened.name}: has no classifier", hint="Finetune it first.")
+        raise SurgeryError(
+            f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
+        )
     from hydrasurgeon.exporting import OUTPUTS, to_onnx
     from hydrasurgeon.loading import as_classifier
 

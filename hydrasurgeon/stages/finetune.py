@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,13 @@ from hydrasurgeon.checkpoint import (
     save,
     single,
 )
+from hydrasurgeon.classnames import asked, with_class_names
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Model, Step
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.tensorfile import Planned, digest
+from hydrasurgeon.zeroshot import is_zero_shot
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,6 +57,8 @@ def finetune(
     recipe: str | Path = "imagenet",
     set: Mapping[str, str] | None = None,
     freeze: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
     limit: int | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -75,7 +79,9 @@ def finetune(
     plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
     target = output_path(out, force=force)
     samples = open_data(data, limit=limit, seed=seed)
-    source = _source(checkpoint, arch)
+    source = _named(_source(checkpoint, arch), classes, template, samples)
+    if is_zero_shot(source.manifest.model):
+        plan = plan.model_copy(update={"classifier": "keep"})  # it follows from the class names
     if source.manifest.model.num_classes == 0 and plan.classifier == "keep":
         plan = plan.model_copy(update={"classifier": "fresh"})  # there is none to keep
     model = _for_length(_for_classes(source.manifest.model, plan, samples), plan)
@@ -115,7 +121,7 @@ def finetune(
     )  # fmt: skip
     arguments = {
         "recipe": str(recipe), "set": dict(set) if set else None, "freeze": freeze, "data": data, "val": val,
-        "limit": limit, "dtype": dtype, "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
+        **asked(classes, template), "limit": limit, "dtype": dtype, "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
     }  # fmt: skip
     entry = step(
         "finetune", args=arguments, inputs=source.inputs, data=[DataRecord(**record) for record in used], seed=seed,
@@ -183,6 +189,18 @@ def _source(spec: str | Path, arch: str | None) -> _Source:
     return _Source(manifest, None, text, ())
 
 
+def _named(
+    source: _Source, classes: str | None, templates: Sequence[str], samples: Samples
+) -> _Source:
+    """A source that knows its classes, where it learns them by name."""
+    if source.checkpoint is None:
+        return source
+    opened = with_class_names(
+        source.checkpoint, classes=classes, templates=templates, names=lambda: samples.classes
+    )
+    return replace(source, checkpoint=opened, manifest=opened.manifest)
+
+
 def _for_classes(model: Model, plan: Recipe, samples: Samples) -> Model:
     """The model with the data's classes, where the recipe gives it a new classifier."""
     if plan.classifier == "keep" or samples.labels is None:
@@ -243,7 +261,7 @@ def _trainable(family: Backend, plan: Recipe, manifest: Manifest) -> Callable[[s
         frozen = {
             "mlp": family.is_mlp(name),
             "attention": place is not None and (".attn." in name or ".attention." in name),
-            "embedding": family.is_embedding(name),
+            "embedding": family.embedding_of(name) is not None,
             "classifier": family.is_classifier(name),
         }
         if any(frozen[part] for part in plan.freeze):

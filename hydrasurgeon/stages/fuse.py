@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, output_path, save, single
+from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.manifest import Fusion, Manifest, Member, Step
 from hydrasurgeon.stages.record import step
@@ -46,6 +47,8 @@ def fuse(
     out: str | Path,
     mlp: str = "average",
     check: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
     tolerance: float = 0.02,
     limit: int | None = None,
     seed: int = 0,
@@ -63,6 +66,8 @@ def fuse(
     opened = [open_checkpoint(member) for member in members]
     for member in opened:
         single(member)
+    names = None if check is None else names_in(check)
+    opened = [with_class_names(m, classes=classes, templates=template, names=names) for m in opened]
     _fusable(opened)
     target = output_path(out, force=force)
     digests = [member.digests() for member in opened]
@@ -70,7 +75,7 @@ def fuse(
     first = opened[0].manifest
     records = [member.record(d) for member, d in zip(opened, digests, strict=True)]
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
-    entry = step("fuse", args={"mlp": mlp}, inputs=records, seed=seed)
+    entry = step("fuse", args={"mlp": mlp, **asked(classes, template)}, inputs=records, seed=seed)
 
     def manifest(sha256: str) -> Manifest:
         return Manifest(

@@ -18,6 +18,7 @@ from hydrasurgeon.checkpoint import (
     save,
     single,
 )
+from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.heads import Kept, count, positions
@@ -53,6 +54,9 @@ def prune(
     sample: str | None = None,
     mask: str | Path | None = None,
     layers: str | None = None,
+    tower: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
     data: str | None = None,
     ood: Sequence[str] = (),
     search: str | None = None,
@@ -81,13 +85,17 @@ def prune(
     repairs = compensate != "none"
     opened = open_checkpoint(checkpoint, arch=arch)
     _, present = single(opened)
+    needed = data is not None and method is not None and method not in WITHOUT_DATA
+    opened = with_class_names(
+        opened, classes=classes, templates=template, names=names_in(data) if needed else None
+    )
     notes: list[str] = [opened.note] if opened.note else []
     used: tuple[DataRecord, ...] = ()
     if method is not None:
         method = score_key(method, objective, recorded=opened.manifest.scores)
     label = method or "mask"
     scores = dict(opened.manifest.scores)
-    default = _default_name(opened.home, label, keep, remove, sample, seed, compensate)
+    default = _default_name(opened.home, label, keep, remove, sample, seed, compensate, tower)
     target = output_path(out if out is not None else default, force=force)
     runs = {
         "data": data, "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": batch_size,
@@ -97,7 +105,7 @@ def prune(
         kept = kept_from_file(Path(mask), opened.manifest)
     else:
         score, used = _score(
-            opened, method=method, keep=heads_kept, layers=layers, only_recorded=repairs, ood=ood, search=search,
+            opened, method=method, keep=heads_kept, layers=layers, tower=tower, only_recorded=repairs, ood=ood, search=search,
             remove=_needed(remove, sample), output=target, **runs,  # type: ignore[arg-type]
         )  # fmt: skip
         assert method is not None
@@ -113,7 +121,9 @@ def prune(
                 notes.append(
                     "cahp's curve has no knee: its highest point gives the number of heads"
                 )
-            kept = select_by_cahp(opened.manifest, score, keep=keep, remove=remove, layers=layers)
+            kept = select_by_cahp(
+                opened.manifest, score, keep=keep, remove=remove, layers=layers, tower=tower
+            )
         else:
             kept = select(
                 opened.manifest,
@@ -122,6 +132,7 @@ def prune(
                 remove=remove,
                 sample=sample,
                 layers=layers,
+                tower=tower,
                 seed=seed,
             )
     repaired: dict[str, Raw] = {}
@@ -129,8 +140,8 @@ def prune(
         repaired, calibration = repaired_tensors(opened, kept, how=compensate, **runs)  # type: ignore[arg-type]
         used = tuple(dict.fromkeys((*used, calibration)))
     arguments = {
-        "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "data": data,
-        "ood": list(ood) or None, "search": search,
+        "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "tower": tower,
+        **asked(classes, template), "data": data, "ood": list(ood) or None, "search": search,
         "compensate": compensate if repairs else None, "limit": limit, "mask": mask and Path(mask), "arch": arch,
     }  # fmt: skip
     inputs: dict[str, str] = {}
@@ -206,6 +217,7 @@ def _default_name(
     sample: str | None,
     seed: int,
     compensate: str,
+    tower: str | None,
 ) -> Path:
     """`vit-taylor-k8.safetensors` beside the input."""
     stem = path.name.removesuffix(".safetensors")
@@ -221,7 +233,8 @@ def _default_name(
     if sample is not None:
         amount = f"-s{sample.replace('/', 'of')}-seed{seed}"
     repair = f"-{compensate}" if compensate != "none" else ""
-    return path.with_name(f"{stem}-{label}{amount}{repair}.safetensors")
+    where = f"-{tower}" if tower not in (None, "both") else ""
+    return path.with_name(f"{stem}-{label}{where}{amount}{repair}.safetensors")
 
 
 def plan_pruning(

@@ -18,14 +18,16 @@ from hydrasurgeon.checkpoint import (
     write_text,
 )
 from hydrasurgeon.circuits.state import state_path
+from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.heads import parse_layers
+from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
 from hydrasurgeon.plotting import check_plot
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.tensorfile import Planned
+from hydrasurgeon.zeroshot import record_of
 
 __all__ = ["Progress", "Scored", "compute", "counted", "score"]
 
@@ -59,6 +61,9 @@ def score(
     keep: int | str | None = None,
     remove: int | None = None,
     layers: str | None = None,
+    tower: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
     limit: int | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -79,6 +84,8 @@ def score(
     picture = None if plot is None else check_plot(Path(plot), force=force)
     opened = open_checkpoint(checkpoint, arch=arch)
     single(opened)
+    names = None if method in WITHOUT_DATA else names_in(data)
+    opened = with_class_names(opened, classes=classes, templates=template, names=names)
     if opened.hub_id is not None and out is None:
         raise UsageError(
             f"{opened.hub_id}: scores cannot be written into the hub's cache",
@@ -87,13 +94,14 @@ def score(
     target = None if out is None else output_path(out, force=force)
     digests = opened.digests()
     found, used = compute(
-        opened, method=key, data=data, ood=ood, search=search, keep=heads_kept, remove=remove, layers=layers, limit=limit,
-        seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+        opened, method=key, data=data, ood=ood, search=search, keep=heads_kept, remove=remove, layers=layers, tower=tower,
+        limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
         output=target or opened.path,
     )  # fmt: skip
     arguments = {
         "method": key, "data": data, "ood": list(ood) or None, "search": search, "keep": keep, "remove": remove,
-        "layers": layers, "limit": limit, "dtype": dtype, "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
+        "layers": layers, "tower": tower, **asked(classes, template), "limit": limit, "dtype": dtype,
+        "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
     }  # fmt: skip
     if picture is not None:
         from hydrasurgeon.criteria.cahp_plot import draw_cahp
@@ -184,6 +192,7 @@ def compute(
     output: Path | None = None,
     keep: int | None,
     layers: str | None,
+    tower: str | None,
     limit: int | None,
     seed: int,
     device: str,
@@ -195,15 +204,17 @@ def compute(
     """Scores of all heads present, and the data they were computed on; `method` is the score's key."""
     judge = criterion(method)
     objective = _objective(method, ood, search)
-    tower = max(checkpoint.manifest.towers.values(), key=lambda t: t.layers)
-    if keep is not None and not 0 < keep <= tower.heads:
+    model = checkpoint.manifest.model
+    towers = parse_towers(tower, checkpoint.manifest.towers)
+    sizes = [checkpoint.manifest.towers[name] for name in towers]
+    most = max(size.heads for size in sizes)
+    if keep is not None and not 0 < keep <= most:
         raise SurgeryError(
-            f"--keep {keep}: layers have {tower.heads} heads",
-            hint=f"Keep between 1 and {tower.heads}.",
+            f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}."
         )
     feed = _NoData() if method in WITHOUT_DATA else _Feed.open(
-        checkpoint, data, ood if objective != "acc" else (), method=method, limit=limit, seed=seed, device=device,
-        dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+        checkpoint, data, ood if objective != "acc" else (), method=method, towers=towers, limit=limit, seed=seed,
+        device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
     )  # fmt: skip
     options = None
     if objective is not None:
@@ -215,7 +226,7 @@ def compute(
             identity={
                 "weights": checkpoint.record(checkpoint.digests()).sha256,
                 "data": [f"{each.rows} rows {each.sha256[:12]}" for each in feed.records],
-                "objective": objective, "search": search or "exact", "layers": layers, "dtype": dtype,
+                "objective": objective, "search": search or "exact", "layers": layers, "towers": list(towers), "dtype": dtype,
                 "batch_size": feed.batch_size,
             },
         )  # fmt: skip
@@ -225,7 +236,8 @@ def compute(
         batches=feed.batches,
         samples=feed.rows,
         keep=keep,
-        layers=parse_layers(layers, tower.layers),
+        towers=towers,
+        layers=parse_layers(layers, max(size.layers for size in sizes)),
         seed=seed,
         batch_size=feed.batch_size,
         foreign=feed.foreign_batches,
@@ -239,11 +251,17 @@ def compute(
         ), feed.records
     more = verdict.settings if isinstance(verdict, Verdict) else {}
     scores = verdict.scores if isinstance(verdict, Verdict) else verdict
-    values = _by_original_number(checkpoint, scores)
-    settings = {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
+    values = _by_original_number(checkpoint, scores, towers)
+    settings: dict[str, Any] = (
+        {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
+    )
     settings |= more
     if method == "random":
         settings["seed"] = seed
+    if tower is not None:
+        settings["tower"] = tower
+    if method not in WITHOUT_DATA:
+        settings |= record_of(model)
     used = feed.records
     return Score(values=values, settings=settings, data=used), used
 
@@ -264,15 +282,15 @@ def _objective(method: str, ood: Sequence[str], search: str | None) -> str | Non
 
 
 def _by_original_number(
-    checkpoint: Checkpoint, found: HeadScores
+    checkpoint: Checkpoint, found: HeadScores, towers: Sequence[str]
 ) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
     manifest = checkpoint.manifest
     assert manifest.kept is not None
     values: dict[str, tuple[tuple[float, ...], ...]] = {}
-    for tower, rows in manifest.kept.items():
+    for tower in towers:
         layers = []
-        for layer, row in enumerate(rows):
+        for layer, row in enumerate(manifest.kept[tower]):
             scores = dict(zip(row, found[tower, layer], strict=True))
             layers.append(
                 tuple(float(scores.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
@@ -320,6 +338,7 @@ class _Feed:
         ood: Sequence[str],
         *,
         method: str,
+        towers: Sequence[str],
         limit: int | None,
         seed: int,
         device: str,
@@ -349,7 +368,7 @@ class _Feed:
         )
         return cls(
             module=module,
-            sites=tuple(block.attention for block in family.anatomy(module).blocks),
+            sites=tuple(s for s in family.anatomy(module).sites if s.tower in towers),
             loader=loader,
             rows=len(samples),
             records=tuple(DataRecord(**each.fingerprint()) for each in (samples, *outside)),
