@@ -258,7 +258,7 @@ def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path
     orders = [
         hs.score(
             pruned, method="circuit", data=data, ood=[ood], remove=4, search=search, batch_size=7, device="cpu",
-            out=tmp_path / f"{search}.safetensors",
+            tower=family.tower, out=tmp_path / f"{search}.safetensors",
         ).result.order
         for search in ("naive", "exact")
     ]  # fmt: skip
@@ -270,7 +270,7 @@ def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path
     ]
     engine = Engine(backend(model.manifest.model.family).anatomy(model.module), together=16)
     inputs = family.inputs(4, torch.float64)
-    heads = all_heads(model.manifest.kept)
+    heads = [head for head in all_heads(model.manifest.kept) if head.tower == family.tower]
     with torch.inference_mode():
         engine.remove(heads[:2])
         found = engine.without_each(inputs, heads[2:])
