@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.backends import backend
-from hydrasurgeon.errors import CheckFailed, MissingDependency
+from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.hydra import Hydra, run_block
 from hydrasurgeon.loading import Classifier
 
@@ -76,13 +76,8 @@ def to_onnx(model: Classifier) -> Exported:
 
 
 def _difference(content: bytes, traced: _Traced, model: Classifier) -> float:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependency(
-            "export: onnxruntime is needed to check the result",
-            hint='Install it: pip install "hydrasurgeon[onnx]"',
-        ) from error
+    import onnxruntime
+
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         worst = 0.0

@@ -12,7 +12,7 @@ from families import FAMILIES, Family
 from test_families import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import CheckFailed, OutputError, UsageError
+from hydrasurgeon.errors import CheckFailed, MissingDependency, OutputError, UsageError
 from hydrasurgeon.stages.export import export
 
 SOME = [pytest.param(FAMILIES[n], id=n) for n in ("timm ViT", "BERT", "MPNet", "DINOv2", "DistilBERT", "OpenCLIP")]  # fmt: skip
@@ -20,7 +20,8 @@ SOME = [pytest.param(FAMILIES[n], id=n) for n in ("timm ViT", "BERT", "MPNet", "
 
 @pytest.mark.parametrize("family", SOME)
 def test_onnxruntime_agrees(family: Family, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     source, inputs = tmp_path / "source", family.inputs(rows=5)
     family.write(source)
     pruned = member(source, family, RAGGED, tmp_path / "m.safetensors")
@@ -41,7 +42,6 @@ def test_onnxruntime_agrees(family: Family, tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnxruntime")
     FAMILIES["timm ViT"].write(tmp_path / "v")
     monkeypatch.setattr("hydrasurgeon.exporting.TOLERANCE", -1.0)
     with pytest.raises(CheckFailed, match="differ from torch"):
@@ -64,7 +64,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
     from hydrasurgeon.cli import run
 
-    pytest.importorskip("onnxruntime")
     FAMILIES["timm ViT"].write(tmp_path / "v")
     assert run(["export", str(tmp_path / "v"), "-o", str(tmp_path / "v.onnx"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -74,12 +73,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run(["export", str(tmp_path / "v"), "-o", str(tmp_path / "v.onnx")]) == 2
 
 
-def test_without_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydrasurgeon.errors import MissingDependency
-
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_without_an_onnx_package(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     FAMILIES["timm ViT"].write(tmp_path / "v")
-    with pytest.raises(MissingDependency, match="onnxruntime is needed") as refused:
+    with pytest.raises(MissingDependency, match=f"needs {package}, which") as refused:
         export(tmp_path / "v", out=tmp_path / "v.onnx")
     assert refused.value.exit_code == 6
     assert not (tmp_path / "v.onnx").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 from hydrasurgeon.checkpoint import open_checkpoint, write_bytes
 from hydrasurgeon.classnames import with_class_names
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
+from hydrasurgeon.optional import need
 
 __all__ = ["Export", "export"]
 
@@ -38,6 +39,8 @@ def export(
     """Write the checkpoint as ONNX with a dynamic batch; outputs are logits [batch, member, class] and probs."""
     if format not in FORMATS:
         raise UsageError(f"--format {format}: not known", hint=f"Use {', '.join(FORMATS)}.")
+    # onnx is what torch writes with; onnxruntime proves what it wrote.
+    need("onnx", "onnxruntime", purpose="export --format onnx")
     opened = with_class_names(
         open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
     )
