@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hydrasurgeon.errors import HydraError, UsageError
+from hydrasurgeon import options
+from hydrasurgeon.errors import HydraError
 
 __all__ = ["app", "main", "run"]
 
@@ -23,128 +24,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-CheckpointArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="CKPT",
-        help="A .safetensors file, its name without suffix, a directory, or timm:NAME.",
-    ),
-]
-CheckpointsArg = Annotated[
-    list[str],
-    typer.Argument(metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids."),
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="D",
-        help="Labelled data: folder, .npz, .parquet, .jsonl, .csv, list, hf:…, torchvision:…, demo:….",
-    ),
-]
-OutOption = Annotated[
-    str | None,
-    typer.Option(
-        "-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout."
-    ),
-]
-RequiredOut = Annotated[
-    str,
-    typer.Option(
-        "-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout."
-    ),
-]
-MethodOption = Annotated[
-    str,
-    typer.Option(
-        "--method", metavar="M", help="taylor, fisher, magnitude, random, cahp or circuit."
-    ),
-]
-ObjectiveOption = Annotated[
-    str | None,
-    typer.Option(
-        "--objective",
-        metavar="acc|ood|avg",
-        help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
-    ),
-]
-FOREIGN_HELP = "Foreign data for the objectives ood and avg; repeatable, needs no labels."
-ForeignOption = Annotated[list[str] | None, typer.Option("--ood", metavar="D", help=FOREIGN_HELP)]
-SearchOption = Annotated[
-    str | None,
-    typer.Option(
-        "--search",
-        metavar="S",
-        help="How a circuit is searched: exact (default), fast, or naive.",
-    ),
-]
-KeepOption = Annotated[
-    str | None,
-    typer.Option(
-        "--keep", metavar="K|auto", help="Heads to keep in each layer; auto is cahp's own number."
-    ),
-]
-LayersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--layers", metavar="A-B", help="Remove heads from these layers only (6-11, or 0,2,5-7)."
-    ),
-]
-TowerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tower", metavar="TOWER", help="vision, text or both: where heads are scored and removed."
-    ),
-]
-ClassesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--classes",
-        metavar="A,B,…|FILE|data",
-        help="CLIP: the class names; else the recorded ones, else the data's.",
-    ),
-]
-TemplateOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--template",
-        metavar="TEXT",
-        help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
-    ),
-]
-ArchOption = Annotated[
-    str | None,
-    typer.Option(
-        "--arch",
-        metavar="timm:NAME",
-        help="Architecture of a file without manifest; may end in ,key=value….",
-    ),
-]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-BatchOption = Annotated[
-    str, typer.Option("--batch-size", metavar="N|auto", help="Samples in one pass.")
-]
-SeedOption = Annotated[int, typer.Option("--seed", help="Every random choice follows from it.")]
-LimitOption = Annotated[
-    int | None, typer.Option("--limit", metavar="N", help="Use a random N of the samples.")
-]
-SkipBadOption = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and name them.")
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
-
 
 @app.command()
 def score(
-    checkpoint: CheckpointArg,
-    method: MethodOption = "taylor",
-    data: DataOption = None,
-    objective: ObjectiveOption = None,
-    ood: ForeignOption = None,
-    keep: KeepOption = None,
+    checkpoint: options.Checkpoint,
+    method: options.Method = "taylor",
+    data: options.Data = None,
+    objective: options.Objective = None,
+    ood: options.Foreign = None,
+    keep: options.Keep = None,
     remove: Annotated[
         int | None,
         typer.Option(
@@ -153,28 +41,28 @@ def score(
             help="Heads a circuit's removal order holds; all but one if not given.",
         ),
     ] = None,
-    layers: LayersOption = None,
-    search: SearchOption = None,
-    tower: TowerOption = None,
-    classes: ClassesOption = None,
-    template: TemplateOption = None,
+    layers: options.Layers = None,
+    search: options.Search = None,
+    tower: options.Tower = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             "--plot", metavar="FILE", help="Draw cahp's curve and clusters as .png or .svg."
         ),
     ] = None,
-    out: OutOption = None,
-    arch: ArchOption = None,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
-    batch_size: BatchOption = "auto",
-    skip_bad: SkipBadOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    out: options.Out = None,
+    arch: options.Arch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    skip_bad: options.SkipBad = False,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> None:
     """Measure how much each head matters, and write it into the manifest.
 
@@ -186,9 +74,9 @@ def score(
 
     with render.progress(quiet) as tick:
         found = stage(
-            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search, keep=_keep(keep),
+            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search, keep=options.keep_count(keep),
             remove=remove, layers=layers, tower=tower, classes=classes, template=template or [], plot=plot, out=out, arch=arch,
-            limit=limit, seed=seed, device=device, dtype=dtype, batch_size=_batch(batch_size), skip_bad=skip_bad, force=force,
+            limit=limit, seed=seed, device=device, dtype=dtype, batch_size=options.batch(batch_size), skip_bad=skip_bad, force=force,
             progress=tick,
         )  # fmt: skip
     render.scored(found, json=json, quiet=quiet)
@@ -196,7 +84,7 @@ def score(
 
 @app.command()
 def prune(
-    checkpoint: CheckpointArg,
+    checkpoint: options.Checkpoint,
     method: Annotated[
         str | None,
         typer.Option(
@@ -205,8 +93,8 @@ def prune(
             help="Criterion; its scores come from the manifest or from --data.",
         ),
     ] = None,
-    objective: ObjectiveOption = None,
-    keep: KeepOption = None,
+    objective: options.Objective = None,
+    keep: options.Keep = None,
     remove: Annotated[
         int | None,
         typer.Option(
@@ -227,13 +115,13 @@ def prune(
             "--mask", metavar="FILE", help="Keep the heads of this manifest or JSON mask."
         ),
     ] = None,
-    layers: LayersOption = None,
-    tower: TowerOption = None,
-    classes: ClassesOption = None,
-    template: TemplateOption = None,
-    data: DataOption = None,
-    ood: ForeignOption = None,
-    search: SearchOption = None,
+    layers: options.Layers = None,
+    tower: options.Tower = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
+    data: options.Data = None,
+    ood: options.Foreign = None,
+    search: options.Search = None,
     compensate: Annotated[
         str,
         typer.Option(
@@ -242,17 +130,17 @@ def prune(
             help="Repair without training, on --data: none, mean or lstsq.",
         ),
     ] = "none",
-    out: OutOption = None,
-    arch: ArchOption = None,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
-    batch_size: BatchOption = "auto",
-    skip_bad: SkipBadOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    out: options.Out = None,
+    arch: options.Arch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    skip_bad: options.SkipBad = False,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> None:
     """Remove the least important heads from a checkpoint: writes a member.
 
@@ -263,10 +151,10 @@ def prune(
 
     with render.progress(quiet) as tick:
         pruned = stage(
-            checkpoint, method=method, objective=objective, ood=ood or [], search=search, keep=_keep(keep), remove=remove,
+            checkpoint, method=method, objective=objective, ood=ood or [], search=search, keep=options.keep_count(keep), remove=remove,
             sample=sample, mask=mask, layers=layers, tower=tower, classes=classes, template=template or [], data=data,
             compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
-            batch_size=_batch(batch_size),
+            batch_size=options.batch(batch_size),
             skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
@@ -274,9 +162,9 @@ def prune(
 
 @app.command()
 def finetune(
-    checkpoint: CheckpointArg,
+    checkpoint: options.Checkpoint,
     data: Annotated[str, typer.Option("--data", metavar="D", help="Labelled training data.")],
-    out: RequiredOut,
+    out: options.RequiredOut,
     val: Annotated[
         str | None,
         typer.Option("--val", metavar="D", help="Labelled data to report on after each epoch."),
@@ -303,17 +191,17 @@ def finetune(
             help="mlp, attention, embedding, classifier; frozen MLPs make fusing exact.",
         ),
     ] = None,
-    classes: ClassesOption = None,
-    template: TemplateOption = None,
-    arch: ArchOption = None,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
+    classes: options.Classes = None,
+    template: options.Template = None,
+    arch: options.Arch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", metavar="N", help="Instead of the recipe's.")
     ] = None,
-    skip_bad: SkipBadOption = False,
+    skip_bad: options.SkipBad = False,
     save_every: Annotated[
         int | None,
         typer.Option(
@@ -325,9 +213,9 @@ def finetune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")
     ] = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> None:
     """Train a member, or an unpruned backbone, by a recipe.
 
@@ -338,7 +226,7 @@ def finetune(
 
     with render.progress(quiet) as tick:
         tuned = stage(
-            checkpoint, data=data, out=out, val=val, recipe=recipe, set=_pairs(set_ or []), freeze=freeze, classes=classes, template=template or [], arch=arch,
+            checkpoint, data=data, out=out, val=val, recipe=recipe, set=options.pairs(set_ or []), freeze=freeze, classes=classes, template=template or [], arch=arch,
             limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad,
             save_every=save_every, resume=resume, force=force, progress=tick,
         )  # fmt: skip
@@ -350,7 +238,7 @@ def fuse(
     members: Annotated[
         list[str], typer.Argument(metavar="M1 M2 ...", help="Members of one backbone, two or more.")
     ],
-    out: RequiredOut,
+    out: options.RequiredOut,
     mlp: Annotated[
         str, typer.Option("--mlp", help="average (the paper's) or separate (exact).")
     ] = "average",
@@ -358,8 +246,8 @@ def fuse(
         str | None,
         typer.Option("--check", metavar="D", help="Compare with the members on this data."),
     ] = None,
-    classes: ClassesOption = None,
-    template: TemplateOption = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
     tolerance: Annotated[
         float,
         typer.Option(
@@ -367,14 +255,14 @@ def fuse(
             help="Largest mean difference of a class probability that --check accepts.",
         ),
     ] = 0.02,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
-    batch_size: BatchOption = "auto",
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> None:
     """Fuse members into one hydra that runs all of them in a single pass."""
     from hydrasurgeon import render
@@ -383,7 +271,7 @@ def fuse(
     with render.progress(quiet) as tick:
         fused = stage(
             members, out=out, mlp=mlp, check=check, classes=classes, template=template or [], tolerance=tolerance, limit=limit, seed=seed, device=device,
-            dtype=dtype, batch_size=_batch(batch_size), force=force, progress=tick,
+            dtype=dtype, batch_size=options.batch(batch_size), force=force, progress=tick,
         )  # fmt: skip
     render.fused(fused, json=json, quiet=quiet)
 
@@ -393,7 +281,7 @@ def evaluate(
     checkpoints: Annotated[
         list[str] | None, typer.Argument(metavar="CKPT...", help="Checkpoints to compare.")
     ] = None,
-    data: DataOption = None,
+    data: options.Data = None,
     ood: Annotated[
         list[str] | None,
         typer.Option(
@@ -414,8 +302,8 @@ def evaluate(
         str | None,
         typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on."),
     ] = None,
-    classes: ClassesOption = None,
-    template: TemplateOption = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Treat the checkpoints as one Deep Ensemble.")
     ] = False,
@@ -442,14 +330,14 @@ def evaluate(
             "--predictions-in", metavar="F", help="Evaluate logits from such a file; repeatable."
         ),
     ] = None,
-    arch: ArchOption = None,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "float32",
-    batch_size: BatchOption = "auto",
-    skip_bad: SkipBadOption = False,
-    quiet: QuietOption = False,
+    arch: options.Arch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    skip_bad: options.SkipBad = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Accuracy, calibration, OOD detection, diversity and cost, in one table."""
     from hydrasurgeon import render
@@ -460,14 +348,14 @@ def evaluate(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes, template=template or [], ensemble=ensemble,
             temperature=temperature, ood_score=ood_score, json=None if json == "-" else json, predictions=predictions,
             predictions_in=predictions_in or [], arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
-            batch_size=_batch(batch_size), skip_bad=skip_bad, progress=tick,
+            batch_size=options.batch(batch_size), skip_bad=skip_bad, progress=tick,
         )  # fmt: skip
     render.evaluated(evaluation, json=json == "-", quiet=quiet)
 
 
 @app.command()
 def bench(
-    checkpoints: CheckpointsArg,
+    checkpoints: options.Checkpoints,
     vs: Annotated[
         list[str] | None,
         typer.Option(
@@ -490,11 +378,11 @@ def bench(
         str | None,
         typer.Option("--plot", metavar="F", help="A picture of it, as .png or .svg."),
     ] = None,
-    arch: ArchOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    force: ForceOption = False,
-    quiet: QuietOption = False,
+    arch: options.Arch = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    force: options.Force = False,
+    quiet: options.Quiet = False,
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
@@ -513,7 +401,11 @@ def bench(
 
 
 @app.command()
-def inspect(checkpoint: CheckpointArg, arch: ArchOption = None, json: JsonOption = False) -> None:
+def inspect(
+    checkpoint: options.Checkpoint,
+    arch: options.Arch = None,
+    json: options.Json = False,
+) -> None:
     """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
     from hydrasurgeon import render
     from hydrasurgeon.stages.inspect import inspect as stage
@@ -528,7 +420,7 @@ def compare(
         typer.Argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest."),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one of the same architecture.")],
-    json: JsonOption = False,
+    json: options.Json = False,
 ) -> None:
     """How alike two selections of heads are: overlap for each layer and in all, Jensen–Shannon divergence."""
     from hydrasurgeon import render
@@ -539,7 +431,7 @@ def compare(
 
 @app.command()
 def export(
-    checkpoint: CheckpointArg,
+    checkpoint: options.Checkpoint,
     format: Annotated[str, typer.Option("--format", help="onnx.")] = "onnx",
     out: Annotated[
         str | None,
@@ -547,11 +439,11 @@ def export(
             "-o", "--out", metavar="OUT", help="The .onnx file; else CKPT.onnx beside it."
         ),
     ] = None,
-    classes: ClassesOption = None,
-    template: TemplateOption = None,
-    arch: ArchOption = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    classes: options.Classes = None,
+    template: options.Template = None,
+    arch: options.Arch = None,
+    force: options.Force = False,
+    json: options.Json = False,
 ) -> None:
     """Write a model or a hydra as ONNX, checked in onnxruntime before the file is kept."""
     from hydrasurgeon import render
@@ -577,7 +469,7 @@ def demo(
     folder: Annotated[
         Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")
     ] = Path("hydra-demo"),
-    force: ForceOption = False,
+    force: options.Force = False,
 ) -> None:
     """Build a Hydra from a small trained ViT on real images, and compare it with a Deep Ensemble."""
     from hydrasurgeon.stages.demo import demo as stage
@@ -589,53 +481,12 @@ def demo(
 _WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
 
 
-def _batch(text: str) -> int | None:
-    """A number, or None for auto."""
-    if text == "auto":
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--batch-size {text}: neither a positive number nor auto")
-    return int(text)
-
-
-def _keep(text: str | None) -> int | str | None:
-    """A number, auto, or nothing."""
-    if text is None or text == "auto":
-        return text
-    if not text.isdigit():
-        raise UsageError(f"--keep {text}: neither a number nor auto")
-    return int(text)
-
-
-def _pairs(entries: list[str]) -> dict[str, str]:
-    pairs = {}
-    for entry in entries:
-        key, equals, value = entry.partition("=")
-        if not equals:
-            raise UsageError(f"--set {entry}: not KEY=VALUE")
-        pairs[key.strip()] = value.strip()
-    return pairs
-
-
-def _spread(arguments: list[str], option: str) -> list[str]:
-    """`--vs a b c` → `--vs a --vs b --vs c`: everything up to the next option belongs to it."""
-    spread: list[str] = []
-    inside = False
-    for argument in arguments:
-        if argument.startswith("-"):
-            inside = argument == option
-            spread += [] if inside else [argument]
-        else:
-            spread += [option, argument] if inside else [argument]
-    return spread
-
-
 def run(arguments: list[str]) -> int:
     """Run one command in this process and return its exit code; a bug keeps its traceback."""
     from hydrasurgeon import render
 
     if arguments[:1] == ["bench"]:
-        arguments = _spread(arguments, "--vs")
+        arguments = options.spread(arguments, "--vs")
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
     except HydraError as error:

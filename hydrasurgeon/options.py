@@ -1,0 +1,193 @@
+"""What the commands share: the options they have in common, and how their texts are read."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hydrasurgeon.errors import UsageError
+
+__all__ = [
+    "Arch",
+    "Batch",
+    "Checkpoint",
+    "Checkpoints",
+    "Classes",
+    "Data",
+    "Device",
+    "Dtype",
+    "Force",
+    "Foreign",
+    "Json",
+    "Keep",
+    "Layers",
+    "Limit",
+    "Method",
+    "Objective",
+    "Out",
+    "Quiet",
+    "RequiredOut",
+    "Search",
+    "Seed",
+    "SkipBad",
+    "Template",
+    "Tower",
+    "batch",
+    "keep_count",
+    "pairs",
+    "spread",
+]
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CKPT",
+        help="A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME.",
+    ),
+]
+Checkpoints = Annotated[
+    list[str],
+    typer.Argument(metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids."),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="D",
+        help="Labelled data: folder, .npz, .parquet, .jsonl, .csv, list, hf:…, torchvision:…, demo:….",
+    ),
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout."
+    ),
+]
+RequiredOut = Annotated[
+    str,
+    typer.Option(
+        "-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout."
+    ),
+]
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method", metavar="M", help="taylor, fisher, magnitude, random, cahp or circuit."
+    ),
+]
+Objective = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="acc|ood|avg",
+        help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
+    ),
+]
+FOREIGN_HELP = "Foreign data for the objectives ood and avg; repeatable, needs no labels."
+Foreign = Annotated[list[str] | None, typer.Option("--ood", metavar="D", help=FOREIGN_HELP)]
+Search = Annotated[
+    str | None,
+    typer.Option(
+        "--search",
+        metavar="S",
+        help="How a circuit is searched: exact (default), fast, or naive.",
+    ),
+]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        "--keep", metavar="K|auto", help="Heads to keep in each layer; auto is cahp's own number."
+    ),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers", metavar="A-B", help="Remove heads from these layers only (6-11, or 0,2,5-7)."
+    ),
+]
+Tower = Annotated[
+    str | None,
+    typer.Option(
+        "--tower", metavar="TOWER", help="vision, text or both: where heads are scored and removed."
+    ),
+]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        "--classes",
+        metavar="A,B,…|FILE|data",
+        help="CLIP: the class names; else the recorded ones, else the data's.",
+    ),
+]
+Template = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template",
+        metavar="TEXT",
+        help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
+    ),
+]
+Arch = Annotated[
+    str | None,
+    typer.Option(
+        "--arch",
+        metavar="timm:NAME",
+        help="Architecture of a file without manifest; may end in ,key=value….",
+    ),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+Batch = Annotated[str, typer.Option("--batch-size", metavar="N|auto", help="Samples in one pass.")]
+Seed = Annotated[int, typer.Option("--seed", help="Every random choice follows from it.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="N", help="Use a random N of the samples.")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and name them.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")]
+Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+
+
+def batch(text: str) -> int | None:
+    """A number, or None for auto."""
+    if text == "auto":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--batch-size {text}: neither a positive number nor auto")
+    return int(text)
+
+
+def keep_count(text: str | None) -> int | str | None:
+    """A number, auto, or nothing."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdigit():
+        raise UsageError(f"--keep {text}: neither a number nor auto")
+    return int(text)
+
+
+def pairs(entries: list[str]) -> dict[str, str]:
+    """KEY=VALUE entries as a mapping."""
+    found = {}
+    for entry in entries:
+        key, equals, value = entry.partition("=")
+        if not equals:
+            raise UsageError(f"--set {entry}: not KEY=VALUE")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def spread(arguments: list[str], option: str) -> list[str]:
+    """`--vs a b c` → `--vs a --vs b --vs c`: everything up to the next option belongs to it."""
+    found: list[str] = []
+    inside = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            inside = argument == option
+            found += [] if inside else [argument]
+        else:
+            found += [option, argument] if inside else [argument]
+    return found
