@@ -222,6 +222,7 @@ def measure(
                             "contender": k,
                             "batch": batch,
                             "dtype": dtype,
+                            "runs": runs,
                             "ms": 1000 * taken,
                             "ratio": taken / seconds["single"],
                             "macs_ratio": products / sizes["single"][1] or None,
@@ -252,7 +253,6 @@ def main() -> None:
         )  # fmt: skip
         stored = json.loads(path.read_text()) if path.exists() else {"results": {}}
         stored["machine"] = machine(torch.device(given.device))
-        stored["runs"] = given.runs
         # A partial run replaces its own points only.
         measured = {(r["contender"], r["batch"], r["dtype"]) for r in rows}
         kept = [
