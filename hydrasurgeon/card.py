@@ -8,7 +8,11 @@ import shlex
 from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.manifest import Manifest, Step
 
-__all__ = ["model_card"]
+__all__ = ["BEGIN", "CARD", "END", "model_card", "on_hub"]
+
+CARD = "README.md"
+# What lies between them is written by `eval --card`.
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
 def model_card(manifest: Manifest, *, library: str, task: str, usage: str) -> str:
@@ -59,6 +63,17 @@ probs = model.predict(inputs)
 
 {_measured(manifest)}
 """
+
+
+def on_hub(card: str, *, scheme: str, repo: str) -> str:
+    """The card of a directory that lies on the hub: its code loads it from there."""
+    for here, there in (
+        ('hs.load("DIR")', f'hs.load("{scheme}:{repo}")'),
+        ("local-dir:DIR", f"hf-hub:{repo}"),
+        ('"DIR"', f'"{repo}"'),
+    ):
+        card = card.replace(here, there)
+    return card
 
 
 def _title(manifest: Manifest) -> str:
@@ -133,6 +148,5 @@ def _measured(manifest: Manifest) -> str:
                 f"- {name}: the search's objective went from {score.trace[0]:.4f} to {score.trace[-1]:.4f}"
                 + (f" on {rows}" if rows else "")
             )
-    if not lines:
-        return "Nothing was recorded. `hydrasurgeon eval DIR --data D --ood far:NAME=D` measures accuracy, calibration, OOD detection and cost."
-    return "\n".join(lines)
+    nothing = "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, OOD detection and cost here."
+    return "\n".join([*lines, *([""] if lines else []), BEGIN, nothing, END])

@@ -33,12 +33,22 @@ from hydrasurgeon.manifest import (
 from hydrasurgeon.slicing import sliced_shape
 from hydrasurgeon.tensorfile import Planned, TensorFile, Tensors, weights_sha256, write_tensors
 
-__all__ = ["Checkpoint", "open_checkpoint", "output_path", "save", "single"]
+__all__ = [
+    "Checkpoint",
+    "open_checkpoint",
+    "output_path",
+    "save",
+    "single",
+    "texts_beside",
+    "weights_in",
+    "weights_name",
+]
 
 FLOATS = {"F16", "BF16", "F32", "F64"}
 CLIP_WEIGHTS = "open_clip_model.safetensors"
 # OpenCLIP's name first: its repositories hold transformers' weights of the same model too.
 WEIGHT_FILES = (CLIP_WEIGHTS, "model.safetensors", "model.safetensors.index.json")
+PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 UNKNOWN = "0" * 64
 FILES_KEY = "hydrasurgeon.files"
 """Header key of the companions' texts, so that a lone file keeps its tokenizer."""
@@ -164,14 +174,18 @@ def _find(text: str) -> Path:
     for candidate in (path, path.with_name(path.name + ".safetensors")):
         if candidate.exists():
             return candidate
-    if path.suffix in {".bin", ".pt", ".pth", ".ckpt"}:
-        raise CheckpointError(
-            f"{text}: pickled checkpoints are not read",
-            hint="Convert it to safetensors with its own library.",
-        )
+    if path.suffix in PICKLED:
+        raise _not_read(path)
     raise CheckpointError(
         f"{text}: no such checkpoint",
         hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in SCHEMES)}).",
+    )
+
+
+def _not_read(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: pickled checkpoints are not read",
+        hint="Convert it to safetensors with its own library.",
     )
 
 
@@ -204,6 +218,9 @@ def _directory(path: Path) -> tuple[list[TensorFile], dict[str, Any]]:
     found = sorted(path.glob("*.safetensors"))
     if len(found) == 1:
         return [TensorFile(found[0])], config
+    pickled = next((p.name for p in sorted(path.iterdir()) if p.suffix in PICKLED), None)
+    if pickled is not None:
+        raise _not_read(path / pickled)
     raise CheckpointError(
         f"{path}: no weights found", hint=f"Looked for {', '.join(WEIGHT_FILES)}."
     )
@@ -321,17 +338,15 @@ def save(
     files: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Write weights and manifest, each whole or not at all; the file is usable alone at every moment."""
-    folder, weights, beside = out.parent, out, sidecar(out)
-    if out.suffix != ".safetensors":
-        clip = manifest(UNKNOWN).model.family == "open_clip"
-        folder, beside = out, out / "heads.json"
-        weights = out / (CLIP_WEIGHTS if clip else "model.safetensors")
+    weights = weights_in(out, manifest(UNKNOWN).model.family)
+    folder = weights.parent
+    beside = sidecar(out) if weights is out else out / "heads.json"
     final: list[Manifest] = []
 
     def metadata(sha256: str | None) -> dict[str, str]:
         final.append(manifest(sha256 or UNKNOWN))
         header = {HEADER_KEY: final[-1].to_header()}
-        if files and folder is not out:
+        if files and weights is out:
             header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
         return header
 
@@ -346,12 +361,26 @@ def save(
                 folder.rmdir()
             raise
         beside.unlink(missing_ok=True)  # an old sidecar must never stand beside new weights
-    write_text(beside, final[-1].to_json())
-    if folder is out:
-        beside_them = backend(final[-1].model.family).directory(final[-1])
-        for name, text in {**beside_them, **(files or {})}.items():
-            write_text(out / name, text)
+    alone = {beside.name: final[-1].to_json()}
+    for name, text in (alone if weights is out else texts_beside(final[-1], files)).items():
+        write_text(folder / name, text)
     return final[-1]
+
+
+def weights_name(family: str) -> str:
+    """What the weights are called in a directory."""
+    return CLIP_WEIGHTS if family == "open_clip" else "model.safetensors"
+
+
+def weights_in(out: Path, family: str) -> Path:
+    """The weight file of an output: the output itself, or the file in its directory."""
+    return out if out.suffix == ".safetensors" else out / weights_name(family)
+
+
+def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:
+    """All that lies beside the weights in the family's own directory layout."""
+    own = backend(manifest.model.family).directory(manifest)
+    return {"heads.json": manifest.to_json(), **own, **(files or {})}
 
 
 def write_text(path: Path, text: str) -> None:

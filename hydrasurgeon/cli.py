@@ -139,6 +139,8 @@ def prune(
     batch_size: options.Batch = "auto",
     skip_bad: options.SkipBad = False,
     force: options.Force = False,
+    push_to_hub: options.PushToHub = None,
+    private: options.Private = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -155,7 +157,7 @@ def prune(
             sample=sample, mask=mask, layers=layers, tower=tower, classes=classes, template=template or [], data=data,
             compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
             batch_size=options.batch(batch_size),
-            skip_bad=skip_bad, force=force, progress=tick,
+            skip_bad=skip_bad, force=force, push_to_hub=push_to_hub, private=private, progress=tick,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
 
@@ -214,6 +216,8 @@ def finetune(
         bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")
     ] = False,
     force: options.Force = False,
+    push_to_hub: options.PushToHub = None,
+    private: options.Private = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -228,7 +232,7 @@ def finetune(
         tuned = stage(
             checkpoint, data=data, out=out, val=val, recipe=recipe, set=options.pairs(set_ or []), freeze=freeze, classes=classes, template=template or [], arch=arch,
             limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad,
-            save_every=save_every, resume=resume, force=force, progress=tick,
+            save_every=save_every, resume=resume, force=force, push_to_hub=push_to_hub, private=private, progress=tick,
         )  # fmt: skip
     render.finetuned(tuned, json=json, quiet=quiet)
 
@@ -261,6 +265,8 @@ def fuse(
     dtype: options.Dtype = "float32",
     batch_size: options.Batch = "auto",
     force: options.Force = False,
+    push_to_hub: options.PushToHub = None,
+    private: options.Private = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -271,7 +277,7 @@ def fuse(
     with render.progress(quiet) as tick:
         fused = stage(
             members, out=out, mlp=mlp, check=check, classes=classes, template=template or [], tolerance=tolerance, limit=limit, seed=seed, device=device,
-            dtype=dtype, batch_size=options.batch(batch_size), force=force, progress=tick,
+            dtype=dtype, batch_size=options.batch(batch_size), force=force, push_to_hub=push_to_hub, private=private, progress=tick,
         )  # fmt: skip
     render.fused(fused, json=json, quiet=quiet)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 
 from hydrasurgeon.errors import CheckpointError
 
-__all__ = ["SCHEMES", "fetch", "pinned"]
+__all__ = ["SCHEMES", "SCHEME_OF", "fetch", "network_errors", "pinned", "refused_token"]
 
-SCHEMES = ("timm", "hf", "open_clip")
+SCHEME_OF = {"timm": "timm", "transformers": "hf", "open_clip": "open_clip"}
+SCHEMES = tuple(SCHEME_OF.values())
 # Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
 CLIP_PATTERNS = ["open_clip_model.safetensors", "open_clip_config.json", "heads.json"]
-PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "heads.json"]
+TEXTS = ["*.json", "*.txt", "*.model"]
+PATTERNS = ["*.safetensors", *TEXTS]
 
 
 def pinned(spec: str, path: Path) -> str:
@@ -36,6 +40,31 @@ def _repository(scheme: str, name: str) -> str:
     return name
 
 
+def network_errors() -> tuple[type[Exception], ...]:
+    """What huggingface_hub raises when the hub is out of reach: its HTTP library's errors, whichever that is, too."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return tuple({OSError, *HfHubHTTPError.__bases__})
+
+
+def refused_token(error: Exception) -> bool:
+    """Whether the hub answered that it does not know the token."""
+    return getattr(getattr(error, "response", None), "status_code", None) == 401
+
+
+def _check(folder: Path, spec: str) -> None:
+    """Refuse a transformers model by its config.json, unless a manifest says that it is one of ours."""
+    from hydrasurgeon.backends.hf_encoder import check_config
+
+    path = folder / "config.json"
+    if (folder / "heads.json").exists() or not path.exists():
+        return
+    with contextlib.suppress(ValueError):  # a damaged file gets its message where it is read
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if "model_type" in config and not (folder / "open_clip_config.json").exists():
+            check_config(config, spec)
+
+
 def fetch(spec: str) -> Path:
     """Download (or find in the cache) the repository behind a hub id; `@revision` may follow."""
     scheme, _, rest = spec.partition(":")
@@ -45,13 +74,17 @@ def fetch(spec: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    try:
+    def download(patterns: list[str]) -> Path:
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=patterns))
+
+    try:
+        if scheme == "hf":
+            _check(download(TEXTS), spec)  # before gigabytes of a model that cannot be cut
+        return download(patterns)
     except GatedRepoError as error:
         raise CheckpointError(
             f"{spec}: {repo} is gated", hint="Ask for access, then log in with `hf auth login`."
@@ -68,7 +101,12 @@ def fetch(spec: str) -> Path:
             f"{spec}: {repo!r} is not a repository name",
             hint="Write timm:vit_base_patch16_224.augreg_in21k, hf:google-bert/bert-base-uncased or open_clip:ViT-B-32/laion2b_s34b_b79k.",
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except network_errors() as error:
+        if refused_token(error):
+            raise CheckpointError(
+                f"{spec}: the hub does not know the token",
+                hint="Log in again with `hf auth login`.",
+            ) from error
         raise CheckpointError(
             f"{spec}: {repo} is not in the cache and the hub cannot be reached",
             hint="Connect once, or give a local path.",

@@ -26,6 +26,8 @@ __all__ = [
     "Method",
     "Objective",
     "Out",
+    "Private",
+    "PushToHub",
     "Quiet",
     "RequiredOut",
     "Search",
@@ -147,6 +149,17 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and name them.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+PushToHub = Annotated[
+    str | None,
+    typer.Option(
+        "--push-to-hub",
+        metavar="OWNER/NAME",
+        help="Upload the result as a directory to this hub repository; takes the usual token.",
+    ),
+]
+Private = Annotated[
+    bool, typer.Option("--private", help="With --push-to-hub: a new repository is private.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 

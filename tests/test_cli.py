@@ -152,6 +152,7 @@ LIGHT = (
     "accelerate",
     "torchvision",
     "sklearn",
+    "huggingface_hub",
 )
 
 

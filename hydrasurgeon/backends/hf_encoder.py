@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from hydrasurgeon.heads import Kept
     from hydrasurgeon.tensorfile import TensorInfo
 
-__all__ = ["HFEncoder"]
+__all__ = ["HFEncoder", "check_config"]
 
 SUPPORTED = f"Supported model types: {', '.join(KINDS)}."
+CLIP = "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
 VISION = re.compile(r"(?:^|\.)(?:vit|deit|dinov2)\.")
 MLP = re.compile(r"\.layers?\.\d+\.(?:intermediate|output|mlp|ffn)\.(?!LayerNorm)")
@@ -243,6 +244,11 @@ def _modelling(arch: str) -> str:
     return text.replace('ARCH = "BertForSequenceClassification"', f'ARCH = "{arch}"')
 
 
+def check_config(config: Mapping[str, Any], where: str) -> None:
+    """SurgeryError for a model that cannot be cut, told from its config.json alone."""
+    _kind(config, where)
+
+
 def _kind(config: Mapping[str, Any], where: str) -> Kind:
     """The table's row for a config; SurgeryError says why a model cannot be cut."""
     found = str(config.get("model_type"))
@@ -250,20 +256,25 @@ def _kind(config: Mapping[str, Any], where: str) -> Kind:
     if config.get("auto_map"):
         raise SurgeryError(
             f"{where}: runs code of its own (auto_map, trust_remote_code), which is not executed",
-            hint=SUPPORTED,
+            hint=f"If transformers' own {found} model runs it as well, take auto_map out of its config.json."
+            if found in KINDS
+            else SUPPORTED,
         )
     decoder = config.get("is_decoder") or any("CausalLM" in n or "LMHeadModel" in n for n in names)
     if decoder:
         raise SurgeryError(f"{where}: {found} is a decoder, not a classifier", hint=SUPPORTED)
     if found not in KINDS:
-        raise SurgeryError(f"{where}: transformers:{found} is not supported", hint=SUPPORTED)
+        hint = CLIP if found == "clip" else SUPPORTED
+        raise SurgeryError(f"{where}: transformers:{found} is not supported", hint=hint)
     for key, fine, what in (
         ("position_embedding_type", "absolute", "relative positions in every layer"),
         ("add_cross_attention", False, "cross-attention"),
         ("use_swiglu_ffn", False, "a packed SwiGLU MLP (DINOv2 giant)"),
     ):
         if config.get(key, fine) not in (fine, None):
-            raise SurgeryError(f"{where}: has {what} ({key}={config[key]}), which is not supported")
+            raise SurgeryError(
+                f"{where}: has {what} ({key}={config[key]}), which is not supported", hint=SUPPORTED
+            )
     if config.get("problem_type") in ("regression", "multi_label_classification"):
         raise SurgeryError(
             f"{where}: is made for {config['problem_type'].replace('_', ' ')}",

@@ -88,6 +88,7 @@ def pruned(result: Pruned, *, json: bool, quiet: bool) -> None:
                 "removed": result.removed,
                 "kept": manifest.kept,
                 "notes": list(result.notes),
+                "hub": result.hub,
             }
         )
     if quiet:
@@ -99,7 +100,7 @@ def pruned(result: Pruned, *, json: bool, quiet: bool) -> None:
         f"[bold]{result.path}[/]: {result.removed} heads removed, {count(manifest.kept or {})} kept"
     )
     picture(console, manifest.kept or {}, manifest.towers)
-    return None
+    return _pushed(console, result.hub)
 
 
 def finetuned(result: Finetuned, *, json: bool, quiet: bool) -> None:
@@ -113,6 +114,7 @@ def finetuned(result: Finetuned, *, json: bool, quiet: bool) -> None:
                 "steps": trained.steps,
                 "loss": trained.loss,
                 "log": list(trained.log),
+                "hub": result.hub,
             }
         )
     if quiet:
@@ -126,7 +128,7 @@ def finetuned(result: Finetuned, *, json: bool, quiet: bool) -> None:
         )
         console.print(f"  epoch {entry['epoch']:g}  loss {entry['loss']:.4f}{measured}")
     console.print(f"[bold]{result.path}[/]: {trained.steps} steps")
-    return None
+    return _pushed(console, result.hub)
 
 
 def fused(result: Fused, *, json: bool, quiet: bool) -> None:
@@ -141,6 +143,7 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
                 "bytes_members": result.bytes_members,
                 "bytes_stored": result.bytes_stored,
                 "agreement": vars(agreement) if agreement else None,
+                "hub": result.hub,
             }
         )
     if quiet:
@@ -160,7 +163,12 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
             console.print(
                 f"  accuracy {agreement.accuracy_members:.4f} unfused, {agreement.accuracy_fused:.4f} fused"
             )
-    return None
+    return _pushed(console, result.hub)
+
+
+def _pushed(console: Console, hub: str | None) -> None:
+    if hub is not None:
+        console.print(f"uploaded to [bold]{hub}[/]")
 
 
 def exported(done: Export, *, json: bool) -> None:

@@ -20,6 +20,7 @@ from hydrasurgeon.checkpoint import (
 from hydrasurgeon.classnames import asked, with_class_names
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Model, Step
+from hydrasurgeon.publishing import destination, publish
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.tensorfile import Planned, digest
@@ -46,6 +47,8 @@ class Finetuned:
     path: Path
     manifest: Manifest
     trained: Trained
+    hub: str | None = None
+    """Where on the hub it was uploaded to."""
 
 
 def finetune(
@@ -69,6 +72,8 @@ def finetune(
     resume: bool = False,
     arch: str | None = None,
     force: bool = False,
+    push_to_hub: str | None = None,
+    private: bool = False,
     progress: Progress | None = None,
 ) -> Finetuned:
     """Train a checkpoint on labelled data and write the result."""
@@ -77,6 +82,7 @@ def finetune(
     from hydrasurgeon.training import State, epoch_order, train
 
     plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
+    repository = destination(push_to_hub, private=private)
     target = output_path(out, force=force)
     samples = open_data(data, limit=limit, seed=seed)
     source = _named(_source(checkpoint, arch), classes, template, samples)
@@ -132,7 +138,8 @@ def finetune(
         return Finetuned(target, manifest(UNKNOWN), trained)
     written = save(target, plan_module(module), manifest, files=source.files)
     state.clear()
-    return Finetuned(target, written, trained)
+    hub = publish(target, written, source.files, at=repository, bars=progress is not None)
+    return Finetuned(target, written, trained, hub)
 
 
 def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> Manifest:

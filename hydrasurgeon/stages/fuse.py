@@ -10,6 +10,7 @@ from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, output_path, sa
 from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.manifest import Fusion, Manifest, Member, Step
+from hydrasurgeon.publishing import destination, publish
 from hydrasurgeon.stages.record import step
 from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.storage import plan_fusion
@@ -39,6 +40,8 @@ class Fused:
     bytes_members: int
     bytes_stored: int
     agreement: Agreement | None = None
+    hub: str | None = None
+    """Where on the hub it was uploaded to."""
 
 
 def fuse(
@@ -56,6 +59,8 @@ def fuse(
     dtype: str = "float32",
     batch_size: int | None = None,
     force: bool = False,
+    push_to_hub: str | None = None,
+    private: bool = False,
     progress: Progress | None = None,
 ) -> Fused:
     """Write one hydra that runs all members in one pass."""
@@ -63,6 +68,7 @@ def fuse(
         raise UsageError("fuse: a hydra needs at least two members")
     if mlp not in ("average", "separate"):
         raise UsageError(f"--mlp {mlp}: must be average or separate")
+    repository = destination(push_to_hub, private=private)
     opened = [open_checkpoint(member) for member in members]
     for member in opened:
         single(member)
@@ -92,19 +98,20 @@ def fuse(
         )
 
     written = save(target, plan.planned, manifest, files=opened[0].files)
-    fused = Fused(target, written, plan.bytes_members, plan.bytes_stored)
-    if check is None:
-        return fused
-    agreement = _agreement(opened, target, check, limit, seed, device, dtype, batch_size, progress)
-    checked = Fused(target, written, plan.bytes_members, plan.bytes_stored, agreement)
-    if agreement.mean_difference > tolerance:
+    agreement = None
+    if check is not None:
+        agreement = _agreement(
+            opened, target, check, limit, seed, device, dtype, batch_size, progress
+        )
+    if agreement is not None and agreement.mean_difference > tolerance:
         raise CheckFailed(
             f"{target}: a member's class probability differs by {agreement.mean_difference:.4g} on average from the "
             f"unfused member's (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, accuracy "
             f"{_percent(agreement.accuracy_members)} → {_percent(agreement.accuracy_fused)}); allowed is {tolerance:g}",
             hint="Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance.",
         )
-    return checked
+    hub = publish(target, written, opened[0].files, at=repository, bars=progress is not None)
+    return Fused(target, written, plan.bytes_members, plan.bytes_stored, agreement, hub)
 
 
 def _percent(value: float | None) -> str:

@@ -23,6 +23,7 @@ from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.heads import Kept, count, positions
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
+from hydrasurgeon.publishing import destination, publish
 from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
 from hydrasurgeon.stages.compensate import check_compensation, repaired_tensors
@@ -42,6 +43,8 @@ class Pruned:
     manifest: Manifest
     removed: int
     notes: tuple[str, ...] = ()
+    hub: str | None = None
+    """Where on the hub it was uploaded to."""
 
 
 def prune(
@@ -70,6 +73,8 @@ def prune(
     arch: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
+    push_to_hub: str | None = None,
+    private: bool = False,
     progress: Progress | None = None,
 ) -> Pruned:
     """Write a member: the checkpoint without the heads that matter least."""
@@ -80,6 +85,7 @@ def prune(
         raise UsageError(
             f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE."
         )
+    repository = destination(push_to_hub, private=private)
     heads_kept = counted(method, keep)
     check_compensation(compensate, data)
     repairs = compensate != "none"
@@ -174,7 +180,8 @@ def prune(
         target, plan_pruning(opened, kept, inputs, repaired), manifest, files=opened.files
     )
     clear_search(target, label)
-    return Pruned(target, written, count(present) - count(kept), tuple(notes))
+    hub = publish(target, written, opened.files, at=repository, bars=progress is not None)
+    return Pruned(target, written, count(present) - count(kept), tuple(notes), hub)
 
 
 def _score(
