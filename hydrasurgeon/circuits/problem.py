@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def sites(self) -> tuple[Attention, ...]:
-        return tuple(block.attention for block in self.anatomy.blocks)
+        return self.anatomy.sites
 
     @property
     def precise(self) -> bool:
