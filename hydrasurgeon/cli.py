@@ -341,6 +341,12 @@ def evaluate(
             "--predictions-in", metavar="F", help="Evaluate logits from such a file; repeatable."
         ),
     ] = None,
+    card: Annotated[
+        bool,
+        typer.Option(
+            "--card", help="Write each directory's own result into its model card, README.md."
+        ),
+    ] = False,
     arch: options.Arch = None,
     limit: options.Limit = None,
     seed: options.Seed = 0,
@@ -361,7 +367,7 @@ def evaluate(
         evaluation = stage(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes, template=template or [], ensemble=ensemble,
             temperature=temperature, ood_score=ood_score, json=None if json == "-" else json, predictions=predictions,
-            predictions_in=predictions_in or [], arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
+            predictions_in=predictions_in or [], card=card, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
             batch_size=options.batch(batch_size), skip_bad=skip_bad, progress=tick,
         )  # fmt: skip
     render.evaluated(evaluation, json=json == "-", quiet=quiet)

@@ -28,6 +28,8 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     if not quiet:
         for table in report_tables(evaluation.report):
             out().print(table)
+        for path in evaluation.cards:
+            out().print(f"written into [bold]{escape(str(path))}[/]")
     return None
 
 

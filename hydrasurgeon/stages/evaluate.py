@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
 from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.evalcard import cards_of, write_cards
+from hydrasurgeon.manifest import DataRecord
 from hydrasurgeon.report import Report, Result, over_sets, result
 from hydrasurgeon.stages.datasets import Further, LabelledSet, labelled_sets
 from hydrasurgeon.stages.score import Progress
@@ -21,6 +23,8 @@ __all__ = ["Evaluation", "evaluate"]
 class Evaluation:
     report: Report
     skipped: tuple[str, ...] = ()
+    cards: tuple[Path, ...] = ()
+    """Model cards that the results were written into."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def evaluate(
     json: str | Path | None = None,
     predictions: str | Path | None = None,
     predictions_in: Sequence[str | Path] = (),
+    card: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Evaluate checkpoints (or predictions files) side by side.
@@ -80,12 +85,15 @@ def evaluate(
             "--predictions: holds one model's logits",
             hint="Give one checkpoint, or several with --ensemble.",
         )
+    if card and (ensemble or predictions_in):
+        raise UsageError("--card: a model card holds the result of its own checkpoint alone")
     if ood_score not in metrics.OOD_SCORES:
         metrics.ood_score(_nothing(), ood_score)
     fixed = _temperature(temperature, val)
     results: list[Result] = []
     skipped: list[str] = []
     opened = [open_checkpoint(checkpoint, arch=arch) for checkpoint in checkpoints]
+    cards = cards_of(opened) if card else []
     for checkpoint in opened:
         checkpoint.digests()
     further: list[Further] = []
@@ -143,7 +151,23 @@ def evaluate(
     )  # fmt: skip
     if json is not None:
         write_text(Path(json), report.to_json())
-    return Evaluation(report, tuple(skipped))
+    written = (
+        write_cards(cards, results, _used(sets, further, fitted=fixed is None), report.settings)
+        if card
+        else ()
+    )
+    return Evaluation(report, tuple(skipped), written)
+
+
+def _used(sets: _Sets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
+    """What each data set was for, the labelled one first."""
+    found = {"in distribution": sets.id}
+    found |= {f"also `{each.name}`": each.samples for each in further}
+    found |= {f"{group}-OOD `{name}`": samples for name, group, samples in sets.ood}
+    found |= {f"shift `{name}`{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
+    if sets.val is not None and fitted:
+        found["temperature"] = sets.val
+    return {use: DataRecord(**samples.fingerprint()) for use, samples in found.items()}
 
 
 def _nothing() -> Any:
