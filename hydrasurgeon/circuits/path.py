@@ -77,9 +77,10 @@ def warm_first(
     left = Predictions(
         present.margin[id_rest], present.familiar[id_rest], present.foreign[ood_rest]
     )
-    of_rest = tuple(
-        length if length is None else length[rows]
-        for length, rows in zip(lengths, (id_rest, ood_rest), strict=True)
+    id_lengths, ood_lengths = lengths
+    of_rest = (
+        None if id_lengths is None else id_lengths[id_rest],
+        None if ood_lengths is None else ood_lengths[ood_rest],
     )
     rest = [
         Part(part.foreign, (ood_rest if part.foreign else id_rest)[part.index])
