@@ -46,6 +46,11 @@ class Problem:
         """Whether rounding is small enough to be bounded."""
         return self.id_inputs.dtype in (torch.float32, torch.float64)
 
+    @property
+    def lengths(self) -> tuple[Tensor | None, Tensor | None]:
+        """How long ID and OOD texts are."""
+        return self.id_inputs.lengths, self.ood_inputs.lengths
+
     def left(self, removed: Sequence[Head]) -> list[Head]:
         gone = set(removed)
         return [head for head in self.candidates if head not in gone]

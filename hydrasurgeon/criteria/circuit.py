@@ -29,7 +29,7 @@ SEARCHES = {
 }
 FEW = 100
 """Below so many ID samples a single one moves accuracy by a percent or more."""
-TOGETHER = {"cpu": 256, "cuda": 4096}
+TOGETHER = {"cpu": 64, "cuda": 4096}
 """Sequences that run at once: few stay in a CPU's cache, many fill a GPU."""
 
 
