@@ -93,6 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self.visible(name)
         if repo is None:
             return None
+        revision = (parts[5:6] if api else parts[3:4]) or ["main"]
+        if revision[0] not in ("main", repo.sha):
+            return self.answer(404, {"error": "no"}, X_Error_Code="RevisionNotFound")
         if not api:  # /OWNER/NAME/resolve/REVISION/FILE
             content = repo.files.get("/".join(parts[4:]))
             if content is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 
-__all__ = ["Architecture", "Match", "fits", "infer", "named", "tensor_shapes"]
+__all__ = ["SUPPORTED", "Architecture", "Match", "fits", "infer", "named", "tensor_shapes"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -31,6 +32,8 @@ DEFAULTS: dict[str, Any] = {
     "attn_layer": "Attention", "class": "VisionTransformer",
 }  # fmt: skip
 SUPPORTED = "Supported: timm's ViT and DeiT models (vit_*, deit_*)."
+RELATIVE_TABLE = "relative_position_bias_table"
+RELATIVE = re.compile(r"vit_s?relpos_|beit(v2)?_|swin")
 # What a file itself may say differently from the registered architecture.
 FREE = ("img_size", "in_chans", "num_classes")
 # init_values only starts LayerScale; whether it is there shows in the names.
@@ -75,6 +78,11 @@ def named(name: str) -> Architecture:
     plain = name.partition(".")[0]  # vit_base_patch16_224.augreg_in21k: the tag names weights
     if plain in table():
         return table()[plain]
+    if RELATIVE.match(plain):
+        raise SurgeryError(
+            f"timm:{name} cannot be pruned: it has a table of relative positions in every layer, with a column for each head",
+            hint=SUPPORTED,
+        )
     near = difflib.get_close_matches(plain, table(), n=3, cutoff=0.75)
     if near:
         raise CheckpointError(
@@ -267,10 +275,12 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
 
 def _must_look_like_timm(shapes: Shapes, where: str) -> None:
     if "patch_embed.proj.weight" in shapes and len(shapes["patch_embed.proj.weight"]) == 4:
-        if (
-            "blocks.0.attn.q_bias" in shapes
-            or "blocks.0.attn.relative_position_bias_table" in shapes
-        ):
+        if any(RELATIVE_TABLE in name for name in shapes):
+            raise SurgeryError(
+                f"{where}: has tables of relative positions with a column for each head, which are not cut",
+                hint=SUPPORTED,
+            )
+        if "blocks.0.attn.q_bias" in shapes:
             raise SurgeryError(
                 f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=SUPPORTED
             )
@@ -292,10 +302,10 @@ def _must_look_like_timm(shapes: Shapes, where: str) -> None:
         ("stages.0", "a convolutional or hierarchical model"),
     ):
         if any(mark in name for name in shapes):
-            known = "transformers" in what
+            known = "transformers" in what or "open_clip" in what
             raise CheckpointError(
                 f"{where}: looks like {what}, which {'its weights alone do not describe' if known else 'is not supported'}",
-                hint="Give the directory that holds its config.json." if known else SUPPORTED,
+                hint="Give the directory that holds its config too." if known else SUPPORTED,
             )
     some = ", ".join(list(shapes)[:3])
     raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)

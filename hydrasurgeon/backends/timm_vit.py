@@ -7,7 +7,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.backends.architectures import Architecture, fits, infer, named, tensor_shapes
+from hydrasurgeon.backends.architectures import (
+    SUPPORTED,
+    Architecture,
+    fits,
+    infer,
+    named,
+    tensor_shapes,
+)
 from hydrasurgeon.backends.base import Anatomy, Attention, Block, Identified, Stack
 from hydrasurgeon.card import model_card
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
@@ -66,7 +73,9 @@ class TimmViT:
             note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
         architecture = named(name)
         if not architecture.prunable:
-            raise SurgeryError(f"{where}: timm:{name} cannot be pruned: {architecture.why}")
+            raise SurgeryError(
+                f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED
+            )
         head = tensors.get("head.weight")
         overrides = {
             k: v for k, v in given.items() if architecture.args.get(k) != v and k != "num_classes"
