@@ -276,3 +276,26 @@ def test_bench_runs_hydras_of_texts_and_images(tmp_path: Path, kind: str) -> Non
             found[mode] = hydra(inputs)
     assert found["apart"].shape == (3, 2, 3)
     torch.testing.assert_close(found["stacked"], found["apart"], rtol=0, atol=1e-5)
+
+
+def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
+    """Little padding; but not for cahp, whose first quarter of the batches must look like the rest."""
+    from hydrasurgeon.stages.score import _Feed
+
+    FAMILIES["BERT"].write(tmp_path / "b")
+    lengths = [3, 9, 1, 7, 5, 2, 8, 4]
+    rows = [json.dumps({"text": " ".join(["film"] * n), "label": n % 3}) for n in lengths]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
+    opened = open_checkpoint(tmp_path / "b")
+    found = {}
+    for method in ("taylor", "circuit-acc", "cahp"):
+        feed = _Feed.open(
+            opened, str(tmp_path / "texts.jsonl"), (), method=method, towers=("text",), limit=None, seed=0, device="cpu",
+            dtype="float32", batch_size=2, skip_bad=False, progress=None,
+        )  # fmt: skip
+        batches = list(feed.batches("x"))
+        found[method] = [inputs["input_ids"].shape[1] - 2 for inputs, _ in batches]
+        labels = torch.cat([truth for _, truth in batches]).tolist()
+        order = lengths if method == "cahp" else sorted(lengths, reverse=True)
+        assert labels == [n % 3 for n in order]
+    assert found == {"taylor": [9, 7, 4, 2], "circuit-acc": [9, 7, 4, 2], "cahp": [9, 7, 5, 8]}

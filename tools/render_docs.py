@@ -289,6 +289,26 @@ def circuits(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def text(results: dict[str, Any]) -> list[str]:
+    about, tokens = results["machine"], results["tokens"]
+    padding = {name: 100 * (t["run"] / t["real"] - 1) for name, t in tokens.items()}
+    rows = [
+        [f"`{task}`, {name}", f"{r['texts_per_second']:.0f}", f"{r['speed']:.2f}"]
+        for task, loops in results["results"].items()
+        for name, r in loops.items()
+    ]
+    return [
+        "## Texts: `eval` and `score` against a plain transformers loop",
+        "",
+        f"{results['model']} with two classes, {results['texts']} texts ({results['data']}), batches of {results['batch']}, float32;",
+        f"{about['device']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}; medians of {results['runs']} runs, all loops in turn.",
+        "The plain loop tokenises a batch and runs `AutoModelForSequenceClassification`; for `score` (taylor) it has gradients for the same",
+        f"weights. Batches of texts of like length carry {padding['sorted']:.0f} % padding, batches in the order of the data {padding['unsorted']:.0f} %.",
+        "",
+        *table(["", "texts/s", "speed"], rows),
+    ]  # fmt: skip
+
+
 SECTIONS = {
     "circuits": circuits,
     "surgery": surgery,
@@ -296,6 +316,7 @@ SECTIONS = {
     "fused-cuda": fused,
     "trunk": trunk,
     "compensation": compensation,
+    "text": text,
 }
 
 

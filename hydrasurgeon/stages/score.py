@@ -351,7 +351,7 @@ class _Feed:
         if data is None:
             raise UsageError(f"--method {method} needs data", hint="Give --data D.")
         from hydrasurgeon.backends import backend
-        from hydrasurgeon.data import Batches, fit_classes, open_data
+        from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
         from hydrasurgeon.loading import device_of, dtype_of, live_module
 
         model = checkpoint.manifest.model
@@ -363,8 +363,10 @@ class _Feed:
         module = live_module(checkpoint).to(device=target, dtype=precision)
         family = backend(model.family)
         transform = family.transform(model, files=checkpoint.files)
+        # cahp weighs heads on the first quarter of the batches, which must not be the longest texts.
+        order = (lambda _: None) if method == "cahp" else by_length
         loader, *foreign = (
-            Batches(each, transform, batch_size=size, skip_bad=skip_bad)
+            Batches(each, transform, batch_size=size, order=order(each), skip_bad=skip_bad)
             for each in (samples, *outside)
         )
         return cls(
