@@ -1,11 +1,15 @@
 """Circuit searches against each other: Algorithm 1 as written, the exact search, and the fast one.
 
-All run on the same inputs, in one process, in float32, from memory (decoding is not counted for any). The
-exact search must give naive's order, or this fails. Naive takes long: it may be cut to the first removals
-(--naive), over which both are then compared; for the whole budget its time follows from its time per
-evaluation, and is called projected. Writes benchmarks/results/circuits.json.
+All run on the same inputs, in float32, from memory (decoding is not counted for any). The exact search must give
+naive's order, or this fails. Naive takes long: it may be cut to the first removals (--naive), over which both are then
+compared; for the whole budget its time follows from its time per evaluation. Times are CPU seconds, in units of what
+two batches of naive's work take just before and after, so that other work on the machine counts little. With --dtype bfloat16 the exact search runs in that
+precision instead, and the order it finds is held against the one recorded in float32.
 
-    python benchmarks/circuits.py [--model NAME=CKPT,ID,OOD ...] [--objectives acc,avg] [--naive 4] [--threads 1]
+A run may be cut into pieces: with --minutes it stops after about so long, and goes on where it stopped when repeated.
+Writes benchmarks/results/circuits.json, under the model's name; other entries stay.
+
+    python benchmarks/circuits.py [--model NAME=CKPT,ID,OOD ...] [--objectives acc,avg] [--naive 2] [--threads 1]
 """
 
 from __future__ import annotations
@@ -14,8 +18,12 @@ import argparse
 import json
 import os
 import platform
+import re
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +33,11 @@ from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import open_checkpoint
 from hydrasurgeon.circuits.exact import Exact
 from hydrasurgeon.circuits.fast import Fast
-from hydrasurgeon.circuits.greedy import Circuit, extract
 from hydrasurgeon.circuits.inputs import Held
-from hydrasurgeon.circuits.naive import Naive
-from hydrasurgeon.circuits.objective import Objective
-from hydrasurgeon.circuits.problem import Found, Problem, Search
+from hydrasurgeon.circuits.naive import measure, predictions
+from hydrasurgeon.circuits.objective import Objective, Predictions
+from hydrasurgeon.circuits.packed import pack, unpack
+from hydrasurgeon.circuits.problem import Problem, Search
 from hydrasurgeon.criteria.circuit import TOGETHER
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.heads import Head
@@ -37,16 +45,18 @@ from hydrasurgeon.loading import live_module
 
 RESULTS = Path(__file__).parent / "results" / "circuits.json"
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors"
-NEAR = f"demo near={DEMO},demo:test,demo:near"
-FAR = f"demo far={DEMO},demo:test,demo:digits"
+ALL = ("naive", "exact", "fast")
+NEAR = f"demo ViT, near={DEMO},demo:test,demo:near"
 
 
-def problem(spec: str, kind: str, samples: int, foreign: int) -> Problem:
+def problem(
+    spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype = torch.float32
+) -> Problem:
     """CKPT,ID,OOD with its inputs in memory."""
     path, data, ood = spec.split(",")
     checkpoint = open_checkpoint(path)
     model = checkpoint.manifest.model
-    family, module = backend(model.family), live_module(checkpoint)
+    family, module = backend(model.family), live_module(checkpoint).to(dtype)
     transform = family.transform(model, files=checkpoint.files)
     inside = fit_classes(
         open_data(data, limit=samples), num_classes=model.num_classes, labels=model.labels
@@ -55,7 +65,7 @@ def problem(spec: str, kind: str, samples: int, foreign: int) -> Problem:
 
     def held(samples: Any) -> Held:
         batches = Batches(samples, transform, batch_size=256, workers=0)
-        return Held.of([b.inputs for b in batches], torch.device("cpu"), torch.float32)
+        return Held.of([b.inputs for b in batches], torch.device("cpu"), dtype)
 
     anatomy = family.anatomy(module)
     candidates = tuple(
@@ -68,62 +78,166 @@ def problem(spec: str, kind: str, samples: int, foreign: int) -> Problem:
     )  # fmt: skip
 
 
-class Timed:
-    """A search that remembers how long each of its rounds took."""
+class OutOfTime(Exception):
+    """What is done so far is on disk."""
 
-    def __init__(self, search: Search) -> None:
-        self.search, self.wall, self.cpu = search, [0.0], [0.0]
-        self.guarantee, self.counts, self.memory, self.recall = (
-            search.guarantee, search.counts, search.memory, search.recall
-        )  # fmt: skip
-        self.start = search.start
 
-    def next(self, removed: Sequence[Head]) -> Found:
-        wall, cpu = time.perf_counter(), time.process_time()
-        found = self.search.next(removed)
-        self.wall.append(self.wall[-1] + time.perf_counter() - wall)
-        self.cpu.append(self.cpu[-1] + time.process_time() - cpu)
+@dataclass
+class Course:
+    """How far the searches on one problem are, with the seconds that each took up to each removal."""
+
+    path: Path
+    until: float
+    probe: Callable[[], object]
+    """Some of naive's own work: what it takes beside each step is the unit of time, as shared machines vary."""
+    done: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            self.done = json.loads(self.path.read_text())
+
+    def of(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.done.setdefault(name, {"cpu": 0.0, "units": 0.0})
         return found
 
+    @contextmanager
+    def step(self, search: dict[str, Any]) -> Iterator[None]:
+        if time.monotonic() > self.until:
+            raise OutOfTime
+        before, start = self._unit(), time.process_time()
+        yield
+        taken = time.process_time() - start
+        search["cpu"] += taken
+        search["units"] += 2 * taken / (before + self._unit())
 
-def timed(found: Problem, make: Callable[[Problem], Search], budget: int) -> tuple[Circuit, Timed]:
-    searches: list[Timed] = []
+    def _unit(self) -> float:
+        start = time.process_time()
+        self.probe()
+        return time.process_time() - start
 
-    def made(given: Problem) -> Search:
-        searches.append(Timed(make(given)))
-        return searches[0]
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.done))
 
-    return extract(found, made, budget=budget), searches[0]
+
+def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
+    """Algorithm 1, candidate by candidate. Objectives share an evaluation of the same heads, each with the time it needs."""
+    mine: dict[str, Any] = {"order": [], "cpu": 0.0, "units": 0.0}
+    sides = ("id", "ood") if found.objective.needs_ood else ("id",)
+    while len(mine["order"]) < rounds:
+        removed = [Head(*head) for head in mine["order"]]
+        points = {}
+        for head in found.left(removed):
+            seen = {}
+            for side in sides:
+                one = evaluated.of(json.dumps([side, *sorted(removed), head]))
+                if "predicted" not in one:
+                    with evaluated.step(one):
+                        predicted = predictions(one_side(found, side), (*removed, head))
+                    one["predicted"] = pack(predicted)
+                    evaluated.save()
+                seen[side] = unpack(one["predicted"])
+                mine["cpu"] += one["cpu"]
+                mine["units"] += one["units"]
+            foreign = seen["ood"].familiar if "ood" in seen else torch.zeros(0)
+            whole = Predictions(seen["id"].margin, seen["id"].familiar, foreign)
+            points[head] = found.objective.points(whole.one())[0].low
+        best = max(points.values())
+        mine["order"].append(next(head for head in points if points[head] == best))
+    return mine
+
+
+def one_side(found: Problem, side: str) -> Problem:
+    """ID samples alone, or OOD samples in their place."""
+    inputs = found.id_inputs if side == "id" else found.ood_inputs
+    labels = found.labels if side == "id" else torch.zeros(len(inputs), dtype=torch.long)
+    return replace(
+        found, id_inputs=inputs, labels=labels, objective=Objective("acc", len(inputs), 0)
+    )
+
+
+def searched(
+    make: Callable[[Problem], Search], found: Problem, budget: int, course: Course
+) -> dict[str, Any]:
+    mine = course.of("search")
+    if len(mine.get("order", ())) == budget:
+        return mine
+    search = make(found)
+    if "memory" in mine:
+        search.recall(mine["memory"])
+    else:
+        mine.update(order=[], trace=[], units_after=[], start=search.start())
+    while len(mine["order"]) < budget:
+        with course.step(mine):
+            step = search.next([Head(*head) for head in mine["order"]])
+        mine["order"].append(step.head)
+        mine["trace"].append(step.score)
+        mine["units_after"].append(mine["units"])
+        mine["memory"], mine["counts"] = search.memory(), search.counts()
+        course.save()
+    return mine
+
+
+def heads(order: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(head) for head in order]
 
 
 def compare(
-    spec: str, kind: str, *, samples: int, foreign: int, naive: int | None
+    found: Problem,
+    budget: int,
+    rounds: int,
+    course: Callable[[str, float], Course],
+    only: Sequence[str],
+    until: float,
 ) -> dict[str, Any]:
-    found = problem(spec, kind, samples, foreign)
-    heads = len(found.candidates)
-    budget = heads // 3
-    rounds = min(budget, naive if naive is not None else budget)
-    reference, slow = timed(found, Naive, rounds)
-    exact, ours = timed(found, Exact, budget)
-    fast, quick = timed(found, Fast, budget)
-    if exact.order[:rounds] != reference.order:
-        raise SystemExit(f"{spec} {kind}: exact removes {exact.order}, naive {reference.order}")
-    evaluations = sum(heads - i for i in range(budget))
-    done = sum(heads - i for i in range(rounds))
-    projected = slow.cpu[-1] * evaluations / done
+    def run(who: str, until: float) -> dict[str, Any]:
+        if who == "naive":
+            return naive(found, rounds, course("evaluated", until))
+        return searched({"exact": Exact, "fast": Fast}[who], found, budget, course(who, until))
+
+    for who in only:
+        run(who, until)
+    # What other processes do must be complete.
+    slow, exact, fast = (run(who, 0.0) for who in ALL)
+    if heads(exact["order"][:rounds]) != heads(slow["order"]):
+        raise SystemExit(f"exact removes {exact['order'][:rounds]}, naive {slow['order']}")
+    candidates, objective = len(found.candidates), found.objective
+    evaluations = [candidates - i for i in range(budget)]
+    projected = slow["units"] * sum(evaluations) / sum(evaluations[:rounds])
+    common = len(set(heads(fast["order"])) & set(heads(exact["order"])))
     return {
-        "id_samples": found.objective.id_rows, "ood_samples": found.objective.ood_rows if kind != "acc" else 0,
-        "heads": heads, "budget": budget, "naive_removals": rounds, "same_order": True,
-        "cpu_seconds": {"naive": slow.cpu[-1], "exact_same_removals": ours.cpu[rounds], "exact": ours.cpu[-1], "fast": quick.cpu[-1]},
-        "wall_seconds": {"naive": slow.wall[-1], "exact_same_removals": ours.wall[rounds], "exact": ours.wall[-1], "fast": quick.wall[-1]},
-        "naive_projected_cpu_seconds": projected,
-        "exact_ratio_same_removals": slow.cpu[-1] / ours.cpu[rounds],
-        "exact_ratio": projected / ours.cpu[-1],
-        "fast_ratio": projected / quick.cpu[-1],
-        "fast_in_common": len(set(fast.order) & set(exact.order)) / budget,
-        "score": {"start": exact.start, "exact": exact.trace[-1], "fast": fast.trace[-1]},
-        "counts": {"exact": exact.counts, "fast": fast.counts},
+        "id_samples": objective.id_rows, "ood_samples": objective.ood_rows if objective.needs_ood else 0,
+        "heads": candidates, "budget": budget, "naive_removals": rounds, "same_order": True,
+        "cpu_seconds": {"naive": slow["cpu"], "exact": exact["cpu"], "fast": fast["cpu"]},
+        "exact_ratio_same_removals": slow["units"] / exact["units_after"][rounds - 1],
+        "exact_ratio": projected / exact["units"],
+        "fast_ratio": projected / fast["units"],
+        "fast_in_common": common / budget,
+        "score": {"start": exact["start"], "exact": exact["trace"][-1], "fast": fast["trace"][-1]},
+        "counts": {"exact": exact["counts"], "fast": fast["counts"]},
+        "order": {"exact": exact["order"], "fast": fast["order"]},
     }  # fmt: skip
+
+
+def drift(
+    found: Problem, single: Problem, recorded: dict[str, Any], course: Course
+) -> dict[str, Any]:
+    """The exact search in another precision against the same in float32, both scored in float32."""
+    budget = recorded["budget"]
+    mine = searched(Exact, found, budget, course)
+    ours, theirs = heads(mine["order"]), heads(recorded["order"]["exact"])
+    same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), budget)
+    points = measure(single, [Head(*head) for head in ours])
+    return {
+        "budget": budget, "same_removals": same, "in_common": len(set(ours) & set(theirs)) / budget,
+        "score": {"bfloat16": single.objective.value(points), "float32": recorded["score"]["exact"]},
+        "order": mine["order"],
+    }  # fmt: skip
+
+
+def stored() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return found
 
 
 def main() -> None:
@@ -137,28 +251,70 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1500)
     parser.add_argument("--foreign", type=int, default=750)
     parser.add_argument("--naive", type=int, help="removals that naive makes; all if not given")
+    parser.add_argument("--budget", type=int, help="removals; a third of the heads if not given")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--only",
+        default="naive,exact,fast",
+        help="do these first: several processes may share the work",
+    )
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument(
+        "--work", type=Path, default=Path(tempfile.gettempdir()) / "circuits-benchmark",
+        help="where unfinished runs are kept",
+    )  # fmt: skip
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    until = time.monotonic() + 60 * arguments.minutes
+    for entry in arguments.model or [NEAR]:
+        name, _, spec = entry.partition("=")
+        for kind in arguments.objectives.split(","):
+            record(name, spec, kind, arguments, until)
+
+
+def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until: float) -> None:
+    sizes = arguments.samples, arguments.foreign
+    half = arguments.dtype == "bfloat16"
+    found = problem(spec, kind, *sizes)
+    kept = arguments.work / re.sub(r"\W+", "-", f"{name} {' '.join(map(str, sizes))}").lower()
+    batches = list(found.id_inputs.batches(found.batch_size))[:2]
+
+    @torch.inference_mode()
+    def probe() -> None:
+        for _, inputs in batches:
+            found.module(inputs)
+
+    def course(what: str, until: float) -> Course:
+        each = "" if what == "evaluated" else f"{kind}-{arguments.dtype}-"
+        return Course(kept / f"{each}{what}.json", until, probe)
+
+    budget = arguments.budget or len(found.candidates) // 3
+    rounds = min(budget, budget if arguments.naive is None else arguments.naive)
+    try:
+        if half:
+            recorded = stored()["searches"][name][kind]
+            entry = drift(
+                problem(spec, kind, *sizes, torch.bfloat16), found, recorded, course("exact", until)
+            )
+        else:
+            entry = compare(found, budget, rounds, course, arguments.only.split(","), until)
+    except OutOfTime:
+        print(f"{name} {kind}: out of time; repeat to go on")
+        return
+    results = stored()
     results["machine"] = {
         "cores": os.cpu_count(), "threads": arguments.threads, "python": platform.python_version(),
         "torch": torch.__version__,
     }  # fmt: skip
-    for entry in arguments.model or [NEAR, FAR]:
-        name, _, spec = entry.partition("=")
-        for kind in arguments.objectives.split(","):
-            found = compare(
-                spec, kind, samples=arguments.samples, foreign=arguments.foreign, naive=arguments.naive
-            )  # fmt: skip
-            results.setdefault("searches", {}).setdefault(name, {})[kind] = found
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-            print(
-                name,
-                kind,
-                json.dumps({k: v for k, v in found.items() if "ratio" in k or "common" in k}),
-            )
+    results.setdefault("bfloat16" if half else "searches", {}).setdefault(name, {})[kind] = entry
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.only == ",".join(ALL):
+        for what in ("exact", "fast"):
+            course(what, until).path.unlink(missing_ok=True)
+    shown = {k: v for k, v in entry.items() if "ratio" in k or "common" in k or k == "score"}
+    print(name, kind, json.dumps(shown))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Random weights of real shapes; all contenders are timed in turn in one process, figures are ratios of medians.
 Writes benchmarks/results/fused-<cpu|cuda>.json, from which tools/render_docs.py makes docs/benchmarks.md.
 
-    python benchmarks/fused.py [--arch vit_base_patch16_224] [--batch 1,4,16,64] [--dtype float32,bfloat16]
+    python benchmarks/fused.py [--arch vit_base_patch16_224,bert-base] [--batch 1,4,16,64] [--dtype float32,bfloat16]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 import hydrasurgeon as hs
+from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import open_checkpoint, rewritten, save
 from hydrasurgeon.cost import macs, parameters
 from hydrasurgeon.loading import Classifier, to_raw, to_tensor
@@ -29,6 +31,7 @@ from hydrasurgeon.timing import interleaved, machine, peak_bytes
 
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 3
+BERT = "bert-base"
 
 
 def members(backbone: Path, *, first: int, tuned: bool, folder: Path) -> list[Path]:
@@ -59,8 +62,6 @@ def members(backbone: Path, *, first: int, tuned: bool, folder: Path) -> list[Pa
 
 def perturb(path: Path, *, first: int, seed: int) -> None:
     """Add noise to what finetuning with a frozen trunk would change."""
-    from hydrasurgeon.backends import backend
-
     opened = open_checkpoint(path)
     family = backend(opened.manifest.model.family)
     generator = torch.Generator().manual_seed(seed)
@@ -82,6 +83,13 @@ def perturb(path: Path, *, first: int, seed: int) -> None:
     save(path, plans, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))
 
 
+def stock(model: Classifier) -> nn.Module:
+    """The library's own module."""
+    inner = getattr(model.module, "model", model.module)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
 class Vmapped(nn.Module):
     """torch.func: stacked parameters, one vmapped call."""
 
@@ -93,38 +101,67 @@ class Vmapped(nn.Module):
             {name.replace(".", "/"): nn.Parameter(p.detach()) for name, p in state.items()}
         )
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Any) -> torch.Tensor:
+        how = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         state = {name.replace("/", "."): p for name, p in self.state.items()}
-        return torch.func.vmap(
-            lambda own: torch.func.functional_call(self.base[0], own, (inputs,)), randomness="same"
-        )(state)
+
+        def run(own: dict[str, torch.Tensor]) -> torch.Tensor:
+            made = torch.func.functional_call(self.base[0], own, *how)
+            return made if isinstance(made, torch.Tensor) else made.logits
+
+        return torch.func.vmap(run, randomness="same")(state)
 
 
 class Packed(nn.Module):
-    """torch-uncertainty's packed layers: three full-width encoders (they cannot drop heads)."""
+    """torch-uncertainty's packed layers: three full-width encoders in one (they cannot drop heads).
 
-    def __init__(self, dim: int, heads: int, layers: int) -> None:
-        from torch_uncertainty.layers import PackedTransformerEncoderLayer
+    The embedding of the single model runs once and is repeated over the members' channels.
+    """
+
+    def __init__(self, single: Classifier) -> None:
+        from torch_uncertainty.layers import PackedLinear, PackedTransformerEncoderLayer
 
         super().__init__()
+        model = single.manifest.model
+        ((_, size),) = single.manifest.towers.items()
+        anatomy = backend(model.family).anatomy(single.module)
+        self.embed = [anatomy.embed]
+        self.kept = nn.ParameterList(
+            p for part in anatomy.embed_parts for p in ([part] if isinstance(part, nn.Parameter) else part.parameters())
+        )  # fmt: skip
+        packed = {"alpha": MEMBERS, "num_estimators": MEMBERS}
         self.layers = nn.ModuleList(
             PackedTransformerEncoderLayer(
-                d_model=dim, nhead=heads, dim_feedforward=4 * dim, alpha=MEMBERS, num_estimators=MEMBERS,
-                batch_first=True, norm_first=True, first=i == 0, last=i == layers - 1,
+                d_model=size.dim, nhead=size.heads, dim_feedforward=4 * size.dim, dropout=0.0, activation=nn.functional.gelu,
+                batch_first=True, norm_first=anatomy.blocks[0].prenorm, **packed,
             )
-            for i in range(layers)
+            for _ in range(size.layers)
         )  # fmt: skip
+        self.classifier = PackedLinear(size.dim, model.num_classes, **packed)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Any) -> torch.Tensor:
+        hidden = self.embed[0](inputs).hidden.repeat(1, 1, MEMBERS)
         for layer in self.layers:
             hidden = layer(hidden)
-        return hidden
+        logits: torch.Tensor = self.classifier(hidden[:, 0])
+        return logits
+
+
+def random_backbone(arch: str, folder: Path) -> Path:
+    """A classifier of this shape with random weights."""
+    if arch != BERT:
+        fresh(f"init:timm:{arch}", folder / "backbone.safetensors", seed=0)
+        return folder / "backbone.safetensors"
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig(num_labels=2)).save_pretrained(folder / BERT)
+    return folder / BERT
 
 
 def contenders(arch: str, folder: Path) -> dict[str, Callable[[], nn.Module]]:
     """Name → how to load it, so that only one dtype's worth of weights is in memory."""
-    backbone = folder / "backbone.safetensors"
-    fresh(f"init:timm:{arch}", backbone, seed=0)
+    backbone = random_backbone(arch, folder)
     depth = next(iter(open_checkpoint(backbone).manifest.towers.values())).layers
     found: dict[str, Callable[[], nn.Module]] = {"single": lambda: hs.load(backbone)}
     made = {}
@@ -141,7 +178,8 @@ def contenders(arch: str, folder: Path) -> dict[str, Callable[[], nn.Module]]:
     parts = made["tuned"]
     found["members in sequence"] = lambda: InTurn([hs.load(p) for p in parts])
     found["Deep Ensemble in sequence"] = lambda: InTurn([hs.load(backbone) for _ in range(MEMBERS)])
-    found["torch.func.vmap of the members"] = lambda: Vmapped([hs.load(p).module for p in parts])
+    found["torch.func.vmap of the members"] = lambda: Vmapped([stock(hs.load(p)) for p in parts])
+    found["torch-uncertainty's packed layers"] = lambda: Packed(hs.load(backbone))
     return found
 
 
@@ -162,18 +200,19 @@ def measure(
         for dtype in dtypes:
             precision = getattr(torch, dtype)
             models = {k: make().to(where, precision).eval() for k, make in ways.items()}
-            size = next(
-                m for m in models.values() if isinstance(m, Classifier)
-            ).manifest.model.preprocess["input_size"]
+            single = models["single"]
+            assert isinstance(single, Classifier)
+            told = single.manifest.model
+            example = partial(backend(told.family).example, told, device=where, dtype=precision)
             if not sizes:
-                one = torch.randn(1, *size, device=where, dtype=precision)
+                one = example(1)
                 # A vmapped call hides its products from the counter: it does what its members do.
                 sizes = {
                     k: (parameters(m), 0 if isinstance(m, Vmapped) else macs(m, one))
                     for k, m in models.items()
                 }
             for batch in batches:
-                inputs = torch.randn(batch, *size, device=where, dtype=precision)
+                inputs = example(batch)
                 peaks = {k: peak_bytes(m, inputs) for k, m in models.items()}
                 seconds = interleaved(models, inputs, runs=runs)
                 for k, taken in seconds.items():
@@ -183,6 +222,7 @@ def measure(
                             "contender": k,
                             "batch": batch,
                             "dtype": dtype,
+                            "runs": runs,
                             "ms": 1000 * taken,
                             "ratio": taken / seconds["single"],
                             "macs_ratio": products / sizes["single"][1] or None,
@@ -191,37 +231,37 @@ def measure(
                         }
                     )
                     print(rows[-1], flush=True)
-    return rows  # fmt: skip
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arch", default="vit_base_patch16_224")
+    parser.add_argument("--arch", default=f"vit_base_patch16_224,{BERT}")
     parser.add_argument("--batch", default="1,4,16,64")
     parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", help="contenders whose name holds one of these, separated by |")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
-    rows = measure(
-        given.arch, [int(b) for b in given.batch.split(",")], given.dtype.split(","), given.runs, given.device, given.only
-    )  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"fused-{given.device}.json"
-    stored = json.loads(path.read_text()) if path.exists() else {"results": {}}
-    stored["machine"] = machine(torch.device(given.device))
-    stored["runs"] = given.runs
-    # A partial run replaces its own points only.
-    fresh_keys = {(r["contender"], r["batch"], r["dtype"]) for r in rows}
-    kept = [
-        r
-        for r in stored["results"].get(given.arch, [])
-        if (r["contender"], r["batch"], r["dtype"]) not in fresh_keys
-    ]
-    stored["results"][given.arch] = kept + rows
-    path.write_text(json.dumps(stored, indent=1) + "\n")
+    for arch in given.arch.split(","):
+        rows = measure(
+            arch, [int(b) for b in given.batch.split(",")], given.dtype.split(","), given.runs, given.device, given.only
+        )  # fmt: skip
+        stored = json.loads(path.read_text()) if path.exists() else {"results": {}}
+        stored["machine"] = machine(torch.device(given.device))
+        # A partial run replaces its own points only.
+        measured = {(r["contender"], r["batch"], r["dtype"]) for r in rows}
+        kept = [
+            r
+            for r in stored["results"].get(arch, [])
+            if (r["contender"], r["batch"], r["dtype"]) not in measured
+        ]
+        stored["results"][arch] = kept + rows
+        path.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Both sides of each comparison run in turn in one session; figures are ratios of medians. Writes
 benchmarks/results/surgery.json, from which tools/render_docs.py makes docs/benchmarks.md.
 
-    python benchmarks/surgery.py [--runs 5] [--folder DIR]
+    python benchmarks/surgery.py [--runs 5] [--folder DIR] [--only start_up|surgery]
 """
 
 from __future__ import annotations
@@ -149,15 +149,16 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where the large files go; a temporary folder if not given"
     )
+    parser.add_argument("--only", choices=("start_up", "surgery"), help="measure this part anew")
     arguments = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results |= {"machine": machine(), "runs": arguments.runs}
     folder = Path(tempfile.mkdtemp(dir=arguments.folder))
     try:
-        results = {
-            "machine": machine(),
-            "runs": arguments.runs,
-            "start_up": start_up(arguments.runs, folder),
-        }
-        results |= surgery(arguments.runs, folder)
+        if arguments.only != "surgery":
+            results["start_up"] = start_up(arguments.runs, folder)
+        if arguments.only != "start_up":
+            results |= surgery(arguments.runs, folder)
     finally:
         shutil.rmtree(folder)
     RESULTS.parent.mkdir(exist_ok=True)

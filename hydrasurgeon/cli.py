@@ -165,7 +165,12 @@ def prune(
 @app.command()
 def finetune(
     checkpoint: options.Checkpoint,
-    data: Annotated[str, typer.Option("--data", metavar="D", help="Labelled training data.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", metavar="D", help="Labelled training data; image–text pairs for lit."
+        ),
+    ],
     out: options.RequiredOut,
     val: Annotated[
         str | None,
@@ -176,7 +181,7 @@ def finetune(
         typer.Option(
             "--recipe",
             metavar="NAME|FILE",
-            help="imagenet, cifar100, sst2, demo, scratch, or a .toml file.",
+            help="imagenet, cifar100, sst2, lit, demo, scratch, or a .toml file.",
         ),
     ] = "imagenet",
     set_: Annotated[
@@ -287,7 +292,7 @@ def evaluate(
     checkpoints: Annotated[
         list[str] | None, typer.Argument(metavar="CKPT...", help="Checkpoints to compare.")
     ] = None,
-    data: options.Data = None,
+    data: options.DataSets = None,
     ood: Annotated[
         list[str] | None,
         typer.Option(
@@ -308,7 +313,7 @@ def evaluate(
         str | None,
         typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on."),
     ] = None,
-    classes: options.Classes = None,
+    classes: options.ClassSets = None,
     template: options.Template = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Treat the checkpoints as one Deep Ensemble.")
@@ -351,7 +356,10 @@ def evaluate(
     skip_bad: options.SkipBad = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Accuracy, calibration, OOD detection, diversity and cost, in one table."""
+    """Accuracy, calibration, OOD detection, diversity and cost, in one table.
+
+    Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
+    """
     from hydrasurgeon import render
     from hydrasurgeon.stages.evaluate import evaluate as stage
 

@@ -13,7 +13,7 @@ from hydrasurgeon.card import BEGIN, CARD, END
 from hydrasurgeon.checkpoint import Checkpoint, write_text
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.manifest import DataRecord
-from hydrasurgeon.report import IdResult, OodAverage, OodResult, Result
+from hydrasurgeon.report import OodAverage, OodResult, Result, SetAverage
 
 __all__ = ["cards_of", "measured", "with_measured", "write_cards"]
 
@@ -78,6 +78,10 @@ def _place(card: str) -> tuple[int, int] | None:
 def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
     """One result as Markdown: quality, OOD detection, shifts, cost, and what it was measured on."""
     parts = [_table(QUALITY, [_cells(result.id, QUALITY)])]
+    if result.sets is not None and result.sets_average is not None:
+        rows = [[each.name, str(each.n), *_cells(each, QUALITY)] for each in result.sets]
+        rows.append(["mean", "", *_cells(result.sets_average, QUALITY)])
+        parts = [_table(["data set", "samples", *QUALITY], rows)]
     if result.members > 1:
         diversity = result.diversity
         parts.append(
@@ -101,7 +105,7 @@ def _of(ood: Iterable[OodResult], group: str) -> list[OodResult]:
     return [o for o in ood if group in ("all", o.group)]
 
 
-def _cells(found: IdResult | OodAverage, columns: Mapping[str, str]) -> list[str]:
+def _cells(found: SetAverage | OodAverage, columns: Mapping[str, str]) -> list[str]:
     return [f"{getattr(found, key):.4f}" for key in columns.values()]
 
 

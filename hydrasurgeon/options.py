@@ -13,8 +13,10 @@ __all__ = [
     "Batch",
     "Checkpoint",
     "Checkpoints",
+    "ClassSets",
     "Classes",
     "Data",
+    "DataSets",
     "Device",
     "Dtype",
     "Force",
@@ -58,6 +60,14 @@ Data = Annotated[
         "--data",
         metavar="D",
         help="Labelled data: folder, .npz, .parquet, .jsonl, .csv, list, hf:…, torchvision:…, demo:….",
+    ),
+]
+DataSets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="[NAME=]D",
+        help="Labelled data: folder, .npz, .parquet, .jsonl, .csv, list, hf:…, torchvision:…, demo:…; repeatable.",
     ),
 ]
 Out = Annotated[
@@ -120,6 +130,14 @@ Classes = Annotated[
         "--classes",
         metavar="A,B,…|FILE|data",
         help="CLIP: the class names; else the recorded ones, else the data's.",
+    ),
+]
+ClassSets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--classes",
+        metavar="[NAME=]A,B,…|FILE|data",
+        help="CLIP: the class names, of all data sets or of one; else the recorded ones, else the data's; repeatable.",
     ),
 ]
 Template = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 if TYPE_CHECKING:
     from hydrasurgeon.predictions import Predictions
@@ -18,7 +18,10 @@ __all__ = [
     "OodResult",
     "Report",
     "Result",
+    "SetAverage",
+    "SetResult",
     "ShiftResult",
+    "over_sets",
     "result",
 ]
 
@@ -27,13 +30,20 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class IdResult(_Record):
-    n: int
+class SetAverage(_Record):
     accuracy: float
     brier: float
     nll: float
     ece: float
     aece: float
+
+
+class IdResult(SetAverage):
+    n: int
+
+
+class SetResult(IdResult):
+    name: str
 
 
 class OodAverage(_Record):
@@ -79,6 +89,16 @@ class Result(_Record):
     diversity: Diversity
     cost: Cost | None
     """None when the result was computed from a predictions file that does not say."""
+    sets: tuple[SetResult, ...] | None = None
+    """Every labelled data set, where there are several: `id`, and all else here, is of the first."""
+    sets_average: SetAverage | None = None
+    """The mean over data sets, each counting the same."""
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """One data set gives the keys it always gave."""
+        absent = ("sets", "sets_average") if self.sets is None else ()
+        return {name: value for name, value in handler(self).items() if name not in absent}
 
 
 class Report(_Record):
@@ -138,6 +158,18 @@ def result(
         ),
         cost=predictions.cost,
     )
+
+
+def over_sets(found: Result, others: Sequence[SetResult], *, first: str) -> Result:
+    """A result on the data set called `first`, joined by those on others."""
+    sets = (SetResult(name=first, **found.id.model_dump()), *others)
+    mean = SetAverage(
+        **{
+            name: sum(getattr(each, name) for each in sets) / len(sets)
+            for name in SetAverage.model_fields
+        }
+    )
+    return found.model_copy(update={"sets": sets, "sets_average": mean})
 
 
 def _average(group: Sequence[OodResult]) -> OodAverage:

@@ -67,6 +67,8 @@ def movable(
     manifest: Manifest, score: Score, *, layers: str | None, tower: str | None
 ) -> list[Head]:
     """The heads that may go: of these layers, in this tower, or in the towers that were scored."""
+    if score.order is not None and tower is None:
+        tower = score.settings.get("tower")  # the order holds no others
     towers = parse_towers(tower, manifest.towers)
     if score.values is not None:
         missing = [name for name in towers if name not in score.values]

@@ -10,9 +10,10 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,11 +28,23 @@ from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.recipes import Recipe
 
-__all__ = ["State", "Trained", "epoch_order", "learning_rate", "train"]
+__all__ = ["CrossEntropy", "Objective", "State", "Trained", "epoch_order", "learning_rate", "train"]
 
 EpochBatches = Callable[[int, int, int, int], Batches]
 """(epoch, rank, world, batches to skip) → this process's batches."""
 Progress = Callable[[str, int, int], None]
+
+
+class Objective(Protocol):
+    """What one optimizer step follows."""
+
+    def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
+        """Leave the gradients of these batches in the model; the loss."""
+        ...
+
+    def settle(self) -> None:
+        """After the optimizer's step."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -140,6 +153,7 @@ def train(
     device: str,
     dtype: str,
     state: State,
+    objective: Objective | None = None,
     save_every: int | None = None,
     resume: bool = False,
     validation: Batches | None = None,
@@ -151,7 +165,14 @@ def train(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trainable(name))
     optimizer = _optimizer(model, recipe)
-    per_epoch = max(1, len(epoch_batches(0, rank, world, 0)) // recipe.accumulate)
+    objective = objective or CrossEntropy(recipe.label_smoothing)
+    batches = len(epoch_batches(0, rank, world, 0))
+    if batches < recipe.accumulate:
+        raise UsageError(
+            f"finetune: a step accumulates {recipe.accumulate} batches, the data has {batches}",
+            hint="Give more data, or --set accumulate=1 or a smaller --batch-size.",
+        )
+    per_epoch = batches // recipe.accumulate
     total = recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
     run = _Run(step=0)
     model.to(accelerator.device)
@@ -173,7 +194,7 @@ def train(
             torch.manual_seed(
                 int(np.random.SeedSequence((seed, run.step, rank)).generate_state(1)[0])
             )
-            loss = _step(accelerator, wrapped, optimizer, parts, recipe)
+            loss = _step(accelerator, wrapped, optimizer, parts, objective, recipe.clip)
             if not math.isfinite(loss):
                 raise UsageError(
                     f"finetune: the loss is {loss} in step {run.step + 1} (lr {lr:g})",
@@ -247,7 +268,7 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     ]
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas)
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
 
 
 def _grouped(batches: Batches, size: int) -> Iterator[list[Batch]]:
@@ -261,31 +282,44 @@ def _grouped(batches: Batches, size: int) -> Iterator[list[Batch]]:
 
 
 def _step(
-    accelerator: Any, model: nn.Module, optimizer: Any, parts: Sequence[Batch], recipe: Recipe
+    accelerator: Any,
+    model: nn.Module,
+    optimizer: Any,
+    parts: Sequence[Batch],
+    objective: Objective,
+    clip: float | None,
 ) -> float:
-    total = 0.0
-    for i, batch in enumerate(parts):
-        waits = accelerator.no_sync(model) if i + 1 < len(parts) else _nothing()
-        with waits:
-            logits = model(moved(batch.inputs, accelerator.device))
-            assert batch.labels is not None
-            labels = batch.labels.to(accelerator.device)
-            loss = cross_entropy(
-                logits.float(), labels, label_smoothing=recipe.label_smoothing
-            ) / len(parts)
-            accelerator.backward(loss)
-            total += float(loss.detach())
-    if recipe.clip is not None:
-        accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+    loss = objective.backward(accelerator, model, parts)
+    if clip is not None:
+        accelerator.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
+    objective.settle()
     optimizer.zero_grad(set_to_none=True)
-    return total
+    return loss
 
 
-def _nothing() -> Any:
-    import contextlib
+@dataclass(frozen=True)
+class CrossEntropy:
+    """On labels."""
 
-    return contextlib.nullcontext()
+    label_smoothing: float = 0.0
+
+    def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
+        total = 0.0
+        for i, batch in enumerate(parts):
+            with accelerator.no_sync(model) if i + 1 < len(parts) else nullcontext():
+                logits = model(moved(batch.inputs, accelerator.device))
+                assert batch.labels is not None
+                labels = batch.labels.to(accelerator.device)
+                loss = cross_entropy(
+                    logits.float(), labels, label_smoothing=self.label_smoothing
+                ) / len(parts)
+                accelerator.backward(loss)
+                total += float(loss.detach())
+        return total
+
+    def settle(self) -> None:
+        pass
 
 
 @torch.no_grad()

@@ -76,6 +76,18 @@ def test_each_card_gets_its_own_figures(
     assert sha256[pair[0]] == sha256[pair[1]]
 
 
+def test_several_data_sets_stand_in_one_table(pair: tuple[Path, Path], images: SPEC) -> None:
+    sets = [f"one={images()}", f"two={images('other.npz', seed=9)}"]
+    report = hs.evaluate([pair[1]], data=sets, card=True).report
+    section = between((pair[1] / "README.md").read_text())
+    (result,) = report.results
+    assert result.sets is not None
+    assert result.sets_average is not None
+    for name, found in (*((f"{s.name} | {s.n}", s) for s in result.sets), ("mean | ", result.sets_average)):  # fmt: skip
+        assert f"| {name} | {found.accuracy:.4f} | {found.brier:.4f} |" in section
+    assert "- also `two`: `other.npz`, 40 samples" in section
+
+
 def test_again_replaces_what_was_there(pair: tuple[Path, Path], images: SPEC) -> None:
     hydra = pair[1]
     hs.evaluate([hydra], data=images(), ood=[images("o.npz", seed=3)], card=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.slicing import HeadTensor
     from hydrasurgeon.tensorfile import TensorInfo
 
-__all__ = ["Anatomy", "Attention", "Backend", "Block", "Identified", "Stack"]
+__all__ = ["Anatomy", "Attention", "Backend", "Block", "Identified", "Prompted", "Stack"]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,31 @@ class Anatomy:
     beside: tuple[Attention, ...] = ()
     """Sites that inputs do not run through: of the text tower that makes a zero-shot classifier, which is a
     part of `readout`."""
+    prompted: Prompted | None = None
+    """That classifier taken apart in turn."""
 
     @property
     def sites(self) -> tuple[Attention, ...]:
         """Every attention site, tower by tower."""
         return (*(block.attention for block in self.blocks), *self.beside)
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A classifier made of texts by a tower of its own: logits = compare(features(hidden), classes(tower(prompts)))."""
+
+    prompts: Tensor
+    """Token ids: class after class, equally many for each."""
+    count: int
+    """How many classes there are."""
+    tower: Anatomy
+    """From token ids to the features of each text."""
+    classes: Callable[[Tensor], Tensor]
+    """[…, class, template, embed], features of the prompts, to [class, embed]."""
+    features: Callable[[Tensor], Tensor]
+    """Hidden states of inputs behind their last layer to features."""
+    compare: Callable[[Tensor, Tensor], Tensor]
+    """[…, input, embed] and [class, embed] to logits."""
 
 
 class Backend(Protocol):

@@ -5,15 +5,15 @@ logits = exp(logit_scale) · cos(image, class); the text tower that makes the cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hydrasurgeon.backends.base import Anatomy, Attention, Block, Stack
+from hydrasurgeon.backends.base import Anatomy, Attention, Block, Prompted, Stack
 from hydrasurgeon.backends.disk_names import DiskNamed
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.heads import Kept
@@ -100,16 +100,27 @@ class ZeroShot(DiskNamed):
     def disk_name(self, name: str) -> str:
         return name.removeprefix("model.").replace(".attn.in_proj.", ".attn.in_proj_")
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits(self.model.encode_image(images))  # type: ignore[operator]
+    def reader(self) -> Callable[[Sequence[str]], Tensor]:
+        """Texts → token ids, without the module: for worker processes."""
+        model: Any = self.model
+        return partial(_tokens, length=model.context_length, words=model.vocab_size)
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Images → logits; token ids, under the name `texts`, → normalised text features."""
+        if isinstance(inputs, Mapping) and "texts" in inputs:
+            features: Tensor = self.model.encode_text(inputs["texts"], normalize=True)  # type: ignore[operator]
+            return features
+        return self.logits(self.model.encode_image(_images(inputs)))  # type: ignore[operator]
 
     def logits(self, features: Tensor) -> Tensor:
         """Image features → logits."""
         images = normalize(features, dim=-1)
-        if self.texts is None:
-            return images
+        return images if self.texts is None else self.compare(images, self.class_features())
+
+    def compare(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Normalised features of images and classes → logits."""
         model: Any = self.model
-        logits: Tensor = model.logit_scale.exp() * images @ self.class_features().T
+        logits: Tensor = model.logit_scale.exp() * images @ classes.mT
         return logits if model.logit_bias is None else logits + model.logit_bias
 
     def text_parts(self) -> tuple[nn.Module | nn.Parameter, ...]:
@@ -150,8 +161,17 @@ class ZeroShot(DiskNamed):
         assert isinstance(self.texts, Tensor)
         model: Any = self.model
         parts = [model.encode_text(some, normalize=True) for some in self.texts.split(CHUNK)]
-        each = torch.cat(parts).unflatten(0, (self.classes, -1))
-        return normalize(each.mean(dim=1), dim=-1)
+        return _mean(torch.cat(parts).unflatten(0, (self.classes, -1)))
+
+
+def _mean(features: Tensor) -> Tensor:
+    """[…, class, template, embed] → one normalised row for each class."""
+    return normalize(features.mean(dim=-2), dim=-1)
+
+
+def _images(inputs: Any) -> Tensor:
+    images: Tensor = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
+    return images
 
 
 @cache
@@ -175,23 +195,71 @@ def anatomy(module: ZeroShot) -> Anatomy:
     model: Any = module.model
     visual = model.visual
 
-    def embed(inputs: Any) -> Stack:
-        images = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
-        return Stack(visual._embeds(images))
-
-    def readout(hidden: Tensor) -> Tensor:
+    def features(hidden: Tensor) -> Tensor:
         pooled, _ = visual._pool(hidden)
-        return module.logits(pooled @ visual.proj)
+        projected: Tensor = pooled @ visual.proj
+        return projected
 
+    prompted = None
+    if isinstance(module.texts, Tensor):
+        prompted = Prompted(
+            prompts=module.texts,
+            count=module.classes,
+            tower=_text_anatomy(model),
+            classes=_mean,
+            features=lambda hidden: normalize(features(hidden), dim=-1),
+            compare=module.compare,
+        )
     return Anatomy(
-        embed=embed,
+        embed=lambda inputs: Stack(visual._embeds(_images(inputs))),
         embed_parts=(visual.conv1, visual.class_embedding, visual.positional_embedding, visual.ln_pre),
         blocks=tuple(_block(block) for block in visual.transformer.resblocks),
-        readout=readout,
+        readout=lambda hidden: module.logits(features(hidden)),
         readout_parts=(visual.ln_post, visual.proj, *module.text_parts()),
         reads=1 if visual.pool_type == "tok" else None,
         beside=tuple(block.attn.site for block in model.transformer.resblocks),
+        prompted=prompted,
     )  # fmt: skip
+
+
+def _text_anatomy(model: Any) -> Anatomy:
+    """Token ids → normalised text features, read from the first token.
+
+    A text is read at one token (its end): that one changes places with the first, in the mask too, so that the last
+    layer can be computed for it alone. Under a causal mask nothing behind it counts, and padding is left out.
+    """
+    from open_clip.transformer import text_global_pool
+
+    def embed(ids: Tensor) -> Stack:
+        everywhere = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        # OpenCLIP's own pooling, of the positions, says where each text is read.
+        at = text_global_pool(
+            everywhere[..., None], ids, model.text_pool_type, getattr(model, "text_eos_id", None)
+        ).flatten()
+        causal = model.attn_mask
+        length = ids.shape[1] if causal is None else int(at.max()) + 1
+        order = everywhere[:, :length].clone()
+        order.scatter_(1, at[:, None], 0)
+        order[:, 0] = at
+        hidden = model.token_embedding(ids.gather(1, order)) + model.positional_embedding[order]
+        bias = None if causal is None else causal[order[:, :, None], order[:, None]][:, None]
+        return Stack(hidden, bias)
+
+    def readout(hidden: Tensor) -> Tensor:
+        features = model.ln_final(hidden[:, 0])
+        project = model.text_projection
+        if project is not None:
+            features = project(features) if isinstance(project, nn.Linear) else features @ project
+        return normalize(features, dim=-1)
+
+    return Anatomy(
+        embed=embed,
+        embed_parts=(model.token_embedding, model.positional_embedding),
+        blocks=tuple(_block(block) for block in model.transformer.resblocks),
+        readout=readout,
+        readout_parts=tuple(p for p in (model.ln_final, model.text_projection) if p is not None),
+        reads=1,
+    )
 
 
 def _block(block: Any) -> Block:

@@ -11,8 +11,9 @@ out of the weights instead of being masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import exp
 from typing import Any
 
 import torch
@@ -27,6 +28,10 @@ from hydrasurgeon.slicing import HeadTensor, take_heads
 __all__ = ["Engine", "Work"]
 
 Hidden = Float[Tensor, "batch token embed"]
+SHORT = 64
+"""So many tokens are few: the fused kernel's set-up for each head then costs more than the attention."""
+LARGE = 60.0
+"""exp of this, and of its negative, are far from float32's limits."""
 
 
 @dataclass
@@ -48,7 +53,6 @@ class Engine:
         """How many sequences run at once."""
         self.work = Work()
         self._layers = [_Layer(block) for block in anatomy.blocks]
-        self._one_token: bool | None = None
 
     def remove(self, heads: Sequence[Head]) -> None:
         """The present circuit is the model without these heads."""
@@ -57,14 +61,15 @@ class Engine:
 
     def present(self, inputs: Any) -> Float[Tensor, "batch klass"]:
         """Logits of the present circuit."""
-        hidden, bias = self._embed(inputs)
-        return self._finish(hidden, bias, 0)
+        stack = self.anatomy.embed(inputs)
+        return self._finish(stack.hidden, stack.bias, 0)
 
     def without_each(
         self, inputs: Any, candidates: Sequence[Head]
     ) -> Float[Tensor, "candidate batch klass"]:
         """Logits of the present circuit without each of these heads."""
-        hidden, bias = self._embed(inputs)
+        stack = self.anatomy.embed(inputs)
+        hidden, bias = stack.hidden, stack.bias
         branching = self._by_layer(candidates)
         found: dict[Head, Tensor] = {}
         for at, layer in enumerate(self._layers[: max(branching) + 1]):
@@ -80,12 +85,6 @@ class Engine:
                 hidden = layer.transform(summed)
         return torch.stack([found[head] for head in candidates])
 
-    def _embed(self, inputs: Any) -> tuple[Hidden, Tensor | None]:
-        stack = self.anatomy.embed(inputs)
-        if self._one_token is None:
-            self._one_token = _reads_one_token(self.anatomy.readout, stack.hidden)
-        return stack.hidden, stack.bias
-
     def _finish(self, hidden: Hidden, bias: Tensor | None, start: int) -> Float[Tensor, "b klass"]:
         """The layers from `start` on, and the classifier."""
         for at, layer in enumerate(self._layers[start:], start):
@@ -95,7 +94,8 @@ class Engine:
         return self.anatomy.readout(hidden)
 
     def _one_token_at(self, layer: int) -> bool:
-        return bool(self._one_token) and layer == len(self._layers) - 1
+        """Whether of this layer's output only the first token is read."""
+        return self.anatomy.reads == 1 and layer == len(self._layers) - 1
 
     def _count(self, layer: int, sequences: int) -> None:
         if self._one_token_at(layer):
@@ -170,9 +170,12 @@ class _Layer:
         site = self.site
         packed = linear(x, self.weight, self.bias).unflatten(-1, (3, -1, site.head_dim))
         q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-        return scaled_dot_product_attention(
-            site.q_norm(q), site.k_norm(k), v, attn_mask=self._bias(bias, len(x)), scale=site.scale
-        )
+        q, k, mask = site.q_norm(q), site.k_norm(k), self._bias(bias, len(x))
+        if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] <= SHORT:
+            heads = _short(q * site.scale, k, v, mask)
+            if heads is not None:
+                return heads
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)
 
     def _first_token(self, x: Hidden, bias: Tensor | None) -> Tensor:
         """One query needs no keys and values of its own: q·(W_K x) = (q W_K)·x and Σ a (W_V x) = W_V (Σ a x).
@@ -230,8 +233,18 @@ class _Layer:
         return block.norm2(hidden + block.scale2(block.mlp(hidden)))
 
 
-def _reads_one_token(readout: Callable[[Tensor], Tensor], hidden: Hidden) -> bool:
-    """Whether the classifier reads the first token only: then nothing that stands in the others reaches it."""
-    spoilt = hidden.clone()
-    spoilt[:, 1:] = torch.nan
-    return torch.equal(readout(hidden), readout(spoilt))
+def _short(
+    q: Float[Tensor, "batch head token head_dim"],
+    k: Float[Tensor, "batch head token head_dim"],
+    v: Float[Tensor, "batch head token head_dim"],
+    mask: Tensor | None,
+) -> Float[Tensor, "batch head token head_dim"] | None:
+    """softmax(q·k) v without the pass that looks for each row's largest logit; None where that is not safe."""
+    logits = q @ k.transpose(2, 3)
+    if mask is not None:
+        logits += mask
+    if float(logits.amax()) > LARGE:
+        return None
+    weights = logits.exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    return (weights @ v) / total if float(total.amin()) > exp(-LARGE) else None

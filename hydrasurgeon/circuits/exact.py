@@ -21,6 +21,7 @@ from hydrasurgeon.circuits.objective import Predictions
 from hydrasurgeon.circuits.packed import pack, unpack
 from hydrasurgeon.circuits.problem import Found, Problem
 from hydrasurgeon.circuits.race import LEADERS, Race, Runner
+from hydrasurgeon.circuits.towers import engine_of
 from hydrasurgeon.heads import Head
 from hydrasurgeon.masking import ablated
 
@@ -33,7 +34,7 @@ SAFETY = 16
 class Exact:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.engine = Engine(problem.anatomy, together=problem.together)
+        self.engine = engine_of(problem)
         self.tolerance = tolerance_of(problem, self.engine)
         self.tally = {"evaluations": 0, "stopped": 0, "rechecked": 0}
         self.present: Predictions | None = None

@@ -1,147 +1,201 @@
-"""Most of the order of Algorithm 1 for a fraction of the work: estimates that are carried on, and a knockout in stages.
+"""Most of the order of Algorithm 1 for a fraction of the work: what each removal does to each sample is remembered.
 
-What a removal changes shows first on ID samples near the decision boundary, and on a random part of the OOD
-samples. Each round starts with the heads whose running estimates are best, and sees them on a part of the
-samples; the better half goes on to more of them, and a few are measured on all. Estimates are paired with
-the present circuit on the same samples, and blended with what was known from the rounds before.
+What a removal does to a sample's margin and log-odds changes little when other heads go, so that
+
+    S(present circuit without h) ≈ S(present circuit + effect of h as last seen)
+
+predicts every candidate for free. Each round corrects the better half of the predictions on a few samples and the best
+of them on more, and measures the last few candidates on all. Samples are drawn in proportion to how much they moved
+the objective when heads went, and count by one over their chance to be drawn (Horvitz–Thompson): most hardly matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from hydrasurgeon.circuits.draw import Drawn, chances
 from hydrasurgeon.circuits.exact import Exact
-from hydrasurgeon.circuits.objective import Predictions, pairs_above
-from hydrasurgeon.circuits.path import Part
+from hydrasurgeon.circuits.objective import Predictions, contributions
+from hydrasurgeon.circuits.packed import HALF, pack, unpack
+from hydrasurgeon.circuits.path import Part, batched
 from hydrasurgeon.circuits.problem import Found, Problem
-from hydrasurgeon.circuits.race import Card, Runner
+from hydrasurgeon.circuits.race import Runner
 from hydrasurgeon.heads import Head
 
 __all__ = ["Fast"]
 
-
-@dataclass(frozen=True)
-class Plan:
-    """How much of the data decides about how many candidates."""
-
-    opening: tuple[float, float]
-    """Shares of the samples after which candidates are left behind, in the first round."""
-    shares: tuple[float, float]
-    """The same in later rounds."""
-    goes_on: tuple[int, int]
-    """How many go on after each; the last are measured on all samples."""
-    pool: float
-    """Share of the candidates that take part in a round."""
-    blend: float
-    """Weight of a new estimate against the one carried on."""
-
-
-# Few samples change their answer when a head goes, and they lie near the boundary; the AUROC moves with all of them.
-ANSWERS = Plan((0.2, 0.4), (0.15, 0.35), (6, 3), 1.0, 0.8)
-PAIRS = Plan((0.6, 0.8), (0.3, 0.6), (8, 4), 0.4, 0.6)
-LATER_BLEND = 0.7
-"""Weight of the second stage's estimate, which contains the samples of the first."""
-REFRESH = 8
-"""Every so many rounds all candidates take part."""
+OPENING = ((1.0, 0.5), (1 / 3, 1.0))
+"""In the first round: share of the candidates that are looked at, and on which share of the samples."""
+STAGES = ((1 / 2, 0.15), (1 / 6, 0.4))
+"""The same in later rounds."""
+LAST = 4
+"""How many are then measured on all samples."""
+TRUST = 0.7
+"""How far a prediction follows its correction, which is noisy."""
+EVEN = 0.2
+"""Added to the weight of each sample, in average weights: what never mattered may yet."""
 
 
 class Fast(Exact):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.plan = ANSWERS if problem.objective.kind == "acc" else PAIRS
-        self.gains: dict[Head, float] = {}
-        """Points each candidate's removal is expected to bring; negative = to cost."""
+        self.effects: Predictions | None = None
+        """Of each candidate's removal on each sample, as last seen; None before the first round."""
+        self.off = 0.0
+        """How far the predictions of those that were measured were off at most."""
 
     @property
     def guarantee(self) -> str:
-        plan = self.plan
-        pool = "" if plan.pool == 1 else (
-            f"among the {plan.pool:.0%} with the best running estimates (among all every {REFRESH} rounds), "
-        )  # fmt: skip
+        (some, few), (fewer, more) = STAGES
+        (_, half), (third, _) = OPENING
         return (
-            f"none; assumed: the head to remove is {pool}among the {plan.goes_on[0]} best on {plan.shares[0]:.0%} of the "
-            f"samples and the {plan.goes_on[1]} best on {plan.shares[1]:.0%}; these are measured on all samples"
+            "none; assumed: what a removal does to a sample changes little from round to round, so that the head to remove is "
+            f"predicted among the best {some:.0%} of the candidates, after a look at {few:.0%} of the samples among the best "
+            f"{fewer:.0%}, and after {more:.0%} among the best {LAST}; these are measured on all samples. In the first round, "
+            f"after a look at {half:.0%} of the samples, it is among the best {third:.0%}"
         )
 
     @torch.inference_mode()
     def next(self, removed: Sequence[Head]) -> Found:
-        assert self.present is not None
         self.engine.remove(removed)
-        heads = self._pool(self.problem.left(removed), len(removed))
+        heads = self.problem.left(removed)
+        look = Look(self, heads, len(removed))
+        for share, samples in OPENING if self.effects is None else STAGES:
+            look.at(max(2 * LAST, round(share * len(heads))), samples)
+        if self.effects is not None:
+            predicted = look.points.clone()
+            look.at(LAST, 1.0)
+            errors = (look.points - predicted)[look.rows].abs() / self.problem.objective.total
+            self.off = max(self.off, float(errors.max()))
         self.tally["evaluations"] += len(heads)
-        card = Card.of(self.problem, len(heads))
-        rows = torch.arange(len(heads))
-        runner = Runner(self.problem, self.engine)
-        for stage, parts in enumerate(self._stages(len(removed))):
-            for at in range(0, len(parts), runner.stride):
-                alive = [heads[row] for row in rows.tolist()]
-                for batch in runner.batches(parts[at : at + runner.stride], alive):
-                    card.write(rows, batch)
-            if stage < 2:
-                rows = self._best(heads, rows, card, stage)
-            self.problem.tick((stage + 1) / 3)
-        survivors = {heads[row]: card.predictions(row) for row in rows.tolist()}
-        self.tally["stopped"] += len(heads) - len(survivors)
-        ((now, _),) = self.problem.objective.points(self.present.one())
-        for head, seen in survivors.items():
-            self.gains[head] = float(self.problem.objective.points(seen.one())[0].low - now)
-        return self._settle(removed, survivors)
+        self.tally["stopped"] += len(heads) - len(look.rows)
+        self._remember(heads, look.seen)
+        return self._settle(removed, {heads[row]: look.seen.of(row) for row in look.rows.tolist()})
 
-    def _pool(self, left: Sequence[Head], round_: int) -> list[Head]:
-        if round_ % REFRESH == 0 or not self.gains:
-            return list(left)
-        size = max(2 * self.plan.goes_on[1], round(self.plan.pool * len(left)))
-        best = set(sorted(left, key=lambda head: -self.gains[head])[:size])
-        return [head for head in left if head in best]
-
-    def _stages(self, round_: int) -> list[list[Part]]:
-        """The batches of each stage: ID samples from the decision boundary outwards, OOD samples at random."""
+    def guess(self, heads: Sequence[Head]) -> Predictions:
+        """The present circuit's predictions, with what these removals did to them when last seen."""
         assert self.present is not None
-        objective, size = self.problem.objective, self.problem.batch_size
-        generator = torch.Generator().manual_seed(round_)
-        orders = {False: self.present.margin.abs().argsort(stable=True)}
-        if objective.needs_ood:
-            orders[True] = torch.randperm(objective.ood_rows, generator=generator)
-        stages: list[list[Part]] = [[], [], []]
-        for foreign, order in orders.items():
-            shares = self.plan.shares if self.gains else self.plan.opening
-            cuts = [round(share * len(order)) for share in shares]
-            for stage, index in enumerate(order.tensor_split(cuts)):
-                stages[stage] += [Part(foreign, part) for part in index.split(size) if len(part)]
-        return stages
+        if self.effects is None:
+            return self.present.repeated(len(heads))
+        rows = self._rows(heads)
+        return self.present.one().map(lambda now, effect: now + effect[rows].double(), self.effects)
 
-    def _best(self, heads: Sequence[Head], rows: Tensor, card: Card, stage: int) -> Tensor:
-        """The rows that go on; all estimates are brought up to date."""
-        weight = (self.plan.blend, LATER_BLEND)[stage]
-        for row, found in zip(rows.tolist(), self._gains(rows, card).tolist(), strict=True):
-            known = self.gains.get(heads[row], found)
-            self.gains[heads[row]] = known + weight * (found - known)
-        ranked = sorted(rows.tolist(), key=lambda row: -self.gains[heads[row]])
-        return torch.tensor(sorted(ranked[: self.plan.goes_on[stage]]))
-
-    def _gains(self, rows: Tensor, card: Card) -> Tensor:
-        """Points more than the present circuit, if both do alike on ID samples not seen and OOD samples go on as they began."""
+    def _remember(self, heads: Sequence[Head], seen: Predictions) -> None:
+        """Effects in half precision: they only guide, and are written to disk after every removal."""
         assert self.present is not None
-        objective = self.problem.objective
-        ids = torch.cat(card.id_seen)
-        right = (card.margin[rows, : card.ids] > 0).sum(dim=-1)
-        gained = objective.per_answer * (right - (self.present.margin[ids] > 0).sum()).double()
-        if not objective.needs_ood or not card.oods:
-            return gained
-        oods = torch.cat(card.ood_seen)
-        present: Predictions = self.present
-        lost = pairs_above(card.foreign[rows, : card.oods], card.familiar[rows, : card.ids])
-        before = pairs_above(present.foreign[oods][None], present.familiar[ids][None])
-        return gained - 2 * (lost - before).double() * objective.ood_rows / card.oods
+        if self.effects is None:
+            self.effects = self.present.repeated(len(self.problem.candidates)).map(
+                lambda part: torch.zeros_like(part, dtype=torch.half)
+            )
+        rows = self._rows(heads)
+
+        def keep(effect: Tensor, now: Tensor, before: Tensor) -> Tensor:
+            effect[rows] = (now - before).nan_to_num().clamp(-6e4, 6e4).half()
+            return effect
+
+        self.effects = self.effects.map(keep, seen, self.present)
+
+    def _rows(self, heads: Sequence[Head]) -> list[int]:
+        where = {head: row for row, head in enumerate(self.problem.candidates)}
+        return [where[head] for head in heads]
+
+    def counts(self) -> dict[str, Any]:
+        return {**super().counts(), "predictions_off_by": self.off}
 
     def memory(self) -> dict[str, Any]:
-        return {**super().memory(), "gains": [[*head, gain] for head, gain in self.gains.items()]}
+        assert self.effects is not None
+        return {**super().memory(), "effects": pack(self.effects, HALF)}
 
     def recall(self, memory: dict[str, Any]) -> None:
         super().recall(memory)
-        self.gains = {Head(*head): gain for *head, gain in memory["gains"]}
+        count = len(self.problem.candidates)
+        self.off = memory["counts"]["predictions_off_by"]
+        self.effects = unpack(memory["effects"], HALF).map(
+            lambda part: part.reshape(count, part.numel() // count)
+        )
+
+
+class Look:
+    """One round: what is predicted of each candidate, and corrected by what is seen of it."""
+
+    def __init__(self, search: Fast, heads: Sequence[Head], number: int) -> None:
+        assert search.present is not None
+        self.problem, self.heads, self.present = search.problem, heads, search.present
+        self.runner = Runner(search.problem, search.engine)
+        self.guessed = search.guess(heads)
+        self.seen = self.guessed.map(torch.clone)
+        """What is guessed, where it was not seen yet."""
+        self.points = self._all_points()
+        """Points that each candidate is expected to have."""
+        self.rows: Int[Tensor, " candidate"] = torch.arange(len(heads))
+        """Who is still looked at."""
+        objective = self.problem.objective
+        samples = objective.id_rows + (objective.ood_rows if objective.needs_ood else 0)
+        self.drawn = Drawn.nothing(samples, seed=number)
+
+    def at(self, count: int, share: float) -> None:
+        """The best so many go on to this share of the samples; what is seen corrects their points."""
+        best = self.points[self.rows].argsort(descending=True, stable=True)[:count]
+        self.rows = self.rows[best].sort().values
+        self._run(self._draw(share))
+        self.problem.tick(share)
+        if share >= 1:
+            found = self.seen.map(lambda part: part[self.rows])
+            exact = [points.low for points in self.problem.objective.points(found)]
+            self.points[self.rows] = torch.tensor(exact, dtype=torch.float64)
+        else:
+            self.points[self.rows] = self._corrected()
+
+    def _draw(self, share: float) -> Int[Tensor, " new"]:
+        samples = len(self.drawn.taken)
+        if share >= 1:
+            return self.drawn.up_to(torch.ones(samples, dtype=torch.float64), torch.arange(samples))
+        weights = self._matters()
+        weights = weights + EVEN * weights.mean()
+        ids, oods = self.present.familiar.argsort(), self.present.foreign.argsort()
+        order = torch.cat([ids, oods + len(ids)])  # alike samples stand together, so few are enough
+        return self.drawn.up_to(chances(weights, share), order)
+
+    def _matters(self) -> Float[Tensor, " sample"]:
+        """How much each sample moves the objective when a head goes."""
+        objective, present = self.problem.objective, self.present.one()
+        before = contributions(objective, present, present)
+        moved = contributions(objective, self.guessed, present) - before
+        return moved.square().mean(dim=0).sqrt()
+
+    def _run(self, new: Int[Tensor, " new"]) -> None:
+        ids = self.problem.objective.id_rows
+        size, lengths, stride = self.problem.batch_size, self.problem.lengths, self.runner.stride
+        parts: list[Part] = batched(False, new[new < ids], size, lengths)
+        parts += batched(True, new[new >= ids] - ids, size, lengths)
+        heads = [self.heads[row] for row in self.rows.tolist()]
+        rows = self.rows[:, None]
+        for at in range(0, len(parts), stride):
+            for batch in self.runner.batches(parts[at : at + stride], heads):
+                if batch.part.foreign:
+                    self.seen.foreign[rows, batch.part.index] = batch.odds
+                else:
+                    self.seen.familiar[rows, batch.part.index] = batch.odds
+                    self.seen.margin[rows, batch.part.index] = batch.margin
+
+    def _all_points(self) -> Float[Tensor, " candidate"]:
+        found = self.problem.objective.points(self.guessed)
+        return torch.tensor([points.low for points in found], dtype=torch.float64)
+
+    def _corrected(self) -> Float[Tensor, " candidate"]:
+        """The prediction, and what was seen beyond it, of each drawn sample for all those that it stands for."""
+        objective = self.problem.objective
+        guessed = self.guessed.map(lambda part: part[self.rows])
+        seen = self.seen.map(lambda part: part[self.rows])
+        beyond = contributions(objective, seen, guessed) - contributions(
+            objective, guessed, guessed
+        )
+        predicted = torch.tensor(
+            [points.low for points in objective.points(guessed)], dtype=torch.float64
+        )
+        return predicted + TRUST * (beyond / self.drawn.chance.clamp(min=1e-9)).sum(dim=-1)

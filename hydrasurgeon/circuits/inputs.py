@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -41,6 +42,12 @@ class Held:
 
     def __len__(self) -> int:
         return len(next(iter(self.parts.values()))) if self.parts else 0
+
+    @property
+    def lengths(self) -> Int[Tensor, " sample"] | None:
+        """Tokens of each text; None where all inputs are of one size."""
+        mask = self.parts.get(MASK)
+        return None if mask is None else mask.ne(0).sum(dim=1)
 
     def take(self, index: Tensor) -> Any:
         """These samples as the model's input, on its device, without padding that none of them needs."""

@@ -13,7 +13,7 @@ from hydrasurgeon.circuits.problem import Found, Problem
 from hydrasurgeon.heads import Head
 from hydrasurgeon.masking import ablated
 
-__all__ = ["Naive", "measure"]
+__all__ = ["Naive", "measure", "predictions"]
 
 
 class Naive:
@@ -55,20 +55,21 @@ class Naive:
         self.evaluations = memory["evaluations"]
 
 
-@torch.inference_mode()
 def measure(problem: Problem, off: Sequence[Head]) -> int:
-    """Points of the model with these heads masked. Processes share the batches."""
-    objective = problem.objective
+    """Points of the model with these heads masked."""
+    ((low, _),) = problem.objective.points(predictions(problem, off).one())
+    return low
+
+
+@torch.inference_mode()
+def predictions(problem: Problem, off: Sequence[Head]) -> Predictions:
+    """What the model predicts with these heads masked. Processes share the batches."""
     with ablated(problem.sites, off):
         familiar = _logits(problem, problem.id_inputs)
-        foreign = (
-            odds(_logits(problem, problem.ood_inputs)) if objective.needs_ood else torch.zeros(0)
-        )
-    found = Predictions(margins(familiar, problem.labels), odds(familiar), foreign)
-    ((low, _),) = objective.points(
-        Predictions(found.margin[None], found.familiar[None], found.foreign[None])
-    )
-    return low
+        foreign = torch.zeros(0)
+        if problem.objective.needs_ood:
+            foreign = odds(_logits(problem, problem.ood_inputs))
+    return Predictions(margins(familiar, problem.labels), odds(familiar), foreign)
 
 
 def _logits(problem: Problem, inputs: Held) -> torch.Tensor:

@@ -9,6 +9,7 @@ and does not saturate. Where logits are known up to ±tolerance only, points com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,9 +17,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Objective", "Points", "Predictions", "margins", "odds", "pairs_above"]
+__all__ = [
+    "PARTS",
+    "Objective",
+    "Points",
+    "Predictions",
+    "contributions",
+    "margins",
+    "odds",
+    "pairs_above",
+]
 
 Kind = Literal["acc", "ood", "avg"]
+PARTS = ("margin", "familiar", "foreign")
 # What a tie is won or lost by.
 TINY = 1e-30
 
@@ -57,6 +68,19 @@ class Predictions:
         """A single circuit's as those of several."""
         return Predictions(self.margin[None], self.familiar[None], self.foreign[None])
 
+    def repeated(self, circuits: int) -> Predictions:
+        """A single circuit's, for each of several."""
+        return self.map(lambda part: part.repeat(circuits, 1))
+
+    def of(self, circuit: int) -> Predictions:
+        return self.map(lambda part: part[circuit])
+
+    def map(self, change: Callable[..., Tensor], *others: Predictions) -> Predictions:
+        """Each part changed, together with the same part of others."""
+        return Predictions(
+            *(change(*(getattr(one, name) for one in (self, *others))) for name in PARTS)
+        )
+
 
 class Points(NamedTuple):
     """Between how many and how many points a circuit has."""
@@ -75,6 +99,32 @@ def pairs_above(
     ordered = (high - gap).sort(dim=-1).values
     below = torch.searchsorted(ordered, low.contiguous(), right=True)
     return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
+
+
+def contributions(
+    objective: Objective, found: Predictions, others: Predictions
+) -> Float[Tensor, "circuit sample"]:
+    """Points that each sample (ID, then OOD) makes with what it is against: its answer, and its pairs with `others`.
+
+    Summed over both sides each pair counts twice, so it is differences that mean something: a sample that changes while
+    all others stay brings what its contribution grows by.
+    """
+    answers = objective.per_answer * (found.margin > 0).double()
+    if not objective.needs_ood:
+        return answers
+    won = _below(others.foreign, found.familiar)
+    lost = _below(others.familiar, found.foreign)
+    return torch.cat([answers + won, -lost], dim=-1)
+
+
+def _below(
+    those: Float[Tensor, "some a"], each: Float[Tensor, "circuit b"]
+) -> Float[Tensor, "circuit b"]:
+    """Twice as many of `those` as are below each; a tie counts once."""
+    ordered = those.sort(dim=-1).values.expand(len(each), -1).contiguous()
+    each = each.contiguous()
+    below = torch.searchsorted(ordered, each) + torch.searchsorted(ordered, each, right=True)
+    return below.double()
 
 
 @dataclass(frozen=True)

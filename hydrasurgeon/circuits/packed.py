@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydrasurgeon.circuits.objective import Predictions
+from hydrasurgeon.circuits.objective import PARTS, Predictions
 
-__all__ = ["pack", "unpack"]
+__all__ = ["HALF", "pack", "unpack"]
 
-FIELDS = ("margin", "familiar", "foreign")
+DOUBLE, HALF = "<f8", "<f2"
 
 
-def pack(found: Predictions) -> dict[str, str]:
+def pack(found: Predictions, dtype: str = DOUBLE) -> dict[str, str]:
     return {
-        name: base64.b64encode(getattr(found, name).numpy().astype("<f8").tobytes()).decode()
-        for name in FIELDS
+        name: base64.b64encode(getattr(found, name).numpy().astype(dtype).tobytes()).decode()
+        for name in PARTS
     }
 
 
-def unpack(text: dict[str, Any]) -> Predictions:
+def unpack(text: dict[str, Any], dtype: str = DOUBLE) -> Predictions:
     return Predictions(
         *(
-            torch.from_numpy(np.frombuffer(base64.b64decode(text[name]), dtype="<f8").copy())
-            for name in FIELDS
+            torch.from_numpy(np.frombuffer(base64.b64decode(text[name]), dtype=dtype).copy())
+            for name in PARTS
         )
     )

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from hydrasurgeon.circuits.objective import Objective, Predictions, pairs_above
 
-__all__ = ["Part", "hard_first", "lost_along", "warm_first"]
+__all__ = ["Lengths", "Part", "batched", "hard_first", "lost_along", "warm_first"]
+
+Lengths = tuple[Int[Tensor, " id"] | None, Int[Tensor, " ood"] | None]
+NEIGHBOURS = 8
+"""Batches among which texts are sorted by length: padding that nobody reads costs as much as words do."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +31,20 @@ class Part:
     index: Int[Tensor, " sample"]
 
 
-def hard_first(objective: Objective, present: Predictions, size: int) -> list[Part]:
-    """All samples, in batches."""
+def hard_first(
+    objective: Objective, present: Predictions, size: int, lengths: Lengths = (None, None)
+) -> list[Part]:
+    """All samples, in batches; `lengths` of ID and OOD texts."""
     if objective.kind == "acc" or not len(present.margin) or not len(present.foreign):
-        ids = _split(False, present.margin.argsort(stable=True), size)
-        return ids + _split(True, present.foreign.argsort(descending=True, stable=True), size)
+        ids = batched(False, present.margin.argsort(stable=True), size, lengths)
+        return ids + batched(
+            True, present.foreign.argsort(descending=True, stable=True), size, lengths
+        )
     lost = _rank(present.foreign, present.familiar)  # share of OOD samples that look more familiar
     if objective.per_answer:
         lost = lost + torch.sigmoid(-4 * present.margin)
-    ids = _split(False, lost.argsort(descending=True, stable=True), size)
-    oods = _split(True, present.foreign.argsort(descending=True, stable=True), size)
+    ids = batched(False, lost.argsort(descending=True, stable=True), size, lengths)
+    oods = batched(True, present.foreign.argsort(descending=True, stable=True), size, lengths)
     lost_answers = torch.tensor([int((present.margin[p.index] <= 0).sum()) for p in ids])
     lost_pairs = torch.stack([_discordant(present, p.index, oods) for p in ids])
     gained = torch.zeros(len(ids) + 1, len(oods) + 1, dtype=torch.float64)
@@ -47,7 +55,11 @@ def hard_first(objective: Objective, present: Predictions, size: int) -> list[Pa
 
 
 def warm_first(
-    objective: Objective, present: Predictions, size: int, share: float
+    objective: Objective,
+    present: Predictions,
+    size: int,
+    share: float,
+    lengths: Lengths = (None, None),
 ) -> tuple[list[Part], int]:
     """A random share of the samples before the hard ones, and how many batches it takes.
 
@@ -61,13 +73,18 @@ def warm_first(
         return mixed[:first], mixed[first:]
 
     (ids, id_rest), (oods, ood_rest) = drawn(objective.id_rows), drawn(len(present.foreign))
-    warm = _split(False, ids, size) + _split(True, oods, size)
+    warm = batched(False, ids, size, lengths) + batched(True, oods, size, lengths)
     left = Predictions(
         present.margin[id_rest], present.familiar[id_rest], present.foreign[ood_rest]
     )
+    id_lengths, ood_lengths = lengths
+    of_rest = (
+        None if id_lengths is None else id_lengths[id_rest],
+        None if ood_lengths is None else ood_lengths[ood_rest],
+    )
     rest = [
         Part(part.foreign, (ood_rest if part.foreign else id_rest)[part.index])
-        for part in hard_first(objective, left, size)
+        for part in hard_first(objective, left, size, of_rest)
     ]
     return warm + rest, len(warm)
 
@@ -93,8 +110,15 @@ def lost_along(objective: Objective, present: Predictions, path: list[Part]) -> 
     return lost
 
 
-def _split(foreign: bool, index: Tensor, size: int) -> list[Part]:
-    return [Part(foreign, part) for part in index.split(size) if len(part)]
+def batched(
+    foreign: bool, order: Int[Tensor, " sample"], size: int, lengths: Lengths = (None, None)
+) -> list[Part]:
+    """Batches in this order; texts change places with their neighbours, so that those of a batch are alike in length."""
+    length = lengths[foreign]
+    if length is not None:
+        near = order.split(NEIGHBOURS * size)
+        order = torch.cat([part[length[part].argsort(stable=True)] for part in near])
+    return [Part(foreign, part) for part in order.split(size) if len(part)]
 
 
 def _rank(above: Float[Tensor, " a"], of: Float[Tensor, " b"]) -> Float[Tensor, " b"]:

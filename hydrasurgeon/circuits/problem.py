@@ -39,12 +39,17 @@ class Problem:
 
     @property
     def sites(self) -> tuple[Attention, ...]:
-        return tuple(block.attention for block in self.anatomy.blocks)
+        return self.anatomy.sites
 
     @property
     def precise(self) -> bool:
         """Whether rounding is small enough to be bounded."""
         return self.id_inputs.dtype in (torch.float32, torch.float64)
+
+    @property
+    def lengths(self) -> tuple[Tensor | None, Tensor | None]:
+        """How long ID and OOD texts are."""
+        return self.id_inputs.lengths, self.ood_inputs.lengths
 
     def left(self, removed: Sequence[Head]) -> list[Head]:
         gone = set(removed)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydrasurgeon.circuits.engine import Engine
 from hydrasurgeon.circuits.objective import Predictions, margins, odds, pairs_above
-from hydrasurgeon.circuits.path import Part, hard_first, lost_along, warm_first
+from hydrasurgeon.circuits.path import Part, batched, hard_first, lost_along, warm_first
 from hydrasurgeon.circuits.problem import Problem
 from hydrasurgeon.heads import Head
 
@@ -56,11 +56,11 @@ class Runner:
 
     def present(self) -> Predictions:
         """Predictions of the present circuit on all samples, in the order of the sets."""
-        size = self.problem.batch_size
+        size, lengths = self.problem.batch_size, self.problem.lengths
         objective = self.problem.objective
-        parts = [Part(False, i) for i in torch.arange(objective.id_rows).split(size)]
+        parts = batched(False, torch.arange(objective.id_rows), size, lengths)
         if objective.needs_ood:
-            parts += [Part(True, i) for i in torch.arange(objective.ood_rows).split(size)]
+            parts += batched(True, torch.arange(objective.ood_rows), size, lengths)
         card = Card.of(self.problem, 1)
         for at in range(0, len(parts), self.stride):
             for batch in self.batches(parts[at : at + self.stride], None):
@@ -156,11 +156,12 @@ class Race:
 
     def run(self, favourites: Sequence[Head]) -> dict[Head, Predictions]:
         """Those that could win, seen on every sample. Favourites run ahead, for the others to be measured by."""
-        size, stride = self.runner.problem.batch_size, self.runner.stride
+        problem, stride = self.runner.problem, self.runner.stride
+        size, lengths = problem.batch_size, problem.lengths
         if favourites or len(self.heads) <= FEW:
-            self.path, warm = hard_first(self.objective, self.present, size), 0
+            self.path, warm = hard_first(self.objective, self.present, size, lengths), 0
         else:
-            self.path, warm = warm_first(self.objective, self.present, size, WARM_UP)
+            self.path, warm = warm_first(self.objective, self.present, size, WARM_UP, lengths)
         lost = lost_along(self.objective, self.present, self.path)
         self.rest = [lost[-1] - points for points in lost]
         if favourites:  # before most points are lost nobody can be far enough behind to drop out

@@ -14,6 +14,7 @@ from hydrasurgeon.circuits.inputs import Held
 from hydrasurgeon.circuits.objective import Objective
 from hydrasurgeon.circuits.problem import Problem, Search
 from hydrasurgeon.circuits.state import State
+from hydrasurgeon.circuits.towers import numbered
 from hydrasurgeon.circuits.world import joined
 from hydrasurgeon.criteria.base import CircuitOptions, Removal, Subject
 from hydrasurgeon.errors import SurgeryError, UsageError
@@ -28,7 +29,7 @@ SEARCHES = {
 }
 FEW = 100
 """Below so many ID samples a single one moves accuracy by a percent or more."""
-TOGETHER = {"cpu": 256, "cuda": 4096}
+TOGETHER = {"cpu": 64, "cuda": 4096}
 """Sequences that run at once: few stay in a CPU's cache, many fill a GPU."""
 
 
@@ -45,7 +46,7 @@ def score(subject: Subject) -> Removal:
     anatomy = backend(subject.checkpoint.manifest.model.family).anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}
     beyond = sorted({head.tower for head in candidates} - reached)
-    if beyond:
+    if beyond and anatomy.prompted is None:
         raise SurgeryError(
             f"--method circuit: no inputs run through tower {beyond[0]}",
             hint=f"Search the other one: --tower {' or '.join(sorted(reached))}.",
@@ -57,6 +58,8 @@ def score(subject: Subject) -> Removal:
         first = next(module.parameters())
         id_inputs = Held.of([inputs for inputs, _ in batches], first.device, first.dtype)
         ood_inputs = Held.of(foreign, first.device, first.dtype)
+        if beyond:
+            id_inputs, ood_inputs = numbered(id_inputs, ood_inputs)
         problem = Problem(
             module=module,
             anatomy=anatomy,

@@ -18,7 +18,7 @@ from hydrasurgeon.errors import DataError
 __all__ = ["Arrays", "Files", "Rows", "Samples", "Subset", "fit_classes"]
 
 Labels = NDArray[np.int64]
-Raw = Image.Image | str
+Raw = Image.Image | str | tuple[Image.Image, str]
 
 
 class Samples(ABC):
@@ -26,7 +26,7 @@ class Samples(ABC):
 
     spec: str
     """As the user wrote it, without absolute paths."""
-    kind: Literal["image", "text"] = "image"
+    kind: Literal["image", "text", "pair"] = "image"
     classes: tuple[str, ...] | None = None
     labels: Labels | None = None
 

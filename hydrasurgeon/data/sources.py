@@ -7,7 +7,7 @@ import difflib
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import numpy as np
 from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, limited
 from hydrasurgeon.errors import DataError
 
-__all__ = ["open_data"]
+__all__ = ["open_data", "portable", "read_table"]
 
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
 KINDS = "a folder, .npz, .parquet, .jsonl, .csv, an image list .txt, hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
@@ -39,11 +39,11 @@ def open_data(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
         raise DataError(f"{spec}: no such data{_near(path)}", hint=f"Data is {KINDS}.")
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
-    samples.spec = _portable(spec)
+    samples.spec = portable(spec)
     return limited(samples, limit, seed)
 
 
-def _portable(spec: str) -> str:
+def portable(spec: str) -> str:
     """The spec without absolute paths, so that manifests carry none."""
     return "@".join(Path(part).name if os.path.isabs(part) else part for part in spec.split("@"))
 
@@ -103,6 +103,10 @@ def _npz(spec: str, path: Path | Any) -> Samples:
 
 
 def _table(spec: str, path: Path) -> Samples:
+    return read_table(spec, path, _rows)
+
+
+def read_table(spec: str, path: Path, make: Callable[[str, Any, Path | None], Samples]) -> Samples:
     """A parquet, jsonl or csv file, through the readers of HF datasets."""
     from datasets import Dataset
 
@@ -120,7 +124,7 @@ def _table(spec: str, path: Path) -> Samples:
             raise DataError(
                 f"{spec}: not a readable {path.suffix} file ({str(error).splitlines()[0]})"
             ) from error
-        return _rows(spec, table, root=path.parent)
+        return make(spec, table, path.parent)
 
 
 def _rows(spec: str, table: Any, root: Path | None = None) -> Samples:

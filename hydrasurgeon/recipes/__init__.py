@@ -1,4 +1,4 @@
-"""Fine-tuning recipes as data: those of the paper's appendix D.2, and two for small models."""
+"""Fine-tuning recipes as data: those of the paper's appendices D.2 and D.3, and two for small models."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    objective: Literal["labels", "pairs"] = "labels"
+    """Cross-entropy on labels; or, for CLIP, contrast on image–text pairs with the image tower locked."""
     optimizer: Literal["sgd", "adamw"]
     lr: float = Field(gt=0)
     lr_grid: tuple[float, ...] = ()
     """The learning rates that the source of the recipe chose from; for information."""
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     """Acts on matrices, not on biases and norms."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

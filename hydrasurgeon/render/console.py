@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hydrasurgeon.heads import Kept
 
@@ -27,11 +26,15 @@ PLAIN_EVERY_SECONDS = 10.0
 
 def out() -> Console:
     """A terminal has its own width; a file or a pipe must not cut lines."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    return (
+        Console(highlight=False, emoji=False)
+        if sys.stdout.isatty()
+        else Console(highlight=False, emoji=False, width=200)
+    )
 
 
 def err() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def failed(error: HydraError) -> None:
@@ -56,6 +59,14 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     if quiet:
         yield None
     elif sys.stderr.isatty():
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

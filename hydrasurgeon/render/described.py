@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -118,7 +118,14 @@ def _history(step: Step) -> str:
     arguments = " ".join(
         f"--{key.replace('_', '-')} {value}"
         for key, given in step.args.items()
-        for value in (given if isinstance(given, list) else [given])
+        for value in _values(given)
     )
     sources = ", ".join(entry.name for entry in step.inputs)
-    return escape(f"← {step.command} {sources} {arguments}".rstrip())
+    return escape(" ".join(f"← {step.command} {sources} {arguments}".split()))
+
+
+def _values(given: Any) -> list[Any]:
+    """The values of an option, each as it is typed."""
+    if isinstance(given, dict):
+        return [f"{key}={value}" for key, value in given.items()]
+    return given if isinstance(given, list) else [given]

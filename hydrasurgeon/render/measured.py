@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -38,7 +38,26 @@ def report_tables(report: Report) -> list[Table]:
     tables = [_table(report, "in distribution", _quality)]
     if any(result.ood for result in report.results):
         tables.append(_table(report, "out of distribution", _foreign))
-    return tables
+    several = [result for result in report.results if result.sets is not None]
+    return tables + ([_by_set(several, *metric) for metric in BY_SET] if several else [])
+
+
+def _by_set(results: Sequence[Result], name: str, field: str) -> Table:
+    """One metric on every data set, and its mean over them."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"{name} by data set", no_wrap=True)
+    rows = []
+    for result in results:
+        by_name = {each.name: getattr(each, field) for each in result.sets or ()}
+        rows.append({**by_name, "mean": getattr(result.sets_average, field)})
+    for column in rows[0]:
+        table.add_column(escape(column), justify="right")
+    shown = [[cell(name, value) for value in row.values()] for row in rows]
+    best = [best_of(name, list(column)) for column in zip(*shown, strict=True)]
+    for result, row in zip(results, shown, strict=True):
+        marked = [f"[bold]{c}[/]" if c == top else c for c, top in zip(row, best, strict=True)]
+        table.add_row(escape(_title(result)), *marked)
+    return table
 
 
 def _table(report: Report, title: str, cells: Callable[[Result], dict[str, float]]) -> Table:
@@ -141,6 +160,7 @@ def _times(ratio: float | None) -> str:
 
 HIGHER_IS_BETTER = ("Acc", "AUROC", "AUPR")
 UNRANKED = ("MI", "DI")  # more diversity is neither good nor bad by itself
+BY_SET = (("Acc", "accuracy"), ("NLL", "nll"), ("ECE", "ece"))
 COSTS = ("params M", "MACs M", "ms")
 
 

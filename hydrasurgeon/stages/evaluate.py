@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
-from hydrasurgeon.classnames import names_in, with_class_names
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.evalcard import cards_of, write_cards
 from hydrasurgeon.manifest import DataRecord
-from hydrasurgeon.report import Report, Result, result
+from hydrasurgeon.report import Report, Result, over_sets, result
+from hydrasurgeon.stages.datasets import Further, LabelledSet, labelled_sets
 from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.zeroshot import record_of
 
@@ -40,11 +40,11 @@ class _Sets:
 def evaluate(
     checkpoints: Sequence[str | Path],
     *,
-    data: str | None = None,
+    data: str | Sequence[str] | None = None,
     ood: Sequence[str] = (),
     shift: Sequence[str] = (),
     val: str | None = None,
-    classes: str | None = None,
+    classes: str | Sequence[str] | None = None,
     template: Sequence[str] = (),
     ensemble: bool = False,
     temperature: str | float = 1.0,
@@ -62,7 +62,10 @@ def evaluate(
     card: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate checkpoints (or predictions files) side by side."""
+    """Evaluate checkpoints (or predictions files) side by side.
+
+    Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature and cost belong to.
+    """
     from hydrasurgeon import metrics
     from hydrasurgeon.predictions import read_predictions, write_predictions
 
@@ -70,8 +73,11 @@ def evaluate(
         raise UsageError(
             "eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F."
         )
-    if checkpoints and data is None:
+    labelled = labelled_sets(data, classes)
+    if checkpoints and not labelled:
         raise UsageError("eval: needs data", hint="Give --data D.")
+    if predictions is not None and len(labelled) > 1:
+        raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
     if ensemble and len(checkpoints) < 2:
         raise UsageError("--ensemble: needs at least two checkpoints")
     if predictions is not None and checkpoints and len(checkpoints) != 1 and not ensemble:
@@ -90,24 +96,41 @@ def evaluate(
     cards = cards_of(opened) if card else []
     for checkpoint in opened:
         checkpoint.digests()
-    opened = [
-        with_class_names(c, classes=classes, templates=template, names=names_in(data))
-        for c in opened
-    ]
+    further: list[Further] = []
     if opened:
+        plain, (first, *others) = opened, labelled
+        opened = first.named(plain, template)
         _same_classes(opened)
-        sets = _open(opened[0], data or "", ood, shift, val, limit, seed)
-        jobs = [opened] if ensemble else [[checkpoint] for checkpoint in opened]
-        for job in jobs:
-            found, val_logits = _run(
-                job, sets, device, dtype, batch_size, skip_bad, progress, skipped
-            )
+        sets = _open(opened[0], first.spec, ood, shift, val, limit, seed)
+        further = [_further(each, plain, template, limit, seed) for each in others]
+
+        def load(checkpoint: Checkpoint) -> Any:
+            from hydrasurgeon.loading import as_classifier
+
+            return as_classifier(checkpoint, device=device, dtype=dtype)
+
+        def logits(models: Sequence[Any], samples: Any) -> Any:
+            from hydrasurgeon.inference import logits_of
+
+            return logits_of(
+                models, samples, batch_size=batch_size, skip_bad=skip_bad, progress=progress, skipped=skipped
+            )  # fmt: skip
+
+        everyone = range(len(opened))
+        for numbers in [tuple(everyone)] if ensemble else [(i,) for i in everyone]:
+            job = [opened[i] for i in numbers]
+            models = [load(checkpoint) for checkpoint in job]
+            found, val_logits = _run(job, models, sets, logits, batch_size, skip_bad)
             t = (
                 fixed
                 if fixed is not None
                 else metrics.fit_temperature(metrics.mean_probs(val_logits[0]), val_logits[1])
             )
-            results.append(result(found, ood_score=ood_score, temperature=t))
+            measured = result(found, ood_score=ood_score, temperature=t)
+            if further:
+                rest = [s.measure(numbers, job, models, logits, load=load, temperature=t) for s in further]  # fmt: skip
+                measured = over_sets(measured, rest, first=first.name)
+            results.append(measured)
             if predictions is not None:
                 write_predictions(found, Path(predictions))
     for path in predictions_in:
@@ -119,25 +142,27 @@ def evaluate(
         results.append(result(read_predictions(Path(path)), ood_score=ood_score, temperature=fixed))
     report = Report(
         settings={
-            "data": _name(data), "ood": [_name(o) for o in ood], "shift": [_name(s) for s in shift], "val": _name(val),
+            "data": _data_names(labelled), "ood": [_name(o) for o in ood], "shift": [_name(s) for s in shift], "val": _name(val),
             "ensemble": ensemble, "temperature": temperature, "ood_score": ood_score, "limit": limit, "seed": seed,
             "dtype": dtype, "batch_size": batch_size, **(record_of(opened[0].manifest.model) if opened else {}),
+            **_hashes(further),
         },
         results=tuple(results),
     )  # fmt: skip
     if json is not None:
         write_text(Path(json), report.to_json())
     written = (
-        write_cards(cards, results, _used(sets, fitted=fixed is None), report.settings)
+        write_cards(cards, results, _used(sets, further, fitted=fixed is None), report.settings)
         if card
         else ()
     )
     return Evaluation(report, tuple(skipped), written)
 
 
-def _used(sets: _Sets, *, fitted: bool) -> dict[str, DataRecord]:
+def _used(sets: _Sets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
     """What each data set was for, the labelled one first."""
     found = {"in distribution": sets.id}
+    found |= {f"also `{each.name}`": each.samples for each in further}
     found |= {f"{group}-OOD `{name}`": samples for name, group, samples in sets.ood}
     found |= {f"shift `{name}`{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
     if sets.val is not None and fitted:
@@ -172,6 +197,31 @@ def _name(spec: str | None) -> str | None:
         return None
     head, equals, path = spec.rpartition("=")
     return head + equals + (Path(path).name if path.startswith("/") else path)
+
+
+def _data_names(labelled: Sequence[LabelledSet]) -> str | list[str] | None:
+    if len(labelled) > 1:
+        return [f"{each.name}={_name(each.spec)}" for each in labelled]
+    return _name(labelled[0].spec) if labelled else None
+
+
+def _hashes(further: Sequence[Further]) -> dict[str, Any]:
+    """Of the class names and templates of zero-shot models on data sets besides the first."""
+    found = {each.name: record_of(each.checkpoints[0].manifest.model) for each in further}
+    return {"sets": found} if any(found.values()) else {}
+
+
+def _further(
+    each: LabelledSet,
+    checkpoints: Sequence[Checkpoint],
+    template: Sequence[str],
+    limit: int | None,
+    seed: int,
+) -> Further:
+    named = each.named(checkpoints, template)
+    _same_classes(named)
+    samples = _open(named[0], each.spec, (), (), None, limit, seed).id
+    return Further(each.name, samples, tuple(named))
 
 
 def _same_classes(opened: Sequence[Checkpoint]) -> None:
@@ -240,32 +290,19 @@ def parse_shift(text: str) -> tuple[str, int | None, str]:
 
 def _run(
     job: Sequence[Checkpoint],
+    models: Sequence[Any],
     sets: _Sets,
-    device: str,
-    dtype: str,
+    logits_of: Callable[[Sequence[Any], Any], Any],
     batch_size: int | None,
     skip_bad: bool,
-    progress: Progress | None,
-    skipped: list[str],
 ) -> tuple[Any, Any]:
     """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble."""
     from hydrasurgeon.cost import cost_of
     from hydrasurgeon.data import Batches, moved
-    from hydrasurgeon.inference import logits_of
-    from hydrasurgeon.loading import as_classifier
     from hydrasurgeon.predictions import OodSet, Predictions, ShiftSet
 
-    models = [as_classifier(checkpoint, device=device, dtype=dtype) for checkpoint in job]
-
     def logits(samples: Any) -> Any:
-        return logits_of(
-            models,
-            samples,
-            batch_size=batch_size,
-            skip_bad=skip_bad,
-            progress=progress,
-            skipped=skipped,
-        )
+        return logits_of(models, samples)
 
     predicted, labels = logits(sets.id)
     foreign = tuple(OodSet(name, group, logits(samples)[0]) for name, group, samples in sets.ood)
@@ -286,6 +323,6 @@ def _run(
         labels=labels,
         ood=foreign,
         shift=tuple(shifted),
-        cost=cost_of(models, inputs),
+        cost=cost_of(list(models), inputs),
     )
     return found, logits(sets.val) if sets.val is not None else None

@@ -1,11 +1,11 @@
-"""finetune: train a member, or an unpruned backbone, by a recipe (paper D.2)."""
+"""finetune: train a member, or an unpruned backbone, by a recipe (paper D.2 and D.3)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import (
@@ -76,34 +76,51 @@ def finetune(
     private: bool = False,
     progress: Progress | None = None,
 ) -> Finetuned:
-    """Train a checkpoint on labelled data and write the result."""
+    """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
     from hydrasurgeon.data import Batches, fit_classes, open_data
+    from hydrasurgeon.data.pairs import open_pairs
     from hydrasurgeon.recipes import load_recipe
     from hydrasurgeon.training import State, epoch_order, train
 
     plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
     repository = destination(push_to_hub, private=private)
     target = output_path(out, force=force)
-    samples = open_data(data, limit=limit, seed=seed)
-    source = _named(_source(checkpoint, arch), classes, template, samples)
+    start = _source(checkpoint, arch)
+    paired = plan.objective == "pairs"
+    if paired and not is_zero_shot(start.manifest.model):
+        raise UsageError(
+            f"--recipe {recipe}: learns from image–text pairs, and the model has no text tower for them",
+            hint="Give a CLIP, or a recipe that learns from labels.",
+        )
+    held_out = None if val is None else open_data(val, seed=seed)
+    samples = (open_pairs if paired else open_data)(data, limit=limit, seed=seed)
+    source = _named(start, classes, template, held_out if paired else samples)
     if is_zero_shot(source.manifest.model):
         plan = plan.model_copy(update={"classifier": "keep"})  # it follows from the class names
-    if source.manifest.model.num_classes == 0 and plan.classifier == "keep":
+    elif source.manifest.model.num_classes == 0 and plan.classifier == "keep":
         plan = plan.model_copy(update={"classifier": "fresh"})  # there is none to keep
     model = _for_length(_for_classes(source.manifest.model, plan, samples), plan)
     labels = {"num_classes": model.num_classes, "labels": model.labels}
-    samples = fit_classes(samples, **labels)  # type: ignore[arg-type]
+    if not paired:
+        samples = fit_classes(samples, **labels)  # type: ignore[arg-type]
     family = backend(model.family)
     module = _module(source, model, plan, seed)
     used = [samples.fingerprint()]
     validation = None
-    if val is not None:
-        held_out = fit_classes(open_data(val, seed=seed), **labels)  # type: ignore[arg-type]
+    if held_out is not None:
+        held_out = fit_classes(held_out, **labels)  # type: ignore[arg-type]
         used.append(held_out.fingerprint())
         validation = Batches(
             held_out, family.transform(model, files=source.files), batch_size=plan.batch_size, skip_bad=skip_bad
         )  # fmt: skip
-    transform = family.transform(model, plan.augment.model_dump(), files=source.files)
+    transform: Any = family.transform(model, plan.augment.model_dump(), files=source.files)
+    trainable = _trainable(family, plan, source.manifest)
+    objective = None
+    if paired:
+        from hydrasurgeon.contrastive import Contrast
+
+        objective = Contrast(module)
+        transform, trainable = objective.transform(transform), _both(trainable, objective.trainable)
     drop_last = len(samples) >= plan.batch_size
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
@@ -121,7 +138,7 @@ def finetune(
     }
     state = State(_state_path(target), identity)
     trained = train(
-        module, recipe=plan, epoch_batches=epoch_batches, trainable=_trainable(family, plan, source.manifest),
+        module, recipe=plan, epoch_batches=epoch_batches, trainable=trainable, objective=objective,
         seed=seed, device=device, dtype=dtype, state=state, save_every=save_every, resume=resume,
         validation=validation, progress=progress,
     )  # fmt: skip
@@ -197,14 +214,13 @@ def _source(spec: str | Path, arch: str | None) -> _Source:
 
 
 def _named(
-    source: _Source, classes: str | None, templates: Sequence[str], samples: Samples
+    source: _Source, classes: str | None, templates: Sequence[str], samples: Samples | None
 ) -> _Source:
-    """A source that knows its classes, where it learns them by name."""
+    """A source that knows its classes, where it learns them by name and there is data that has them."""
     if source.checkpoint is None:
         return source
-    opened = with_class_names(
-        source.checkpoint, classes=classes, templates=templates, names=lambda: samples.classes
-    )
+    names = None if samples is None else lambda: samples.classes
+    opened = with_class_names(source.checkpoint, classes=classes, templates=templates, names=names)
     return replace(source, checkpoint=opened, manifest=opened.manifest)
 
 
@@ -278,6 +294,10 @@ def _trainable(family: Backend, plan: Recipe, manifest: Manifest) -> Callable[[s
         return place is not None and place[1] >= manifest.towers[place[0]].layers - plan.last_blocks
 
     return trainable
+
+
+def _both(first: Callable[[str], bool], second: Callable[[str], bool]) -> Callable[[str], bool]:
+    return lambda name: first(name) and second(name)
 
 
 def _manifest(base: Manifest, model: Model, entry: Step) -> Callable[[str], Manifest]:

@@ -227,7 +227,7 @@ def compute(
                 "weights": checkpoint.record(checkpoint.digests()).sha256,
                 "data": [f"{each.rows} rows {each.sha256[:12]}" for each in feed.records],
                 "objective": objective, "search": search or "exact", "layers": layers, "towers": list(towers), "dtype": dtype,
-                "batch_size": feed.batch_size,
+                "batch_size": feed.batch_size, **record_of(model),
             },
         )  # fmt: skip
     subject = Subject(
@@ -246,8 +246,9 @@ def compute(
     )
     verdict = judge(subject)
     if isinstance(verdict, Removal):
+        told = {**verdict.settings, **({"tower": tower} if tower is not None else {}), **record_of(model)}  # fmt: skip
         return Score(
-            order=verdict.order, trace=verdict.trace, settings=verdict.settings, data=feed.records
+            order=verdict.order, trace=verdict.trace, settings=told, data=feed.records
         ), feed.records
     more = verdict.settings if isinstance(verdict, Verdict) else {}
     scores = verdict.scores if isinstance(verdict, Verdict) else verdict

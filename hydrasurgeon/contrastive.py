@@ -1,0 +1,156 @@
+"""LiT: a text tower learns to meet a locked image tower on image–text pairs (paper D.3).
+
+    L = ½ Σ_i [−ln softmax(s · t_i · vᵀ)_i − ln softmax(s · v_i · tᵀ)_i] / N,    s = exp(logit_scale)
+
+over the N pairs of a step: all batches that it accumulates, of all processes. Only their features are held
+together. The loss is differentiated by the text features first, each process for its own rows of the two
+matrices; then each batch runs once more and carries its part of that gradient into the text tower. What
+comes out is the gradient of one batch of N pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from hydrasurgeon.data import Batch
+from hydrasurgeon.data.pairs import Pairing
+
+__all__ = ["Contrast", "Gradients", "contrast"]
+
+LARGEST = math.log(100)
+"""logit_scale is kept below it, as OpenCLIP does."""
+CHUNK = 1024
+"""Rows of the matrices that are held at once."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of the loss, or of some rows' share in it."""
+
+    loss: Tensor
+    texts: Float[Tensor, "pair embed"]
+    scale: Tensor
+    """By exp(logit_scale)."""
+    bias: Tensor
+
+
+def contrast(
+    images: Float[Tensor, "pair embed"],
+    texts: Float[Tensor, "pair embed"],
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    rows: range | None = None,
+) -> Gradients:
+    """The share of these rows (all, if none are named) in the loss, and its gradient."""
+    texts, scale = texts.detach().requires_grad_(), scale.detach().requires_grad_()
+    bias = (torch.zeros_like(scale) if bias is None else bias.detach()).requires_grad_()
+    loss = texts.new_zeros(())
+    rows = range(len(images)) if rows is None else rows
+    with torch.enable_grad():
+        for start in range(rows.start, rows.stop, CHUNK):
+            here = slice(start, min(start + CHUNK, rows.stop))
+            truth = torch.arange(here.start, here.stop, device=images.device)
+            by_image = scale * images[here] @ texts.T + bias
+            by_text = scale * texts[here] @ images.T + bias
+            share = cross_entropy(by_image, truth, reduction="sum")
+            share = (share + cross_entropy(by_text, truth, reduction="sum")) / (2 * len(images))
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += share.detach()
+    zero = torch.zeros_like
+    given = (texts.grad, scale.grad, bias.grad)
+    grads = [zero(x) if g is None else g for x, g in zip((texts, scale, bias), given, strict=True)]
+    return Gradients(loss, *grads)
+
+
+class Contrast:
+    """The objective of a training run on pairs; `clip` is the zero-shot module that is trained."""
+
+    def __init__(self, clip: Any) -> None:
+        self.clip = clip
+        tuned = {
+            id(parameter)
+            for part in clip.text_parts()
+            for parameter in (part.parameters() if isinstance(part, nn.Module) else (part,))
+        }
+        self._tuned = {name for name, p in clip.named_parameters() if id(p) in tuned}
+
+    def trainable(self, name: str) -> bool:
+        """The text tower, its projection and the scale; the image tower is locked."""
+        return name in self._tuned
+
+    def transform(self, prepare: Callable[[Any], Tensor]) -> Pairing:
+        return Pairing(prepare, self.clip.reader())
+
+    def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
+        """Gradients of one step over all its pairs; the loss."""
+        inner, device = self.clip.model, accelerator.device
+        tokens = [part.inputs["texts"].to(device) for part in parts]
+        inner.visual.eval()
+        with torch.no_grad(), accelerator.autocast():
+            images = [
+                normalize(inner.encode_image(part.inputs["pixel_values"].to(device)), dim=-1)
+                for part in parts
+            ]
+            known = (
+                [] if len(parts) == 1 else [inner.encode_text(t, normalize=True) for t in tokens]
+            )
+        # A single batch need not run twice.
+        alone = model({"texts": tokens[0]}) if len(parts) == 1 else None
+        texts = torch.cat(known) if alone is None else alone.detach()
+        found, mine = _together(torch.cat(images).float(), texts.float(), inner)
+        own = found.texts[mine.start : mine.stop].split([len(t) for t in tokens])
+        for i, wanted in enumerate(own):
+            last = i + 1 == len(parts)
+            with nullcontext() if last else accelerator.no_sync(model):
+                features = alone if alone is not None else model({"texts": tokens[i]})
+                # Processes average their gradients; the loss is a sum over them.
+                carried = accelerator.num_processes * (features.float() * wanted).sum()
+                if last:
+                    carried = carried + (inner.logit_scale.exp() * found.scale).sum()
+                    if inner.logit_bias is not None:
+                        carried = carried + (inner.logit_bias * found.bias).sum()
+                accelerator.backward(carried)
+        return float(found.loss)
+
+    def settle(self) -> None:
+        """After the optimizer's step."""
+        with torch.no_grad():
+            self.clip.model.logit_scale.clamp_(0, LARGEST)
+
+
+def _together(images: Tensor, texts: Tensor, inner: Any) -> tuple[Gradients, range]:
+    """The loss over the pairs of all processes and its gradient, and which of the pairs are this one's."""
+    scale, bias = inner.logit_scale.detach().exp(), inner.logit_bias
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return contrast(images, texts, scale, bias), range(len(images))
+    all_images, counts = _gathered(images)
+    all_texts, _ = _gathered(texts)
+    start = sum(counts[: dist.get_rank()])
+    mine = range(start, start + len(images))
+    share = contrast(all_images, all_texts, scale, bias, rows=mine)
+    for tensor in (share.loss, share.texts, share.scale, share.bias):
+        dist.all_reduce(tensor)
+    return share, mine
+
+
+def _gathered(rows: Tensor) -> tuple[Tensor, list[int]]:
+    """The rows of all processes, and how many each has: unreadable images may have been left out."""
+    counts = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())]  # fmt: skip
+    dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
+    sizes = [int(count) for count in counts]
+    padded = rows.new_zeros(max(sizes), rows.shape[1])
+    padded[: len(rows)] = rows
+    found = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(found, padded)
+    return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)]), sizes

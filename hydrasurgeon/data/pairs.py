@@ -1,0 +1,201 @@
+"""Image–text pairs: webdataset's tar shards, or a table with a column of images and one of captions."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from hydrasurgeon.data.samples import Rows, Samples, decode, limited
+from hydrasurgeon.data.sources import portable, read_table
+from hydrasurgeon.errors import DataError
+
+__all__ = ["Pairing", "Shards", "open_pairs"]
+
+KINDS = "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, .jsonl or .csv"
+IMAGES = ("jpg", "jpeg", "png", "webp")
+TEXT = "txt"
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
+    """Pairs behind a spec; with `limit` a seeded random subset of them."""
+    path = Path(spec)
+    if path.suffix in (".parquet", ".jsonl", ".csv"):
+        if not path.is_file():
+            raise DataError(f"{spec}: no such file")
+        samples: Samples = read_table(spec, path, _captioned)
+    else:
+        samples = Shards(spec, _shards(spec, path))
+    if not len(samples):
+        raise DataError(f"{spec}: holds no image–text pairs")
+    samples.spec = portable(spec)
+    return limited(samples, limit, seed)
+
+
+def _shards(spec: str, path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(path.glob("*.tar"))
+    elif (numbers := RANGE.search(spec)) is not None:
+        first, last = numbers[1], numbers[2]
+        count = range(int(first), int(last) + 1)
+        named = (f"{i:0{len(first)}}" for i in count)
+        found = [Path(spec[: numbers.start()] + n + spec[numbers.end() :]) for n in named]
+    else:
+        found = [path] if path.is_file() else [Path(name) for name in sorted(glob.glob(spec))]
+    if not found:
+        raise DataError(f"{spec}: no such image–text pairs", hint=f"Pairs are {KINDS}.")
+    for shard in found:
+        if shard.suffix != ".tar":
+            raise DataError(
+                f"{shard}: not image–text pairs",
+                hint=f"Pairs are {KINDS}. A compressed shard must be unpacked to .tar first.",
+            )
+        if not shard.is_file():
+            raise DataError(f"{shard}: no such file")
+    return found
+
+
+class Shards(Samples):
+    """Tar files in which members of one name, `key.jpg` and `key.txt`, follow one another.
+
+    Only where they lie is held: pairs are read one by one, in any order.
+    """
+
+    kind = "pair"
+
+    def __init__(self, spec: str, paths: Sequence[Path]) -> None:
+        self.spec, self.paths = spec, list(paths)
+        found = []
+        for number, path in enumerate(self.paths):
+            rows = list(_members(path))
+            if not rows:
+                raise DataError(
+                    f"{path}: holds no image–text pairs",
+                    hint=f"A pair is KEY.{'|'.join(IMAGES)} followed by KEY.{TEXT}.",
+                )
+            found.append(np.array([(number, *row) for row in rows], dtype=np.int64))
+        self.where: NDArray[np.int64] = np.concatenate(found)
+        """[pair, (shard, image offset, image size, text offset, text size)]"""
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def read(self, i: int) -> tuple[Image.Image, str]:
+        where = f"{self.paths[self.where[i, 0]]}, pair {i}"
+        return decode(self._bytes(*self.where[i, [0, 1, 2]]), where), self._text(i, where)
+
+    def content(self, i: int) -> bytes:
+        """The caption, and the size of the image: shards are too large to be read once more for a hash."""
+        return int(self.where[i, 2]).to_bytes(8, "little") + self._bytes(*self.where[i, [0, 3, 4]])
+
+    def _text(self, i: int, where: str) -> str:
+        try:
+            return self._bytes(*self.where[i, [0, 3, 4]]).decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{where}: the caption is not UTF-8",
+                hint="Mend or remove it, or give --skip-bad to leave such pairs out.",
+            ) from error
+
+    def _bytes(self, shard: int, at: int, size: int) -> bytes:
+        try:
+            with self.paths[shard].open("rb") as file:
+                file.seek(at)
+                return file.read(size)
+        except OSError as error:
+            raise DataError(f"{self.paths[shard]}: cannot be read ({error.strerror})") from error
+
+
+def _members(path: Path) -> Iterator[tuple[int, int, int, int]]:
+    """Where image and text of each pair lie. A key with only one of them is no pair, as for webdataset."""
+    key, parts = "", dict[str, tuple[int, int]]()
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                if not member.isfile():
+                    continue
+                folder, name = os.path.split(member.name)
+                stem, _, suffix = name.partition(".")
+                if os.path.join(folder, stem) != key:
+                    yield from _pair(parts)
+                    key, parts = os.path.join(folder, stem), {}
+                kind = "image" if suffix.lower() in IMAGES else suffix.lower()
+                parts[kind] = member.offset_data, member.size
+                if member.offset_data + member.size > path.stat().st_size:
+                    raise tarfile.ReadError("it ends within a member")
+            yield from _pair(parts)
+    except (tarfile.TarError, OSError) as error:
+        raise DataError(f"{path}: not a readable tar file ({error})") from error
+
+
+def _pair(parts: dict[str, tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    if "image" in parts and TEXT in parts:
+        yield (*parts["image"], *parts[TEXT])
+
+
+class Captioned(Samples):
+    """Images of a table, and the captions beside them."""
+
+    kind = "pair"
+
+    def __init__(self, images: Rows, captions: Sequence[Any]) -> None:
+        self.spec, self.images, self.captions = images.spec, images, captions
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, i: int) -> tuple[Image.Image, str]:
+        image = self.images.read(i)
+        assert isinstance(image, Image.Image)
+        return image, self._caption(i)
+
+    def content(self, i: int) -> bytes:
+        return self.images.content(i) + b"\0" + self._caption(i).encode()
+
+    def _caption(self, i: int) -> str:
+        caption = self.captions[i]
+        if not isinstance(caption, str):
+            raise DataError(f"{self.spec}, row {i}: has no caption")
+        return caption
+
+
+def _captioned(spec: str, table: Any, root: Path | None) -> Samples:
+    image, text = (
+        next((name for name in names if name in table.column_names), None)
+        for names in (("image", "img"), ("caption", "text"))
+    )
+    if image is None or text is None:
+        raise DataError(
+            f"{spec}: needs columns image and text or caption (found: {', '.join(table.column_names)})"
+        )
+    plain = table.with_format(None)
+    return Captioned(Rows(spec, plain[image][:], "image", root=root), plain[text][:])
+
+
+class Pairing:
+    """A transform for pairs: images by `prepare`, and a batch's captions by `read` to token ids."""
+
+    kind = "pair"
+
+    def __init__(
+        self, prepare: Callable[[Any], Tensor], read: Callable[[Sequence[str]], Tensor]
+    ) -> None:
+        self.prepare, self.read = prepare, read
+
+    def __call__(self, pair: tuple[Image.Image, str]) -> tuple[Tensor, str]:
+        return self.prepare(pair[0]), pair[1]
+
+    def collate(self, pairs: Sequence[tuple[Tensor, str]]) -> dict[str, Tensor]:
+        images = torch.stack([image for image, _ in pairs])
+        return {"pixel_values": images, "texts": self.read([text for _, text in pairs])}
