@@ -206,4 +206,10 @@ def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
         return Block(attended.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False)  # fmt: skip
     if kind == "dinov2":
         return Block(layer.norm1, site, layer.layer_scale1, layer.norm2, layer.mlp, layer.layer_scale2)  # fmt: skip
-    return Block(layer.layernorm_before, site, none, layer.layernorm_after, layer.mlp, none)
+    # transformers before 5.9 keeps the MLP in two modules.
+    mlp = (
+        layer.mlp
+        if hasattr(layer, "mlp")
+        else nn.Sequential(layer.intermediate, layer.output.dense)
+    )
+    return Block(layer.layernorm_before, site, none, layer.layernorm_after, mlp, none)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -165,6 +166,10 @@ def attention_site(layer: Any) -> AttentionSite:
     attention = layer.attention
     if hasattr(attention, "self"):  # BERT, RoBERTa, ELECTRA
         return AttentionSite(attention.self, ("query", "key", "value"), attention.output, "dense")
+    if hasattr(attention, "attention"):  # ViT, DeiT and DINOv2 before transformers 5.9 and 5.18
+        return AttentionSite(
+            attention.attention, ("query", "key", "value"), attention.output, "dense"
+        )
     if hasattr(attention, "attn"):  # MPNet
         return AttentionSite(attention.attn, ("q", "k", "v"), out="o")
     if hasattr(attention, "q_lin"):  # DistilBERT
@@ -191,6 +196,14 @@ def shrink(site: AttentionSite, row: Sequence[int]) -> None:
             linear.bias = room(linear.bias, (width,))
     site.out.in_features = width
     site.out.weight = room(site.out.weight, (site.out.out_features, width))
+    if not row and site.out_name in ("dense", "o"):
+        module.forward = MethodType(without_heads, module)
+
+
+def without_heads(module: Any, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    """What an attention without heads passes on; older versions count tokens by what no head leaves over."""
+    nothing = hidden.new_zeros(*hidden.shape[:-1], 0)
+    return (module.o(nothing) if hasattr(module, "o") else nothing), None
 
 
 def room(like: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
