@@ -223,10 +223,10 @@ def test_a_killed_search_ends_with_the_same_bytes(
         write_clip(tmp_path / name)
     options = {"method": "circuit", "search": search, "remove": 7, **sets}
     whole = hs.score(tmp_path / "whole", **options).result
-    # Once after an image head went, and once after a text head.
+    # Once after an image head went, and once after a text head (fast may remove none of these here).
     last = {head[0]: at for at, head in enumerate((whole.order or ())[:-1], 1)}
-    assert set(last) == set(TOWERS)
-    for after in sorted(last.values()):
+    assert search == "fast" or set(last) == set(TOWERS)
+    for after in sorted({2, *last.values()}):
 
         def kill(what: str, done: int, total: int, after: int = after) -> None:
             if what.startswith(f"{after}/"):

@@ -14,7 +14,8 @@ __all__ = ["Drawn", "chances"]
 def chances(size: Float[Tensor, " sample"], share: float) -> Float[Tensor, " sample"]:
     """Chances in proportion to `size`, none above 1, that add up to this share of the samples."""
     wanted = share * len(size)
-    size = size if float(size.sum()) > 0 else torch.ones_like(size)
+    largest = float(size.max())
+    size = size / largest if largest > 0 else torch.ones_like(size)  # so that tiny sizes add up
     sure = torch.zeros_like(size, dtype=torch.bool)
     while True:
         left = wanted - int(sure.sum())
