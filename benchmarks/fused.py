@@ -253,12 +253,10 @@ def main() -> None:
         )  # fmt: skip
         stored = json.loads(path.read_text()) if path.exists() else {"results": {}}
         stored["machine"] = machine(torch.device(given.device))
-        # A partial run replaces its own points only.
-        measured = {(r["contender"], r["batch"], r["dtype"]) for r in rows}
+        # Ratios refer to the single model of their own run: a run replaces all of the points at its sizes.
+        measured = {(r["batch"], r["dtype"]) for r in rows}
         kept = [
-            r
-            for r in stored["results"].get(arch, [])
-            if (r["contender"], r["batch"], r["dtype"]) not in measured
+            r for r in stored["results"].get(arch, []) if (r["batch"], r["dtype"]) not in measured
         ]
         stored["results"][arch] = kept + rows
         path.write_text(json.dumps(stored, indent=1) + "\n")
