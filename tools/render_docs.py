@@ -273,8 +273,7 @@ def circuits(results: dict[str, Any]) -> list[str]:
         "",
         f"CPU seconds of Algorithm 1 as written (`--search naive`) over those of the other searches, float32, {results['machine']['threads']} thread, torch",
         f"{results['machine']['torch']}. `exact` gave naive's order in every run. Naive made the first removals only; beyond them its",
-        "time follows from its time per evaluation. In common: heads that `fast` and `exact` both removed. Texts gain most: naive's",
-        "batches, in the order of the data, are half padding.",
+        "time follows from its time per evaluation. In common: heads that `fast` and `exact` both removed.",
         "",
         *table(head, rows),
     ]
