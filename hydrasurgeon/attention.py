@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, ones
 
 from hydrasurgeon.backends.base import Attention, Stack
-from hydrasurgeon.hydra import queries_keys_values
+from hydrasurgeon.blocks import queries_keys_values
 
 __all__ = ["attention_maps", "heads_from_maps", "real_tokens"]
 

@@ -28,9 +28,9 @@ from torch.nn.functional import linear
 
 from hydrasurgeon.attention import real_tokens
 from hydrasurgeon.backends.base import Anatomy, Attention, Block, Stack
+from hydrasurgeon.blocks import attend, run_block
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Kept, positions
-from hydrasurgeon.hydra import attend, run_block
 
 __all__ = ["Calibration", "Repair", "fold_means", "refit"]
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.backends import backend
+from hydrasurgeon.blocks import run_block
 from hydrasurgeon.errors import CheckFailed
-from hydrasurgeon.hydra import Hydra, run_block
+from hydrasurgeon.hydra import Hydra
 from hydrasurgeon.loading import Classifier
 
 __all__ = ["Exported", "to_onnx"]

@@ -129,9 +129,7 @@ def _hydra(checkpoint: Checkpoint) -> Hydra:
             state[name] = shared[key]
         _assign(module, state, checkpoint.path)
         modules.append(module)
-    return Hydra(
-        modules, [family.anatomy(module) for module in modules], trunk=manifest.fusion.trunk
-    )
+    return Hydra(modules, family.anatomy, trunk=manifest.fusion.trunk)
 
 
 def _assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.backends import backend
+from hydrasurgeon.blocks import run_block
 from hydrasurgeon.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, SurgeryError
-from hydrasurgeon.hydra import run_block
 
 SHARED = Path(__file__).parents[2] / "shared"
 

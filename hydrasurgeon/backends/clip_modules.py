@@ -15,9 +15,9 @@ from torch.nn.functional import normalize
 
 from hydrasurgeon.backends.base import Anatomy, Attention, Block, Prompted, Stack
 from hydrasurgeon.backends.disk_names import DiskNamed
+from hydrasurgeon.blocks import attend
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.hydra import attend
 from hydrasurgeon.manifest import Model
 from hydrasurgeon.zeroshot import prompts
 

@@ -22,11 +22,11 @@ from torch.nn.functional import cross_entropy, interpolate
 from hydrasurgeon.attention import attention_maps, heads_from_maps, real_tokens
 from hydrasurgeon.backends import backend
 from hydrasurgeon.backends.base import Anatomy, Attention
+from hydrasurgeon.blocks import run_block
 from hydrasurgeon.cahp import choose, described
 from hydrasurgeon.criteria.base import Subject, Verdict
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head, count, drop
-from hydrasurgeon.hydra import run_block
 from hydrasurgeon.masking import masked
 from hydrasurgeon.optional import need
 
