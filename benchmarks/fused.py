@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from torch import nn
 import hydrasurgeon as hs
 from hydrasurgeon.backends import backend
 from hydrasurgeon.checkpoint import open_checkpoint, rewritten, save
-from hydrasurgeon.cost import macs, parameters
+from hydrasurgeon.cost import launches, macs, parameters
 from hydrasurgeon.loading import Classifier, to_raw, to_tensor
 from hydrasurgeon.stages.finetune import fresh
 from hydrasurgeon.tensorfile import Planned, digest
@@ -192,11 +193,9 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         ways = contenders(arch, Path(name))
         ways = {
-            k: v
-            for k, v in ways.items()
-            if only is None or k == "single" or any(o in k for o in only.split("|"))
+            k: v for k, v in ways.items() if only is None or k == "single" or re.search(only, k)
         }
-        sizes: dict[str, tuple[int, int]] = {}
+        sizes: dict[str, tuple[int, int, int]] = {}
         for dtype in dtypes:
             precision = getattr(torch, dtype)
             models = {k: make().to(where, precision).eval() for k, make in ways.items()}
@@ -206,17 +205,17 @@ def measure(
             example = partial(backend(told.family).example, told, device=where, dtype=precision)
             if not sizes:
                 one = example(1)
-                # A vmapped call hides its products from the counter: it does what its members do.
+                # A vmapped call hides its operations from the counters.
                 sizes = {
-                    k: (parameters(m), 0 if isinstance(m, Vmapped) else macs(m, one))
+                    k: (parameters(m), *((0, 0) if isinstance(m, Vmapped) else (macs(m, one), launches(m, one))))
                     for k, m in models.items()
-                }
+                }  # fmt: skip
             for batch in batches:
                 inputs = example(batch)
                 peaks = {k: peak_bytes(m, inputs) for k, m in models.items()}
-                seconds = interleaved(models, inputs, runs=runs)
+                seconds = interleaved(models, inputs, runs=runs, warm_up=False)  # it was just run
                 for k, taken in seconds.items():
-                    params, products = sizes[k]
+                    params, products, calls = sizes[k]
                     rows.append(
                         {
                             "contender": k,
@@ -226,6 +225,7 @@ def measure(
                             "ms": 1000 * taken,
                             "ratio": taken / seconds["single"],
                             "macs_ratio": products / sizes["single"][1] or None,
+                            "launches_ratio": calls / sizes["single"][2] or None,
                             "params_ratio": params / sizes["single"][0],
                             "peak_mb": peaks[k] / 1e6,
                         }
@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,4,16,64")
     parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", help="contenders whose name holds one of these, separated by |")
+    parser.add_argument("--only", help="contenders whose name this regular expression finds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)

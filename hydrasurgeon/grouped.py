@@ -302,7 +302,9 @@ def _traced(module: nn.Module) -> list[fx.Node]:
 
 def _leaf(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> list[Step]:
     first = modules[0]
-    if isinstance(first, nn.Identity | nn.Dropout):
+    if isinstance(first, nn.Dropout):
+        return [first] if first.p else []
+    if isinstance(first, nn.Identity):
         return []
     if isinstance(first, nn.Linear):
         return [_Product(modules, beside)]

@@ -32,8 +32,10 @@ __all__ = ["Hydra", "Mode"]
 
 Mode = Literal["auto", "stacked", "apart"]
 
-# Rows (batch × token) from which one member fills the device, so that stacking only costs copies.
-FULL = {"cpu": 256, "cuda": 4096}
+# Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so that stacking only
+# costs copies. The CPU's is measured (docs/benchmarks.md); the other, not measured, is where the arithmetic of a ViT-B
+# layer should outlast its launches.
+FULL = {"cpu": 2**18, "cuda": 2**22}
 
 
 class Hydra(nn.Module):
@@ -97,7 +99,7 @@ class Hydra(nn.Module):
     def _stacks(self, hidden: Hidden) -> bool:
         if self.mode != "auto":
             return self.mode == "stacked"
-        return hidden.shape[0] * hidden.shape[1] < FULL.get(hidden.device.type, FULL["cuda"])
+        return hidden.numel() < FULL.get(hidden.device.type, FULL["cuda"])
 
     def _apart(
         self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
@@ -134,7 +136,7 @@ class Hydra(nn.Module):
 
     def _in_groups(self, biases: Biases) -> Grouped | None:
         """The layers as batched products, for plain inference and where members allow it."""
-        if torch.is_grad_enabled() or captured() or not self._can_group:
+        if torch.is_grad_enabled() or self.training or captured() or not self._can_group:
             return None
         if biases[0] is not None and biases[0].shape[1] > 1:
             return None

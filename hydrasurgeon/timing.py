@@ -28,15 +28,17 @@ class Sequence(nn.Module):
 
 
 @torch.inference_mode()
-def interleaved(models: Mapping[str, nn.Module], inputs: Any, *, runs: int) -> dict[str, float]:
+def interleaved(
+    models: Mapping[str, nn.Module], inputs: Any, *, runs: int, warm_up: bool = True
+) -> dict[str, float]:
     """Median seconds of each, run in turn so that a slow moment of the machine hits all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    for run in range(runs + 1):
+    for run in range(0 if warm_up else 1, runs + 1):
         for name, model in models.items():
             start = time.perf_counter()
             model(inputs)
             _wait()
-            if run:  # the first is the warm-up
+            if run:  # 0 is the warm-up
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 

@@ -216,6 +216,22 @@ def test_training_after_inference(model: Classifier, tmp_path: Path) -> None:
         assert torch.equal(tensor, fresh.state_dict()[name]), name
 
 
+def test_dropout_stays_where_it_is_switched_on(model: Classifier) -> None:
+    """Monte Carlo dropout: a model in eval mode whose dropouts are not."""
+    for member in model.module.members:
+        member.blocks[1].mlp.drop1 = torch.nn.Dropout(0.5).eval()
+    noisy = Classifier(remade(model.module), model.manifest, model.transform).eval()
+    noisy.module.mode = "stacked"
+    assert_grouped(noisy, IMAGES)
+    dropouts = [m.blocks[1].mlp.drop1.train() for m in noisy.module.members]
+    with torch.inference_mode():
+        one, two = noisy(IMAGES), noisy(IMAGES)
+    assert (one - two).abs().amax(dim=(0, 2)).min() > 1e-3  # every member is shaken
+    for dropout in dropouts:
+        dropout.eval()
+    assert_grouped(noisy, IMAGES)
+
+
 def test_what_cannot_be_grouped_runs_all_the_same(model: Classifier) -> None:
     class Odd(torch.nn.Module):
         """Looks at neighbouring tokens: no function of single numbers."""

@@ -163,13 +163,13 @@ def test_a_hydra_exports(tiny: MAKE, tmp_path: Path, mode: str) -> None:
 
 
 def test_large_batches_run_member_by_member(tiny: MAKE, tmp_path: Path) -> None:
-    """The rule behind mode="auto": rows of one member against what fills the device."""
+    """The rule behind mode="auto": one member's hidden states against what fills the device."""
     from hydrasurgeon.hydra import FULL
 
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
     model = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
-    small, large = torch.zeros(1, 17, 32), torch.zeros(FULL["cpu"] // 17 + 1, 17, 32)
+    small, large = torch.zeros(1, 17, 32), torch.zeros(FULL["cpu"] // (17 * 32) + 1, 17, 32)
     assert model.module._stacks(small)
     assert not model.module._stacks(large)
 

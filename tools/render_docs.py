@@ -144,31 +144,34 @@ def fused(results: dict[str, Any]) -> list[str]:
         "",
         f"{about['cores']} cores, {about['threads']} threads, torch {about['torch']}; random weights, two thirds of the heads; all contenders in",
         f"turn in one process, medians of {min(runs)} to {max(runs)} runs. Times are relative to the single model at the same batch and",
-        "dtype; a hydra that uses the machine as well as the single model does takes the time of the column *multiply-adds*.",
+        "dtype; a hydra that uses the machine as well as the single model does takes the time of the column *multiply-adds*,",
+        "and on a device that waits for launches that of *launches* (operations of a pass of one sample that compute or copy).",
     ]
     for arch, points in results["results"].items():
         found = {(p["contender"], p["dtype"], p["batch"]): p for p in points}
         shapes = sorted(
             {(p["dtype"], p["batch"]) for p in points}, key=lambda x: (x[0] != "float32", x)
         )
-        head = ["", "parameters", "multiply-adds", *(f"{short(d)}, {b}" for d, b in shapes)]
+        sizes = [f"{short(d)}, {b}" for d, b in shapes]
+        head = ["", "parameters", "multiply-adds", "launches", *sizes]
         times, peaks = [], []
         for name in dict.fromkeys(p["contender"] for p in points):
             mine = [found.get((name, *shape)) for shape in shapes]
-            one = next(p for p in mine if p)
-            ratio = f"{one['macs_ratio']:.2f}" if one["macs_ratio"] else "–"
+            counts = [
+                next((f"{p[key]:.2f}" for p in mine if p and p.get(key)), "–")
+                for key in ("params_ratio", "macs_ratio", "launches_ratio")
+            ]
             times.append(
-                [name, f"{one['params_ratio']:.2f}", ratio]
-                + ["–" if p is None else f"{p['ratio']:.2f}" for p in mine]
+                [name, *counts, *("–" if p is None else f"{p['ratio']:.2f}" for p in mine)]
             )
             peaks.append([name, *("–" if p is None else f"{p['peak_mb']:.0f}" for p in mine)])
         singles = [found.get(("single", *shape)) for shape in shapes]
         times.append(
-            ["single, ms", "", "", *("–" if p is None else f"{p['ms']:.0f}" for p in singles)]
+            ["single, ms", "", "", "", *("–" if p is None else f"{p['ms']:.0f}" for p in singles)]
         )
         lines += [
             "", f"### {arch}", "", "Time relative to the single model, by dtype and batch size:", "", *table(head, times),
-            "", "Peak memory in MB, weights and activations:", "", *table([head[0], *head[3:]], peaks),
+            "", "Peak memory in MB, weights and activations:", "", *table(["", *sizes], peaks),
         ]  # fmt: skip
     return lines
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,77 +69,42 @@ def evaluate(
     from hydrasurgeon import metrics
     from hydrasurgeon.predictions import read_predictions, write_predictions
 
-    if not checkpoints and not predictions_in:
-        raise UsageError(
-            "eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F."
-        )
     labelled = labelled_sets(data, classes)
-    if checkpoints and not labelled:
-        raise UsageError("eval: needs data", hint="Give --data D.")
-    if predictions is not None and len(labelled) > 1:
-        raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
-    if ensemble and len(checkpoints) < 2:
-        raise UsageError("--ensemble: needs at least two checkpoints")
-    if predictions is not None and checkpoints and len(checkpoints) != 1 and not ensemble:
-        raise UsageError(
-            "--predictions: holds one model's logits",
-            hint="Give one checkpoint, or several with --ensemble.",
-        )
-    if card and (ensemble or predictions_in):
-        raise UsageError("--card: a model card holds the result of its own checkpoint alone")
+    _check(checkpoints, labelled, predictions_in, ensemble, one_model=predictions, card=card)
+    fixed = _temperature(temperature, val)
     if ood_score not in metrics.OOD_SCORES:
         metrics.ood_score(_nothing(), ood_score)
-    fixed = _temperature(temperature, val)
     results: list[Result] = []
-    skipped: list[str] = []
     opened = [open_checkpoint(checkpoint, arch=arch) for checkpoint in checkpoints]
     cards = cards_of(opened) if card else []
     for checkpoint in opened:
         checkpoint.digests()
     further: list[Further] = []
+    used: dict[str, DataRecord] = {}
+    how = _How(device, dtype, batch_size, skip_bad, progress)
     if opened:
         plain, (first, *others) = opened, labelled
         opened = first.named(plain, template)
         _same_classes(opened)
         sets = _open(opened[0], first.spec, ood, shift, val, limit, seed)
         further = [_further(each, plain, template, limit, seed) for each in others]
-
-        def load(checkpoint: Checkpoint) -> Any:
-            from hydrasurgeon.loading import as_classifier
-
-            return as_classifier(checkpoint, device=device, dtype=dtype)
-
-        def logits(models: Sequence[Any], samples: Any) -> Any:
-            from hydrasurgeon.inference import logits_of
-
-            return logits_of(
-                models, samples, batch_size=batch_size, skip_bad=skip_bad, progress=progress, skipped=skipped
-            )  # fmt: skip
-
+        used = _used(sets, further, fitted=fixed is None)
         everyone = range(len(opened))
         for numbers in [tuple(everyone)] if ensemble else [(i,) for i in everyone]:
             job = [opened[i] for i in numbers]
-            models = [load(checkpoint) for checkpoint in job]
-            found, val_logits = _run(job, models, sets, logits, batch_size, skip_bad)
-            t = (
-                fixed
-                if fixed is not None
-                else metrics.fit_temperature(metrics.mean_probs(val_logits[0]), val_logits[1])
-            )
+            models = [how.load(checkpoint) for checkpoint in job]
+            found, val_logits = _run(job, models, sets, how)
+            t = _fitted(fixed, val_logits)
             measured = result(found, ood_score=ood_score, temperature=t)
             if further:
-                rest = [s.measure(numbers, job, models, logits, load=load, temperature=t) for s in further]  # fmt: skip
+                rest = [s.measure(numbers, job, models, how.logits, load=how.load, temperature=t) for s in further]  # fmt: skip
                 measured = over_sets(measured, rest, first=first.name)
             results.append(measured)
             if predictions is not None:
                 write_predictions(found, Path(predictions))
     for path in predictions_in:
-        if fixed is None:
-            raise UsageError(
-                "--temperature fit: a predictions file has no validation set",
-                hint="Give the temperature as a number.",
-            )
-        results.append(result(read_predictions(Path(path)), ood_score=ood_score, temperature=fixed))
+        found, t = read_predictions(Path(path)), _fitted(fixed, None)
+        results.append(result(found, ood_score=ood_score, temperature=t))
     report = Report(
         settings={
             "data": _data_names(labelled), "ood": [_name(o) for o in ood], "shift": [_name(s) for s in shift], "val": _name(val),
@@ -151,12 +116,76 @@ def evaluate(
     )  # fmt: skip
     if json is not None:
         write_text(Path(json), report.to_json())
-    written = (
-        write_cards(cards, results, _used(sets, further, fitted=fixed is None), report.settings)
-        if card
-        else ()
-    )
-    return Evaluation(report, tuple(skipped), written)
+    written = write_cards(cards, results, used, report.settings) if card else ()
+    return Evaluation(report, tuple(how.skipped), written)
+
+
+@dataclass(frozen=True)
+class _How:
+    """Where and in which pieces models run."""
+
+    device: str
+    dtype: str
+    batch_size: int | None
+    skip_bad: bool
+    progress: Progress | None
+    skipped: list[str] = field(default_factory=list)
+    """Samples that could not be read, as they are met."""
+
+    def load(self, checkpoint: Checkpoint) -> Any:
+        from hydrasurgeon.loading import as_classifier
+
+        return as_classifier(checkpoint, device=self.device, dtype=self.dtype)
+
+    def logits(self, models: Sequence[Any], samples: Any) -> Any:
+        from hydrasurgeon.inference import logits_of
+
+        return logits_of(
+            models, samples, batch_size=self.batch_size, skip_bad=self.skip_bad, progress=self.progress, skipped=self.skipped
+        )  # fmt: skip
+
+
+def _check(
+    checkpoints: Sequence[str | Path],
+    labelled: Sequence[LabelledSet],
+    predictions_in: Sequence[str | Path],
+    ensemble: bool,
+    *,
+    one_model: str | Path | None,
+    card: bool,
+) -> None:
+    """Refuse arguments that do not go together."""
+    if not checkpoints and not predictions_in:
+        raise UsageError(
+            "eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F."
+        )
+    if checkpoints and not labelled:
+        raise UsageError("eval: needs data", hint="Give --data D.")
+    if one_model is not None and len(labelled) > 1:
+        raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
+    if ensemble and len(checkpoints) < 2:
+        raise UsageError("--ensemble: needs at least two checkpoints")
+    if one_model is not None and checkpoints and len(checkpoints) != 1 and not ensemble:
+        raise UsageError(
+            "--predictions: holds one model's logits",
+            hint="Give one checkpoint, or several with --ensemble.",
+        )
+    if card and (ensemble or predictions_in):
+        raise UsageError("--card: a model card holds the result of its own checkpoint alone")
+
+
+def _fitted(fixed: float | None, val: Any) -> float:
+    """The given temperature, or the one that suits logits and labels of the validation set."""
+    from hydrasurgeon import metrics
+
+    if fixed is not None:
+        return fixed
+    if val is None:
+        raise UsageError(
+            "--temperature fit: a predictions file has no validation set",
+            hint="Give the temperature as a number.",
+        )
+    return metrics.fit_temperature(metrics.mean_probs(val[0]), val[1])
 
 
 def _used(sets: _Sets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
@@ -289,20 +318,15 @@ def parse_shift(text: str) -> tuple[str, int | None, str]:
 
 
 def _run(
-    job: Sequence[Checkpoint],
-    models: Sequence[Any],
-    sets: _Sets,
-    logits_of: Callable[[Sequence[Any], Any], Any],
-    batch_size: int | None,
-    skip_bad: bool,
+    job: Sequence[Checkpoint], models: Sequence[Any], sets: _Sets, how: _How
 ) -> tuple[Any, Any]:
-    """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble."""
+    """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble; logits on the validation set."""
     from hydrasurgeon.cost import cost_of
     from hydrasurgeon.data import Batches, moved
     from hydrasurgeon.predictions import OodSet, Predictions, ShiftSet
 
     def logits(samples: Any) -> Any:
-        return logits_of(models, samples)
+        return how.logits(models, samples)
 
     predicted, labels = logits(sets.id)
     foreign = tuple(OodSet(name, group, logits(samples)[0]) for name, group, samples in sets.ood)
@@ -312,7 +336,7 @@ def _run(
         shifted.append(ShiftSet(name, severity, found, truth))
     first = next(models[0].parameters())
     few = Batches(
-        sets.id, models[0].transform, batch_size=min(batch_size or 16, 16), workers=0, skip_bad=skip_bad
+        sets.id, models[0].transform, batch_size=min(how.batch_size or 16, 16), workers=0, skip_bad=how.skip_bad
     )  # fmt: skip
     inputs = moved(next(iter(few)).inputs, first.device, first.dtype)
     single = job[0]
