@@ -26,13 +26,13 @@ from torch.nn.functional import cross_entropy
 from hydrasurgeon.checkpoint import write_bytes
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.progress import Progress
 from hydrasurgeon.recipes import Recipe
 
 __all__ = ["CrossEntropy", "Objective", "State", "Trained", "epoch_order", "learning_rate", "train"]
 
 EpochBatches = Callable[[int, int, int, int], Batches]
 """(epoch, rank, world, batches to skip) → this process's batches."""
-Progress = Callable[[str, int, int], None]
 
 
 class Objective(Protocol):

@@ -201,7 +201,7 @@ def test_lstsq_brings_the_logits_back(tiny: MAKE, images: SPEC, tmp_path: Path) 
 
 
 def compensation_names() -> tuple[str, ...]:
-    from hydrasurgeon.stages.compensate import COMPENSATIONS
+    from hydrasurgeon.repair import COMPENSATIONS
 
     return COMPENSATIONS
 

@@ -14,7 +14,7 @@ from families import NAMES, write_clip
 import hydrasurgeon as hs
 from hydrasurgeon.cli import run
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.stages.datasets import labelled_sets
+from hydrasurgeon.labelled import labelled_sets
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]

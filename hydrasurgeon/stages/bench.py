@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.stages.score import Progress
+from hydrasurgeon.progress import Progress
 
 __all__ = ["Benched", "Point", "bench"]
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.evalcard import cards_of, write_cards
+from hydrasurgeon.labelled import Further, LabelledSet, labelled_sets
 from hydrasurgeon.manifest import DataRecord
+from hydrasurgeon.progress import Progress
 from hydrasurgeon.report import Report, Result, over_sets, result
-from hydrasurgeon.stages.datasets import Further, LabelledSet, labelled_sets
-from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.zeroshot import record_of
 
 __all__ = ["Evaluation", "evaluate"]

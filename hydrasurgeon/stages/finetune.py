@@ -19,10 +19,10 @@ from hydrasurgeon.checkpoint import (
 )
 from hydrasurgeon.classnames import asked, with_class_names
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.history import step
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Model, Step
+from hydrasurgeon.progress import Progress
 from hydrasurgeon.publishing import destination, publish
-from hydrasurgeon.stages.record import step
-from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.tensorfile import Planned, digest
 from hydrasurgeon.zeroshot import is_zero_shot
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, output_path, save, single
 from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
+from hydrasurgeon.history import step
 from hydrasurgeon.manifest import Fusion, Manifest, Member, Step
+from hydrasurgeon.progress import Progress
 from hydrasurgeon.publishing import destination, publish
-from hydrasurgeon.stages.record import step
-from hydrasurgeon.stages.score import Progress
 from hydrasurgeon.storage import plan_fusion
 from hydrasurgeon.tensorfile import weights_sha256
 

@@ -22,13 +22,14 @@ from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.heads import Kept, count, positions
+from hydrasurgeon.history import step
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
+from hydrasurgeon.progress import Progress
 from hydrasurgeon.publishing import destination, publish
+from hydrasurgeon.repair import check_compensation, repaired_tensors
 from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
-from hydrasurgeon.stages.compensate import check_compensation, repaired_tensors
-from hydrasurgeon.stages.record import step
-from hydrasurgeon.stages.score import Progress, clear_search, compute, counted
+from hydrasurgeon.stages.score import clear_search, compute, counted
 from hydrasurgeon.tensorfile import Planned, digest, weights_sha256
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,14 @@ from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import parse_layers, parse_towers
+from hydrasurgeon.history import step
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
 from hydrasurgeon.plotting import check_plot
-from hydrasurgeon.stages.record import step
+from hydrasurgeon.progress import Progress
 from hydrasurgeon.tensorfile import Planned
 from hydrasurgeon.zeroshot import record_of
 
-__all__ = ["Progress", "Scored", "compute", "counted", "score"]
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total)."""
+__all__ = ["Scored", "compute", "counted", "score"]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hydrasurgeon.checkpoint import Checkpoint
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.manifest import DataRecord
-from hydrasurgeon.stages.score import Progress
+from hydrasurgeon.progress import Progress
 
 if TYPE_CHECKING:
     from hydrasurgeon.tensorfile import Raw
