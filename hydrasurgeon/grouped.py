@@ -32,18 +32,24 @@ class CannotGroup(Exception):
     """Members differ in a way, or are built in a way, that batched products cannot express."""
 
 
-class Watch:
-    """Whether parameters still are what something was made of: not moved and, where `copied`, not written to."""
+Place = tuple[dict[str, Any], str]
+"""Where a module has a parameter: what is there may be another one later."""
 
-    def __init__(self, tied: Sequence[Tensor], copied: Sequence[Tensor] = ()) -> None:
-        self._all, self._copied = [*tied, *copied], list(copied)
+
+class Watch:
+    """Whether parameters still are what something was made of: not replaced and, where `copied`, not written to."""
+
+    def __init__(self, used: Sequence[Place], copied: Sequence[Place] = ()) -> None:
+        self._used, self._copied = list(used), list(copied)
         self._known = self._now()
 
     def __bool__(self) -> bool:
         return self._now() == self._known
 
     def _now(self) -> tuple[list[int], list[int]]:
-        return list(map(Tensor.data_ptr, self._all)), list(map(_version, self._copied))
+        used = [owner[name] for owner, name in self._used]
+        copied = [owner[name] for owner, name in self._copied]
+        return list(map(Tensor.data_ptr, used + copied)), list(map(_version, copied))
 
 
 def _version(parameter: Tensor) -> int:
@@ -51,8 +57,12 @@ def _version(parameter: Tensor) -> int:
 
 
 def captured() -> bool:
-    """Whether operations are being recorded, to be run elsewhere with other weights."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    """Whether operations are being recorded, to be run elsewhere with other weights, or transformed."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 class Grouped:
@@ -65,7 +75,7 @@ class Grouped:
             self._layers = [
                 _Layer(blocks, reads, beside) for blocks, reads in zip(stacks, tokens, strict=True)
             ]
-        self.holds = Watch(beside.tied, beside.copied)
+        self.holds = Watch(beside.used, beside.copied)
 
     def __call__(
         self,
@@ -88,31 +98,39 @@ class _SideBySide:
     """One tensor for a parameter of all members."""
 
     def __init__(self) -> None:
-        self.tied: list[nn.Parameter] = []
-        self.copied: list[nn.Parameter] = []
+        self.used: list[Place] = []
+        self.copied: list[Place] = []
+        self._tied: set[int] = set()
 
     def __call__(
-        self, each: Sequence[nn.Parameter | None], filled: Filled | None = None
+        self, modules: Sequence[nn.Module], name: str, filled: Filled | None = None
     ) -> Tensor | None:
         """What all members share, as it is; otherwise [member, …], if need be of copies `filled` to one size."""
-        given = [p for p in each if p is not None]
-        if len(given) < len(each):
-            if given:
-                raise CannotGroup("some members have a parameter that others lack")
+        if not all(name in module._parameters for module in modules):
+            raise CannotGroup(f"{name} of {type(modules[0]).__name__} is no parameter")
+        given = [p for module in modules if (p := module._parameters[name]) is not None]
+        if not given:
             return None
+        if len(given) < len(modules) or not all(isinstance(p, nn.Parameter) for p in given):
+            raise CannotGroup(
+                f"{name} of {type(modules[0]).__name__} is no parameter of all members"
+            )
+        places = [(module._parameters, name) for module in modules]
         ids = {id(p) for p in given}
-        if len(ids) == 1:
-            return given[0]
         alike = len({(p.shape, p.dtype, p.device) for p in given}) == 1
-        if alike and len(ids) == len(given) and not ids & {id(p) for p in self.tied}:
+        if len(ids) == 1:
+            self.used += places
+            return given[0]
+        if alike and len(ids) == len(given) and not ids & self._tied:
             whole = torch.stack([p.detach() for p in given])
             for parameter, view in zip(given, whole, strict=True):
                 parameter.data = view
-            self.tied += given
+            self.used += places
+            self._tied |= ids
             return whole
         if filled is None:
             raise CannotGroup("members share a parameter with some and not with others")
-        self.copied += given
+        self.copied += places
         return torch.stack([filled(p.detach()) for p in given])
 
 
@@ -202,15 +220,15 @@ class _Product:
 
     def __init__(
         self,
-        linears: Sequence[Any],
+        linears: Sequence[nn.Module],
         beside: _SideBySide,
         filled: Filled | None = None,
         filled_bias: Filled | None = None,
     ) -> None:
-        weight = beside([one.weight for one in linears], filled)
+        weight = beside(linears, "weight", filled)
         assert weight is not None
         self.weight: Tensor = weight if weight.dim() == 2 else weight.mT
-        bias = beside([one.bias for one in linears], filled_bias)
+        bias = beside(linears, "bias", filled_bias)
         self.bias = bias if bias is None or bias.dim() == 1 else bias[:, None]
 
     def outputs(self, start: int, stop: int) -> _Product:
@@ -248,9 +266,8 @@ def _steps(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) -> 
     before: fx.Node | None = None
     for node in _traced(modules[0]):
         if node.op == "get_attr":
-            stored[node] = _aligned(
-                beside([_parameter(m, str(node.target)) for m in modules]), dims
-            )
+            owner, _, name = str(node.target).rpartition(".")
+            stored[node] = _aligned(beside([m.get_submodule(owner) for m in modules], name), dims)
             continue
         if [n for n in node.all_input_nodes if n not in stored] != ([before] if before else []):
             raise CannotGroup(f"{type(modules[0]).__name__} is not a chain of operations")
@@ -317,7 +334,7 @@ def _leaf(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> list[
 
 def _norm(modules: Sequence[Any], beside: _SideBySide, dims: int) -> Step:
     first = modules[0]
-    weight, bias = beside([m.weight for m in modules]), beside([m.bias for m in modules])
+    weight, bias = beside(modules, "weight"), beside(modules, "bias")
     normed = partial(layer_norm, normalized_shape=first.normalized_shape, eps=first.eps)
     if all(p is None or p.dim() == 1 for p in (weight, bias)):
         return partial(normed, weight=weight, bias=bias)
@@ -335,14 +352,6 @@ def _aligned(parameter: Tensor | None, dims: int) -> Tensor:
     if parameter.dim() < 2:
         return parameter
     return parameter.view(len(parameter), *[1] * (dims - 2), -1)
-
-
-def _parameter(module: nn.Module, path: str) -> nn.Parameter:
-    owner, _, name = path.rpartition(".")
-    found = getattr(module.get_submodule(owner), name)
-    if not isinstance(found, nn.Parameter):
-        raise CannotGroup(f"{path} is no parameter")
-    return found
 
 
 def _function(node: fx.Node, before: fx.Node | None, stored: Mapping[fx.Node, Tensor]) -> Step:

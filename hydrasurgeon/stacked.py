@@ -75,7 +75,12 @@ class Union:
         self.sites = sites = [block.attention for block in blocks]
         self.heads = heads
         self.owner = {head: site for site in reversed(sites) for head in site.heads}
-        self._sources = [p for site in sites for part in site.project for p in part.parameters()]
+        self._sources = [
+            (part._parameters, name)
+            for site in sites
+            for part in site.project
+            for name, p in part.named_parameters(recurse=False)
+        ]
         self._known: tuple[Watch, _Gathered] | None = None
 
     @classmethod
