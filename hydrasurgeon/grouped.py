@@ -76,6 +76,7 @@ class Grouped:
                 _Layer(blocks, reads, beside) for blocks, reads in zip(stacks, tokens, strict=True)
             ]
         self.holds = Watch(beside.used, beside.copied)
+        self.copies = beside.copies
 
     def __call__(
         self,
@@ -100,6 +101,7 @@ class _SideBySide:
     def __init__(self) -> None:
         self.used: list[Place] = []
         self.copied: list[Place] = []
+        self.copies: list[Tensor] = []
         self._tied: set[int] = set()
 
     def __call__(
@@ -131,7 +133,8 @@ class _SideBySide:
         if filled is None:
             raise CannotGroup("members share a parameter with some and not with others")
         self.copied += places
-        return torch.stack([filled(p.detach()) for p in given])
+        self.copies.append(torch.stack([filled(p.detach()) for p in given]))
+        return self.copies[-1]
 
 
 class _Layer:

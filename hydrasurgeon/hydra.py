@@ -77,6 +77,12 @@ class Hydra(nn.Module):
         made = partial(Hydra, trunk=self.trunk, mode=self.mode)
         return made, (list(self.members), self._anatomy), {"training": self.training}
 
+    @property
+    def copies(self) -> list[Tensor]:
+        """What is held besides the parameters: rows gathered or filled up from them."""
+        union = [] if self._union is None else self._union.copies
+        return union if self._grouped is None else [*union, *self._grouped.copies]
+
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
         if self._one_embed:
             stack = self._anatomies[0].embed(inputs)

@@ -122,6 +122,12 @@ class Union:
             for s, own in zip(self.sites, rows, strict=True)
         ]
 
+    @property
+    def copies(self) -> list[Tensor]:
+        """The rows gathered, once they are."""
+        products = () if self._known is None else self._known[1][0]
+        return [rows for product in products for rows in product if rows is not None]
+
     def _gathered(self) -> _Gathered:
         """Rows of the union, and where each member's heads are among them; kept while their sources stay."""
         if captured():

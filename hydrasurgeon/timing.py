@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hydrasurgeon.hydra import Hydra
+
 __all__ = ["Sequence", "interleaved", "machine", "peak_bytes"]
 
 
@@ -45,16 +47,27 @@ def interleaved(
 
 @torch.inference_mode()
 def peak_bytes(model: nn.Module, inputs: Any) -> int:
-    """Weights, and the most memory that one forward pass holds besides."""
+    """Weights, what a hydra holds in copies of them, and the most memory that one forward pass holds besides."""
     parameters = {p.data_ptr(): p.nbytes for p in (*model.parameters(), *model.buffers())}
-    weights = sum(parameters.values())
+    before, most = _copied(model), _peak_of_pass(model, inputs)
+    if _copied(model) != before:  # what is settled once is no part of a pass
+        most = _peak_of_pass(model, inputs)
+    return sum(parameters.values()) + _copied(model) + most
+
+
+def _copied(model: nn.Module) -> int:
+    hydras = [module for module in model.modules() if isinstance(module, Hydra)]
+    return sum(copy.nbytes for hydra in hydras for copy in hydra.copies)
+
+
+def _peak_of_pass(model: nn.Module, inputs: Any) -> int:
     if next(model.parameters()).is_cuda:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         model(inputs)
         torch.cuda.synchronize()
-        return weights + torch.cuda.max_memory_allocated() - before
+        return torch.cuda.max_memory_allocated() - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler talks about missing GPUs
     from torch.profiler import ProfilerActivity, profile
 
@@ -66,7 +79,7 @@ def peak_bytes(model: nn.Module, inputs: Any) -> int:
     for event in sorted(events, key=lambda e: e.start_ns()):
         held += event.nbytes()
         most = max(most, held)
-    return weights + most
+    return most
 
 
 def _wait() -> None:

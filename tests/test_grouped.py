@@ -17,6 +17,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.cost import launches, macs
 from hydrasurgeon.grouped import CannotGroup, Grouped
 from hydrasurgeon.loading import Classifier
+from hydrasurgeon.timing import peak_bytes
 
 EQUAL = ([[0, 1, 3], [1, 2, 3], [0, 2, 3]], [[0, 1, 2], [0, 1, 3], [0, 1, 2]], [[1, 2, 3]] * 3)
 RAGGED = (
@@ -139,7 +140,7 @@ def test_nothing_is_stored_twice(model: Classifier) -> None:
     before = held()
     assert_grouped(model, IMAGES)
     assert held() == before
-    assert not model.module._grouped.holds._copied
+    assert not model.module.copies
 
 
 def test_it_follows_its_parameters(model: Classifier) -> None:
@@ -208,10 +209,15 @@ def test_a_copy_runs_its_own_modules(model: Classifier) -> None:
     assert torch.equal(by_members(model, IMAGES), before)
 
 
-def test_copied_rows_are_followed_too(tmp_path: Path) -> None:
+def test_copied_rows_are_followed_and_counted(tmp_path: Path) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "source")
     model = hydra(tmp_path / "source", RAGGED, tmp_path, tuned=True, family=FAMILIES["timm ViT"])
     assert_grouped(model, IMAGES)
+    # Layers that differ hold [3 members, 3 × heads × 8 rows, 32 + 1] and [3, 32, heads × 8], for 2 and 3 heads.
+    assert sum(copy.numel() for copy in model.module.copies) == 3 * 8 * (2 + 3) * (3 * 33 + 32)
+    assert peak_bytes(model, IMAGES) > sum(
+        p.nbytes for p in (*model.parameters(), *model.module.copies)
+    )
     first = model.module._grouped
     with torch.no_grad():
         model.module.members[0].blocks[1].attn.proj.weight.mul_(2)
