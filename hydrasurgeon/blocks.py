@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
@@ -56,7 +55,7 @@ def attend(
 
 def silent(site: Attention, hidden: Hidden, tokens: int | None) -> Hidden:
     """What a layer without heads adds: its output bias, which belongs to no head."""
-    nothing = torch.zeros_like(hidden[:, :tokens])
+    nothing = 0 * hidden[:, :tokens]  # an exporter freezes the shape of zeros_like
     return nothing if site.out.bias is None else nothing + site.out.bias
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hydrasurgeon.backends.base import Attention, Block
 from hydrasurgeon.blocks import Hidden, bias_of, merge, queries_keys_values, silent
-from hydrasurgeon.grouped import Watch, captured
+from hydrasurgeon.grouped import Watch
 from hydrasurgeon.heads import positions
 from hydrasurgeon.slicing import HeadTensor, take_heads
 
@@ -81,33 +81,29 @@ class Union:
             for part in site.project
             for name, p in part.named_parameters(recurse=False)
         ]
-        self._known: tuple[Watch, _Gathered] | None = None
+        self._known: tuple[Watch, _Gathered | None] | None = None
 
     @classmethod
     def where(cls, blocks: Sequence[Block]) -> Union | None:
-        """None where members disagree on a head they share, or share nothing worth the trouble."""
+        """None where members keep no head in common, or differ in a norm."""
         sites = [block.attention for block in blocks]
         heads = sorted({head for site in sites for head in site.heads})
-        union = cls(blocks, heads)
         norms = [[site.q_norm, site.k_norm] for site in sites]
         if blocks[0].prenorm:
             norms = [[*norm, block.norm1] for norm, block in zip(norms, blocks, strict=True)]
-        agree = all(
-            torch.equal(_rows(site, part, site.heads), _rows_of(union, part, site.heads))
-            for site in sites
-            for part in _head_parameters(site)
-        )
-        return (
-            union
-            if agree and same(norms) and len(heads) < sum(len(site.heads) for site in sites)
-            else None
-        )
+        worth = len(heads) < sum(len(site.heads) for site in sites)
+        return cls(blocks, heads) if worth and same(norms) else None
 
-    def __call__(self, hidden: Hidden, bias: Tensor | None, tokens: int | None) -> list[Hidden]:
-        """Each member's attention output."""
+    def __call__(
+        self, hidden: Hidden, bias: Tensor | None, tokens: int | None
+    ) -> list[Hidden] | None:
+        """Each member's attention output; None where members disagree on a head they share."""
+        gathered = self._gathered()
+        if gathered is None:
+            return None
+        products, rows = gathered
         hidden = self.norm(hidden)
         site = self.sites[0]
-        products, rows = self._gathered()
         parts = [
             linear(hidden, weight, shift).unflatten(-1, (-1, len(self.heads), site.head_dim))
             for weight, shift in products
@@ -125,19 +121,24 @@ class Union:
     @property
     def copies(self) -> list[Tensor]:
         """The rows gathered, once they are."""
-        products = () if self._known is None else self._known[1][0]
-        return [rows for product in products for rows in product if rows is not None]
+        known = None if self._known is None else self._known[1]
+        return [] if known is None else [r for rows in known[0] for r in rows if r is not None]
 
-    def _gathered(self) -> _Gathered:
-        """Rows of the union, and where each member's heads are among them; kept while their sources stay."""
-        if captured():
-            return self._gather()
+    def _gathered(self) -> _Gathered | None:
+        """What `_gather` found, kept while its sources stay: members that are tuned may come to disagree."""
         if self._known is None or not self._known[0]:
             with torch.inference_mode(False), torch.no_grad():
                 self._known = Watch((), self._sources), self._gather()
         return self._known[1]
 
-    def _gather(self) -> _Gathered:
+    def _gather(self) -> _Gathered | None:
+        """Rows of the union, and where each member's heads are among them."""
+        if not all(
+            torch.equal(_rows(site, part, site.heads), _rows_of(self, part, site.heads))
+            for site in self.sites
+            for part in _head_parameters(site)
+        ):
+            return None
         device = self.sites[0].out.weight.device
         products = [
             (

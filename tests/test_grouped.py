@@ -262,6 +262,27 @@ def test_dropout_stays_where_it_is_switched_on(model: Classifier) -> None:
     assert_grouped(noisy, IMAGES)
 
 
+@pytest.mark.parametrize("mode", ["stacked", "apart"])
+def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str) -> None:
+    """A training-free hydra runs a head that several keep once; tuned, each member runs its own."""
+    FAMILIES["timm ViT"].write(tmp_path / "source")
+    model = hydra(tmp_path / "source", EQUAL, tmp_path, tuned=False, family=FAMILIES["timm ViT"])
+    model.module.mode = mode
+    with torch.no_grad():
+        torch.testing.assert_close(model(IMAGES), by_members(model, IMAGES), rtol=0, atol=1e-11)
+        assert model.module._union.copies  # shared so far
+        before = by_members(model, IMAGES)
+    optimizer = torch.optim.SGD(model.requires_grad_(True).parameters(), lr=0.5)
+    model(IMAGES)[:, 0].square().sum().backward()  # the first member alone
+    optimizer.step()
+    with torch.no_grad():
+        expected = by_members(model, IMAGES)
+        assert (expected - before).abs().max() > 1e-2
+        torch.testing.assert_close(model(IMAGES), expected, rtol=0, atol=1e-11)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(IMAGES), expected, rtol=0, atol=1e-11)
+
+
 def test_what_cannot_be_grouped_runs_all_the_same(model: Classifier) -> None:
     class Odd(torch.nn.Module):
         """Looks at neighbouring tokens: no function of single numbers."""
