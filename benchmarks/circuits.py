@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -219,6 +220,26 @@ def compare(
     }  # fmt: skip
 
 
+def by_length(found: Problem, runs: int = 3) -> float | None:
+    """What an evaluation takes where texts of like length share a batch, of its time where they come as they come."""
+    lengths = found.id_inputs.lengths
+    if lengths is None:
+        return None
+    came = one_side(found, "id")
+    order = lengths.argsort()
+    inputs = replace(came.id_inputs, parts={k: v[order] for k, v in came.id_inputs.parts.items()})
+    seconds: tuple[list[float], list[float]] = [], []
+    for _ in range(runs):
+        for taken, one in zip(
+            seconds, (came, replace(came, id_inputs=inputs, labels=came.labels[order])), strict=True
+        ):
+            start = time.process_time()
+            measure(one, ())
+            taken.append(time.process_time() - start)
+    came_so, sorted_so = map(statistics.median, seconds)
+    return sorted_so / came_so
+
+
 def drift(
     found: Problem, single: Problem, recorded: dict[str, Any], course: Course
 ) -> dict[str, Any]:
@@ -307,6 +328,8 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
         "cores": os.cpu_count(), "threads": arguments.threads, "python": platform.python_version(),
         "torch": torch.__version__,
     }  # fmt: skip
+    if not half and (faster := by_length(found)) is not None:
+        results.setdefault("by_length", {})[name] = faster
     results.setdefault("bfloat16" if half else "searches", {}).setdefault(name, {})[kind] = entry
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")

@@ -176,6 +176,26 @@ def fused(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def modes(results: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            str(r["width"]), "tuned" if r["tuned"] else "training-free", f"{short(r['dtype'])}, {r['batch']}",
+            f"{r['size']:,}", f"{r['stacked']:.2f}", f"{r['apart']:.2f}",
+            "stacked" if r["size"] < results["full"] else "apart",
+        ]
+        for r in results["results"]
+    ]  # fmt: skip
+    about = results["machine"]
+    return [
+        f"## Stacked or apart: {about['device']}",
+        "",
+        f"Hydras of three members, six layers, {results['results'][0]['tokens']} tokens, run both ways; time relative to the single model, {about['threads']} threads,",
+        f"torch {about['torch']}, medians of {results['results'][0]['runs']} runs in turn. Size: numbers in one member's hidden states. `auto` stacks below {results['full']:,}.",
+        "",
+        *table(["width", "", "dtype, batch", "size", "stacked", "apart", "`auto`"], rows),
+    ]  # fmt: skip
+
+
 def short(dtype: str) -> str:
     return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
 
@@ -280,6 +300,12 @@ def circuits(results: dict[str, Any]) -> list[str]:
         "",
         *table(head, rows),
     ]
+    for name, faster in results.get("by_length", {}).items():
+        lines += [
+            "",
+            f"The searches put texts of like length into a batch, naive takes them as they come: sorted too, an evaluation of {name},",
+            f"would take {faster:.2f} of its time.",
+        ]
     if drift:
         lines += [
             "",
@@ -316,6 +342,8 @@ SECTIONS = {
     "surgery": surgery,
     "fused-cpu": fused,
     "fused-cuda": fused,
+    "modes-cpu": modes,
+    "modes-cuda": modes,
     "trunk": trunk,
     "compensation": compensation,
     "text": text,
