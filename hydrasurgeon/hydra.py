@@ -33,7 +33,7 @@ __all__ = ["Hydra", "Mode"]
 Mode = Literal["auto", "stacked", "apart"]
 
 # Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so that stacking only
-# costs copies. The CPU's comes from timing both ways on two cores, at widths of 192 to 768; the other is a guess.
+# costs copies. The CPU's comes from benchmarks/modes.py, run on two cores; the other is a guess.
 FULL = {"cpu": 2**18, "cuda": 2**22}
 
 
