@@ -4,8 +4,9 @@ What a removal does to a sample's margin and log-odds changes little when other 
 
     S(present circuit without h) ≈ S(present circuit + effect of h as last seen)
 
-predicts every candidate for free. Each round corrects the better half of the predictions on a few samples and the best
-of them on more, and measures the last few candidates on all. Samples are drawn in proportion to how much they moved
+predicts every candidate for free. Each round corrects the better half of the predictions on a few samples. What was
+seen says how far off they still may be, and those that may yet be the best go on to more samples, at last to all: a clear
+winner is found at once, and close candidates are told apart at length. Samples are drawn in proportion to how much they moved
 the objective when heads went, and count by one over their chance to be drawn (Horvitz–Thompson): most hardly matter.
 """
 
@@ -31,12 +32,16 @@ __all__ = ["Fast"]
 
 OPENING = ((1.0, 0.5), (1 / 3, 1.0))
 """In the first round: share of the candidates that are looked at, and on which share of the samples."""
-STAGES = ((1 / 2, 0.15), (1 / 6, 0.4))
-"""The same in later rounds."""
-LAST = 4
-"""How many are then measured on all samples."""
-TRUST = 0.7
-"""How far a prediction follows its correction, which is noisy."""
+LOOKED_AT = 1 / 2
+"""In later rounds: how many of the candidates are looked at at all,"""
+SHARES = (0.1, 0.2, 0.4, 0.7)
+"""and on which shares of the samples, before those that are left are measured on all."""
+DOUBT = 3.0
+"""Who is behind the best by more standard errors than this is left behind."""
+FEW = 8
+"""So many candidates are never too many to look at; two are always measured."""
+SAMPLES = 100
+"""At least so many samples are looked at: fewer cannot tell how far off a prediction is."""
 EVEN = 0.2
 """Added to the weight of each sample, in average weights: what never mattered may yet."""
 
@@ -51,13 +56,13 @@ class Fast(Exact):
 
     @property
     def guarantee(self) -> str:
-        (some, few), (fewer, more) = STAGES
         (_, half), (third, _) = OPENING
         return (
             "none; assumed: what a removal does to a sample changes little from round to round, so that the head to remove is "
-            f"predicted among the best {some:.0%} of the candidates, after a look at {few:.0%} of the samples among the best "
-            f"{fewer:.0%}, and after {more:.0%} among the best {LAST}; these are measured on all samples. In the first round, "
-            f"after a look at {half:.0%} of the samples, it is among the best {third:.0%}"
+            f"predicted among the best {LOOKED_AT:.0%} of the candidates, and on {', '.join(f'{s:.0%}' for s in SHARES)} of the "
+            f"samples is never more than {DOUBT:g} standard errors behind the best. "
+            f"Those that are left are measured on all samples. In the first round it is among the best {third:.0%} "
+            f"on {half:.0%} of the samples"
         )
 
     @torch.inference_mode()
@@ -65,17 +70,26 @@ class Fast(Exact):
         self.engine.remove(removed)
         heads = self.problem.left(removed)
         look = Look(self, heads, len(removed))
-        for share, samples in OPENING if self.effects is None else STAGES:
-            look.at(max(2 * LAST, round(share * len(heads))), samples)
-        if self.effects is not None:
-            predicted = look.points.clone()
-            look.at(LAST, 1.0)
-            errors = (look.points - predicted)[look.rows].abs() / self.problem.objective.total
-            self.off = max(self.off, float(errors.max()))
+        if self.effects is None:
+            for share, samples in OPENING:
+                look.at(max(FEW, round(share * len(heads))), samples)
+        else:
+            self._narrow(look)
         self.tally["evaluations"] += len(heads)
         self.tally["stopped"] += len(heads) - len(look.rows)
         self._remember(heads, look.seen)
         return self._settle(removed, {heads[row]: look.seen.of(row) for row in look.rows.tolist()})
+
+    def _narrow(self, look: Look) -> None:
+        """Fewer candidates on more samples, until those that are left are seen on all."""
+        count = max(FEW, round(LOOKED_AT * len(look.heads)))
+        for share in SHARES:
+            look.at(count, share)
+            count = max(2, look.open())
+        predicted = look.points.clone()
+        look.at(count, 1.0)
+        errors = (look.points - predicted)[look.rows].abs() / self.problem.objective.total
+        self.off = max(self.off, float(errors.max()))
 
     def guess(self, heads: Sequence[Head]) -> Predictions:
         """The present circuit's predictions, with what these removals did to them when last seen."""
@@ -130,10 +144,12 @@ class Look:
         self.guessed = search.guess(heads)
         self.seen = self.guessed.map(torch.clone)
         """What is guessed, where it was not seen yet."""
-        self.points = self._all_points()
+        self.points = self._points(self.guessed)
         """Points that each candidate is expected to have."""
         self.rows: Int[Tensor, " candidate"] = torch.arange(len(heads))
-        """Who is still looked at."""
+        """Who is still looked at,"""
+        self.apart: Float[Tensor, " candidate"] = torch.zeros(len(heads), dtype=torch.float64)
+        """and the standard error of how far each is behind the best of them."""
         objective = self.problem.objective
         samples = objective.id_rows + (objective.ood_rows if objective.needs_ood else 0)
         self.drawn = Drawn.nothing(samples, seed=number)
@@ -142,14 +158,21 @@ class Look:
         """The best so many go on to this share of the samples; what is seen corrects their points."""
         best = self.points[self.rows].argsort(descending=True, stable=True)[:count]
         self.rows = self.rows[best].sort().values
+        share = max(share, SAMPLES / len(self.drawn.taken))
         self._run(self._draw(share))
-        self.problem.tick(share)
+        self.problem.tick(min(share, 1.0))
         if share >= 1:
             found = self.seen.map(lambda part: part[self.rows])
-            exact = [points.low for points in self.problem.objective.points(found)]
-            self.points[self.rows] = torch.tensor(exact, dtype=torch.float64)
+            self.points[self.rows] = self._points(found)
         else:
-            self.points[self.rows] = self._corrected()
+            predicted, beyond = self._corrections()
+            self.points[self.rows] = predicted + beyond.sum(dim=-1)
+            self.apart = self._apart(beyond)
+
+    def open(self) -> int:
+        """How many may be the best of those that are looked at."""
+        points = self.points[self.rows]
+        return int((points.max() - points <= DOUBT * self.apart).sum())
 
     def _draw(self, share: float) -> Int[Tensor, " new"]:
         samples = len(self.drawn.taken)
@@ -183,19 +206,25 @@ class Look:
                     self.seen.familiar[rows, batch.part.index] = batch.odds
                     self.seen.margin[rows, batch.part.index] = batch.margin
 
-    def _all_points(self) -> Float[Tensor, " candidate"]:
-        found = self.problem.objective.points(self.guessed)
-        return torch.tensor([points.low for points in found], dtype=torch.float64)
+    def _points(self, found: Predictions) -> Float[Tensor, " candidate"]:
+        return torch.tensor(
+            [points.low for points in self.problem.objective.points(found)], dtype=torch.float64
+        )
 
-    def _corrected(self) -> Float[Tensor, " candidate"]:
-        """The prediction, and what was seen beyond it, of each drawn sample for all those that it stands for."""
-        objective = self.problem.objective
+    def _corrections(self) -> tuple[Float[Tensor, " candidate"], Float[Tensor, "candidate sample"]]:
+        """What is predicted, and what was seen beyond it, of each drawn sample for all those that it stands for."""
+        objective, chance = self.problem.objective, self.drawn.chance.clamp(min=1e-9)
         guessed = self.guessed.map(lambda part: part[self.rows])
         seen = self.seen.map(lambda part: part[self.rows])
         beyond = contributions(objective, seen, guessed) - contributions(
             objective, guessed, guessed
         )
-        predicted = torch.tensor(
-            [points.low for points in objective.points(guessed)], dtype=torch.float64
-        )
-        return predicted + TRUST * (beyond / self.drawn.chance.clamp(min=1e-9)).sum(dim=-1)
+        return self._points(guessed), beyond / chance
+
+    def _apart(self, beyond: Float[Tensor, "candidate sample"]) -> Float[Tensor, " candidate"]:
+        """All saw the same samples, so it is differences to the best that are sure or not."""
+        best = int(self.points[self.rows].argmax())
+        variance = ((1 - self.drawn.chance) * (beyond - beyond[best]).square()).sum(dim=-1)
+        others = torch.arange(len(variance)) != best
+        # A few samples tell the variance of one badly; a point may always be off.
+        return ((variance + variance[others].median()) / 2 + 1).sqrt()
