@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hydrasurgeon.circuits.draw import Drawn, chances
 from hydrasurgeon.circuits.engine import _short
+from hydrasurgeon.circuits.look import Look
 from hydrasurgeon.circuits.objective import Objective, Predictions, contributions
 from hydrasurgeon.circuits.packed import HALF, pack, unpack
 from hydrasurgeon.circuits.path import batched
+from hydrasurgeon.circuits.race import Runner
+from hydrasurgeon.heads import Head
 
 SIZES = st.just(0.0) | st.floats(1e-30, 100)
 
@@ -112,3 +119,85 @@ def test_effects_survive_the_disk() -> None:
     back = unpack(pack(effects, HALF), HALF)
     for name in ("margin", "familiar", "foreign"):
         assert torch.equal(getattr(back, name).view(3, -1), getattr(effects, name))
+
+
+class Told(Look):
+    """Sees what it is told that each candidate does to each sample, and counts how much it asked for."""
+
+    def __init__(self, objective: Objective, truth: Predictions, **start: Any) -> None:
+        problem: Any = SimpleNamespace(objective=objective, tick=lambda share: None)
+        heads = [Head("text", 0, i) for i in range(len(truth.margin))]
+        super().__init__(Runner(problem, engine=None), heads, **start)  # type: ignore[arg-type]
+        self.truth, self.asked = truth, 0
+
+    def _run(self, new: Tensor) -> None:
+        self.asked += len(new) * len(self.rows)
+        rows, ids = self.rows[:, None], self.problem.objective.id_rows
+        index, foreign = new[new < ids], new[new >= ids] - ids
+        self.seen.margin[rows, index] = self.truth.margin[rows, index]
+        self.seen.familiar[rows, index] = self.truth.familiar[rows, index]
+        self.seen.foreign[rows, foreign] = self.truth.foreign[rows, foreign]
+
+
+def told(kind: Any, seed: int, *, close: int) -> Told:
+    """Of 40 candidates that are guessed badly so many are nearly as good as the best; the others do foreseen harm."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    n, m = 800, 0 if kind == "acc" else 400
+    present = Predictions(1.5 + 2 * noise(n), 2 + noise(n), noise(m))
+    level = torch.cat([-0.4 - noise(40 - close).abs(), 0.003 * torch.arange(close)])[:, None]
+    signs = Predictions(level, level, -level)
+    effect = Predictions(*(0.3 * noise(40, size) for size in (n, n, m)))
+    guessed = present.one().map(lambda now, one, by: now + one + by, effect, signs)
+    truth = guessed.map(lambda one: one + 0.2 * noise(*one.shape))
+    return Told(Objective(kind, n, m), truth, present=present, guessed=guessed, number=seed)
+
+
+@pytest.mark.parametrize("kind", ["acc", "avg"])
+def test_the_best_is_looked_at_to_the_end(kind: str) -> None:
+    """Near-ties are told apart at length, a clear winner at once."""
+    asked = {}
+    for close in (20, 1):
+        found, spent = 0, 0.0
+        for seed in range(12):
+            look = told(kind, seed, close=close)
+            off = look.narrow()
+            truth = look._points(look.truth)
+            found += bool(truth[look.rows].max() == truth.max())
+            spent += look.asked / (12 * look.truth.margin.numel())
+            assert 0 <= off < 0.02
+            assert bool((look.points == truth)[look.rows].all())
+        assert found >= 11
+        asked[close] = spent
+    assert asked[1] < 0.75 * asked[20]
+
+
+def test_doubts_are_as_large_as_errors() -> None:
+    """How far candidates are behind the best is off by one standard error, typically."""
+    off = []
+    for seed in range(20):
+        look = told("avg", seed, close=20)
+        look.at(20, 0.2)
+        best = look.rows[int(look.points[look.rows].argmax())]
+        points = look._points(look.truth)
+        behind = points[best] - points[look.rows]
+        seen = look.points[best] - look.points[look.rows]
+        off.append(((seen - behind) / look.apart)[look.rows != best])
+    errors = torch.cat(off)
+    assert 0.6 < float(errors.std()) < 1.2
+    assert float((errors.abs() > 3).double().mean()) < 0.01
+
+
+def test_few_samples_are_looked_at_all_together() -> None:
+    look = told("avg", 0, close=20)
+    present = look.present.map(lambda part: part[:40])
+    guessed, truth = (seen.map(lambda part: part[:, :40]) for seen in (look.guessed, look.truth))
+    few = Told(Objective("avg", 40, 40), truth, present=present, guessed=guessed, number=0)
+    better = few.points.argsort(descending=True, stable=True)[:20]
+    few.narrow()
+    assert few.asked == 20 * 80
+    points = few._points(truth)
+    assert float(points[few.rows].max()) == float(points[better].max())
