@@ -22,9 +22,10 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.backends import backend
-from hydrasurgeon.checkpoint import open_checkpoint, rewritten, save
+from hydrasurgeon.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.cost import launches, macs, parameters
 from hydrasurgeon.loading import Classifier, to_raw, to_tensor
+from hydrasurgeon.saving import save
 from hydrasurgeon.stages.finetune import fresh
 from hydrasurgeon.tensorfile import Planned, digest
 from hydrasurgeon.timing import Sequence as InTurn

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.card import BEGIN, CARD, END
-from hydrasurgeon.checkpoint import Checkpoint, write_text
+from hydrasurgeon.checkpoint import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.manifest import DataRecord
 from hydrasurgeon.report import OodAverage, OodResult, Result, SetAverage
+from hydrasurgeon.saving import write_text
 
 __all__ = ["cards_of", "measured", "with_measured", "write_cards"]
 

@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoint import write_bytes
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.optional import need
+from hydrasurgeon.saving import write_bytes
 
 __all__ = ["check_plot", "figure", "save_figure"]
 

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from hydrasurgeon.checkpoint import write_bytes
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.report import Cost
+from hydrasurgeon.saving import write_bytes
 
 __all__ = ["OodSet", "Predictions", "ShiftSet", "read_predictions", "write_predictions"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.card import CARD, on_hub
-from hydrasurgeon.checkpoint import texts_beside, weights_in, weights_name, write_text
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.hub import SCHEME_OF, network_errors, refused_token
 from hydrasurgeon.manifest import Manifest, sidecar
+from hydrasurgeon.saving import texts_beside, weights_in, weights_name, write_text
 
 __all__ = ["Repository", "destination", "publish"]
 

@@ -23,11 +23,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hydrasurgeon.checkpoint import write_bytes
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.progress import Progress
 from hydrasurgeon.recipes import Recipe
+from hydrasurgeon.saving import write_bytes
 
 __all__ = ["CrossEntropy", "Objective", "State", "Trained", "epoch_order", "learning_rate", "train"]
 

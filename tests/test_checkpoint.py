@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import hydrasurgeon as hs
-from hydrasurgeon import checkpoint as checkpoint_module
+from hydrasurgeon import saving
 from hydrasurgeon.checkpoint import open_checkpoint
 from hydrasurgeon.errors import (
     CheckpointError,
@@ -193,7 +193,7 @@ def test_full_disk_leaves_nothing(
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_module, "write_tensors", full)
+    monkeypatch.setattr(saving, "write_tensors", full)
     with pytest.raises(OutputError, match="the disk is full"):
         hs.prune(path, method="random", keep=2, out=tmp_path / "m.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["vit.heads.json", "vit.safetensors"]

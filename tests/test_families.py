@@ -117,8 +117,9 @@ def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> No
 
 def tune(path: Path, out: Path, seed: int) -> Path:
     """A copy whose every tensor moved a little."""
-    from hydrasurgeon.checkpoint import rewritten, save
+    from hydrasurgeon.checkpoint import rewritten
     from hydrasurgeon.loading import to_raw, to_tensor
+    from hydrasurgeon.saving import save
     from hydrasurgeon.tensorfile import Planned, digest
 
     opened = open_checkpoint(path)

@@ -280,7 +280,7 @@ def test_bench_runs_hydras_of_texts_and_images(tmp_path: Path, kind: str) -> Non
 
 def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
     """Little padding; but not for cahp, whose first quarter of the batches must look like the rest."""
-    from hydrasurgeon.stages.score import _Feed
+    from hydrasurgeon.stages.feed import Feed
 
     FAMILIES["BERT"].write(tmp_path / "b")
     lengths = [3, 9, 1, 7, 5, 2, 8, 4]
@@ -289,7 +289,7 @@ def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
     opened = open_checkpoint(tmp_path / "b")
     found = {}
     for method in ("taylor", "circuit-acc", "cahp"):
-        feed = _Feed.open(
+        feed = Feed.open(
             opened, str(tmp_path / "texts.jsonl"), (), method=method, towers=("text",), limit=None, seed=0, device="cpu",
             dtype="float32", batch_size=2, skip_bad=False, progress=None,
         )  # fmt: skip

@@ -448,8 +448,9 @@ def test_finetuning_reaches_both_towers(clip: Path, tmp_path: Path) -> None:
 
 def test_a_locked_image_tower_runs_once(clip: Path, tmp_path: Path) -> None:
     """Members that differ in every tensor of the text tower share all layers that images run through."""
-    from hydrasurgeon.checkpoint import rewritten, save
+    from hydrasurgeon.checkpoint import rewritten
     from hydrasurgeon.loading import to_raw, to_tensor
+    from hydrasurgeon.saving import save
     from hydrasurgeon.tensorfile import Planned, digest
 
     members = []

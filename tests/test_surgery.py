@@ -176,8 +176,9 @@ def test_large_batches_run_member_by_member(tiny: MAKE, tmp_path: Path) -> None:
 
 def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -> Path:
     """A member whose tensors of some names were 'tuned': random noise added, manifest made afresh."""
-    from hydrasurgeon.checkpoint import rewritten, save
+    from hydrasurgeon.checkpoint import rewritten
     from hydrasurgeon.loading import to_raw
+    from hydrasurgeon.saving import save
     from hydrasurgeon.tensorfile import Planned, digest
 
     generator = torch.Generator().manual_seed(seed)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoint import write_text
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.saving import write_text
 
 __all__ = ["FORMAT", "State", "state_path"]
 

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
+from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.progress import Progress
+from hydrasurgeon.saving import write_text
 
 __all__ = ["Benched", "Point", "bench"]
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, write_text
+from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.evalcard import cards_of, write_cards
 from hydrasurgeon.labelled import Further, LabelledSet, labelled_sets
 from hydrasurgeon.manifest import DataRecord
 from hydrasurgeon.progress import Progress
 from hydrasurgeon.report import Report, Result, over_sets, result
+from hydrasurgeon.saving import write_text
 from hydrasurgeon.zeroshot import record_of
 
 __all__ = ["Evaluation", "evaluate"]

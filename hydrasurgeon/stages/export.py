@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoint import open_checkpoint, write_bytes
+from hydrasurgeon.checkpoint import open_checkpoint
 from hydrasurgeon.classnames import with_class_names
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
 from hydrasurgeon.optional import need
+from hydrasurgeon.saving import write_bytes
 
 __all__ = ["Export", "export"]
 

@@ -8,21 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.backends import backend
-from hydrasurgeon.checkpoint import (
-    UNKNOWN,
-    Checkpoint,
-    open_checkpoint,
-    output_path,
-    rewritten,
-    save,
-    single,
-)
+from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.classnames import asked, with_class_names
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.history import step
 from hydrasurgeon.manifest import DataRecord, Input, Manifest, Model, Step
 from hydrasurgeon.progress import Progress
 from hydrasurgeon.publishing import destination, publish
+from hydrasurgeon.saving import UNKNOWN, output_path, save
 from hydrasurgeon.tensorfile import Planned, digest
 from hydrasurgeon.zeroshot import is_zero_shot
 

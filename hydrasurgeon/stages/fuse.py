@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, output_path, save, single
+from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, single
 from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.history import step
 from hydrasurgeon.manifest import Fusion, Manifest, Member, Step
 from hydrasurgeon.progress import Progress
 from hydrasurgeon.publishing import destination, publish
+from hydrasurgeon.saving import output_path, save
 from hydrasurgeon.storage import plan_fusion
 from hydrasurgeon.tensorfile import weights_sha256
 

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.backends import backend
 from hydrasurgeon.cahp import select as select_by_cahp
-from hydrasurgeon.checkpoint import (
-    UNKNOWN,
-    Checkpoint,
-    open_checkpoint,
-    output_path,
-    rewritten,
-    save,
-    single,
-)
+from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.errors import UsageError
@@ -27,6 +19,7 @@ from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
 from hydrasurgeon.progress import Progress
 from hydrasurgeon.publishing import destination, publish
 from hydrasurgeon.repair import check_compensation, repaired_tensors
+from hydrasurgeon.saving import UNKNOWN, output_path, save
 from hydrasurgeon.selection import kept_from_file, select
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
 from hydrasurgeon.stages.score import clear_search, compute, counted

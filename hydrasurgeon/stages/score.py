@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoint import (
-    Checkpoint,
-    open_checkpoint,
-    output_path,
-    rewritten,
-    save,
-    single,
-    write_text,
-)
+from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.circuits.state import state_path
 from hydrasurgeon.classnames import asked, names_in, with_class_names
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
@@ -27,6 +19,8 @@ from hydrasurgeon.history import step
 from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
 from hydrasurgeon.plotting import check_plot
 from hydrasurgeon.progress import Progress
+from hydrasurgeon.saving import output_path, save, write_text
+from hydrasurgeon.stages.feed import Feed, NoData
 from hydrasurgeon.tensorfile import Planned
 from hydrasurgeon.zeroshot import record_of
 
@@ -210,7 +204,7 @@ def compute(
         raise SurgeryError(
             f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}."
         )
-    feed = _NoData() if method in WITHOUT_DATA else _Feed.open(
+    feed = NoData() if method in WITHOUT_DATA else Feed.open(
         checkpoint, data, ood if objective != "acc" else (), method=method, towers=towers, limit=limit, seed=seed,
         device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
     )  # fmt: skip
@@ -296,113 +290,3 @@ def _by_original_number(
             )
         values[tower] = tuple(layers)
     return values
-
-
-class _NoData:
-    """For criteria that run nothing."""
-
-    rows = 0
-    batch_size = 0
-    records: tuple[DataRecord, ...] = ()
-
-    def load(self) -> Any:
-        raise AssertionError("this criterion was declared to need no model")
-
-    def batches(self, name: str) -> Iterable[Any]:
-        raise AssertionError("this criterion was declared to need no data")
-
-    foreign_batches = batches
-
-
-@dataclass
-class _Feed:
-    """A live model and the batches that run through it."""
-
-    module: Any
-    sites: tuple[Any, ...]
-    loader: Any
-    rows: int
-    records: tuple[DataRecord, ...]
-    device: Any
-    dtype: Any
-    progress: Progress | None
-    batch_size: int = 64
-    foreign: tuple[Any, ...] = field(default=())
-
-    @classmethod
-    def open(
-        cls,
-        checkpoint: Checkpoint,
-        data: str | None,
-        ood: Sequence[str],
-        *,
-        method: str,
-        towers: Sequence[str],
-        limit: int | None,
-        seed: int,
-        device: str,
-        dtype: str,
-        batch_size: int | None,
-        skip_bad: bool,
-        progress: Progress | None,
-    ) -> _Feed:
-        if data is None:
-            raise UsageError(f"--method {method} needs data", hint="Give --data D.")
-        from hydrasurgeon.backends import backend
-        from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
-        from hydrasurgeon.loading import device_of, dtype_of, live_module
-
-        model = checkpoint.manifest.model
-        samples = open_data(data, limit=limit, seed=seed)
-        samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
-        outside = [open_data(spec, limit=limit, seed=seed) for spec in ood]
-        target, precision = device_of(_own_device(device)), dtype_of(dtype)
-        size = batch_size or (256 if target.type == "cuda" else 64)
-        module = live_module(checkpoint).to(device=target, dtype=precision)
-        family = backend(model.family)
-        transform = family.transform(model, files=checkpoint.files)
-        # cahp weighs heads on the first quarter of the batches, which must not be the longest texts.
-        order = (lambda _: None) if method == "cahp" else by_length
-        loader, *foreign = (
-            Batches(each, transform, batch_size=size, order=order(each), skip_bad=skip_bad)
-            for each in (samples, *outside)
-        )
-        return cls(
-            module=module,
-            sites=tuple(s for s in family.anatomy(module).sites if s.tower in towers),
-            loader=loader,
-            rows=len(samples),
-            records=tuple(DataRecord(**each.fingerprint()) for each in (samples, *outside)),
-            device=target,
-            dtype=precision,
-            progress=progress,
-            batch_size=size,
-            foreign=tuple(foreign),
-        )
-
-    def load(self) -> tuple[Any, tuple[Any, ...]]:
-        return self.module, self.sites
-
-    def batches(self, name: str) -> Iterator[Any]:
-        from hydrasurgeon.data import moved
-
-        for done, batch in enumerate(self.loader, 1):
-            yield moved(batch.inputs, self.device, self.dtype), batch.labels.to(self.device)
-            if self.progress is not None:
-                self.progress(name, done, len(self.loader))
-
-    def foreign_batches(self, name: str) -> Iterator[Any]:
-        for loader in self.foreign:
-            for done, batch in enumerate(loader, 1):
-                yield batch.inputs
-                if self.progress is not None:
-                    self.progress(name, done, len(loader))
-
-
-def _own_device(name: str) -> str:
-    """Each process of torchrun has a GPU to itself."""
-    import torch
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and name in ("auto", "cuda"):
-        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else name
-    return name
