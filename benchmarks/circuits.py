@@ -6,7 +6,8 @@ compared; for the whole budget its time follows from its time per evaluation. Ti
 two batches of naive's work take just before and after, so that other work on the machine counts little. With --dtype bfloat16 the exact search runs in that
 precision instead, and the order it finds is held against the one recorded in float32.
 
-A run may be cut into pieces: with --minutes it stops after about so long, and goes on where it stopped when repeated.
+A changed search is measured again alone (--only fast) against what is recorded of the others on the same inputs. A run
+may be cut into pieces: with --minutes it stops after about so long, and goes on where it stopped when repeated.
 Writes benchmarks/results/circuits.json, under the model's name; other entries stay.
 
     python benchmarks/circuits.py [--model NAME=CKPT,ID,OOD ...] [--objectives acc,avg] [--naive 2] [--threads 1]
@@ -190,34 +191,60 @@ def compare(
     course: Callable[[str, float], Course],
     only: Sequence[str],
     until: float,
+    recorded: dict[str, Any] | None,
 ) -> dict[str, Any]:
+    """All three; where an entry is recorded and only fast is asked for, that entry with fast's part renewed."""
+
     def run(who: str, until: float) -> dict[str, Any]:
         if who == "naive":
             return naive(found, rounds, course("evaluated", until))
         return searched({"exact": Exact, "fast": Fast}[who], found, budget, course(who, until))
 
+    objective = found.objective
+    sizes = {
+        "id_samples": objective.id_rows, "ood_samples": objective.ood_rows if objective.needs_ood else 0,
+        "heads": len(found.candidates), "budget": budget,
+    }  # fmt: skip
     for who in only:
         run(who, until)
+    if (
+        list(only) == ["fast"]
+        and recorded
+        and "units" in recorded
+        and sizes.items() <= recorded.items()
+    ):
+        return with_fast(recorded, run("fast", 0.0))
     # What other processes do must be complete.
     slow, exact, fast = (run(who, 0.0) for who in ALL)
     if heads(exact["order"][:rounds]) != heads(slow["order"]):
         raise SystemExit(f"exact removes {exact['order'][:rounds]}, naive {slow['order']}")
-    candidates, objective = len(found.candidates), found.objective
-    evaluations = [candidates - i for i in range(budget)]
+    evaluations = [len(found.candidates) - i for i in range(budget)]
     projected = slow["units"] * sum(evaluations) / sum(evaluations[:rounds])
-    common = len(set(heads(fast["order"])) & set(heads(exact["order"])))
-    return {
-        "id_samples": objective.id_rows, "ood_samples": objective.ood_rows if objective.needs_ood else 0,
-        "heads": candidates, "budget": budget, "naive_removals": rounds, "same_order": True,
-        "cpu_seconds": {"naive": slow["cpu"], "exact": exact["cpu"], "fast": fast["cpu"]},
+    return with_fast({
+        **sizes, "naive_removals": rounds, "same_order": True,
+        "cpu_seconds": {"naive": slow["cpu"], "exact": exact["cpu"]},
+        "units": {"naive": projected, "exact": exact["units"]},
         "exact_ratio_same_removals": slow["units"] / exact["units_after"][rounds - 1],
         "exact_ratio": projected / exact["units"],
-        "fast_ratio": projected / fast["units"],
-        "fast_in_common": common / budget,
-        "score": {"start": exact["start"], "exact": exact["trace"][-1], "fast": fast["trace"][-1]},
-        "counts": {"exact": exact["counts"], "fast": fast["counts"]},
-        "order": {"exact": exact["order"], "fast": fast["order"]},
+        "score": {"start": exact["start"], "exact": exact["trace"][-1]},
+        "counts": {"exact": exact["counts"]},
+        "order": {"exact": exact["order"]},
+    }, fast)  # fmt: skip
+
+
+def with_fast(entry: dict[str, Any], fast: dict[str, Any]) -> dict[str, Any]:
+    order = fast["order"]
+    common = len(set(heads(order)) & set(heads(entry["order"]["exact"])))
+    mine = {
+        "cpu_seconds": fast["cpu"], "units": fast["units"], "score": fast["trace"][-1],
+        "counts": fast["counts"], "order": order,
     }  # fmt: skip
+    return {
+        **entry,
+        "fast_ratio": entry["units"]["naive"] / fast["units"],
+        "fast_in_common": common / entry["budget"],
+        **{key: {**entry[key], "fast": value} for key, value in mine.items()},
+    }
 
 
 def by_length(found: Problem, runs: int = 3) -> float | None:
@@ -258,6 +285,11 @@ def drift(
 
 def stored() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return found
+
+
+def recorded_of(name: str, kind: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = stored().get("searches", {}).get(name, {}).get(kind)
     return found
 
 
@@ -314,12 +346,14 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
     rounds = min(budget, budget if arguments.naive is None else arguments.naive)
     try:
         if half:
-            recorded = stored()["searches"][name][kind]
-            entry = drift(
-                problem(spec, kind, *sizes, torch.bfloat16), found, recorded, course("exact", until)
-            )
+            recorded = recorded_of(name, kind)
+            if recorded is None:
+                raise SystemExit(f"{name} {kind}: nothing is recorded in float32")
+            halved = problem(spec, kind, *sizes, torch.bfloat16)
+            entry = drift(halved, found, recorded, course("exact", until))
         else:
-            entry = compare(found, budget, rounds, course, arguments.only.split(","), until)
+            only = arguments.only.split(",")
+            entry = compare(found, budget, rounds, course, only, until, recorded_of(name, kind))
     except OutOfTime:
         print(f"{name} {kind}: out of time; repeat to go on")
         return
