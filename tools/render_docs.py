@@ -171,9 +171,29 @@ def fused(results: dict[str, Any]) -> list[str]:
         )
         lines += [
             "", f"### {arch}", "", "Time relative to the single model, by dtype and batch size:", "", *table(head, times),
-            "", "Peak memory in MB, weights and activations:", "", *table(["", *sizes], peaks),
+            "", "Peak memory in MB, weights and activations:", "", *table(["", *sizes], peaks), "", in_short(points),
         ]  # fmt: skip
     return lines
+
+
+def in_short(points: list[dict[str, Any]]) -> str:
+    """How often a hydra is what it should be, over all dtypes and batch sizes."""
+    members = {
+        (p["dtype"], p["batch"]): p for p in points if p["contender"] == "members in sequence"
+    }
+    hydras = [
+        (p, members[p["dtype"], p["batch"]])
+        for p in points
+        if p["contender"].startswith("hydra") and "compile" not in p["contender"]
+    ]
+    many = [p for p, _ in hydras if p["batch"] >= 4]
+    faster = sum(p["ratio"] <= m["ratio"] for p, m in hydras)
+    smaller = sum(p["peak_mb"] <= m["peak_mb"] for p, m in hydras)
+    cheap = sum(p["ratio"] <= 1.1 * p["macs_ratio"] for p in many)
+    return (
+        f"Of {len(hydras)} measurements of hydras {faster} take less time than their members in sequence and {smaller} less memory; "
+        f"of {len(many)} from batch 4 up {cheap} take at most 1.10 times what their multiply-adds say."
+    )
 
 
 def modes(results: dict[str, Any]) -> list[str]:
