@@ -272,10 +272,10 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
         hs.score(path, data=data, **options)
 
 
-@pytest.mark.parametrize("search", ["exact", pytest.param("naive", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("search", ["exact", "fast", pytest.param("naive", marks=pytest.mark.slow)])
 def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str) -> None:
     path, data, ood = tiny(), images(rows=50), images("ood.npz", rows=30, seed=5)
-    alone = searched(path, "exact", data=data, ood=[ood], remove=5, batch_size=7)
+    alone = searched(path, search, data=data, ood=[ood], remove=5, batch_size=7)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(),
         "-m", "hydrasurgeon", "score", str(path), "--method", "circuit", "--data", data, "--ood", ood,
