@@ -226,7 +226,8 @@ def killer(after: int) -> Callable[[str, int, int], None]:
 
 @pytest.mark.parametrize("search", ["naive", "exact", "fast"])
 def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, search: str) -> None:
-    data, ood = images(), images("ood.npz", seed=3)
+    rows = 120 if search == "fast" else 40  # fast draws from many samples only
+    data, ood = images(rows=rows), images("ood.npz", rows=rows, seed=3)
     options = {
         "method": "circuit",
         "data": data,
@@ -274,7 +275,8 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
 
 @pytest.mark.parametrize("search", ["exact", "fast", pytest.param("naive", marks=pytest.mark.slow)])
 def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str) -> None:
-    path, data, ood = tiny(), images(rows=50), images("ood.npz", rows=30, seed=5)
+    rows = 120 if search == "fast" else 40  # fast draws from many samples only
+    path, data, ood = tiny(), images(rows=rows), images("ood.npz", rows=rows, seed=5)
     alone = searched(path, search, data=data, ood=[ood], remove=5, batch_size=7)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(),
@@ -324,7 +326,7 @@ def test_members_from_circuits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
 
 
 def test_fast_agrees_on_an_easy_model(tiny: MAKE, images: SPEC) -> None:
-    options = {"data": images(rows=60), "ood": [images("ood.npz", rows=60, seed=5)], "remove": 4}
+    options = {"data": images(rows=120), "ood": [images("ood.npz", rows=120, seed=5)], "remove": 4}
     found = hs.score(tiny(), method="circuit", search="fast", **options).result
     assert "assumed" in found.settings["guarantee"]
     assert len(set(found.order)) == 4
