@@ -31,19 +31,19 @@ from typing import Any
 
 import torch
 
-from hydrasurgeon.backends import backend
-from hydrasurgeon.checkpoint import open_checkpoint
-from hydrasurgeon.circuits.exact import Exact
-from hydrasurgeon.circuits.fast import Fast
-from hydrasurgeon.circuits.inputs import Held
-from hydrasurgeon.circuits.naive import measure, predictions
-from hydrasurgeon.circuits.objective import Objective, Predictions
-from hydrasurgeon.circuits.packed import pack, unpack
-from hydrasurgeon.circuits.problem import Problem, Search
-from hydrasurgeon.criteria.circuit import TOGETHER
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.criteria.circuits.criterion import TOGETHER
+from hydrasurgeon.criteria.circuits.exact import Exact
+from hydrasurgeon.criteria.circuits.fast import Fast
+from hydrasurgeon.criteria.circuits.inputs import Held
+from hydrasurgeon.criteria.circuits.naive import measure, predictions
+from hydrasurgeon.criteria.circuits.objective import Objective, Predictions
+from hydrasurgeon.criteria.circuits.packed import pack, unpack
+from hydrasurgeon.criteria.circuits.problem import Problem, Search
 from hydrasurgeon.data import Batches, fit_classes, open_data
+from hydrasurgeon.families import backend
 from hydrasurgeon.heads import Head
-from hydrasurgeon.loading import live_module
+from hydrasurgeon.runtime.classifier import live_module
 
 RESULTS = Path(__file__).parent / "results" / "circuits.json"
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors"

@@ -21,15 +21,15 @@ import torch
 from torch import nn
 
 import hydrasurgeon as hs
-from hydrasurgeon.backends import backend
-from hydrasurgeon.checkpoint import open_checkpoint, rewritten
-from hydrasurgeon.cost import launches, macs, parameters
-from hydrasurgeon.loading import Classifier, to_raw, to_tensor
-from hydrasurgeon.saving import save
+from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.writing import save
+from hydrasurgeon.families import backend
+from hydrasurgeon.files.tensors import Planned, digest
+from hydrasurgeon.measuring.cost import launches, macs, parameters
+from hydrasurgeon.measuring.timing import Sequence as InTurn
+from hydrasurgeon.measuring.timing import interleaved, machine, peak_bytes
+from hydrasurgeon.runtime.classifier import Classifier, to_raw, to_tensor
 from hydrasurgeon.stages.finetune import fresh
-from hydrasurgeon.tensorfile import Planned, digest
-from hydrasurgeon.timing import Sequence as InTurn
-from hydrasurgeon.timing import interleaved, machine, peak_bytes
 
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 3

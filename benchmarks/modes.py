@@ -18,10 +18,10 @@ import torch
 from fused import RESULTS, members, random_backbone
 
 import hydrasurgeon as hs
-from hydrasurgeon.backends import backend
-from hydrasurgeon.hydra import FULL, Hydra, Mode
-from hydrasurgeon.loading import Classifier
-from hydrasurgeon.timing import interleaved, machine
+from hydrasurgeon.families import backend
+from hydrasurgeon.measuring.timing import interleaved, machine
+from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.hydra import FULL, Hydra, Mode
 
 WIDTHS = {192: 3, 384: 6, 768: 12}
 TOKENS, LARGEST = 17, 2**20

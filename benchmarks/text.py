@@ -23,13 +23,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoint import open_checkpoint
+from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria import criterion
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.data import by_length, open_data
-from hydrasurgeon.inference import logits_of
+from hydrasurgeon.measuring.timing import machine
+from hydrasurgeon.runtime.inference import logits_of
 from hydrasurgeon.stages.score import _Feed
-from hydrasurgeon.timing import machine
 
 RESULTS = Path(__file__).parent / "results" / "text.json"
 # Words in a text: lognormal with the mean (18) and spread (9) of sentences in reviews and newspapers.

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hydrasurgeon.loading import load
+    from hydrasurgeon.runtime.classifier import load
     from hydrasurgeon.stages.bench import bench
     from hydrasurgeon.stages.evaluate import evaluate
     from hydrasurgeon.stages.finetune import finetune
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.prune import prune
     from hydrasurgeon.stages.score import score
 
-from hydrasurgeon.timm_hook import install
+from hydrasurgeon.sharing.timm_hook import install
 
 install()
 
 __all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "score"]
 
 _HOME = {
-    "load": "hydrasurgeon.loading",
+    "load": "hydrasurgeon.runtime.classifier",
     **{
         name: f"hydrasurgeon.stages.{name}"
         for name in ("bench", "evaluate", "finetune", "fuse", "prune", "score")

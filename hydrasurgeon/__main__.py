@@ -1,6 +1,6 @@
 """`python -m hydrasurgeon`, also under torchrun and accelerate launch."""
 
-from hydrasurgeon.cli import main
+from hydrasurgeon.cli.app import main
 
 if __name__ == "__main__":
     main()

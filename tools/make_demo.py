@@ -108,7 +108,7 @@ def _textures(rng: np.random.Generator, count: int = 900) -> Images:
 
 def weights(full: Path) -> None:
     """The backbone and two more models trained independently, as a Deep Ensemble is."""
-    from hydrasurgeon.cli import run
+    from hydrasurgeon.cli.app import run
 
     for i, name in enumerate(("backbone", "independent-2", "independent-3")):
         out = DEMO / f"{name}.safetensors"

@@ -248,7 +248,7 @@ def trunk(results: dict[str, Any]) -> list[str]:
 
 
 def trunk_plot(results: dict[str, Any], path: Path) -> None:
-    from hydrasurgeon.plotting import figure, save_figure
+    from hydrasurgeon.files.plots import figure, save_figure
 
     drawn = figure(9, 3.6)
     for axes, (key, title) in zip(

@@ -1,4 +1,4 @@
-"""Write hydrasurgeon/backends/timm_architectures.json from the installed timm: run when timm gains ViTs.
+"""Write hydrasurgeon/families/timm_vit/timm_architectures.json from the installed timm: run when timm gains ViTs.
 
 Bare checkpoints are recognised against this table, so that `inspect` and `prune` need neither timm nor torch.
 """
@@ -16,9 +16,11 @@ from timm.layers import Attention, PatchEmbed
 from timm.models import get_pretrained_cfg
 from timm.models import vision_transformer as vit
 
-from hydrasurgeon.backends.architectures import tensor_shapes
+from hydrasurgeon.families.timm_vit.architectures import tensor_shapes
 
-TARGET = Path(__file__).parents[1] / "hydrasurgeon" / "backends" / "timm_architectures.json"
+TARGET = (
+    Path(__file__).parents[1] / "hydrasurgeon" / "families" / "timm_vit" / "timm_architectures.json"
+)
 SIGNATURE = inspect.signature(vit.VisionTransformer.__init__).parameters
 DEFAULTS = {
     name: p.default for name, p in SIGNATURE.items() if p.default is not inspect.Parameter.empty

@@ -16,8 +16,8 @@ CRITERIA = {
     "fisher": "hydrasurgeon.criteria.fisher:score",
     "magnitude": "hydrasurgeon.criteria.magnitude:score",
     "random": "hydrasurgeon.criteria.random:score",
-    "circuit": "hydrasurgeon.criteria.circuit:score",
-    "cahp": "hydrasurgeon.criteria.cahp:score",
+    "circuit": "hydrasurgeon.criteria.circuits.criterion:score",
+    "cahp": "hydrasurgeon.criteria.cahp.criterion:score",
 }
 CIRCUIT = "circuit"
 OBJECTIVES = ("acc", "ood", "avg")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hydrasurgeon.backends.base import Attention
+from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.criteria.base import HeadScores, Subject
-from hydrasurgeon.masking import masked
+from hydrasurgeon.families.base import Attention
 
 __all__ = ["score"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hydrasurgeon.backends import backend
 from hydrasurgeon.criteria.base import HeadScores, Subject
-from hydrasurgeon.tensorfile import as_float
+from hydrasurgeon.families import backend
+from hydrasurgeon.files.tensors import as_float
 
 __all__ = ["score"]
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hydrasurgeon.backends.base import Attention
+from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.base import HeadScores, Subject
+from hydrasurgeon.families.base import Attention
 from hydrasurgeon.heads import Head
-from hydrasurgeon.masking import ablated
 
 __all__ = ["score"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydrasurgeon.data.loading import Batch, Batches, by_length, moved
+from hydrasurgeon.data.batches import Batch, Batches, by_length, moved
 from hydrasurgeon.data.samples import Samples, fit_classes
 from hydrasurgeon.data.sources import open_data
 

@@ -16,7 +16,7 @@ from hydrasurgeon.heads import Kept
 
 if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError
-    from hydrasurgeon.manifest import Tower
+    from hydrasurgeon.files.manifest import Tower
 
 
 __all__ = ["as_json", "err", "failed", "out", "picture", "progress", "raw", "say", "size"]

@@ -12,7 +12,7 @@ from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import as_json, out, picture, say, size
 
 if TYPE_CHECKING:
-    from hydrasurgeon.manifest import Step
+    from hydrasurgeon.files.manifest import Step
     from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.inspect import Inspection
 

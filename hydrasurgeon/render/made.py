@@ -11,7 +11,7 @@ from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import as_json, out, picture, say, size
 
 if TYPE_CHECKING:
-    from hydrasurgeon.manifest import Score
+    from hydrasurgeon.files.manifest import Score
     from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned
     from hydrasurgeon.stages.fuse import Fused

@@ -11,7 +11,7 @@ from rich.table import Table
 from hydrasurgeon.render.console import out, raw, say
 
 if TYPE_CHECKING:
-    from hydrasurgeon.report import Report, Result
+    from hydrasurgeon.measuring.report import Report, Result
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.evaluate import Evaluation
 

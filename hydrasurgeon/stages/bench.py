@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.progress import Progress
-from hydrasurgeon.saving import write_text
+from hydrasurgeon.run import Progress
 
 __all__ = ["Benched", "Point", "bench"]
 
@@ -81,7 +81,7 @@ def bench(
     progress: Progress | None = None,
 ) -> Benched:
     """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
-    from hydrasurgeon.plotting import check_plot
+    from hydrasurgeon.files.plots import check_plot
 
     batches, dtypes = _batches(batch), _dtypes(dtype)
     target = None if plot is None else check_plot(Path(plot), force=force)
@@ -92,11 +92,11 @@ def bench(
 
     import torch
 
-    from hydrasurgeon.backends import backend as backend_of
-    from hydrasurgeon.cost import macs, parameters
-    from hydrasurgeon.loading import as_classifier, device_of, dtype_of
-    from hydrasurgeon.timing import Sequence as InTurn
-    from hydrasurgeon.timing import interleaved, machine, peak_bytes
+    from hydrasurgeon.families import backend as backend_of
+    from hydrasurgeon.measuring.cost import macs, parameters
+    from hydrasurgeon.measuring.timing import Sequence as InTurn
+    from hydrasurgeon.measuring.timing import interleaved, machine, peak_bytes
+    from hydrasurgeon.runtime.classifier import as_classifier, device_of, dtype_of
 
     where = device_of(device)
     if where.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():
@@ -237,7 +237,7 @@ def _compiled(models: dict[str, Any], inputs: Any, notes: list[str]) -> dict[str
 
 def _plot(found: Benched, path: Path) -> None:
     """Latency over batch size, one line for each contender and dtype."""
-    from hydrasurgeon.plotting import figure, save_figure
+    from hydrasurgeon.files.plots import figure, save_figure
 
     drawn = figure()
     axes = drawn.subplots()

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoint import open_checkpoint
+from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.files.manifest import Manifest, Tower, read_manifest
 from hydrasurgeon.heads import Head, Kept, all_heads
-from hydrasurgeon.manifest import Manifest, Tower, read_manifest
 
 __all__ = ["Comparison", "Overlap", "compare", "divergence", "overlap"]
 

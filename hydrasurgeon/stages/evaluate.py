@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.evalcard import cards_of, write_cards
-from hydrasurgeon.labelled import Further, LabelledSet, labelled_sets
-from hydrasurgeon.manifest import DataRecord
-from hydrasurgeon.progress import Progress
-from hydrasurgeon.report import Report, Result, over_sets, result
-from hydrasurgeon.saving import write_text
-from hydrasurgeon.zeroshot import record_of
+from hydrasurgeon.families.open_clip.zero_shot import record_of
+from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.measuring.report import Report, Result, over_sets, result
+from hydrasurgeon.measuring.sets import Further, LabelledSet, labelled_sets
+from hydrasurgeon.run import Progress
+from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -67,8 +67,8 @@ def evaluate(
 
     Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
-    from hydrasurgeon import metrics
-    from hydrasurgeon.predictions import read_predictions, write_predictions
+    from hydrasurgeon.measuring import metrics
+    from hydrasurgeon.measuring.predictions import read_predictions, write_predictions
 
     labelled = labelled_sets(data, classes)
     _check(checkpoints, labelled, predictions_in, ensemble, one_model=predictions, card=card)
@@ -134,12 +134,12 @@ class _How:
     """Samples that could not be read, as they are met."""
 
     def load(self, checkpoint: Checkpoint) -> Any:
-        from hydrasurgeon.loading import as_classifier
+        from hydrasurgeon.runtime.classifier import as_classifier
 
         return as_classifier(checkpoint, device=self.device, dtype=self.dtype)
 
     def logits(self, models: Sequence[Any], samples: Any) -> Any:
-        from hydrasurgeon.inference import logits_of
+        from hydrasurgeon.runtime.inference import logits_of
 
         return logits_of(
             models, samples, batch_size=self.batch_size, skip_bad=self.skip_bad, progress=self.progress, skipped=self.skipped
@@ -177,7 +177,7 @@ def _check(
 
 def _fitted(fixed: float | None, val: Any) -> float:
     """The given temperature, or the one that suits logits and labels of the validation set."""
-    from hydrasurgeon import metrics
+    from hydrasurgeon.measuring import metrics
 
     if fixed is not None:
         return fixed
@@ -322,9 +322,9 @@ def _run(
     job: Sequence[Checkpoint], models: Sequence[Any], sets: _Sets, how: _How
 ) -> tuple[Any, Any]:
     """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble; logits on the validation set."""
-    from hydrasurgeon.cost import cost_of
     from hydrasurgeon.data import Batches, moved
-    from hydrasurgeon.predictions import OodSet, Predictions, ShiftSet
+    from hydrasurgeon.measuring.cost import cost_of
+    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 
     def logits(samples: Any) -> Any:
         return how.logits(models, samples)

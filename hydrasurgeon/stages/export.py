@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoint import open_checkpoint
-from hydrasurgeon.classnames import with_class_names
+from hydrasurgeon.checkpoints.class_names import with_class_names
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.writing import write_bytes
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
-from hydrasurgeon.optional import need
-from hydrasurgeon.saving import write_bytes
+from hydrasurgeon.lookup import need
 
 __all__ = ["Export", "export"]
 
@@ -54,8 +54,8 @@ def export(
         raise SurgeryError(
             f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
         )
-    from hydrasurgeon.exporting import OUTPUTS, to_onnx
-    from hydrasurgeon.loading import as_classifier
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.sharing.onnx import OUTPUTS, to_onnx
 
     opened.digests()
     made = to_onnx(as_classifier(opened, device="cpu"))

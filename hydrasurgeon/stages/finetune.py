@@ -7,25 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.backends import backend
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.classnames import asked, with_class_names
+from hydrasurgeon.checkpoints.class_names import asked, with_class_names
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
+from hydrasurgeon.checkpoints.writing import UNKNOWN, output_path, save
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.history import step
-from hydrasurgeon.manifest import DataRecord, Input, Manifest, Model, Step
-from hydrasurgeon.progress import Progress
-from hydrasurgeon.publishing import destination, publish
-from hydrasurgeon.saving import UNKNOWN, output_path, save
-from hydrasurgeon.tensorfile import Planned, digest
-from hydrasurgeon.zeroshot import is_zero_shot
+from hydrasurgeon.families import backend
+from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot
+from hydrasurgeon.files.history import step
+from hydrasurgeon.files.manifest import DataRecord, Input, Manifest, Model, Step
+from hydrasurgeon.files.tensors import Planned, digest
+from hydrasurgeon.run import Progress
+from hydrasurgeon.sharing.upload import destination, publish
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hydrasurgeon.backends.base import Backend
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.recipes import Recipe
-    from hydrasurgeon.training import Trained
+    from hydrasurgeon.families.base import Backend
+    from hydrasurgeon.tuning.loop import Trained
+    from hydrasurgeon.tuning.recipes import Recipe
 
 __all__ = ["FRESH", "Finetuned", "finetune", "fresh"]
 
@@ -72,8 +72,8 @@ def finetune(
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
     from hydrasurgeon.data import Batches, fit_classes, open_data
     from hydrasurgeon.data.pairs import open_pairs
-    from hydrasurgeon.recipes import load_recipe
-    from hydrasurgeon.training import State, epoch_order, train
+    from hydrasurgeon.tuning.loop import State, epoch_order, train
+    from hydrasurgeon.tuning.recipes import load_recipe
 
     plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
     repository = destination(push_to_hub, private=private)
@@ -110,7 +110,7 @@ def finetune(
     trainable = _trainable(family, plan, source.manifest)
     objective = None
     if paired:
-        from hydrasurgeon.contrastive import Contrast
+        from hydrasurgeon.tuning.contrastive import Contrast
 
         objective = Contrast(module)
         transform, trainable = objective.transform(transform), _both(trainable, objective.trainable)
@@ -154,7 +154,7 @@ def finetune(
 
 def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> Manifest:
     """Write random weights of an `init:` spec as a backbone."""
-    from hydrasurgeon.recipes import load_recipe
+    from hydrasurgeon.tuning.recipes import load_recipe
 
     target = output_path(out, force=force)
     source = _source(spec, None)
@@ -192,7 +192,7 @@ def _source(spec: str | Path, arch: str | None) -> _Source:
         single(opened)
         record = opened.record(opened.digests())
         return _Source(opened.manifest, opened, record.sha256, (record,))
-    from hydrasurgeon.backends.timm_vit import fresh_model, towers_of
+    from hydrasurgeon.families.timm_vit.family import fresh_model, towers_of
 
     family, _, name = text.removeprefix(FRESH).partition(":")
     if family != "timm":
@@ -239,7 +239,7 @@ def _module(source: _Source, model: Model, plan: Recipe, seed: int) -> nn.Module
     """The live model: the checkpoint's weights, a new classifier where the recipe asks for one."""
     import torch
 
-    from hydrasurgeon.loading import to_tensor
+    from hydrasurgeon.runtime.classifier import to_tensor
 
     family = backend(model.family)
     torch.manual_seed(seed)
@@ -307,7 +307,7 @@ def _state_path(target: Path) -> Path:
 
 def plan_module(module: nn.Module) -> list[Planned]:
     """Every tensor of a live module, as it will be written."""
-    from hydrasurgeon.loading import to_raw
+    from hydrasurgeon.runtime.classifier import to_raw
 
     def plan(name: str, tensor: Tensor) -> Planned:
         raw, dtype = to_raw(tensor)

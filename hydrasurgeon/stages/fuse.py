@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, single
-from hydrasurgeon.classnames import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.checkpoints.writing import output_path, save
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
-from hydrasurgeon.history import step
-from hydrasurgeon.manifest import Fusion, Manifest, Member, Step
-from hydrasurgeon.progress import Progress
-from hydrasurgeon.publishing import destination, publish
-from hydrasurgeon.saving import output_path, save
-from hydrasurgeon.storage import plan_fusion
-from hydrasurgeon.tensorfile import weights_sha256
+from hydrasurgeon.files.history import step
+from hydrasurgeon.files.manifest import Fusion, Manifest, Member, Step
+from hydrasurgeon.files.tensors import weights_sha256
+from hydrasurgeon.run import Progress
+from hydrasurgeon.sharing.upload import destination, publish
+from hydrasurgeon.surgery.fusion import plan_fusion
 
 __all__ = ["Agreement", "Fused", "fuse"]
 
@@ -169,9 +169,9 @@ def _agreement(
     progress: Progress | None,
 ) -> Agreement:
     from hydrasurgeon.data import open_data
-    from hydrasurgeon.inference import logits_of
-    from hydrasurgeon.loading import as_classifier
-    from hydrasurgeon.metrics import accuracy, member_probs
+    from hydrasurgeon.measuring.metrics import accuracy, member_probs
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.runtime.inference import logits_of
 
     samples = open_data(data, limit=limit, seed=seed)
     alone, labels = logits_of(

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoint import open_checkpoint
-from hydrasurgeon.manifest import Manifest
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.files.manifest import Manifest
 
 __all__ = ["Inspection", "inspect"]
 

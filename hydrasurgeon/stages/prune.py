@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.backends import backend
-from hydrasurgeon.cahp import select as select_by_cahp
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.classnames import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
+from hydrasurgeon.checkpoints.writing import UNKNOWN, output_path, save
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
+from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
+from hydrasurgeon.criteria.selection import kept_from_file, select
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.families import backend
+from hydrasurgeon.files.history import step
+from hydrasurgeon.files.manifest import DataRecord, Input, Manifest, Score
+from hydrasurgeon.files.tensors import Planned, digest, weights_sha256
 from hydrasurgeon.heads import Kept, count, positions
-from hydrasurgeon.history import step
-from hydrasurgeon.manifest import DataRecord, Input, Manifest, Score
-from hydrasurgeon.progress import Progress
-from hydrasurgeon.publishing import destination, publish
-from hydrasurgeon.repair import check_compensation, repaired_tensors
-from hydrasurgeon.saving import UNKNOWN, output_path, save
-from hydrasurgeon.selection import kept_from_file, select
+from hydrasurgeon.run import Progress
+from hydrasurgeon.sharing.upload import destination, publish
 from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
 from hydrasurgeon.stages.score import clear_search, compute, counted
-from hydrasurgeon.tensorfile import Planned, digest, weights_sha256
+from hydrasurgeon.surgery.compensate import check_compensation, repaired_tensors
 
 if TYPE_CHECKING:
-    from hydrasurgeon.tensorfile import Raw
+    from hydrasurgeon.files.tensors import Raw
 
 __all__ = ["Pruned", "plan_pruning", "prune"]
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoint import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.circuits.state import state_path
-from hydrasurgeon.classnames import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
+from hydrasurgeon.checkpoints.writing import output_path, save, write_text
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
+from hydrasurgeon.criteria.circuits.state import state_path
+from hydrasurgeon.criteria.feed import Feed, NoData
 from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.families.open_clip.zero_shot import record_of
+from hydrasurgeon.files.history import step
+from hydrasurgeon.files.manifest import DataRecord, Manifest, Score, Step, sidecar
+from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.heads import parse_layers, parse_towers
-from hydrasurgeon.history import step
-from hydrasurgeon.manifest import DataRecord, Manifest, Score, Step, sidecar
-from hydrasurgeon.plotting import check_plot
-from hydrasurgeon.progress import Progress
-from hydrasurgeon.saving import output_path, save, write_text
-from hydrasurgeon.stages.feed import Feed, NoData
-from hydrasurgeon.tensorfile import Planned
-from hydrasurgeon.zeroshot import record_of
+from hydrasurgeon.run import Progress
 
 __all__ = ["Scored", "compute", "counted", "score"]
 
@@ -96,7 +96,7 @@ def score(
         "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
     }  # fmt: skip
     if picture is not None:
-        from hydrasurgeon.criteria.cahp_plot import draw_cahp
+        from hydrasurgeon.criteria.cahp.plot import draw_cahp
 
         draw_cahp(found, picture)
     uses: tuple[str, ...] = (

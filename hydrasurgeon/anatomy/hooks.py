@@ -1,0 +1,59 @@
+"""Turn heads off in a live model, or make their masks differentiable (paper D.1.2, ablation operator).
+
+Scaling the input of W_O is the same as scaling W_O's column block, and touches no weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydrasurgeon.families.base import Attention
+from hydrasurgeon.heads import Head
+
+__all__ = ["ablated", "masked"]
+
+Place = tuple[str, int]
+
+
+@contextlib.contextmanager
+def masked(sites: Sequence[Attention], masks: Mapping[Place, Tensor]) -> Iterator[None]:
+    """Within the block, the head outputs of each site are multiplied by its mask, [head] or [batch, head]."""
+
+    def scaler(site: Attention, mask: Tensor) -> Any:
+        def scale(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            heads = args[0].unflatten(-1, (len(site.heads), site.head_dim))
+            shaped = mask if mask.dim() == 1 else mask[:, None]
+            return ((heads * shaped.to(heads.dtype)[..., None]).flatten(-2), *args[1:])
+
+        return scale
+
+    hooks = [
+        site.out.register_forward_pre_hook(scaler(site, masks[site.tower, site.layer]))
+        for site in sites
+        if (site.tower, site.layer) in masks and site.heads
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def ablated(sites: Sequence[Attention], heads: Sequence[Head]) -> Iterator[None]:
+    """Within the block, these heads are off."""
+    off = set(heads)
+    masks = {}
+    for site in sites:
+        keep = [Head(site.tower, site.layer, h) not in off for h in site.heads]
+        if not all(keep):
+            masks[site.tower, site.layer] = torch.tensor(
+                keep, device=site.out.weight.device, dtype=torch.float32
+            )
+    with masked(sites, masks):
+        yield

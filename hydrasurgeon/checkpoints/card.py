@@ -1,0 +1,152 @@
+"""The model card of a directory: what it is, how it was made, what was measured, how to load it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from hydrasurgeon.files.manifest import Manifest, Step
+from hydrasurgeon.heads import Kept, count
+
+__all__ = ["BEGIN", "CARD", "END", "model_card", "on_hub"]
+
+CARD = "README.md"
+# What lies between them is written by `eval --card`.
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+
+
+def model_card(manifest: Manifest, *, library: str, task: str, usage: str) -> str:
+    """README.md in the hub's layout; every number in it comes from the manifest."""
+    model = manifest.model
+    front = {
+        "library_name": library,
+        "pipeline_tag": task,
+        "tags": ["hydrasurgeon", manifest.kind, "attention-head-pruning"],
+    }
+    head = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
+    classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
+    names = f" ({', '.join(model.labels[:10])}{', …' if len(model.labels) > 10 else ''})" if model.labels else ""  # fmt: skip
+    return f"""---
+{head}
+---
+
+# {_title(manifest)}
+
+{_what(manifest)}
+
+Architecture: `{model.family}:{model.arch}`, {classes}{names}.
+
+## Load it
+
+```python
+{usage.strip()}
+```
+
+With hydrasurgeon itself, which runs all members of a hydra in one pass and gives every member's logits:
+
+```python
+import hydrasurgeon as hs
+
+model = hs.load("DIR")
+probs = model.predict(inputs)
+```
+
+## Heads
+
+{_heads(manifest)}
+
+## How it was made
+
+{_history(manifest)}
+
+## Measured
+
+{_measured(manifest)}
+"""
+
+
+def on_hub(card: str, *, scheme: str, repo: str) -> str:
+    """The card of a directory that lies on the hub: its code loads it from there."""
+    for here, there in (
+        ('hs.load("DIR")', f'hs.load("{scheme}:{repo}")'),
+        ("local-dir:DIR", f"hf-hub:{repo}"),
+        ('"DIR"', f'"{repo}"'),
+    ):
+        card = card.replace(here, there)
+    return card
+
+
+def _title(manifest: Manifest) -> str:
+    members = len(manifest.members or ())
+    what = {"hydra": f"Hydra of {members} members", "member": "Pruned", "backbone": "Backbone"}
+    return f"{what[manifest.kind]}: {manifest.model.arch}"
+
+
+def _what(manifest: Manifest) -> str:
+    total = sum(tower.layers * tower.heads for tower in manifest.towers.values())
+    if manifest.members is not None:
+        assert manifest.fusion is not None
+        counts = ", ".join(str(count(member.kept)) for member in manifest.members)
+        return (
+            f"A Hydra Ensemble: {len(manifest.members)} classifiers that keep different attention heads of one "
+            f"pretrained model ({counts} of {total}), fused into one. Its prediction is the mean of their "
+            f"probabilities. MLPs: {manifest.fusion.mlp}; the first {manifest.fusion.trunk} layers are shared."
+        )
+    kept = count(manifest.kept or {})
+    if kept == total:
+        return f"A classifier with all of its {total} attention heads."
+    return f"A classifier that keeps {kept} of {total} attention heads; the others were cut out of its weights."
+
+
+def _heads(manifest: Manifest) -> str:
+    rows = [("", manifest.kept)] if manifest.kept is not None else [
+        (f"member {i}, ", member.kept) for i, member in enumerate(manifest.members or ())
+    ]  # fmt: skip
+    return "\n".join(f"- {name}{_per_layer(kept)}" for name, kept in rows)
+
+
+def _per_layer(kept: Kept) -> str:
+    return "; ".join(
+        f"{tower}: {', '.join(str(len(row)) for row in rows)} heads by layer"
+        for tower, rows in kept.items()
+    )
+
+
+def _history(manifest: Manifest) -> str:
+    if not manifest.history:
+        return "Nothing was recorded."
+    lines = [f"{i}. `{_command(entry)}`{_seen(entry)}" for i, entry in enumerate(manifest.history, 1)]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _command(entry: Step) -> str:
+    words = ["hydrasurgeon", entry.command, *(given.name for given in entry.inputs)]
+    for key, value in entry.args.items():
+        option = f"--{key.replace('_', '-')}"
+        if isinstance(value, dict):
+            words += [part for name, one in value.items() for part in (option, f"{name}={one}")]
+        elif value is True:
+            words.append(option)
+        else:
+            words += [option, str(value)]
+    if entry.seed:
+        words += ["--seed", str(entry.seed)]
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _seen(entry: Step) -> str:
+    seen = ", ".join(f"{data.rows} rows, sha256 {data.sha256[:12]}…" for data in entry.data)
+    return f" ({seen})" if seen else ""
+
+
+def _measured(manifest: Manifest) -> str:
+    lines = []
+    for name, score in manifest.scores.items():
+        if score.trace:
+            rows = ", ".join(f"{data.rows} rows of {data.spec}" for data in score.data)
+            lines.append(
+                f"- {name}: the search's objective went from {score.trace[0]:.4f} to {score.trace[-1]:.4f}"
+                + (f" on {rows}" if rows else "")
+            )
+    nothing = "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, OOD detection and cost here."
+    return "\n".join([*lines, *([""] if lines else []), BEGIN, nothing, END])

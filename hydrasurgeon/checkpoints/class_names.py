@@ -1,0 +1,97 @@
+"""--classes and --template: a checkpoint that needs class names before it can classify gets them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.checkpoints.reading import Checkpoint, rewritten
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.families.open_clip.zero_shot import (
+    is_zero_shot,
+    read_labels,
+    read_templates,
+    zero_shot,
+)
+
+__all__ = ["asked", "names_in", "with_class_names"]
+
+FROM_DATA = "data"
+"""--classes data: the names that the data set has, whatever the checkpoint records."""
+# Numbers, and WordNet's numbers: what ImageNet's folders are called.
+CODE = re.compile(r"n?\d+")
+
+
+def with_class_names(
+    checkpoint: Checkpoint,
+    *,
+    classes: str | None = None,
+    templates: Sequence[str] = (),
+    names: Callable[[], Sequence[str] | None] | None = None,
+) -> Checkpoint:
+    """The checkpoint as a classifier of `classes`, else of what it records, else of the data's `names`.
+
+    A checkpoint with a classifier of its own comes back unchanged; without `names` nothing is required.
+    """
+    model = checkpoint.manifest.model
+    if not is_zero_shot(model):
+        if classes is not None or templates:
+            option = "--classes" if classes is not None else "--template"
+            raise UsageError(
+                f"{option}: {checkpoint.name} has a classifier of its own",
+                hint=f"Leave {option} out; class names and templates are for CLIP.",
+            )
+        return checkpoint
+    given = read_templates(templates)
+    labels: Sequence[str] | None = model.labels
+    if classes is not None:
+        labels = None if classes == FROM_DATA else read_labels(classes)
+    if labels is None and names is not None:
+        labels = _words(names(), checkpoint.name)
+    if labels is None and classes is not None:
+        raise UsageError(f"--classes {FROM_DATA}: no data is read here", hint="Give the names.")
+    if labels is None:
+        if given:
+            raise UsageError("--template: there are no classes to fill in", hint="Give --classes.")
+        return checkpoint
+    changed = zero_shot(model, labels, given)
+    if changed == model:
+        return checkpoint
+    return replace(checkpoint, manifest=rewritten(checkpoint.manifest, model=changed))
+
+
+def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
+    """Class names that a text tower can make something of."""
+    why = None
+    if names is None:
+        why = "the data has none"
+    elif all(CODE.fullmatch(name) for name in names):
+        why = f"the data calls them {names[0]}, …, which are no words"
+    if names is None or why is not None:
+        raise UsageError(
+            f"{where}: zero-shot classification needs class names, and {why}",
+            hint="Give --classes cat,dog,… or --classes FILE with one name a line.",
+        )
+    return names
+
+
+def asked(classes: str | None, templates: Sequence[str]) -> dict[str, Any]:
+    """The two options as history records them."""
+    known = Path(classes) if classes is not None and Path(classes).is_file() else classes
+    return {"classes": known, "template": list(templates) or None}
+
+
+def names_in(data: str | None) -> Callable[[], Sequence[str] | None]:
+    """The class names of a data set, looked up when they are needed."""
+
+    def look() -> Sequence[str] | None:
+        if data is None:
+            return None
+        from hydrasurgeon.data import open_data
+
+        return open_data(data).classes
+
+    return look

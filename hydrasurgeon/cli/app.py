@@ -1,0 +1,90 @@
+"""The command line: which commands there are, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hydrasurgeon.cli import making, measuring, options
+from hydrasurgeon.errors import HydraError
+
+__all__ = ["app", "main", "run"]
+
+app = typer.Typer(
+    name="hydrasurgeon",
+    help="Prune attention heads, fuse the pruned members into one calibrated Hydra: score → prune → finetune → fuse → eval.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+for name, command in (
+    ("score", making.score),
+    ("prune", making.prune),
+    ("finetune", making.finetune),
+    ("fuse", making.fuse),
+    ("eval", measuring.evaluate),
+    ("bench", measuring.bench),
+    ("inspect", measuring.inspect),
+    ("compare", measuring.compare),
+    ("export", measuring.export),
+    ("schema", measuring.schema),
+):
+    app.command(name)(command)
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")
+    ] = Path("hydra-demo"),
+    force: options.Force = False,
+) -> None:
+    """Build a Hydra from a small trained ViT on real images, and compare it with a Deep Ensemble."""
+    from hydrasurgeon.cli.demo import demo as stage
+
+    stage(folder, run=run, force=force)
+
+
+# typer brings its own copy of click from some version on: this is the right one's UsageError.
+_WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command in this process and return its exit code; a bug keeps its traceback."""
+    from hydrasurgeon import render
+
+    if arguments[:1] == ["bench"]:
+        arguments = options.spread(arguments, "--vs")
+    try:
+        code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
+    except HydraError as error:
+        render.failed(error)
+        return error.exit_code
+    except typer.Abort:
+        return 130
+    except _WRONG_USAGE as error:
+        error.show()
+        return int(error.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def main() -> Any:
+    """The console script."""
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our pipe has gone; nothing is wrong on this side.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)

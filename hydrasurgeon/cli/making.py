@@ -1,0 +1,270 @@
+"""The commands that make checkpoints: score, prune, finetune, fuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hydrasurgeon.cli import options
+
+__all__ = ["finetune", "fuse", "prune", "score"]
+
+
+def score(
+    checkpoint: options.Checkpoint,
+    method: options.Method = "taylor",
+    data: options.Data = None,
+    objective: options.Objective = None,
+    ood: options.Foreign = None,
+    keep: options.Keep = None,
+    remove: Annotated[
+        int | None,
+        typer.Option(
+            "--remove",
+            metavar="N",
+            help="Heads a circuit's removal order holds; all but one if not given.",
+        ),
+    ] = None,
+    layers: options.Layers = None,
+    search: options.Search = None,
+    tower: options.Tower = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw cahp's curve and clusters as .png or .svg."
+        ),
+    ] = None,
+    out: options.Out = None,
+    arch: options.Arch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    skip_bad: options.SkipBad = False,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Measure how much each head matters, and write it into the manifest.
+
+    With --keep, taylor decides layer after layer: what a layer loses is off before the next is scored.
+    circuit finds the order in which heads can go; a killed search continues when the command is repeated.
+    """
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.score import score as stage
+
+    with render.progress(quiet) as tick:
+        found = stage(
+            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search, keep=options.keep_count(keep),
+            remove=remove, layers=layers, tower=tower, classes=classes, template=template or [], plot=plot, out=out, arch=arch,
+            limit=limit, seed=seed, device=device, dtype=dtype, batch_size=options.batch(batch_size), skip_bad=skip_bad, force=force,
+            progress=tick,
+        )  # fmt: skip
+    render.scored(found, json=json, quiet=quiet)
+
+
+def prune(
+    checkpoint: options.Checkpoint,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="M",
+            help="Criterion; its scores come from the manifest or from --data.",
+        ),
+    ] = None,
+    objective: options.Objective = None,
+    keep: options.Keep = None,
+    remove: Annotated[
+        int | None,
+        typer.Option(
+            "--remove", metavar="N", help="Heads to remove in all, the lowest scores first."
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            "--sample",
+            metavar="N/P",
+            help="Remove N of the first P heads in removal order, drawn by --seed.",
+        ),
+    ] = None,
+    mask: Annotated[
+        Path | None,
+        typer.Option(
+            "--mask", metavar="FILE", help="Keep the heads of this manifest or JSON mask."
+        ),
+    ] = None,
+    layers: options.Layers = None,
+    tower: options.Tower = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
+    data: options.Data = None,
+    ood: options.Foreign = None,
+    search: options.Search = None,
+    compensate: Annotated[
+        str,
+        typer.Option(
+            "--compensate",
+            metavar="HOW",
+            help="Repair without training, on --data: none, mean or lstsq.",
+        ),
+    ] = "none",
+    out: options.Out = None,
+    arch: options.Arch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    skip_bad: options.SkipBad = False,
+    force: options.Force = False,
+    push_to_hub: options.PushToHub = None,
+    private: options.Private = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Remove the least important heads from a checkpoint: writes a member.
+
+    Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
+    """
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.prune import prune as stage
+
+    with render.progress(quiet) as tick:
+        pruned = stage(
+            checkpoint, method=method, objective=objective, ood=ood or [], search=search, keep=options.keep_count(keep), remove=remove,
+            sample=sample, mask=mask, layers=layers, tower=tower, classes=classes, template=template or [], data=data,
+            compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
+            batch_size=options.batch(batch_size),
+            skip_bad=skip_bad, force=force, push_to_hub=push_to_hub, private=private, progress=tick,
+        )  # fmt: skip
+    render.pruned(pruned, json=json, quiet=quiet)
+
+
+def finetune(
+    checkpoint: options.Checkpoint,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", metavar="D", help="Labelled training data; image–text pairs for lit."
+        ),
+    ],
+    out: options.RequiredOut,
+    val: Annotated[
+        str | None,
+        typer.Option("--val", metavar="D", help="Labelled data to report on after each epoch."),
+    ] = None,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe",
+            metavar="NAME|FILE",
+            help="imagenet, cifar100, sst2, lit, demo, scratch, or a .toml file.",
+        ),
+    ] = "imagenet",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a field of the recipe; repeatable."
+        ),
+    ] = None,
+    freeze: Annotated[
+        str | None,
+        typer.Option(
+            "--freeze",
+            metavar="PART",
+            help="mlp, attention, embedding, classifier; frozen MLPs make fusing exact.",
+        ),
+    ] = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
+    arch: options.Arch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", metavar="N", help="Instead of the recipe's.")
+    ] = None,
+    skip_bad: options.SkipBad = False,
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            "--save-every",
+            metavar="N",
+            help="Steps between resumable states; each epoch if not given.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")
+    ] = False,
+    force: options.Force = False,
+    push_to_hub: options.PushToHub = None,
+    private: options.Private = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Train a member, or an unpruned backbone, by a recipe.
+
+    CKPT may be init:timm:NAME,key=value… to start from random weights.
+    """
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.finetune import finetune as stage
+
+    with render.progress(quiet) as tick:
+        tuned = stage(
+            checkpoint, data=data, out=out, val=val, recipe=recipe, set=options.pairs(set_ or []), freeze=freeze, classes=classes, template=template or [], arch=arch,
+            limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad,
+            save_every=save_every, resume=resume, force=force, push_to_hub=push_to_hub, private=private, progress=tick,
+        )  # fmt: skip
+    render.finetuned(tuned, json=json, quiet=quiet)
+
+
+def fuse(
+    members: Annotated[
+        list[str], typer.Argument(metavar="M1 M2 ...", help="Members of one backbone, two or more.")
+    ],
+    out: options.RequiredOut,
+    mlp: Annotated[
+        str, typer.Option("--mlp", help="average (the paper's) or separate (exact).")
+    ] = "average",
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="D", help="Compare with the members on this data."),
+    ] = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            "--tolerance",
+            help="Largest mean difference of a class probability that --check accepts.",
+        ),
+    ] = 0.02,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    force: options.Force = False,
+    push_to_hub: options.PushToHub = None,
+    private: options.Private = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Fuse members into one hydra that runs all of them in a single pass."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.fuse import fuse as stage
+
+    with render.progress(quiet) as tick:
+        fused = stage(
+            members, out=out, mlp=mlp, check=check, classes=classes, template=template or [], tolerance=tolerance, limit=limit, seed=seed, device=device,
+            dtype=dtype, batch_size=options.batch(batch_size), force=force, push_to_hub=push_to_hub, private=private, progress=tick,
+        )  # fmt: skip
+    render.fused(fused, json=json, quiet=quiet)

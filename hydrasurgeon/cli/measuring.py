@@ -1,0 +1,203 @@
+"""The commands that measure and look at checkpoints, and take them elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hydrasurgeon.cli import options
+
+__all__ = ["bench", "compare", "evaluate", "export", "inspect", "schema"]
+
+
+def evaluate(
+    checkpoints: Annotated[
+        list[str] | None, typer.Argument(metavar="CKPT...", help="Checkpoints to compare.")
+    ] = None,
+    data: options.DataSets = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ood",
+            metavar="near:NAME=D",
+            help="Foreign data, near:NAME=D or far:NAME=D; repeatable.",
+        ),
+    ] = None,
+    shift: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shift",
+            metavar="NAME[:S]=D",
+            help="Labelled shifted data, of severity S; repeatable.",
+        ),
+    ] = None,
+    val: Annotated[
+        str | None,
+        typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on."),
+    ] = None,
+    classes: options.ClassSets = None,
+    template: options.Template = None,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Treat the checkpoints as one Deep Ensemble.")
+    ] = False,
+    temperature: Annotated[
+        str,
+        typer.Option(
+            "--temperature", metavar="fit|T", help="Temperature of the averaged prediction."
+        ),
+    ] = "1",
+    ood_score: Annotated[
+        str, typer.Option("--ood-score", help="msp, entropy, energy, max-logit or mi.")
+    ] = "msp",
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
+    ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option("--predictions", metavar="F", help="Write the logits as safetensors."),
+    ] = None,
+    predictions_in: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--predictions-in", metavar="F", help="Evaluate logits from such a file; repeatable."
+        ),
+    ] = None,
+    card: Annotated[
+        bool,
+        typer.Option(
+            "--card", help="Write each directory's own result into its model card, README.md."
+        ),
+    ] = False,
+    arch: options.Arch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    skip_bad: options.SkipBad = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Accuracy, calibration, OOD detection, diversity and cost, in one table.
+
+    Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
+    """
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.evaluate import evaluate as stage
+
+    with render.progress(quiet) as tick:
+        evaluation = stage(
+            checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes, template=template or [], ensemble=ensemble,
+            temperature=temperature, ood_score=ood_score, json=None if json == "-" else json, predictions=predictions,
+            predictions_in=predictions_in or [], card=card, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
+            batch_size=options.batch(batch_size), skip_bad=skip_bad, progress=tick,
+        )  # fmt: skip
+    render.evaluated(evaluation, json=json == "-", quiet=quiet)
+
+
+def bench(
+    checkpoints: options.Checkpoints,
+    vs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vs", metavar="M1 M2 ...", help="Members, run one after another for comparison."
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", metavar="CKPT", help="The single model that ratios refer to."),
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="N,N,…", help="Batch sizes.")] = "1,4,16",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="T,T,…", help="float32, bfloat16, float16.")
+    ] = "float32",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Measure under torch.compile.")
+    ] = False,
+    runs: Annotated[int, typer.Option("--runs", help="Interleaved runs behind each median.")] = 7,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="F", help="A picture of it, as .png or .svg."),
+    ] = None,
+    arch: options.Arch = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
+    ] = None,
+) -> None:
+    """Latency, throughput, memory and multiply-adds on this machine, all contenders measured in turn."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.bench import bench as stage
+
+    with render.progress(quiet) as tick:
+        found = stage(
+            checkpoints, vs=vs or [], backbone=backbone, batch=batch, dtype=dtype, compile=compile_, runs=runs,
+            plot=plot, force=force, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
+        )  # fmt: skip
+    render.benched(found, json=json == "-", quiet=quiet)
+
+
+def inspect(
+    checkpoint: options.Checkpoint,
+    arch: options.Arch = None,
+    json: options.Json = False,
+) -> None:
+    """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.inspect import inspect as stage
+
+    render.inspected(stage(checkpoint, arch=arch), json=json)
+
+
+def compare(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one of the same architecture.")],
+    json: options.Json = False,
+) -> None:
+    """How alike two selections of heads are: overlap for each layer and in all, Jensen–Shannon divergence."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.compare import compare as stage
+
+    render.compared(stage(a, b), json=json)
+
+
+def export(
+    checkpoint: options.Checkpoint,
+    format: Annotated[str, typer.Option("--format", help="onnx.")] = "onnx",
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--out", metavar="OUT", help="The .onnx file; else CKPT.onnx beside it."
+        ),
+    ] = None,
+    classes: options.Classes = None,
+    template: options.Template = None,
+    arch: options.Arch = None,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Write a model or a hydra as ONNX, checked in onnxruntime before the file is kept."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.export import export as stage
+
+    made = stage(
+        checkpoint, format=format, out=out, classes=classes, template=template or [], arch=arch, force=force,
+    )  # fmt: skip
+    render.exported(made, json=json)
+
+
+def schema() -> None:
+    """Print the manifest's JSON Schema."""
+    from hydrasurgeon import render
+    from hydrasurgeon.files.manifest import json_schema
+
+    render.raw(json_schema())

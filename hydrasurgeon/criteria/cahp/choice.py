@@ -1,0 +1,206 @@
+"""CAHP's choice of heads: cluster them by what they attend to, keep the weightiest of each cluster.
+
+Complementary Attention Head Pruning, after the maps have become points in the plane (criteria/cahp.py): for
+k = 2 … N−1 FasterPAM and the mean simplified silhouette, the knee of that curve as the number of clusters,
+the head of highest weight from each, and a layer left empty gets its weightiest head back. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrasurgeon.criteria.selection import movable
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.manifest import Manifest, Score
+from hydrasurgeon.heads import Head, Layers, count, drop, parse_layers
+from hydrasurgeon.lookup import need
+
+__all__ = ["Choice", "choose", "knee_of", "select", "silhouette"]
+
+Distances = NDArray[np.float64]
+DEGREE = 6
+# A polynomial through fewer points than this has no knee worth the name.
+FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which heads stay, and the clusters and the curve that say why."""
+
+    stay: tuple[Head, ...]
+    clusters: tuple[tuple[Head, ...], ...]
+    curve: tuple[tuple[int, float], ...]
+    """(number of clusters, mean simplified silhouette)."""
+    automatic: int
+    knee: bool
+    """False where the curve has no knee, and its highest point was taken instead."""
+
+
+def choose(
+    heads: Sequence[Head],
+    points: NDArray[np.float64],
+    weights: Sequence[float],
+    *,
+    clusters: int | None = None,
+) -> Choice:
+    """`clusters` clusters of `heads`, or as many as the curve's knee says."""
+    need("kmedoids", "kneed", purpose="CAHP")
+    distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=-1))
+    curve = []
+    for k in range(2, len(heads)):
+        labels, medoids = _medoids(distances, k)
+        curve.append((k, silhouette(distances, labels, medoids)))
+    automatic, knee = _automatic(curve, len(heads))
+    labels, _ = _medoids(distances, automatic if clusters is None else clusters)
+    groups = [[i for i, label in enumerate(labels) if label == c] for c in sorted(set(labels))]
+    stay = {max(group, key=lambda i: weights[i]) for group in groups}
+    for place in dict.fromkeys((head.tower, head.layer) for head in heads):
+        row = [i for i, head in enumerate(heads) if (head.tower, head.layer) == place]
+        if not stay.intersection(row):
+            stay.add(max(row, key=lambda i: weights[i]))
+    return Choice(
+        stay=tuple(heads[i] for i in sorted(stay)),
+        clusters=tuple(tuple(heads[i] for i in group) for group in sorted(groups)),
+        curve=tuple(curve),
+        automatic=automatic,
+        knee=knee,
+    )
+
+
+def _medoids(distances: Distances, k: int) -> tuple[list[int], list[int]]:
+    """FasterPAM's labels and medoids; from a greedy start, so that nothing is drawn by chance."""
+    import kmedoids
+
+    if k >= len(distances):
+        return list(range(len(distances))), list(range(len(distances)))
+    found = kmedoids.fasterpam(distances, k, init="build", n_cpu=1)
+    return [int(label) for label in found.labels], [int(m) for m in found.medoids]
+
+
+def silhouette(distances: Distances, labels: Sequence[int], medoids: Sequence[int]) -> float:
+    """Mean of (b − a)/max(a, b): a to the own medoid, b to the others on average."""
+    if len(medoids) < 2:  # equal points make fewer clusters than were asked for
+        return 0.0
+    to = distances[:, list(medoids)]
+    own = to[np.arange(len(to)), list(labels)]
+    other = (to.sum(axis=1) - own) / (len(medoids) - 1)
+    larger = np.maximum(own, other)
+    return float(np.mean(np.divide(other - own, larger, out=np.zeros_like(own), where=larger > 0)))
+
+
+def _automatic(curve: Sequence[tuple[int, float]], heads: int) -> tuple[int, bool]:
+    """The knee; the curve's highest point where there is none; all heads where there is no curve."""
+    if not curve:
+        return heads, False
+    knee = knee_of([k for k, _ in curve], [height for _, height in curve])
+    if knee is not None:
+        return knee, True
+    return max(curve, key=lambda point: point[1])[0], False
+
+
+def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
+    """Kneedle on a polynomial of degree 6, concave and increasing; None where it finds nothing."""
+    from kneed import KneeLocator
+
+    if len(ks) < FEWEST or max(heights) <= min(heights):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a missing knee is an answer here, not a warning
+        found = KneeLocator(
+            ks,
+            heights,
+            curve="concave",
+            direction="increasing",
+            interp_method="polynomial",
+            polynomial_degree=min(DEGREE, len(ks) - 2),
+        ).knee
+    # At the first point it only says that the curve starts out below its chord: bent the wrong way, or falling.
+    return None if found is None or found == ks[0] else int(found)
+
+
+def select(
+    manifest: Manifest,
+    score: Score,
+    *,
+    keep: int | str | None = None,
+    remove: int | None = None,
+    layers: str | None = None,
+    tower: str | None = None,
+) -> dict[str, Layers]:
+    """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`."""
+    assert manifest.kept is not None
+    assert score.values is not None
+    candidates = movable(manifest, score, layers=layers, tower=tower)
+    chosen = parse_layers(layers, max(manifest.towers[name].layers for name in score.values))
+    placed = {Head(t, layer, h): (x, y) for t, layer, h, x, y in score.settings.get("points", ())}
+    unknown = [head for head in candidates if head not in placed]
+    if unknown:
+        raise SurgeryError(
+            f"the cahp scores do not cover {_named(unknown[0])}",
+            hint="Score again with this version.",
+        )
+    clusters = _clusters(candidates, keep, remove)
+    settings = score.settings
+    as_recorded = (
+        settings.get("clusters_from") == "auto"
+        and set(settings.get("layers", ())) == chosen
+        and len(placed) == len(candidates)
+    )
+    if clusters is None and as_recorded:
+        return {tower: tuple(map(tuple, rows)) for tower, rows in settings["kept"].items()}
+    values = score.values
+    choice = choose(
+        candidates,
+        np.array([placed[head] for head in candidates]).reshape(-1, 2),
+        [values[head.tower][head.layer][head.number] for head in candidates],
+        clusters=clusters,
+    )
+    left = drop(manifest.kept, set(candidates) - set(choice.stay))
+    if count(left) == 0:
+        raise SurgeryError("no head would be left anywhere", hint="Keep more heads.")
+    return left
+
+
+def _clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | None) -> int | None:
+    layers = len({(head.tower, head.layer) for head in candidates})
+    if keep == "auto":
+        return None
+    if remove is not None:
+        wanted, said = len(candidates) - remove, f"--remove {remove}"
+    elif keep is not None:
+        wanted, said = int(keep) * layers, f"--keep {keep}"
+    else:
+        raise UsageError(
+            "cahp clusters heads, it does not order them: --sample has nothing to draw from",
+            hint="Give --keep auto, --keep K or --remove N.",
+        )
+    if not 0 < wanted <= len(candidates) or remove == 0:
+        raise SurgeryError(
+            f"{said}: makes {wanted} clusters of {len(candidates)} heads in {layers} layers",
+            hint=f"There can be 1 to {len(candidates)}.",
+        )
+    return wanted
+
+
+def described(
+    choice: Choice, points: Mapping[Head, tuple[float, float]], *, auto: bool
+) -> dict[str, Any]:
+    """What the manifest keeps of a choice: enough to choose again without the model."""
+    return {
+        "automatic": choice.automatic,
+        "knee": choice.knee,
+        "clusters_from": "auto" if auto else len(choice.clusters),
+        "clusters": [[list(head) for head in group] for group in choice.clusters],
+        "curve": [[k, round(height, 6)] for k, height in choice.curve],
+        "points": [[*head, x, y] for head, (x, y) in points.items()],
+    }
+
+
+def _named(head: Head) -> str:
+    return f"head {head.number} of {head.tower} layer {head.layer}"

@@ -1,0 +1,276 @@
+"""CAHP: heads as points, near each other where their attention maps separate the classes alike.
+
+Each head's map over the real tokens becomes 32×32 numbers; per class c they have means μ and variances s.
+For each pair of classes and each number, B = ¼(μ₁−μ₂)²/(s₁+s₂) + ½ ln((s₁+s₂)/(2√(s₁s₂))) and the
+Jeffries–Matusita distance 2(1 − e^−B); all pairs together are the head's row, and t-SNE lays the rows out in the
+plane. A head's weight is the mean |∂L/∂m_h|, L a batch's mean cross-entropy and m_h the factor on its output.
+What is chosen from that is in choice.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate
+
+from hydrasurgeon.anatomy.hooks import masked
+from hydrasurgeon.anatomy.layers import run_block
+from hydrasurgeon.anatomy.maps import attention_maps, heads_from_maps, real_tokens
+from hydrasurgeon.criteria.base import Subject, Verdict
+from hydrasurgeon.criteria.cahp.choice import choose, described
+from hydrasurgeon.errors import DataError, SurgeryError
+from hydrasurgeon.families import backend
+from hydrasurgeon.families.base import Anatomy, Attention
+from hydrasurgeon.heads import Head, count, drop
+from hydrasurgeon.lookup import need
+
+__all__ = ["ClassMoments", "jeffries_matusita", "layout", "score"]
+
+EDGE = 32
+FLOOR = 1e-6
+PERPLEXITY, ITERATIONS = 10, 1000
+# Statistics are held for so many classes; from more, so many are drawn by the seed.
+MOST_CLASSES = 64
+# The authors weigh heads on a quarter of the batches: every fourth, since data may be sorted by class.
+WEIGH_EVERY = 4
+
+Array = NDArray[np.float64]
+
+
+def score(subject: Subject) -> Verdict:
+    need("sklearn", "kmedoids", "kneed", purpose="--method cahp")
+    model, sites = subject.load()
+    model.requires_grad_(False)
+    manifest = subject.checkpoint.manifest
+    assert manifest.kept is not None
+    anatomy = backend(manifest.model.family).anatomy(model)
+    _check_reach(subject.towers, anatomy)
+    heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
+    classes = _classes(manifest.model.num_classes, subject.seed)
+    moments = ClassMoments(len(heads), classes)
+    weights = torch.zeros(len(heads), dtype=torch.float64)
+    weighed = 0
+    for i, (inputs, labels) in enumerate(subject.batches("attention maps")):
+        if i == 0:
+            _check_maps(model, anatomy, inputs)
+        _observe(anatomy, inputs, labels.cpu().numpy(), moments)
+        if i % WEIGH_EVERY == 0:
+            weights += _mask_gradients(model, sites, inputs, labels)
+            weighed += 1
+    means, variances = moments.finish()
+    points = layout(jeffries_matusita(means, variances), seed=subject.seed)
+    shares = _min_max((weights / weighed).numpy())
+    movable = [i for i, head in enumerate(heads) if head.layer in subject.layers]
+    places = len({(heads[i].tower, heads[i].layer) for i in movable})
+    clusters = None if subject.keep is None else subject.keep * places
+    if clusters is not None and clusters > len(movable):
+        raise SurgeryError(
+            f"--keep {subject.keep}: there are only {len(movable)} heads in {places} layers",
+            hint=f"Keep at most {len(movable) // places}.",
+        )
+    choice = choose(
+        [heads[i] for i in movable],
+        points[movable],
+        [float(shares[i]) for i in movable],
+        clusters=clusters,
+    )
+    placed = {head: (float(x), float(y)) for head, (x, y) in zip(heads, points, strict=True)}
+    kept = drop(manifest.kept, {heads[i] for i in movable} - set(choice.stay))
+    settings = described(choice, placed, auto=clusters is None) | {
+        "kept": {tower: [list(row) for row in rows] for tower, rows in kept.items()},
+        "count": count(kept),
+        "layers": sorted(subject.layers),
+        "classes": [int(c) for c in moments.used],
+        "seed": subject.seed,
+    }
+    found = iter(shares.tolist())
+    return Verdict({(s.tower, s.layer): [next(found) for _ in s.heads] for s in sites}, settings)
+
+
+def _check_reach(towers: Sequence[str], anatomy: Anatomy) -> None:
+    reached = {block.attention.tower for block in anatomy.blocks}
+    for tower in towers:
+        if tower not in reached:
+            raise SurgeryError(
+                f"the attention maps of tower {tower} cannot be read: no data runs through it",
+                hint=f"Use another --method, or --tower {' or '.join(sorted(reached))}.",
+            )
+
+
+def _classes(count: int, seed: int) -> list[int]:
+    if count <= MOST_CLASSES:
+        return list(range(count))
+    drawn = np.random.default_rng(seed).permutation(count)[:MOST_CLASSES]
+    return sorted(int(c) for c in drawn)
+
+
+@torch.no_grad()
+def _check_maps(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
+    """Maps times values must be what the model itself gives W_O; else these are not the model's maps."""
+    seen: dict[int, Tensor] = {}
+
+    def note(layer: int) -> Callable[..., None]:
+        return lambda _, args: seen.update({layer: args[0]})
+
+    hooks = [
+        block.attention.out.register_forward_pre_hook(note(layer))
+        for layer, block in enumerate(anatomy.blocks)
+    ]
+    try:
+        model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer, hidden, site, bias, real in _walk(anatomy, inputs):
+        if not site.heads:
+            continue
+        ours, theirs = heads_from_maps(site, hidden, bias).float(), seen.get(layer)
+        size = 0.0 if theirs is None else float(theirs[real].float().abs().max())
+        if theirs is None or float((ours - theirs.float())[real].abs().max()) > 0.05 * size + 1e-6:
+            raise SurgeryError(
+                f"the attention maps of {site.tower} layer {site.layer} cannot be read: "
+                "softmax(q kᵀ) v is not what its output projection is given",
+                hint="CAHP needs plain softmax attention: use another --method.",
+            )
+
+
+def _walk(anatomy: Anatomy, inputs: Any) -> Any:
+    """Layer, what its attention is given, the site, the bias and the real tokens; one after the other."""
+    stack = anatomy.embed(inputs)
+    hidden, real = stack.hidden, real_tokens(stack)
+    for layer, block in enumerate(anatomy.blocks):
+        given = block.norm1(hidden) if block.prenorm else hidden
+        yield layer, given, block.attention, stack.bias, real
+        hidden = run_block(block, hidden, stack.bias)
+
+
+@torch.no_grad()
+def _observe(
+    anatomy: Anatomy, inputs: Any, labels: NDArray[np.int64], moments: ClassMoments
+) -> None:
+    """One batch's maps, each over its own real tokens, resized and added up by class."""
+    rows: list[Tensor] = []
+    for _, hidden, site, bias, real in _walk(anatomy, inputs):
+        if site.heads:
+            rows.append(_resized(attention_maps(site, hidden, bias), real).cpu())
+    moments.add(torch.cat(rows, dim=1).numpy(), labels)
+
+
+def _resized(maps: Tensor, real: Tensor) -> Tensor:
+    """[batch, head, token, token] → [batch, head, 1024], bilinearly, without the padding."""
+
+    def resize(square: Tensor) -> Tensor:
+        size = (EDGE, EDGE)
+        return interpolate(square, size=size, mode="bilinear", align_corners=False).flatten(-2)
+
+    if bool(real.all()):
+        return resize(maps)
+    each = [resize(m[None, :, keep][..., keep]) for m, keep in zip(maps, real, strict=True)]
+    return torch.cat(each)
+
+
+def _mask_gradients(
+    model: nn.Module, sites: Sequence[Attention], inputs: Any, labels: Tensor
+) -> Tensor:
+    """|∂L/∂m_h| of one batch, over all heads."""
+    masks = {
+        (s.tower, s.layer): torch.ones(len(s.heads), device=labels.device, requires_grad=True)
+        for s in sites
+        if s.heads
+    }
+    with masked(sites, masks):
+        cross_entropy(model(inputs).float(), labels).backward()
+    return torch.cat(
+        [mask.grad.abs().double().cpu() for mask in masks.values() if mask.grad is not None]
+    )
+
+
+class ClassMoments:
+    """Streaming sums per head, class and number; mean and unbiased variance at the end."""
+
+    def __init__(self, heads: int, classes: Sequence[int], width: int = EDGE * EDGE) -> None:
+        self.classes = list(classes)
+        self.row = {c: i for i, c in enumerate(self.classes)}
+        self.counts = np.zeros(len(self.classes), dtype=np.int64)
+        self.sums = np.zeros((len(self.classes), heads, width))
+        self.squares = np.zeros_like(self.sums)
+        self.used: list[int] = []
+
+    def add(self, maps: NDArray[Any], labels: NDArray[np.int64]) -> None:
+        for label in np.unique(labels):
+            if (at := self.row.get(int(label))) is not None:
+                mine = maps[labels == label].astype(np.float64)
+                self.counts[at] += len(mine)
+                self.sums[at] += mine.sum(axis=0)
+                self.squares[at] += np.square(mine).sum(axis=0)
+
+    def finish(self) -> tuple[Array, Array]:
+        """[class, head, number] of the classes that have two samples, whose numbers are in `used`."""
+        enough = np.flatnonzero(self.counts > 1)
+        self.used = [self.classes[i] for i in enough]
+        if len(enough) < 2:
+            raise DataError(
+                "CAHP compares classes: the data holds two samples of fewer than two of them",
+                hint="Give more data, or a higher --limit.",
+            )
+        n = self.counts[enough, None, None]
+        means = self.sums[enough] / n
+        variances: Array = (self.squares[enough] - n * np.square(means)) / (n - 1)
+        return means, np.maximum(variances, FLOOR)
+
+
+def jeffries_matusita(means: Array, variances: Array) -> Array:
+    """Euclidean distances between the heads' rows; the pairs of classes pass one at a time."""
+    heads = means.shape[1]
+    squared = np.zeros((heads, heads))
+    for one, two in itertools.combinations(range(len(means)), 2):
+        both = variances[one] + variances[two]
+        apart = 0.25 * np.square(means[one] - means[two]) / both
+        apart += 0.5 * np.log(both / (2 * np.sqrt(variances[one] * variances[two])))
+        row = 2 * (1 - np.exp(-apart))
+        row -= row.mean(axis=0)  # distances do not notice, and their rounding gains
+        norms = np.square(row).sum(axis=1)
+        squared += norms[:, None] + norms[None] - 2 * row @ row.T
+    np.fill_diagonal(squared, 0)
+    distances: Array = np.sqrt(np.maximum(squared, 0))
+    return distances
+
+
+def layout(distances: Array, *, seed: int) -> Array:
+    """t-SNE in the plane, from the distances' two principal coordinates."""
+    heads = len(distances)
+    if heads < 3 or not distances.any():
+        line: Array = np.zeros((heads, 2))
+        line[:, 0] = np.arange(heads) * float(distances.any())
+        return line
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    centred = np.eye(heads) - 1 / heads
+    values, vectors = np.linalg.eigh(-0.5 * centred @ np.square(distances) @ centred)
+    start = vectors[:, [-1, -2]] * np.sqrt(np.maximum(values[[-1, -2]], 0))
+    start *= np.sign(start[np.abs(start).argmax(axis=0), [0, 1]])
+    spread = start[:, 0].std()
+    tsne = TSNE(
+        perplexity=min(PERPLEXITY, heads - 1),
+        max_iter=ITERATIONS,
+        metric="precomputed",
+        init=(start / spread * 1e-4 if spread > 0 else start).astype(np.float32),
+        random_state=seed,
+    )
+    # One thread: sums that several threads share come out differently each time, and t-SNE makes much of it.
+    with threadpool_limits(1):
+        found = tsne.fit_transform(distances)
+    points: Array = np.round(found.astype(np.float64), 4)
+    return points
+
+
+def _min_max(weights: Array) -> Array:
+    low, high = weights.min(), weights.max()
+    return (weights - low) / (high - low) if high > low else np.ones_like(weights)

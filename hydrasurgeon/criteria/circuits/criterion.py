@@ -1,0 +1,138 @@
+"""Circuit: the greedy order in which heads can go, by accuracy, OOD separability or their mean (paper D.1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from hydrasurgeon.criteria.base import CircuitOptions, Removal, Subject
+from hydrasurgeon.criteria.circuits.greedy import extract
+from hydrasurgeon.criteria.circuits.inputs import Held
+from hydrasurgeon.criteria.circuits.objective import Objective
+from hydrasurgeon.criteria.circuits.problem import Problem, Search
+from hydrasurgeon.criteria.circuits.state import State
+from hydrasurgeon.criteria.circuits.two_towers import numbered
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.families import backend
+from hydrasurgeon.heads import Head
+from hydrasurgeon.runtime.processes import joined
+
+__all__ = ["SEARCHES", "score"]
+
+SEARCHES = {
+    "exact": "hydrasurgeon.criteria.circuits.exact:Exact",
+    "fast": "hydrasurgeon.criteria.circuits.fast:Fast",
+    "naive": "hydrasurgeon.criteria.circuits.naive:Naive",
+}
+FEW = 100
+"""Below so many ID samples a single one moves accuracy by a percent or more."""
+TOGETHER = {"cpu": 64, "cuda": 4096}
+"""Sequences that run at once: few stay in a CPU's cache, many fill a GPU."""
+
+
+def score(subject: Subject) -> Removal:
+    options = subject.circuit
+    assert options is not None
+    module, sites = subject.load()
+    candidates = tuple(
+        Head(site.tower, site.layer, number)
+        for site in sites
+        if site.layer in subject.layers
+        for number in site.heads
+    )
+    anatomy = backend(subject.checkpoint.manifest.model.family).anatomy(module)
+    reached = {block.attention.tower for block in anatomy.blocks}
+    beyond = sorted({head.tower for head in candidates} - reached)
+    if beyond and anatomy.prompted is None:
+        raise SurgeryError(
+            f"--method circuit: no inputs run through tower {beyond[0]}",
+            hint=f"Search the other one: --tower {' or '.join(sorted(reached))}.",
+        )
+    budget = _budget(options, subject, candidates)
+    with joined() as world:
+        batches = list(subject.batches("reading"))
+        foreign = list(subject.foreign("reading OOD")) if options.objective != "acc" else []
+        first = next(module.parameters())
+        id_inputs = Held.of([inputs for inputs, _ in batches], first.device, first.dtype)
+        ood_inputs = Held.of(foreign, first.device, first.dtype)
+        if beyond:
+            id_inputs, ood_inputs = numbered(id_inputs, ood_inputs)
+        problem = Problem(
+            module=module,
+            anatomy=anatomy,
+            id_inputs=id_inputs,
+            labels=torch.cat([labels for _, labels in batches]).cpu(),
+            ood_inputs=ood_inputs,
+            objective=Objective(options.objective, len(id_inputs), len(ood_inputs)),
+            candidates=candidates,
+            batch_size=subject.batch_size,
+            together=max(subject.batch_size, TOGETHER.get(first.device.type, 64)),
+            world=world,
+        )
+        state = None
+        if options.state is not None:
+            state = State(options.state, {**options.identity, "budget": budget})
+        circuit = extract(
+            problem, _search(options.search), budget=budget, state=state, progress=subject.progress
+        )
+    settings: dict[str, Any] = {
+        "objective": options.objective,
+        "search": options.search,
+        "guarantee": circuit.guarantee,
+        "removed": budget,
+        "candidates": len(candidates),
+        "start": circuit.start,
+        "counts": circuit.counts,
+    }
+    if notes := _notes(problem):
+        settings["notes"] = notes
+    return Removal(circuit.order, circuit.trace, settings)
+
+
+def _search(name: str) -> Callable[[Problem], Search]:
+    if name not in SEARCHES:
+        raise UsageError(
+            f"--search {name}: no such search", hint=f"Available: {', '.join(SEARCHES)}."
+        )
+    module, attribute = SEARCHES[name].split(":")
+    found: Callable[[Problem], Search] = getattr(import_module(module), attribute)
+    return found
+
+
+def _budget(options: CircuitOptions, subject: Subject, candidates: tuple[Head, ...]) -> int:
+    """How many heads go; without a number, all but one."""
+    layers = len({(head.tower, head.layer) for head in candidates})
+    if options.remove is not None:
+        budget, given = options.remove, f"--remove {options.remove}"
+    elif subject.keep is not None:
+        budget, given = len(candidates) - subject.keep * layers, f"--keep {subject.keep}"
+    else:
+        budget, given = len(candidates) - 1, "all but one"
+    if budget >= len(candidates):
+        raise SurgeryError(
+            f"{given}: only {len(candidates)} heads are candidates, and one must stay",
+            hint=f"Remove at most {len(candidates) - 1}.",
+        )
+    if budget < 1:
+        raise SurgeryError(
+            f"{given}: nothing to remove from {len(candidates)} candidate heads",
+            hint="Keep fewer heads, or give --remove N.",
+        )
+    return budget
+
+
+def _notes(problem: Problem) -> list[str]:
+    rows, heads = problem.objective.id_rows, len(problem.candidates)
+    notes = []
+    if rows < max(FEW, heads):
+        notes.append(
+            f"{rows} ID samples cannot rank {heads} heads: accuracy moves in steps of {1 / rows:.2g}, "
+            "and equal heads go by their number"
+        )
+    few = problem.objective.ood_rows
+    if problem.objective.needs_ood and few < FEW:
+        notes.append(f"{few} OOD samples are few: the AUROC depends on which they are")
+    return notes

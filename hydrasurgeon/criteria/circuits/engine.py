@@ -1,0 +1,250 @@
+"""Many one-head removals in one pass: what they have in common runs once (paper D.1.2, the same numbers for less).
+
+A removal in layer l leaves all layers before it as they are, so candidates branch off the present circuit
+where they differ from it. Within a layer they share one attention pass: W_O acts on each head by itself,
+
+    MHA without h = MHA − Z_h W_O,h
+
+and in the last layer only the tokens that the classifier reads are computed. Heads that are gone are cut
+out of the weights instead of being masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from hydrasurgeon.families.base import Anatomy, Block
+from hydrasurgeon.heads import Head, positions
+from hydrasurgeon.slicing import HeadTensor, take_heads
+
+__all__ = ["Engine", "Work"]
+
+Hidden = Float[Tensor, "batch token embed"]
+SHORT = 64
+"""So many tokens are few: the fused kernel's set-up for each head then costs more than the attention."""
+LARGE = 60.0
+"""exp of this, and of its negative, are far from float32's limits."""
+
+
+@dataclass
+class Work:
+    """What ran, in samples × layers."""
+
+    layers: int = 0
+    """Whole layers."""
+    parts: int = 0
+    """Layers of which only a part ran: behind the shared attention, or for the classifier's token alone."""
+
+
+class Engine:
+    """A live model without the heads removed so far, and each of its candidates."""
+
+    def __init__(self, anatomy: Anatomy, *, together: int) -> None:
+        self.anatomy = anatomy
+        self.together = together
+        """How many sequences run at once."""
+        self.work = Work()
+        self._layers = [_Layer(block) for block in anatomy.blocks]
+
+    def remove(self, heads: Sequence[Head]) -> None:
+        """The present circuit is the model without these heads."""
+        for layer in self._layers:
+            layer.remove(heads)
+
+    def present(self, inputs: Any) -> Float[Tensor, "batch klass"]:
+        """Logits of the present circuit."""
+        stack = self.anatomy.embed(inputs)
+        return self._finish(stack.hidden, stack.bias, 0)
+
+    def without_each(
+        self, inputs: Any, candidates: Sequence[Head]
+    ) -> Float[Tensor, "candidate batch klass"]:
+        """Logits of the present circuit without each of these heads."""
+        stack = self.anatomy.embed(inputs)
+        hidden, bias = stack.hidden, stack.bias
+        branching = self._by_layer(candidates)
+        found: dict[Head, Tensor] = {}
+        for at, layer in enumerate(self._layers[: max(branching) + 1]):
+            one = self._one_token_at(at)
+            heads, summed = layer.attention(hidden, bias, one)
+            for group in self._groups(branching.get(at, ()), len(hidden)):
+                self.work.parts += len(group) * len(hidden)
+                less = layer.without_each(heads, summed, group)
+                logits = self._finish(layer.transform(less.flatten(0, 1)), bias, at + 1)
+                found.update(zip(group, logits.unflatten(0, (len(group), -1)), strict=True))
+            if at < max(branching):
+                self._count(at, len(hidden))
+                hidden = layer.transform(summed)
+        return torch.stack([found[head] for head in candidates])
+
+    def _finish(self, hidden: Hidden, bias: Tensor | None, start: int) -> Float[Tensor, "b klass"]:
+        """The layers from `start` on, and the classifier."""
+        for at, layer in enumerate(self._layers[start:], start):
+            one = self._one_token_at(at)
+            self._count(at, len(hidden))
+            hidden = layer.transform(layer.attention(hidden, bias, one)[1])
+        return self.anatomy.readout(hidden)
+
+    def _one_token_at(self, layer: int) -> bool:
+        """Whether of this layer's output only the first token is read."""
+        return self.anatomy.reads == 1 and layer == len(self._layers) - 1
+
+    def _count(self, layer: int, sequences: int) -> None:
+        if self._one_token_at(layer):
+            self.work.parts += sequences
+        else:
+            self.work.layers += sequences
+
+    def _by_layer(self, candidates: Sequence[Head]) -> Mapping[int, list[Head]]:
+        where: dict[int, list[Head]] = {}
+        places = {(layer.site.tower, layer.site.layer): at for at, layer in enumerate(self._layers)}
+        for head in candidates:
+            where.setdefault(places[head.tower, head.layer], []).append(head)
+        return where
+
+    def _groups(self, heads: Sequence[Head], batch: int) -> Iterator[Sequence[Head]]:
+        size = max(1, self.together // batch)
+        for start in range(0, len(heads), size):
+            yield heads[start : start + size]
+
+
+class _Layer:
+    """One layer with the weights of the heads it still has, q, k and v in one matrix."""
+
+    def __init__(self, block: Block) -> None:
+        self.block, self.site = block, block.attention
+        self.remove(())
+
+    def remove(self, heads: Sequence[Head]) -> None:
+        site = self.site
+        gone = {h.number for h in heads if (h.tower, h.layer) == (site.tower, site.layer)}
+        self.heads = [number for number in site.heads if number not in gone]
+        at = positions(site.heads, self.heads)
+        blocks = 3 if len(site.project) == 1 else 1
+
+        def rows(name: str) -> Tensor | None:
+            parts = [getattr(project, name) for project in site.project]
+            if any(part is None for part in parts):
+                parts = [
+                    part if part is not None else project.weight.new_zeros(project.out_features)
+                    for part, project in zip(parts, site.project, strict=True)
+                ] if any(part is not None for part in parts) else []  # fmt: skip
+            if not parts:
+                return None
+            spec = HeadTensor(name, axis=0, blocks=blocks)
+            return torch.cat(
+                [take_heads(part, at, spec=spec, head_dim=site.head_dim) for part in parts]
+            )
+
+        weight, self.bias = rows("weight"), rows("bias")
+        assert weight is not None
+        self.weight = weight
+        spec = HeadTensor("out", axis=1)
+        self.out = take_heads(site.out.weight, at, spec=spec, head_dim=site.head_dim).contiguous()
+        # What the residual branch gets of each head: its rows of W_O, scaled as the branch scales them.
+        self.outs = self.block.scale1(self.out.T.contiguous()).unflatten(0, (-1, site.head_dim))
+
+    def attention(
+        self, hidden: Hidden, bias: Tensor | None, one: bool
+    ) -> tuple[Float[Tensor, "batch head token head_dim"], Hidden]:
+        """Every head's output, and the residual stream with all of them; the first token's only if `one`."""
+        x = self.block.norm1(hidden) if self.block.prenorm else hidden
+        if not self.heads:
+            heads = x.new_zeros(len(x), 0, 1 if one else x.shape[1], self.site.head_dim)
+        elif one:
+            heads = self._first_token(x, bias)
+        else:
+            heads = self._all_tokens(x, bias)
+        attended = linear(heads.transpose(1, 2).flatten(2), self.out, self.site.out.bias)
+        return heads, (hidden[:, :1] if one else hidden) + self.block.scale1(attended)
+
+    def _all_tokens(self, x: Hidden, bias: Tensor | None) -> Tensor:
+        site = self.site
+        packed = linear(x, self.weight, self.bias).unflatten(-1, (3, -1, site.head_dim))
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, mask = site.q_norm(q), site.k_norm(k), self._bias(bias, len(x))
+        if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] <= SHORT:
+            heads = _short(q * site.scale, k, v, mask)
+            if heads is not None:
+                return heads
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)
+
+    def _first_token(self, x: Hidden, bias: Tensor | None) -> Tensor:
+        """One query needs no keys and values of its own: q·(W_K x) = (q W_K)·x and Σ a (W_V x) = W_V (Σ a x).
+
+        The key's bias adds the same to all tokens, which softmax does not see.
+        """
+        site = self.site
+        wq, wk, wv = self.weight.unflatten(0, (3, -1, site.head_dim)).unbind(0)
+        bq, bk, bv = (
+            (None, None, None)
+            if self.bias is None
+            else self.bias.unflatten(0, (3, -1, site.head_dim)).unbind(0)
+        )
+        flat = None if bq is None else bq.flatten()
+        q = linear(x[:, 0], wq.flatten(0, 1), flat).unflatten(-1, (-1, site.head_dim))
+        q = site.q_norm(q) * site.scale
+        if isinstance(site.k_norm, nn.Identity):
+            asked = torch.bmm(q.transpose(0, 1), wk).transpose(0, 1)
+            logits = torch.bmm(asked, x.transpose(1, 2))
+        else:
+            k = linear(x, wk.flatten(0, 1), None if bk is None else bk.flatten())
+            k = site.k_norm(k.unflatten(-1, (-1, site.head_dim)).transpose(1, 2))
+            logits = (q[:, :, None] @ k.transpose(2, 3)).squeeze(2)
+        if bias is not None:
+            mask = self._bias(bias, len(x))
+            assert mask is not None
+            logits = logits + mask[:, :, 0]
+        read = torch.bmm(logits.softmax(dim=-1), x)
+        heads = torch.bmm(read.transpose(0, 1), wv.transpose(1, 2)).transpose(0, 1)
+        return (heads if bv is None else heads + bv)[:, :, None]
+
+    def _bias(self, bias: Tensor | None, batch: int) -> Tensor | None:
+        """The mask of a batch for these heads, and for several candidates on that batch, one after another."""
+        if bias is not None and bias.shape[1] > 1:
+            bias = bias[:, self.heads]
+        if bias is None or bias.shape[0] in (1, batch):
+            return bias
+        return bias.repeat(batch // bias.shape[0], 1, 1, 1)
+
+    def without_each(
+        self, heads: Float[Tensor, "batch head token head_dim"], summed: Hidden, of: Sequence[Head]
+    ) -> Float[Tensor, "candidate batch token embed"]:
+        """The residual stream less Z_h W_O,h, for each of these heads."""
+        at = positions(self.heads, [head.number for head in of])
+        every = summed.flatten(0, 1)
+        less = [torch.addmm(every, heads[:, i].flatten(0, 1), self.outs[i], alpha=-1) for i in at]
+        return torch.stack(less).unflatten(1, summed.shape[:2])
+
+    def transform(self, summed: Hidden) -> Hidden:
+        """The rest of the layer, from the residual stream behind its attention on."""
+        block = self.block
+        if block.prenorm:
+            return summed + block.scale2(block.mlp(block.norm2(summed)))
+        hidden = block.norm1(summed)
+        return block.norm2(hidden + block.scale2(block.mlp(hidden)))
+
+
+def _short(
+    q: Float[Tensor, "batch head token head_dim"],
+    k: Float[Tensor, "batch head token head_dim"],
+    v: Float[Tensor, "batch head token head_dim"],
+    mask: Tensor | None,
+) -> Float[Tensor, "batch head token head_dim"] | None:
+    """softmax(q·k) v without the pass that looks for each row's largest logit; None where that is not safe."""
+    logits = q @ k.transpose(2, 3)
+    if mask is not None:
+        logits += mask
+    if float(logits.amax()) > LARGE:
+        return None
+    weights = logits.exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    return (weights @ v) / total if float(total.amin()) > exp(-LARGE) else None

@@ -1,0 +1,86 @@
+"""What every search is given, and what each of its rounds gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hydrasurgeon.criteria.circuits.inputs import Held
+from hydrasurgeon.criteria.circuits.objective import Objective
+from hydrasurgeon.families.base import Anatomy, Attention
+from hydrasurgeon.heads import Head
+from hydrasurgeon.runtime.processes import World
+
+__all__ = ["Found", "Problem", "Search"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, its data and what is to be found."""
+
+    module: nn.Module
+    anatomy: Anatomy
+    id_inputs: Held
+    labels: Tensor
+    ood_inputs: Held
+    objective: Objective
+    candidates: tuple[Head, ...]
+    """In the order in which ties are decided."""
+    batch_size: int
+    together: int
+    """How many sequences fill the device."""
+    world: World = field(default_factory=World)
+    tick: Callable[[float], None] = lambda _: None
+    """Told what share of the round is done."""
+
+    @property
+    def sites(self) -> tuple[Attention, ...]:
+        return self.anatomy.sites
+
+    @property
+    def precise(self) -> bool:
+        """Whether rounding is small enough to be bounded."""
+        return self.id_inputs.dtype in (torch.float32, torch.float64)
+
+    @property
+    def lengths(self) -> tuple[Tensor | None, Tensor | None]:
+        """How long ID and OOD texts are."""
+        return self.id_inputs.lengths, self.ood_inputs.lengths
+
+    def left(self, removed: Sequence[Head]) -> list[Head]:
+        gone = set(removed)
+        return [head for head in self.candidates if head not in gone]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome of one round."""
+
+    head: Head
+    score: float
+
+
+class Search(Protocol):
+    """One way to find the head that is missed least, given those that are gone."""
+
+    guarantee: str
+
+    def start(self) -> float:
+        """The objective before anything is removed."""
+        ...
+
+    def next(self, removed: Sequence[Head]) -> Found: ...
+
+    def counts(self) -> dict[str, Any]:
+        """What was computed so far, for the manifest."""
+        ...
+
+    def memory(self) -> dict[str, Any]:
+        """What the next round needs besides the heads removed so far; plain JSON."""
+        ...
+
+    def recall(self, memory: dict[str, Any]) -> None: ...

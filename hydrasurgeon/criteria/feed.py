@@ -1,0 +1,125 @@
+"""What a criterion is fed: a live model, and the batches that run through it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.run import Progress
+
+__all__ = ["Feed", "NoData"]
+
+
+class NoData:
+    """For criteria that run nothing."""
+
+    rows = 0
+    batch_size = 0
+    records: tuple[DataRecord, ...] = ()
+
+    def load(self) -> Any:
+        raise AssertionError("this criterion was declared to need no model")
+
+    def batches(self, name: str) -> Iterable[Any]:
+        raise AssertionError("this criterion was declared to need no data")
+
+    foreign_batches = batches
+
+
+@dataclass
+class Feed:
+    """A live model and the batches that run through it."""
+
+    module: Any
+    sites: tuple[Any, ...]
+    loader: Any
+    rows: int
+    records: tuple[DataRecord, ...]
+    device: Any
+    dtype: Any
+    progress: Progress | None
+    batch_size: int = 64
+    foreign: tuple[Any, ...] = field(default=())
+
+    @classmethod
+    def open(
+        cls,
+        checkpoint: Checkpoint,
+        data: str | None,
+        ood: Sequence[str],
+        *,
+        method: str,
+        towers: Sequence[str],
+        limit: int | None,
+        seed: int,
+        device: str,
+        dtype: str,
+        batch_size: int | None,
+        skip_bad: bool,
+        progress: Progress | None,
+    ) -> Feed:
+        if data is None:
+            raise UsageError(f"--method {method} needs data", hint="Give --data D.")
+        from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
+        from hydrasurgeon.families import backend
+        from hydrasurgeon.runtime.classifier import device_of, dtype_of, live_module
+
+        model = checkpoint.manifest.model
+        samples = open_data(data, limit=limit, seed=seed)
+        samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
+        outside = [open_data(spec, limit=limit, seed=seed) for spec in ood]
+        target, precision = device_of(_own_device(device)), dtype_of(dtype)
+        size = batch_size or (256 if target.type == "cuda" else 64)
+        module = live_module(checkpoint).to(device=target, dtype=precision)
+        family = backend(model.family)
+        transform = family.transform(model, files=checkpoint.files)
+        # cahp weighs heads on the first quarter of the batches, which must not be the longest texts.
+        order = (lambda _: None) if method == "cahp" else by_length
+        loader, *foreign = (
+            Batches(each, transform, batch_size=size, order=order(each), skip_bad=skip_bad)
+            for each in (samples, *outside)
+        )
+        return cls(
+            module=module,
+            sites=tuple(s for s in family.anatomy(module).sites if s.tower in towers),
+            loader=loader,
+            rows=len(samples),
+            records=tuple(DataRecord(**each.fingerprint()) for each in (samples, *outside)),
+            device=target,
+            dtype=precision,
+            progress=progress,
+            batch_size=size,
+            foreign=tuple(foreign),
+        )
+
+    def load(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.module, self.sites
+
+    def batches(self, name: str) -> Iterator[Any]:
+        from hydrasurgeon.data import moved
+
+        for done, batch in enumerate(self.loader, 1):
+            yield moved(batch.inputs, self.device, self.dtype), batch.labels.to(self.device)
+            if self.progress is not None:
+                self.progress(name, done, len(self.loader))
+
+    def foreign_batches(self, name: str) -> Iterator[Any]:
+        for loader in self.foreign:
+            for done, batch in enumerate(loader, 1):
+                yield batch.inputs
+                if self.progress is not None:
+                    self.progress(name, done, len(loader))
+
+
+def _own_device(name: str) -> str:
+    """Each process of torchrun has a GPU to itself."""
+    import torch
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and name in ("auto", "cuda"):
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else name
+    return name

@@ -1,0 +1,198 @@
+"""Scores and options → the heads to keep: pure decisions, no weights (DESIGN section 4, prune)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.manifest import Manifest, Score
+from hydrasurgeon.heads import (
+    Head,
+    Kept,
+    Layers,
+    all_heads,
+    count,
+    drop,
+    kept_from_mask,
+    parse_layers,
+    parse_towers,
+    removal_order,
+)
+
+__all__ = ["kept_from_file", "movable", "select"]
+
+
+def select(
+    manifest: Manifest,
+    score: Score,
+    *,
+    keep: int | None = None,
+    remove: int | None = None,
+    sample: str | None = None,
+    layers: str | None = None,
+    tower: str | None = None,
+    seed: int = 0,
+) -> dict[str, Layers]:
+    """Kept heads by `keep` (per layer), `remove` (in all) or `sample` (N of the first P to go)."""
+    kept = manifest.kept
+    assert kept is not None
+    candidates = movable(manifest, score, layers=layers, tower=tower)
+    if keep is not None:
+        gone = (
+            _by_layer(manifest, score, candidates, keep)
+            if score.values
+            else _in_order(score, candidates, _surplus(manifest, candidates, keep))
+        )
+    elif sample is not None:
+        gone = _sampled(_order(score, candidates), sample, seed)
+    elif remove is not None:
+        if remove < 1:
+            raise SurgeryError(f"--remove {remove}: remove at least one head")
+        gone = _in_order(score, candidates, remove)
+    else:
+        raise UsageError(
+            "how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE."
+        )
+    left = drop(kept, gone)
+    _not_all(left)
+    return left
+
+
+def movable(
+    manifest: Manifest, score: Score, *, layers: str | None, tower: str | None
+) -> list[Head]:
+    """The heads that may go: of these layers, in this tower, or in the towers that were scored."""
+    if score.order is not None and tower is None:
+        tower = score.settings.get("tower")  # the order holds no others
+    towers = parse_towers(tower, manifest.towers)
+    if score.values is not None:
+        missing = [name for name in towers if name not in score.values]
+        if missing and tower is not None:
+            raise UsageError(
+                f"--tower {tower}: only {' and '.join(score.values)} was scored",
+                hint=f"Score again with --tower {tower}.",
+            )
+        towers = tuple(name for name in towers if name in score.values)
+    chosen = parse_layers(layers, max(manifest.towers[name].layers for name in towers))
+    present = all_heads(manifest.kept or {})
+    return [head for head in present if head.tower in towers and head.layer in chosen]
+
+
+def _by_layer(
+    manifest: Manifest, score: Score, candidates: Sequence[Head], keep: int
+) -> list[Head]:
+    """Exactly `keep` heads in each layer, by a criterion that compares heads within their layer."""
+    assert score.values is not None
+    gone: list[Head] = []
+    for tower in manifest.towers:
+        for layer in sorted({head.layer for head in candidates if head.tower == tower}):
+            row = [head for head in candidates if (head.tower, head.layer) == (tower, layer)]
+            _enough(keep, len(row), f"{tower} layer {layer}")
+            gone += removal_order(score.values, row)[: len(row) - keep]
+    return gone
+
+
+def _surplus(manifest: Manifest, candidates: Sequence[Head], keep: int) -> int:
+    """How many heads must go so that the candidate layers keep `keep` on average."""
+    layers = len({(head.tower, head.layer) for head in candidates})
+    _enough(keep, len(candidates) / max(1, layers), "a layer on average")
+    return len(candidates) - keep * layers
+
+
+def _enough(keep: int, present: float, where: str) -> None:
+    if keep < 1:
+        raise SurgeryError(
+            f"--keep {keep}: a model without any heads is none", hint="Keep at least 1."
+        )
+    if keep > present:
+        raise SurgeryError(
+            f"--keep {keep}: {where} has only {present:g} heads",
+            hint=f"Keep between 1 and {present:g}.",
+        )
+
+
+def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
+    """Candidates in the order in which they go."""
+    if score.order is not None:
+        wanted = set(candidates)
+        return [head for head in (Head(*entry) for entry in score.order) if head in wanted]
+    assert score.values is not None
+    return removal_order(score.values, candidates)
+
+
+def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Head]:
+    order = _order(score, candidates)
+    if remove > len(order):
+        raise SurgeryError(
+            f"cannot remove {remove} heads: only {len(order)} can go",
+            hint="Remove fewer, or score more layers.",
+        )
+    return order[:remove]
+
+
+def _sampled(order: Sequence[Head], sample: str, seed: int) -> list[Head]:
+    """N of the first P heads to go, drawn without replacement (paper B.5)."""
+    wanted, slash, pool = sample.partition("/")
+    if not slash or not wanted.isdigit() or not pool.isdigit():
+        raise UsageError(
+            f"--sample {sample}: not N/P",
+            hint="Write for example 48/100: remove 48 of the first 100.",
+        )
+    n, p = int(wanted), int(pool)
+    if not 0 < n <= p or p > len(order):
+        raise SurgeryError(f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can go")
+    chosen = np.random.default_rng(seed).permutation(p)[:n]
+    return [order[i] for i in sorted(chosen)]
+
+
+def _not_all(kept: Kept) -> None:
+    if count(kept) == 0:
+        raise SurgeryError("no head would be left anywhere", hint="Keep more heads.")
+
+
+def kept_from_file(path: Path, manifest: Manifest) -> dict[str, Layers]:
+    """`--mask`: a manifest, {"kept": …}, or per tower [layer] lists of heads or [layer][head] booleans."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--mask {path}: not readable JSON ({error})") from error
+    while isinstance(raw, Mapping) and ("kept" in raw or "mask" in raw):
+        raw = raw["kept"] if "kept" in raw else raw["mask"]
+    if isinstance(raw, list) and len(manifest.towers) == 1:
+        raw = {next(iter(manifest.towers)): raw}
+    if not isinstance(raw, Mapping) or set(raw) != set(manifest.towers):
+        raise UsageError(
+            f"--mask {path}: needs kept heads for {', '.join(manifest.towers)}",
+            hint='For example {"vision": [[0, 2], [1]]}.',
+        )
+    kept = {tower: _rows(path, rows, manifest, tower) for tower, rows in raw.items()}
+    _not_all(kept)
+    return kept
+
+
+def _rows(path: Path, rows: Any, manifest: Manifest, tower: str) -> Layers:
+    size = manifest.towers[tower]
+    present = (manifest.kept or {})[tower]
+    if (
+        not isinstance(rows, list)
+        or len(rows) != size.layers
+        or not all(isinstance(row, list) for row in rows)
+    ):
+        raise UsageError(f"--mask {path}: {tower} needs {size.layers} layers")
+    flat = [value for row in rows for value in row]
+    if flat and all(isinstance(value, bool) for value in flat):
+        if any(len(row) != size.heads for row in rows):
+            raise UsageError(f"--mask {path}: {tower} needs {size.heads} booleans in each layer")
+        rows = [list(row) for row in kept_from_mask(np.array(rows, dtype=bool))]
+    for layer, row in enumerate(rows):
+        wrong = [head for head in row if head not in present[layer]]
+        if wrong:
+            raise SurgeryError(
+                f"--mask {path}: {tower} layer {layer} has no head {wrong[0]} (present: {list(present[layer])})"
+            )
+    return tuple(tuple(sorted(set(row))) for row in rows)

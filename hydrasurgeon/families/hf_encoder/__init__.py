@@ -1,0 +1,1 @@
+"""transformers' encoders with a classifier."""

@@ -1,0 +1,219 @@
+"""transformers' modules with any number of heads in each layer, taken apart for surgery and the fused runtime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydrasurgeon.families.base import Anatomy, Attention, Block, Stack
+from hydrasurgeon.families.disk_names import DiskNamed
+from hydrasurgeon.families.hf_encoder.architectures import KINDS, has_pooler
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
+    attention_site,
+    encoder_layers,
+    shrink,
+)
+from hydrasurgeon.files.manifest import Model
+
+__all__ = ["Encoder", "anatomy"]
+
+# Memory → disk, where version 5 renamed modules; names that already are the disk's pass unchanged.
+RENAMES = {
+    "vit": (
+        (r"^(vit|deit)\.layers\.(\d+)\.", r"\1.encoder.layer.\2."),
+        (r"\.mlp\.fc1\.", r".intermediate.dense."),
+        (r"\.mlp\.fc2\.", r".output.dense."),
+    ),
+    "attention": (
+        (r"\.attention\.q_proj\.", r".attention.attention.query."),
+        (r"\.attention\.k_proj\.", r".attention.attention.key."),
+        (r"\.attention\.v_proj\.", r".attention.attention.value."),
+        (r"\.attention\.o_proj\.", r".attention.output.dense."),
+    ),
+}
+
+
+class Encoder(DiskNamed):
+    """A classification model that answers with logits, and calls its parameters what files call them."""
+
+    def __init__(self, model: nn.Module, kind: str, kept: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.model = model
+        self.kind = kind
+        self.kept = tuple(tuple(row) for row in kept)
+
+    @classmethod
+    def build(cls, model: Model, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
+        import transformers
+
+        kind = str(model.config["model_type"])
+        with torch.device("cpu" if fresh else "meta"):
+            inner = getattr(transformers, model.arch)(_config(model))
+        if not model.num_classes:
+            _behead(inner, model)
+        encoder = cls(inner, kind, kept)
+        for layer, row in zip(encoder_layers(inner), encoder.kept, strict=True):
+            shrink(attention_site(layer), row)
+        _real_buffers(inner)
+        return encoder
+
+    def forward(self, inputs: Any) -> Tensor:
+        made = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
+        logits: Tensor = made.logits
+        return logits
+
+    def disk_name(self, name: str) -> str:
+        """`model.vit.layers.0.…`, as the module has it → `vit.encoder.layer.0.…`, as files have it."""
+        name = name.removeprefix("model.")
+        if self.kind in ("vit", "deit", "dinov2"):
+            rules = RENAMES["attention"] + (RENAMES["vit"] if self.kind != "dinov2" else ())
+            for pattern, replacement in rules:
+                name = re.sub(pattern, replacement, name)
+        return name
+
+
+def _config(model: Model) -> Any:
+    from transformers import AutoConfig
+
+    given = {k: v for k, v in model.config.items() if k not in ("model_type", "add_pooling_layer")}
+    labels = dict(enumerate(model.labels or ()))
+    made = AutoConfig.for_model(model.config["model_type"], **given)
+    made.num_labels = max(1, model.num_classes)
+    if labels:
+        made.id2label, made.label2id = labels, {label: i for i, label in labels.items()}
+    return made
+
+
+class _Features(nn.Module):
+    """In the place of a classifier that is not there: the first token's features, or what was pooled already."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden[:, 0] if hidden.dim() == 3 else hidden
+
+
+def _behead(inner: Any, model: Model) -> None:
+    for name in ("classifier", "pre_classifier", "cls_classifier", "distillation_classifier"):
+        if hasattr(inner, name):
+            setattr(inner, name, _Features())
+    base = getattr(inner, KINDS[model.config["model_type"]].prefix)
+    if getattr(base, "pooler", None) is not None and not has_pooler(model.config):
+        base.pooler = _Features()
+
+
+def _real_buffers(inner: nn.Module) -> None:
+    """Position ids are no weights, so no file brings them: they must not stay on the meta device."""
+    for part in inner.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                value = torch.zeros(buffer.shape, dtype=buffer.dtype)
+                if name == "position_ids":
+                    value = torch.arange(buffer.shape[-1]).expand(buffer.shape)
+                part.register_buffer(name, value, persistent=False)
+
+
+def anatomy(encoder: Encoder) -> Anatomy:
+    inner: Any = encoder.model
+    kind = encoder.kind
+    base = getattr(inner, KINDS[kind].prefix)
+    embed, embed_parts = _embedding(base, kind)
+    readout, readout_parts = _reader(inner, base, kind)
+    return Anatomy(
+        embed=embed,
+        embed_parts=embed_parts,
+        blocks=tuple(
+            _block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(encoder_layers(inner))
+        ),
+        readout=readout,
+        readout_parts=readout_parts,
+        # DINOv2 also averages the patches; DeiT may have a distillation token beside the class token.
+        reads={"dinov2": None, "deit": 2}.get(kind, 1),
+    )
+
+
+def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.Module, ...]]:
+    if KINDS[kind].tower == "vision":
+
+        def see(inputs: Any) -> Stack:
+            pixels = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
+            return Stack(base.embeddings(pixels))
+
+        return see, (base.embeddings,)
+    project = getattr(base, "embeddings_project", None)
+
+    def read(inputs: Any) -> Stack:
+        told = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        ids, mask = told["input_ids"], told.get("attention_mask")
+        kinds = {"token_type_ids": told["token_type_ids"]} if "token_type_ids" in told else {}
+        hidden = base.embeddings(input_ids=ids, **kinds)
+        hidden = hidden if project is None else project(hidden)
+        bias = None
+        if mask is not None:
+            bias = (1 - mask[:, None, None].to(hidden.dtype)) * torch.finfo(hidden.dtype).min
+        if kind == "mpnet":
+            places = base.encoder.compute_position_bias(hidden)
+            # The sum must not overflow to -inf: a row of those would be NaN after softmax.
+            bias = places if bias is None else torch.clamp(places + bias, min=torch.finfo(hidden.dtype).min)  # fmt: skip
+        return Stack(hidden, bias)
+
+    parts = [base.embeddings, project, base.encoder.relative_attention_bias if kind == "mpnet" else None]  # fmt: skip
+    return read, tuple(part for part in parts if part is not None)
+
+
+def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor], tuple[nn.Module, ...]]:  # fmt: skip
+    """Final norm, pooling and classifier."""
+    if kind == "bert":
+        return lambda hidden: inner.classifier(base.pooler(hidden)), (base.pooler, inner.classifier)
+    if kind == "distilbert":
+        parts = (inner.pre_classifier, inner.classifier)
+        if isinstance(inner.classifier, _Features):
+            return lambda hidden: torch.relu(hidden[:, 0]), parts
+        return lambda hidden: parts[1](torch.relu(parts[0](hidden[:, 0]))), parts
+    if KINDS[kind].tower == "text":
+        return inner.classifier, (inner.classifier,)
+    if kind == "dinov2":
+
+        def both(hidden: Tensor) -> Tensor:
+            tokens = base.layernorm(hidden)
+            logits: Tensor = inner.classifier(
+                torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
+            )
+            return logits
+
+        return both, (base.layernorm, inner.classifier)
+    if hasattr(inner, "cls_classifier"):
+
+        def mean(hidden: Tensor) -> Tensor:
+            tokens = base.layernorm(hidden)
+            taught: Tensor = inner.distillation_classifier(tokens[:, 1])
+            return (inner.cls_classifier(tokens[:, 0]) + taught) / 2
+
+        return mean, (base.layernorm, inner.cls_classifier, inner.distillation_classifier)
+    return lambda hidden: inner.classifier(base.layernorm(hidden)[:, 0]), (base.layernorm, inner.classifier)  # fmt: skip
+
+
+def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
+    parts = attention_site(layer)
+    none = nn.Identity()
+    site = Attention(
+        tower=KINDS[kind].tower, layer=number, heads=row, head_dim=parts.head_dim,
+        project=parts.project, out=parts.out, q_norm=none, k_norm=none, scale=parts.head_dim**-0.5,
+    )  # fmt: skip
+    if kind == "distilbert":
+        return Block(layer.sa_layer_norm, site, none, layer.output_layer_norm, layer.ffn, none, prenorm=False)  # fmt: skip
+    if KINDS[kind].tower == "text":
+        attended = layer.attention if kind == "mpnet" else layer.attention.output
+        mlp = nn.Sequential(layer.intermediate, layer.output.dense)
+        return Block(attended.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False)  # fmt: skip
+    if kind == "dinov2":
+        return Block(layer.norm1, site, layer.layer_scale1, layer.norm2, layer.mlp, layer.layer_scale2)  # fmt: skip
+    # transformers before 5.9 keeps the MLP in two modules.
+    mlp = (
+        layer.mlp
+        if hasattr(layer, "mlp")
+        else nn.Sequential(layer.intermediate, layer.output.dense)
+    )
+    return Block(layer.layernorm_before, site, none, layer.layernorm_after, mlp, none)

@@ -1,0 +1,1 @@
+"""OpenCLIP's pairs of towers."""

@@ -1,0 +1,90 @@
+"""Class names and prompt templates: what makes a classifier of a model with an image and a text tower.
+
+A class is the mean of its prompts' normalised text features; logits are exp(logit_scale) · cos(image, class).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.manifest import Model
+
+__all__ = ["is_zero_shot", "prompts", "read_labels", "read_templates", "record_of", "zero_shot"]
+
+TEMPLATE = "A photo of a {label}."
+KEY = "zero_shot"
+"""Where a model's config keeps its templates and their hash; the class names are its labels."""
+
+
+def is_zero_shot(model: Model) -> bool:
+    """Whether the classifier is made of class names."""
+    return model.family == "open_clip"
+
+
+def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()) -> Model:
+    """The model as a classifier of these labels; templates stay as they were where none are given."""
+    known = model.config.get(KEY, {}).get("templates", [TEMPLATE])
+    used = list(templates or known)
+    settings = {"templates": used, "sha256": _sha256(used)}
+    config = {**model.config, KEY: settings}
+    changed = {"num_classes": len(labels), "labels": tuple(labels), "config": config}
+    return model.model_copy(update=changed)
+
+
+def prompts(model: Model) -> list[str]:
+    """The texts behind the classes: class after class, all templates each."""
+    templates = model.config[KEY]["templates"]
+    return [template.replace("{label}", label) for label in model.labels or () for template in templates]  # fmt: skip
+
+
+def record_of(model: Model) -> dict[str, str]:
+    """Hashes of the class names and templates in use, for scores and reports; nothing for other models."""
+    if KEY not in model.config:
+        return {}
+    return {"classes_sha256": _sha256(list(model.labels or ())), "templates_sha256": model.config[KEY]["sha256"]}  # fmt: skip
+
+
+def _sha256(texts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+
+
+def _lines(path: Path, option: str) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path}: cannot be read ({error})") from error
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        raise UsageError(f"{option} {path}: not a list of names")
+    return [line.strip() for line in found if line.strip()]
+
+
+def read_labels(text: str) -> tuple[str, ...]:
+    """`a,b,c`, or a file with one name a line (or a JSON list)."""
+    path = Path(text)
+    lines = _lines(path, "--classes") if path.is_file() else [part.strip() for part in text.split(",")]  # fmt: skip
+    if not path.is_file() and path.suffix in (".txt", ".json"):
+        raise UsageError(f"--classes {text}: no such file")
+    # The usual list for ImageNet has two names twice: what stands in a file is meant.
+    twice = set() if path.is_file() else {name for name in lines if lines.count(name) > 1}
+    if len(lines) < 2 or not all(lines) or twice:
+        why = f"{min(twice)!r} is there twice" if twice else "there must be at least two names"
+        raise UsageError(f"--classes {text}: {why}", hint="Write cat,dog,… or name a file.")
+    return tuple(lines)
+
+
+def read_templates(given: Sequence[str]) -> tuple[str, ...]:
+    """Templates as they are, or from files with one a line."""
+    found: list[str] = []
+    for entry in given:
+        found += _lines(Path(entry), "--template") if Path(entry).is_file() else [entry]
+    for template in found:
+        if "{label}" not in template:
+            raise UsageError(
+                f"--template {template!r}: has no {{label}}", hint=f"For example {TEMPLATE!r}."
+            )
+    return tuple(found)

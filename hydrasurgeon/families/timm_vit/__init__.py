@@ -1,0 +1,1 @@
+"""timm's vision transformers."""

@@ -1,0 +1,340 @@
+"""timm's ViT architectures as a table: recognise a bare file by names and shapes, without torch or timm.
+
+The table is written by tools/timm_architectures.py. A file does not say how many heads it has (2304×768
+fits any divisor), so that, and everything else that shapes do not show, must come from the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from hydrasurgeon.errors import CheckpointError, SurgeryError
+
+__all__ = ["SUPPORTED", "Architecture", "Match", "fits", "infer", "named", "tensor_shapes"]
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+DEFAULTS: dict[str, Any] = {
+    "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "global_pool": "token",
+    "embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0, "qkv_bias": True, "qk_norm": False,
+    "scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True, "init_values": None,
+    "class_token": True, "pos_embed": "learn", "no_embed_class": False, "reg_tokens": 0, "pre_norm": False,
+    "final_norm": True, "fc_norm": None, "pool_include_prefix": False, "embed_norm_layer": None,
+    "norm_layer": "LayerNorm", "act_layer": "GELU", "block_fn": "Block", "mlp_layer": "Mlp",
+    "attn_layer": "Attention", "class": "VisionTransformer",
+}  # fmt: skip
+SUPPORTED = "Supported: timm's ViT and DeiT models (vit_*, deit_*)."
+RELATIVE_TABLE = "relative_position_bias_table"
+RELATIVE = re.compile(r"vit_s?relpos_|beit(v2)?_|swin")
+# What a file itself may say differently from the registered architecture.
+FREE = ("img_size", "in_chans", "num_classes")
+# init_values only starts LayerScale; whether it is there shows in the names.
+INERT = (*FREE, "init_values")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    name: str
+    args: Mapping[str, Any]
+    """All constructor arguments that matter, defaults included."""
+    preprocess: Mapping[str, Any]
+    why: str | None
+
+    @property
+    def prunable(self) -> bool:
+        return self.why is None
+
+
+@dataclass(frozen=True)
+class Match:
+    architecture: Architecture
+    overrides: Mapping[str, Any]
+    alike: tuple[str, ...]
+    """Other registered names with the same forward pass."""
+
+
+@cache
+def table() -> dict[str, Architecture]:
+    raw = json.loads(
+        (files("hydrasurgeon.families.timm_vit") / "timm_architectures.json").read_text(
+            encoding="utf-8"
+        )
+    )
+    return {
+        row["name"]: Architecture(
+            row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why")
+        )
+        for row in raw["architectures"]
+    }
+
+
+def named(name: str) -> Architecture:
+    plain = name.partition(".")[0]  # vit_base_patch16_224.augreg_in21k: the tag names weights
+    if plain in table():
+        return table()[plain]
+    if RELATIVE.match(plain):
+        raise SurgeryError(
+            f"timm:{name} cannot be pruned: it has a table of relative positions in every layer, with a column for each head",
+            hint=SUPPORTED,
+        )
+    near = difflib.get_close_matches(plain, table(), n=3, cutoff=0.75)
+    if near:
+        raise CheckpointError(
+            f"timm:{name} is not a known architecture", hint=f"Did you mean {', '.join(near)}?"
+        )
+    raise SurgeryError(
+        f"timm:{name} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED
+    )
+
+
+def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors of a VisionTransformer with these arguments."""
+    a = {**DEFAULTS, **args}
+    dim, prefix = (
+        a["embed_dim"],
+        a["class_token"] + a["reg_tokens"] + (a["class"] != "VisionTransformer"),
+    )
+    height, width = _pair(a["img_size"])
+    ph, pw = _pair(a["patch_size"])
+    tokens = (height // ph) * (width // pw)
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def linear(name: str, out: int, into: int, bias: bool = True) -> None:
+        shapes[f"{name}.weight"] = (out, into)
+        if bias:
+            shapes[f"{name}.bias"] = (out,)
+
+    def norm(name: str, kind: str, size: int) -> None:
+        shapes[f"{name}.weight"] = (size,)
+        if "rms" not in kind.lower():
+            shapes[f"{name}.bias"] = (size,)
+
+    def mlp(name: str, hidden: int, bias: bool, kind: str) -> None:
+        if kind.startswith("SwiGLU"):
+            linear(f"{name}.fc1_g", hidden, dim, bias)
+            linear(f"{name}.fc1_x", hidden, dim, bias)
+        else:
+            linear(f"{name}.fc1", hidden, dim, bias)
+        inner = hidden // 2 if kind.startswith("GluMlp") else hidden
+        if a["scale_mlp_norm"] and name.startswith("blocks"):
+            norm(f"{name}.norm", a["norm_layer"], inner)
+        linear(f"{name}.fc2", dim, inner, bias)
+
+    if a["class_token"]:
+        shapes["cls_token"] = (1, 1, dim)
+    if a["class"] == "VisionTransformerDistilled":
+        shapes["dist_token"] = (1, 1, dim)
+    if a["reg_tokens"]:
+        shapes["reg_token"] = (1, a["reg_tokens"], dim)
+    if a["pos_embed"] == "learn":
+        shapes["pos_embed"] = (1, tokens + (0 if a["no_embed_class"] else prefix), dim)
+    shapes["patch_embed.proj.weight"] = (dim, a["in_chans"], ph, pw)
+    if not a["pre_norm"]:
+        shapes["patch_embed.proj.bias"] = (dim,)
+    if a["embed_norm_layer"]:
+        norm("patch_embed.norm", a["embed_norm_layer"], dim)
+    if a["pre_norm"]:
+        norm("norm_pre", a["norm_layer"], dim)
+    head_dim = dim // a["num_heads"]
+    for i in range(a["depth"]):
+        block = f"blocks.{i}"
+        norm(f"{block}.norm1", a["norm_layer"], dim)
+        linear(f"{block}.attn.qkv", 3 * dim, dim, a["qkv_bias"])
+        if a["qk_norm"]:
+            norm(f"{block}.attn.q_norm", a["norm_layer"], head_dim)
+            norm(f"{block}.attn.k_norm", a["norm_layer"], head_dim)
+        linear(f"{block}.attn.proj", dim, dim, a["proj_bias"])
+        norm(f"{block}.norm2", a["norm_layer"], dim)
+        mlp(f"{block}.mlp", int(dim * a["mlp_ratio"]), a["proj_bias"], a["mlp_layer"])
+        if a["init_values"]:
+            shapes[f"{block}.ls1.gamma"] = shapes[f"{block}.ls2.gamma"] = (dim,)
+    pooled = a["global_pool"] in ("avg", "avgmax", "max") if a["fc_norm"] is None else a["fc_norm"]
+    if a["final_norm"]:
+        norm("fc_norm" if pooled else "norm", a["norm_layer"], dim)
+    if a["global_pool"] == "map":
+        shapes["attn_pool.latent"] = (1, 1, dim)
+        linear("attn_pool.q", dim, dim)
+        linear("attn_pool.kv", 2 * dim, dim)
+        linear("attn_pool.proj", dim, dim)
+        norm("attn_pool.norm", a["norm_layer"], dim)
+        mlp("attn_pool.mlp", int(dim * a["mlp_ratio"]), True, "Mlp")
+    if a["num_classes"]:
+        linear("head", a["num_classes"], dim)
+        if a["class"] == "VisionTransformerDistilled":
+            linear("head_dist", a["num_classes"], dim)
+    return shapes
+
+
+def fits(architecture: Architecture, shapes: Shapes, overrides: Mapping[str, Any]) -> str | None:
+    """None, or the first difference between a file and an architecture with some arguments overridden."""
+    expected = tensor_shapes({**architecture.args, **overrides})
+    for name, shape in expected.items():
+        if name not in shapes:
+            return f"tensor {name} is missing"
+        if shapes[name] != shape:
+            return f"{name} is {_x(shapes[name])}, {architecture.name} has {_x(shape)}"
+    for name in shapes:
+        if name not in expected:
+            return f"tensor {name} is not part of it"
+    return None
+
+
+def infer(shapes: Shapes, where: str = "the file") -> Match:
+    """The registered architecture behind bare tensors; CheckpointError when there is none or no one answer."""
+    _must_look_like_timm(shapes, where)
+    matches = [
+        (architecture, overrides)
+        for architecture in table().values()
+        if _quick(architecture, shapes)
+        and fits(architecture, shapes, overrides := _overrides(architecture, shapes)) is None
+    ]
+    if not matches:
+        raise CheckpointError(
+            f"{where}: no registered timm ViT has these sizes ({_geometry(shapes)})",
+            hint=_suggestion(shapes),
+        )
+    groups: dict[str, list[tuple[Architecture, dict[str, Any]]]] = {}
+    for architecture, overrides in matches:
+        forward = {key: value for key, value in architecture.args.items() if key not in INERT}
+        groups.setdefault(json.dumps(forward, sort_keys=True), []).append((architecture, overrides))
+    chosen = [min(group, key=_plainness) for group in groups.values()]
+    if len(chosen) > 1:
+        names = sorted(chosen, key=_plainness)
+        differing = {
+            k
+            for a, _ in names
+            for k in a.args
+            if k not in INERT and a.args[k] != names[0][0].args[k]
+        }
+        listed = "; ".join(
+            f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})"
+            for a, _ in names
+        )
+        raise CheckpointError(
+            f"{where}: several architectures fit, and they would run differently: {listed}",
+            hint=f"Say which: --arch timm:{names[0][0].name}",
+        )
+    architecture, overrides = chosen[0]
+    (group,) = groups.values()
+    return Match(
+        architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture))
+    )
+
+
+def _plainness(match: tuple[Architecture, Mapping[str, Any]]) -> tuple[Any, ...]:
+    """ViT before others, no size override before one, few words before many."""
+    architecture, overrides = match
+    name = architecture.name
+    return (not name.startswith("vit_"), "img_size" in overrides, "num_classes" in overrides and not architecture.args["num_classes"],
+            name.count("_"), len(name), name)  # fmt: skip
+
+
+def _quick(architecture: Architecture, shapes: Shapes) -> bool:
+    args = architecture.args
+    weight = shapes["patch_embed.proj.weight"]
+    return (
+        args["embed_dim"] == weight[0]
+        and _pair(args["patch_size"]) == weight[2:]
+        and f"blocks.{args['depth'] - 1}.norm1.weight" in shapes
+        and f"blocks.{args['depth']}.norm1.weight" not in shapes
+    )
+
+
+def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
+    """Image size, channels and classes, where the file differs from the registered default."""
+    args = architecture.args
+    found: dict[str, Any] = {}
+    patch = shapes["patch_embed.proj.weight"]
+    if patch[1] != args["in_chans"]:
+        found["in_chans"] = patch[1]
+    classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
+    if classes != args["num_classes"]:
+        found["num_classes"] = classes
+    prefix = (
+        0
+        if args["no_embed_class"]
+        else args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
+    )
+    if "pos_embed" in shapes:
+        grid = math.isqrt(max(0, shapes["pos_embed"][1] - prefix))
+        edge = grid * patch[2]
+        if grid * grid + prefix == shapes["pos_embed"][1] and (edge, edge) != _pair(
+            args["img_size"]
+        ):
+            height, width = _pair(args["img_size"])
+            if (height // patch[2]) * (width // patch[3]) != grid * grid:
+                found["img_size"] = edge
+    return found
+
+
+def _must_look_like_timm(shapes: Shapes, where: str) -> None:
+    if "patch_embed.proj.weight" in shapes and len(shapes["patch_embed.proj.weight"]) == 4:
+        if any(RELATIVE_TABLE in name for name in shapes):
+            raise SurgeryError(
+                f"{where}: has tables of relative positions with a column for each head, which are not cut",
+                hint=SUPPORTED,
+            )
+        if "blocks.0.attn.q_bias" in shapes:
+            raise SurgeryError(
+                f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=SUPPORTED
+            )
+        qkv = shapes.get("blocks.0.attn.qkv.weight")
+        if qkv is not None:
+            for name, shape in shapes.items():
+                if name.endswith(".attn.qkv.weight") and shape[0] != 3 * shape[1]:
+                    raise CheckpointError(
+                        f"{where}: heads were already removed ({name} is {_x(shape)}) and the manifest is missing",
+                        hint="Bring back the .heads.json, or start from the backbone.",
+                    )
+            return
+    for mark, what in (
+        ("in_proj_weight", "an open_clip model"),
+        ("attention.self.query", "a transformers text encoder"),
+        ("attention.attention.query", "a transformers vision model"),
+        ("self_attn.q_proj", "a transformers model"),
+        ("layers.0.blocks.0", "a Swin model"),
+        ("stages.0", "a convolutional or hierarchical model"),
+    ):
+        if any(mark in name for name in shapes):
+            known = "transformers" in what or "open_clip" in what
+            raise CheckpointError(
+                f"{where}: looks like {what}, which {'its weights alone do not describe' if known else 'is not supported'}",
+                hint="Give the directory that holds its config too." if known else SUPPORTED,
+            )
+    some = ", ".join(list(shapes)[:3])
+    raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)
+
+
+def _geometry(shapes: Shapes) -> str:
+    patch = shapes["patch_embed.proj.weight"]
+    depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
+    fc1 = shapes.get("blocks.0.mlp.fc1.weight")
+    ratio = f", MLP ratio {fc1[0] / fc1[1]:g}" if fc1 else ""
+    return f"dim {patch[0]}, depth {depth}, patch {patch[2]}{ratio}"
+
+
+def _suggestion(shapes: Shapes) -> str:
+    patch = shapes["patch_embed.proj.weight"]
+    depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
+    extra = (
+        f",img_size=…,patch_size={patch[2]},in_chans={patch[1]}"
+        if patch[2] != 16 or patch[1] != 3
+        else ""
+    )
+    return f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={patch[0]},depth={depth},num_heads=…{extra}"
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _x(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))

@@ -1,0 +1,333 @@
+"""timm's VisionTransformer family: ViT and DeiT with standard blocks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.checkpoints.card import model_card
+from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.families.base import Anatomy, Attention, Block, Identified, Stack
+from hydrasurgeon.families.timm_vit.architectures import (
+    SUPPORTED,
+    Architecture,
+    fits,
+    infer,
+    named,
+    tensor_shapes,
+)
+from hydrasurgeon.files.manifest import Manifest, Model, Tower
+from hydrasurgeon.slicing import HeadTensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from hydrasurgeon.files.tensors import TensorInfo
+    from hydrasurgeon.heads import Kept
+
+__all__ = ["TimmViT"]
+
+TOWER = "vision"
+USAGE = """
+import hydrasurgeon, timm
+
+model = timm.create_model("local-dir:DIR", pretrained=True)
+"""
+BLOCK = re.compile(r"blocks\.(\d+)\.")
+
+
+class TimmViT:
+    family = "timm"
+
+    def identify(
+        self,
+        tensors: Mapping[str, TensorInfo],
+        *,
+        arch: str | None,
+        config: Mapping[str, Any] | None,
+        files: Mapping[str, str],
+        where: str,
+    ) -> Identified:
+        shapes = {name: info.shape for name, info in tensors.items()}
+        note = None
+        if arch is None and config and "architecture" in config:
+            name = str(config["architecture"])
+            given = dict(config.get("model_args") or {})
+            if "num_classes" in config:
+                given["num_classes"] = config["num_classes"]
+            preprocess = _preprocess(config.get("pretrained_cfg") or {})
+            labels = config.get("label_names") or (config.get("pretrained_cfg") or {}).get(
+                "label_names"
+            )
+        elif arch is not None:
+            name, given = parse_arch(arch)
+            preprocess, labels = {}, None
+        else:
+            match = infer(shapes)
+            name, given = match.architecture.name, dict(match.overrides)
+            preprocess, labels = {}, None
+            also = f" (runs like {', '.join(match.alike[:3])})" if match.alike else ""
+            note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
+        architecture = named(name)
+        if not architecture.prunable:
+            raise SurgeryError(
+                f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED
+            )
+        head = tensors.get("head.weight")
+        overrides = {
+            k: v for k, v in given.items() if architecture.args.get(k) != v and k != "num_classes"
+        }
+        num_classes = int(given.get("num_classes") or (head.shape[0] if head else 0))
+        model = Model(
+            family="timm",
+            arch=name,
+            config={"model_args": overrides},
+            num_classes=num_classes,
+            labels=tuple(labels) if labels else None,
+            preprocess={
+                **architecture.preprocess,
+                **_input_size(architecture, overrides),
+                **preprocess,
+            },
+        )
+        difference = fits(
+            architecture,
+            shapes,
+            {**overrides, "num_classes": num_classes},
+        )
+        if difference:
+            raise CheckpointError(
+                f"{where}: does not fit timm:{name}: {difference}",
+                hint="Name the right one: --arch timm:NAME[,key=value…].",
+            )
+        return Identified(model, towers_of(model), note)
+
+    def companions(self, present: Collection[str]) -> tuple[str, ...]:
+        return ()
+
+    def check_files(self, model: Model, files: Mapping[str, str]) -> str | None:
+        return None
+
+    def names(self, model: Model, stored: Iterable[str]) -> None:
+        return None
+
+    def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
+        attn = f"blocks.{layer}.attn"
+        bias = (HeadTensor(f"{attn}.qkv.bias", 0, 3),) if _args(model).get("qkv_bias", True) else ()
+        return (HeadTensor(f"{attn}.qkv.weight", 0, 3), *bias, HeadTensor(f"{attn}.proj.weight", 1))
+
+    def expected(self, model: Model, towers: Mapping[str, Tower]) -> Mapping[str, tuple[int, ...]]:
+        return tensor_shapes({**_args(model), "num_classes": model.num_classes})
+
+    def is_mlp(self, name: str) -> bool:
+        return BLOCK.match(name) is not None and ".mlp." in name
+
+    def layer_of(self, name: str) -> tuple[str, int] | None:
+        match = BLOCK.match(name)
+        return (TOWER, int(match[1])) if match else None
+
+    def embedding_of(self, name: str) -> str | None:
+        parts = ("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.", "norm_pre.")
+        return TOWER if name.startswith(parts) else None
+
+    def is_classifier(self, name: str) -> bool:
+        return name.startswith(("head.", "head_dist."))
+
+    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
+        return model.model_copy(update={"num_classes": count, "labels": labels})
+
+    def directory(self, manifest: Manifest) -> dict[str, str]:
+        model = manifest.model
+        config = {
+            "architecture": model.arch,
+            "num_classes": model.num_classes,
+            "model_args": model.config.get("model_args", {}),
+            "pretrained_cfg": {"num_classes": model.num_classes, **model.preprocess},
+        }
+        if model.labels:
+            config["label_names"] = list(model.labels)
+        heads = manifest.towers[TOWER].heads
+        if manifest.members is not None or any(len(row) != heads for row in (manifest.kept or {})[TOWER]):  # fmt: skip
+            config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
+            config["model_args"] = {
+                **model.config.get("model_args", {}),
+                "backbone": model.arch,
+                **_heads_per_layer(manifest),
+            }
+        card = model_card(manifest, library="timm", task="image-classification", usage=USAGE)
+        return {"config.json": json.dumps(config, indent=2) + "\n", "README.md": card}
+
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
+        import timm
+        import torch
+
+        with torch.device("cpu" if fresh else "meta"):
+            args = model.config.get("model_args", {})
+            module: nn.Module = timm.create_model(
+                model.arch, pretrained=False, num_classes=model.num_classes, **args
+            )
+        for block, row in zip(module.blocks, kept[TOWER], strict=True):  # type: ignore[arg-type]
+            if len(row) != towers[TOWER].heads:
+                _shrink(block.attn, len(row))
+            block.attn.kept_heads = row
+        return module
+
+    def anatomy(self, module: nn.Module) -> Anatomy:
+        m: Any = module
+
+        def embed(inputs: Tensor) -> Stack:
+            return Stack(m.norm_pre(m.patch_drop(m._pos_embed(m.patch_embed(inputs)))))
+
+        def readout(hidden: Tensor) -> Tensor:
+            logits: Tensor = m.forward_head(m.norm(hidden))
+            return logits
+
+        loose = [m.cls_token, m.reg_token, m.pos_embed, getattr(m, "dist_token", None)]
+        parts = [m.attn_pool, m.fc_norm, m.head, getattr(m, "head_dist", None)]
+        return Anatomy(
+            embed=embed,
+            embed_parts=(m.patch_embed, m.norm_pre, *(p for p in loose if p is not None)),
+            blocks=tuple(_block(block, layer) for layer, block in enumerate(m.blocks)),
+            readout=readout,
+            readout_parts=(m.norm, *(p for p in parts if p is not None)),
+            reads=_reads(m),
+        )
+
+    def transform(
+        self,
+        model: Model,
+        augment: Mapping[str, Any] | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
+    ) -> Callable[[Any], Any]:
+        from hydrasurgeon.data.transforms import eval_transform, train_transform
+
+        return (
+            train_transform(model.preprocess, augment)
+            if augment is not None
+            else eval_transform(model.preprocess)
+        )
+
+    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
+        from torch import randn
+
+        return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
+
+
+def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
+    if manifest.members is not None:
+        return {
+            "members": [[len(row) for row in member.kept[TOWER]] for member in manifest.members]
+        }
+    return {"heads_per_layer": [len(row) for row in (manifest.kept or {})[TOWER]]}
+
+
+def _reads(module: Any) -> int | None:
+    """The class token, with a distillation token beside it where there is one; or all tokens."""
+    if module.global_pool != "token" or module.attn_pool is not None:
+        return None
+    return 1 if getattr(module, "dist_token", None) is None else 2
+
+
+def parse_arch(text: str) -> tuple[str, dict[str, Any]]:
+    """`vit_tiny_patch16_224,embed_dim=128,depth=6` → the name and its constructor arguments."""
+    name, *pairs = text.split(",")
+    args = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--arch timm:{text}: {pair!r} is not key=value")
+        try:
+            args[key.strip()] = json.loads(value)
+        except ValueError:
+            args[key.strip()] = value
+    return name, args
+
+
+def fresh_model(arch: str) -> Model:
+    """The model that `--arch`-like text describes, for training from scratch."""
+    name, given = parse_arch(arch)
+    architecture = named(name)
+    if not architecture.prunable:
+        raise SurgeryError(f"timm:{name} cannot be pruned: {architecture.why}")
+    num_classes = int(given.pop("num_classes", architecture.args.get("num_classes", 1000)))
+    overrides = {k: v for k, v in given.items() if architecture.args.get(k) != v}
+    return Model(
+        family="timm",
+        arch=name,
+        config={"model_args": overrides},
+        num_classes=num_classes,
+        preprocess={**architecture.preprocess, **_input_size(architecture, overrides)},
+    )
+
+
+def towers_of(model: Model) -> dict[str, Tower]:
+    args = _args(model)
+    dim, heads = int(args["embed_dim"]), int(args["num_heads"])
+    if dim % heads:
+        raise UsageError(
+            f"timm:{model.arch}: embed_dim {dim} is not a multiple of num_heads {heads}"
+        )
+    return {TOWER: Tower(layers=int(args["depth"]), heads=heads, head_dim=dim // heads, dim=dim)}
+
+
+def _args(model: Model) -> dict[str, Any]:
+    return {**named(model.arch).args, **model.config.get("model_args", {})}
+
+
+def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Preprocessing that follows the file rather than the registered default."""
+    size = dict(architecture.preprocess).get("input_size", [3, 224, 224])
+    channels = int(overrides.get("in_chans", size[0]))
+    edge = overrides.get("img_size", size[1:])
+    height, width = (edge, edge) if isinstance(edge, int) else edge
+    changed: dict[str, Any] = {"input_size": [channels, height, width]}
+    if channels != size[0]:
+        # Means and deviations of colour channels say nothing about other channels.
+        changed |= {"mean": [0.5] * channels, "std": [0.5] * channels}
+    if [height, width] != list(size[1:]):
+        changed["crop_pct"] = 1.0
+    return changed
+
+
+def _preprocess(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+    return {key: pretrained_cfg[key] for key in keys if pretrained_cfg.get(key) is not None}
+
+
+def _shrink(attn: Any, heads: int) -> None:
+    """Room for `heads` heads; what the new parameters hold is up to whoever loads the weights."""
+    from torch import empty, nn
+
+    width = heads * attn.head_dim
+    attn.num_heads, attn.attn_dim = heads, width
+    for linear, out, into in (
+        (attn.qkv, 3 * width, attn.qkv.in_features),
+        (attn.proj, attn.proj.out_features, width),
+    ):
+        device = linear.weight.device
+        linear.out_features, linear.in_features = out, into
+        linear.weight = nn.Parameter(empty(out, into, device=device))
+        if linear.bias is not None and len(linear.bias) != out:
+            linear.bias = nn.Parameter(empty(out, device=device))
+
+
+def _block(block: Any, layer: int) -> Block:
+    attn = block.attn
+    site = Attention(
+        tower=TOWER,
+        layer=layer,
+        heads=attn.kept_heads,
+        head_dim=attn.head_dim,
+        project=(attn.qkv,),
+        out=attn.proj,
+        q_norm=attn.q_norm,
+        k_norm=attn.k_norm,
+        scale=attn.scale,
+    )
+    return Block(block.norm1, site, block.ls1, block.norm2, block.mlp, block.ls2)

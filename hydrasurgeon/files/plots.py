@@ -1,0 +1,46 @@
+"""Pictures, where matplotlib is installed: no display, no global state, the same bytes for the same picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.checkpoints.writing import write_bytes
+from hydrasurgeon.errors import OutputError, UsageError
+from hydrasurgeon.lookup import need
+
+__all__ = ["check_plot", "figure", "save_figure"]
+
+SUFFIXES = (".png", ".svg")
+
+
+def check_plot(path: Path, *, force: bool) -> Path:
+    """Refuse what could not be drawn, before anything is computed."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--plot {path}: must end in {' or '.join(SUFFIXES)}")
+    if path.exists() and not force:
+        raise OutputError(
+            f"{path}: already exists", hint="Give --force to replace it, or another --plot."
+        )
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such folder", hint="Create it first.")
+    need("matplotlib", purpose="--plot")
+    return path
+
+
+def figure(width: float = 7, height: float = 4.5) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(drawn: Any, path: Path) -> None:
+    import matplotlib
+
+    buffer = io.BytesIO()
+    # An SVG otherwise carries random identifiers and the time, a PNG the version of its writer.
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    with matplotlib.rc_context({"svg.hashsalt": "hydrasurgeon"}):
+        drawn.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
+    write_bytes(path, buffer.getvalue())

@@ -1,0 +1,97 @@
+"""What a model costs: parameters, multiply-adds of one sample, launches and latency of one batch."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from hydrasurgeon.measuring.report import Cost
+from hydrasurgeon.runtime.hydra import Hydra
+
+__all__ = ["cost_of", "launches", "macs", "parameters"]
+
+
+def parameters(model: nn.Module) -> int:
+    """Each distinct parameter once, so that what members share is not counted twice."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def _first(inputs: Any) -> Any:
+    """One sample of a batch, whether it is a tensor or a dict of them."""
+    if isinstance(inputs, Mapping):
+        return {name: value[:1] for name, value in inputs.items()}
+    return inputs[:1]
+
+
+@torch.no_grad()
+def macs(model: nn.Module, inputs: Any) -> int:
+    """Multiply-adds of matrix products, convolutions and attention for one sample."""
+    # What is computed once, a zero-shot model's class features, is no cost of a sample.
+    model(_first(inputs))
+    with _without_padding(model), FlopCounterMode(display=False) as counter:
+        model(_first(inputs))
+    return int(counter.get_total_flops()) // 2
+
+
+@contextmanager
+def _without_padding(model: nn.Module) -> Iterator[None]:
+    """Members one by one: side by side, those with fewer heads than others are filled up."""
+    hydras = [module for module in model.modules() if isinstance(module, Hydra)]
+    modes = [hydra.mode for hydra in hydras]
+    for hydra in hydras:
+        hydra.mode = "apart"
+    try:
+        yield
+    finally:
+        for hydra, mode in zip(hydras, modes, strict=True):
+            hydra.mode = mode
+
+
+@torch.no_grad()
+def launches(model: nn.Module, inputs: Any) -> int:
+    """Operations of one pass that compute or copy: what a device that a small batch leaves idle has to wait for."""
+    model(inputs)  # what is settled once is no part of a pass
+    with _Launches() as counter:
+        model(inputs)
+    return counter.count
+
+
+class _Launches(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        views = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+        self.count += not views and func is not torch.ops.aten._unsafe_view.default
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def latency_ms(model: nn.Module, inputs: Any, repeats: int = 7) -> float:
+    """Median over a few runs of one batch, after a warm-up."""
+    times = []
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        model(inputs)
+        if next(model.parameters()).is_cuda:
+            torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times[2:])
+
+
+def cost_of(models: list[Any], inputs: Any) -> Cost:
+    """The cost of running these models one after another: one for a hydra, M for a Deep Ensemble."""
+    return Cost(
+        params=sum(parameters(model) for model in models),
+        macs=sum(macs(model, inputs) for model in models),
+        latency_ms=sum(latency_ms(model, inputs) for model in models),
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints as live modules: classifiers, hydras, and how they run."""

@@ -1,0 +1,368 @@
+"""The layers of M members as batched products: one launch where there would be M (DESIGN section 5).
+
+A device that a small batch leaves idle spends its time being told what to do, so what counts is how often it is
+told. Parameters that each member has for itself are laid side by side in one tensor, of which the members' own
+become views: nothing is stored twice. Only where members keep different numbers of heads, or share an attention's
+rows with some and not with others, these rows are copied, filled up with heads that are all zero.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, fx, nn
+from torch.nn.functional import layer_norm, linear, pad, scaled_dot_product_attention
+
+from hydrasurgeon.families.base import Attention, Block
+
+__all__ = ["CannotGroup", "Grouped", "Watch", "captured"]
+
+Stacked = Float[Tensor, "member row embed"]
+Step = Callable[[Any], Any]
+"""What each member does to its hidden states, done to those of all."""
+Filled = Callable[[Tensor], Tensor]
+
+
+class CannotGroup(Exception):
+    """Members differ in a way, or are built in a way, that batched products cannot express."""
+
+
+Place = tuple[dict[str, Any], str]
+"""Where a module has a parameter: what is there may be another one later."""
+
+
+class Watch:
+    """Whether parameters still are what something was made of: not replaced and, where `copied`, not written to."""
+
+    def __init__(self, used: Sequence[Place], copied: Sequence[Place] = ()) -> None:
+        self._used, self._copied = list(used), list(copied)
+        self._known = self._now()
+
+    def __bool__(self) -> bool:
+        return self._now() == self._known
+
+    def _now(self) -> tuple[list[int], list[int]]:
+        used = [owner[name] for owner, name in self._used]
+        copied = [owner[name] for owner, name in self._copied]
+        return list(map(Tensor.data_ptr, used + copied)), list(map(_version, copied))
+
+
+def _version(parameter: Tensor) -> int:
+    return 0 if parameter.is_inference() else parameter._version
+
+
+def captured() -> bool:
+    """Whether operations are being recorded, to be run elsewhere with other weights, or transformed."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+class Grouped:
+    """Layers of all members; what they are made of is settled once and `holds` until parameters are replaced."""
+
+    def __init__(self, stacks: Sequence[Sequence[Block]], tokens: Sequence[int | None]) -> None:
+        beside = _SideBySide()
+        # Inference tensors could not be trained afterwards.
+        with torch.inference_mode(False), torch.no_grad():
+            self._layers = [
+                _Layer(blocks, reads, beside) for blocks, reads in zip(stacks, tokens, strict=True)
+            ]
+        self.holds = Watch(beside.used, beside.copied)
+        self.copies = beside.copies
+
+    def __call__(
+        self,
+        x: Float[Tensor, "member batch token embed"],
+        bias: Tensor | None,
+        attended: Float[Tensor, "member batch token embed"] | None = None,
+    ) -> Float[Tensor, "member batch token embed"]:
+        """`bias` is alike for all members and heads; `attended` is the first attention's output where known."""
+        batch = x.shape[1]
+        if bias is not None and bias.shape[0] > 1:
+            bias = bias.repeat(len(x), 1, 1, 1)
+        x = x.flatten(1, 2)
+        known = None if attended is None else attended.flatten(1, 2)
+        for layer in self._layers:
+            x, known = layer(x, batch, bias, known), None
+        return x.unflatten(1, (batch, -1))
+
+
+class _SideBySide:
+    """One tensor for a parameter of all members."""
+
+    def __init__(self) -> None:
+        self.used: list[Place] = []
+        self.copied: list[Place] = []
+        self.copies: list[Tensor] = []
+        self._tied: set[int] = set()
+
+    def __call__(
+        self, modules: Sequence[nn.Module], name: str, filled: Filled | None = None
+    ) -> Tensor | None:
+        """What all members share, as it is; otherwise [member, …], if need be of copies `filled` to one size."""
+        if not all(name in module._parameters for module in modules):
+            raise CannotGroup(f"{name} of {type(modules[0]).__name__} is no parameter")
+        given = [p for module in modules if (p := module._parameters[name]) is not None]
+        if not given:
+            return None
+        if len(given) < len(modules) or not all(isinstance(p, nn.Parameter) for p in given):
+            raise CannotGroup(
+                f"{name} of {type(modules[0]).__name__} is no parameter of all members"
+            )
+        places = [(module._parameters, name) for module in modules]
+        ids = {id(p) for p in given}
+        alike = len({(p.shape, p.dtype, p.device) for p in given}) == 1
+        if len(ids) == 1:
+            self.used += places
+            return given[0]
+        if alike and len(ids) == len(given) and not ids & self._tied:
+            whole = torch.stack([p.detach() for p in given])
+            for parameter, view in zip(given, whole, strict=True):
+                parameter.data = view
+            self.used += places
+            self._tied |= ids
+            return whole
+        if filled is None:
+            raise CannotGroup("members share a parameter with some and not with others")
+        self.copied += places
+        self.copies.append(torch.stack([filled(p.detach()) for p in given]))
+        return self.copies[-1]
+
+
+class _Layer:
+    """One layer of all members (for one member: `blocks.run_block`)."""
+
+    def __init__(self, blocks: Sequence[Block], tokens: int | None, beside: _SideBySide) -> None:
+        self.prenorm = blocks[0].prenorm
+        self.norm1, self.scale1, self.norm2, self.mlp, self.scale2 = (
+            _steps([getattr(block, part) for block in blocks], beside)
+            for part in ("norm1", "scale1", "norm2", "mlp", "scale2")
+        )
+        self.attention = _Attention([block.attention for block in blocks], tokens, beside)
+
+    def __call__(
+        self, x: Stacked, batch: int, bias: Tensor | None, attended: Stacked | None
+    ) -> Stacked:
+        if attended is None:
+            attended = self.attention(_run(self.norm1, x) if self.prenorm else x, batch, bias)
+        if attended.shape[1] != x.shape[1]:
+            x = _first_tokens(x, batch, attended.shape[1] // batch)
+        x = x + _run(self.scale1, attended)
+        if self.prenorm:
+            return x + _run(self.scale2, _run(self.mlp, _run(self.norm2, x)))
+        x = _run(self.norm1, x)
+        return _run(self.norm2, x + _run(self.scale2, _run(self.mlp, x)))
+
+
+def _first_tokens(x: Stacked, batch: int, tokens: int) -> Stacked:
+    return x.unflatten(1, (batch, -1))[:, :, :tokens].flatten(1, 2)
+
+
+class _Attention:
+    """Multi-head attention of all members; one that keeps fewer heads than another gets silent ones."""
+
+    def __init__(self, sites: Sequence[Attention], tokens: int | None, beside: _SideBySide) -> None:
+        first = sites[0]
+        self.tokens, self.scale = tokens, first.scale
+        self.head_dim, self.heads = first.head_dim, max(len(site.heads) for site in sites)
+        width = self.heads * self.head_dim
+        blocks = 3 if len(first.project) == 1 else 1
+
+        def more_rows(rows: Tensor) -> Tensor:
+            rest = rows.shape[1:]
+            parts = rows.view(blocks, len(rows) // blocks, *rest)
+            lacking = rows.new_zeros(blocks, width - parts.shape[1], *rest)
+            return torch.cat((parts, lacking), dim=1).view(blocks * width, *rest)
+
+        self.project = [
+            _Product([site.project[i] for site in sites], beside, more_rows, more_rows)
+            for i in range(len(first.project))
+        ]
+        if blocks == 3 and tokens is not None:
+            whole = self.project[0]
+            self.project = [whole.outputs(0, width), whole.outputs(width, 3 * width)]
+        self.out = _Product(
+            [site.out for site in sites], beside, lambda w: pad(w, (0, width - w.shape[1])), Tensor.clone
+        )  # fmt: skip
+        self.q_norm = _steps([site.q_norm for site in sites], beside, dims=4)
+        self.k_norm = _steps([site.k_norm for site in sites], beside, dims=4)
+
+    def __call__(self, x: Stacked, batch: int, bias: Tensor | None) -> Stacked:
+        members = len(x)
+        asking = x if self.tokens is None else _first_tokens(x, batch, self.tokens)
+        if not self.heads:
+            return self.out(asking[:, :, :0])
+        first, *others = self.project
+        rows = [first(asking), *(product(x) for product in others)]
+        # [member, batch × token, part × head × head_dim] → queries, keys and values apart
+        q, k, v = (
+            part
+            for made in rows
+            for part in made.view(members, made.shape[1], -1, self.heads, self.head_dim).unbind(2)
+        )
+        q, k, v = (
+            part.reshape(members * batch, -1, self.heads, self.head_dim).transpose(1, 2)
+            for part in (_run(self.q_norm, q), _run(self.k_norm, k), v)
+        )
+        if bias is not None and bias.shape[2] > 1:
+            bias = bias[:, :, : q.shape[2]]
+        heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
+        return self.out(heads.transpose(1, 2).reshape(members, asking.shape[1], -1))
+
+
+class _Product:
+    """A linear layer of all members; members with fewer rows or columns are `filled` up."""
+
+    def __init__(
+        self,
+        linears: Sequence[nn.Module],
+        beside: _SideBySide,
+        filled: Filled | None = None,
+        filled_bias: Filled | None = None,
+    ) -> None:
+        weight = beside(linears, "weight", filled)
+        assert weight is not None
+        self.weight: Tensor = weight if weight.dim() == 2 else weight.mT
+        bias = beside(linears, "bias", filled_bias)
+        self.bias = bias if bias is None or bias.dim() == 1 else bias[:, None]
+
+    def outputs(self, start: int, stop: int) -> _Product:
+        """The part of it that makes these outputs."""
+        part = object.__new__(_Product)
+        own = self.weight.dim() == 3
+        part.weight = self.weight[:, :, start:stop] if own else self.weight[start:stop]
+        part.bias = None if self.bias is None else self.bias[..., start:stop]
+        return part
+
+    def __call__(self, x: Stacked) -> Stacked:
+        weight, bias = self.weight, self.bias
+        if weight.dim() == 3:
+            return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+        if bias is None or bias.dim() == 1:
+            return linear(x, weight, bias)
+        return linear(x, weight) + bias
+
+
+def _run(steps: Sequence[Step], x: Any) -> Any:
+    for step in steps:
+        x = step(x)
+    return x
+
+
+def _steps(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) -> list[Step]:
+    """A part of a layer taken apart into operations that know how to serve all members at once.
+
+    Understood are chains of linear layers, norms, and functions of single numbers. `dims`: of [member, …].
+    """
+    if _Tracer().is_leaf_module(modules[0], ""):
+        return _leaf(modules, beside, dims)
+    steps: list[Step] = []
+    stored: dict[fx.Node, Tensor] = {}
+    before: fx.Node | None = None
+    for node in _traced(modules[0]):
+        if node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            stored[node] = _aligned(beside([m.get_submodule(owner) for m in modules], name), dims)
+            continue
+        if [n for n in node.all_input_nodes if n not in stored] != ([before] if before else []):
+            raise CannotGroup(f"{type(modules[0]).__name__} is not a chain of operations")
+        if node.op == "call_module":
+            steps += _leaf([m.get_submodule(str(node.target)) for m in modules], beside, dims)
+        elif node.op == "call_function" and node.target in ELEMENTWISE:
+            steps.append(_function(node, before, stored))
+        elif node.op not in ("placeholder", "output"):
+            raise CannotGroup(f"{type(modules[0]).__name__} calls {node.target}")
+        before = node
+    return steps
+
+
+ELEMENTWISE = {
+    operator.mul, operator.add, torch.mul, torch.add, torch.sigmoid, torch.tanh,
+    nn.functional.gelu, nn.functional.relu, nn.functional.silu,
+}  # fmt: skip
+ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
+
+
+def _elementwise(module: nn.Module) -> bool:
+    """Whether it is a function of single numbers, like QuickGELU."""
+    if isinstance(module, ACTIVATIONS):
+        return True
+    if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
+        return False
+    try:
+        nodes = _traced(module)
+    except CannotGroup:
+        return False
+    calls = [node for node in nodes if node.op not in ("placeholder", "output")]
+    return all(node.op == "call_function" and node.target in ELEMENTWISE for node in calls)
+
+
+class _Tracer(fx.Tracer):
+    """Looks into everything but linear layers, norms, and torch's own modules."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        own = isinstance(m, nn.Linear | nn.LayerNorm)
+        return own or super().is_leaf_module(m, module_qualified_name)
+
+
+def _traced(module: nn.Module) -> list[fx.Node]:
+    try:
+        return list(_Tracer().trace(module).nodes)
+    except Exception as error:  # whatever a foreign `forward` does when asked for its operations
+        raise CannotGroup(f"{type(module).__name__}: {error}") from error
+
+
+def _leaf(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> list[Step]:
+    first = modules[0]
+    if isinstance(first, nn.Dropout):
+        return [first] if first.p else []
+    if isinstance(first, nn.Identity):
+        return []
+    if isinstance(first, nn.Linear):
+        return [_Product(modules, beside)]
+    if isinstance(first, nn.LayerNorm):
+        return [_norm(modules, beside, dims)]
+    if _elementwise(first):
+        return [first]
+    raise CannotGroup(f"{type(first).__name__} is not known")
+
+
+def _norm(modules: Sequence[Any], beside: _SideBySide, dims: int) -> Step:
+    first = modules[0]
+    weight, bias = beside(modules, "weight"), beside(modules, "bias")
+    normed = partial(layer_norm, normalized_shape=first.normalized_shape, eps=first.eps)
+    if all(p is None or p.dim() == 1 for p in (weight, bias)):
+        return partial(normed, weight=weight, bias=bias)
+    scale = _aligned(weight, dims)
+    if bias is None:
+        return lambda x: normed(x) * scale
+    shift = _aligned(bias, dims)
+    return lambda x: torch.addcmul(shift, normed(x), scale)
+
+
+def _aligned(parameter: Tensor | None, dims: int) -> Tensor:
+    """[member, embed] ready to meet [member, …, embed]; what members share has no such axis."""
+    if parameter is None or parameter.dim() > 2:
+        raise CannotGroup("a parameter that is no vector")
+    if parameter.dim() < 2:
+        return parameter
+    return parameter.view(len(parameter), *[1] * (dims - 2), -1)
+
+
+def _function(node: fx.Node, before: fx.Node | None, stored: Mapping[fx.Node, Tensor]) -> Step:
+    """A call with parameters of all members in their places."""
+    call: Any = node.target
+
+    def step(x: Any) -> Any:
+        put = partial(fx.node.map_arg, fn=lambda n: x if n is before else stored[n])
+        return call(*put(node.args), **put(node.kwargs))
+
+    return step

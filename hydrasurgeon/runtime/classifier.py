@@ -1,0 +1,179 @@
+"""Checkpoint → live model: `load` gives one interface to backbones, members and hydras (DESIGN section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydrasurgeon.checkpoints.class_names import with_class_names
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.families import backend
+from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.surgery.fusion import member_sources
+
+__all__ = [
+    "Classifier",
+    "as_classifier",
+    "device_of",
+    "dtype_of",
+    "live_module",
+    "load",
+    "to_raw",
+    "to_tensor",
+]
+
+TORCH = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
+
+
+class Classifier(nn.Module):
+    """Any checkpoint as one kind of model: logits are [batch, member, class]; a single model has one member."""
+
+    def __init__(
+        self, module: nn.Module, manifest: Manifest, transform: Callable[[Any], Any]
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.manifest = manifest
+        self.transform = transform
+
+    @property
+    def members(self) -> int:
+        return len(self.manifest.members or (None,))
+
+    def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
+        logits: Tensor = self.module(inputs)
+        return logits if logits.dim() == 3 else logits[:, None]
+
+    @torch.inference_mode()
+    def predict(self, inputs: Any) -> Float[Tensor, "batch klass"]:
+        """Class probabilities: the mean over the members'."""
+        return self(inputs).float().softmax(dim=-1).mean(dim=1)
+
+
+def load(
+    checkpoint: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "float32",
+    arch: str | None = None,
+    classes: str | None = None,
+    template: Sequence[str] = (),
+) -> Classifier:
+    """Load any checkpoint for inference; a CLIP without class names answers with image features."""
+    opened = with_class_names(
+        open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
+    )
+    opened.digests()
+    return as_classifier(opened, device=device, dtype=dtype)
+
+
+def as_classifier(
+    checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32"
+) -> Classifier:
+    """The live model of an opened checkpoint, in eval mode."""
+    manifest = checkpoint.manifest
+    target, precision = device_of(device), dtype_of(dtype)
+    module = _hydra(checkpoint) if manifest.kind == "hydra" else live_module(checkpoint)
+    transform = backend(manifest.model.family).transform(manifest.model, files=checkpoint.files)
+    model = Classifier(module, manifest, transform)
+    return model.to(device=target, dtype=precision).eval()
+
+
+def live_module(checkpoint: Checkpoint) -> nn.Module:
+    """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
+    manifest = checkpoint.manifest
+    assert manifest.kept is not None
+    family = backend(manifest.model.family)
+    module = family.build(manifest.model, manifest.towers, manifest.kept)
+    expected = set(module.state_dict())
+    tensors = checkpoint.tensors
+    state = {
+        n: to_tensor(tensors.read(n), tensors[n].dtype).float() for n in tensors if n in expected
+    }
+    _assign(module, state, checkpoint.path)
+    return module.eval()
+
+
+def _hydra(checkpoint: Checkpoint) -> Hydra:
+    """M modules that share the parameters the file stores once, run as one."""
+    manifest = checkpoint.manifest
+    assert manifest.members is not None
+    assert manifest.fusion is not None
+    family = backend(manifest.model.family)
+    # Two members that read the same rows of the same stored tensor get the same parameter.
+    shared: dict[tuple[str, tuple[int, ...] | None], nn.Parameter] = {}
+    modules = []
+    for member, sources in zip(manifest.members, member_sources(checkpoint), strict=True):
+        module = family.build(manifest.model, manifest.towers, member.kept)
+        state = {}
+        for name, source in sources.items():
+            key = (source.stored, source.at)
+            if key not in shared:
+                info = checkpoint.tensors[source.stored]
+                value = to_tensor(
+                    source.cut(checkpoint.tensors.read(source.stored)), info.dtype
+                ).float()
+                shared[key] = nn.Parameter(value)
+            state[name] = shared[key]
+        _assign(module, state, checkpoint.path)
+        modules.append(module)
+    return Hydra(modules, family.anatomy, trunk=manifest.fusion.trunk)
+
+
+def _assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    missing, unexpected = module.load_state_dict(dict(state), strict=False, assign=True)
+    if missing or unexpected:
+        name = (missing or unexpected)[0]
+        raise CheckpointError(
+            f"{path}: tensor {name} {'is missing' if missing else 'does not belong to the architecture'}"
+        )
+
+
+def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
+    """Raw safetensors bytes (as unsigned integers) → tensor of their own dtype."""
+    contiguous = np.ascontiguousarray(array).reshape(
+        array.shape
+    )  # numpy makes a vector of a scalar
+    return torch.from_numpy(contiguous).view(TORCH[dtype])
+
+
+def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
+    """Tensor → raw unsigned integers and the safetensors name of its dtype."""
+    plain = tensor.detach().cpu().contiguous()
+    width = plain.element_size()
+    return plain.view(getattr(torch, f"uint{8 * width}")).numpy(), SAFETENSORS[plain.dtype]
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no CUDA device", hint="Use --device cpu.")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device {name}: not a device", hint="Use auto, cpu or cuda.") from error
+
+
+def dtype_of(name: str) -> torch.dtype:
+    known = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float64": torch.float64,
+    }
+    if name not in known:
+        raise UsageError(f"--dtype {name}: not known", hint=f"Use one of {', '.join(known)}.")
+    return known[name]

@@ -1,0 +1,153 @@
+"""The fused runtime: M members in one forward pass (paper section 4.2, DESIGN section 5).
+
+Leading layers that are equal in all members (the trunk) run once, on the plain batch. In the first layer
+where only the kept heads differ, queries, keys and values are computed once for the union of the heads.
+From there the members part, and go on in one of two ways that compute the same:
+
+- stacked: hidden states are [member, batch, token, embed]; what members share runs as one larger product, what
+  they have for themselves as one batched product (`grouped`; one each in training and compilation), and the heads
+  of all members meet in one attention call. Best where a single member leaves the device idle.
+- apart: one member after the other, whose activations stay in the caches.
+
+Where the classifier looks at the first tokens only (a class token), the last layer computes keys and values
+for all tokens and everything else for those few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydrasurgeon.anatomy.layers import Hidden, after_attention, run_block
+from hydrasurgeon.families.base import Anatomy
+from hydrasurgeon.runtime.batched import CannotGroup, Grouped, captured
+from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked, Union, same
+
+__all__ = ["Hydra", "Mode"]
+
+Mode = Literal["auto", "stacked", "apart"]
+
+# Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so that stacking only
+# costs copies. The CPU's comes from benchmarks/modes.py, run on two cores; the other is a guess.
+FULL = {"cpu": 2**18, "cuda": 2**22}
+
+
+class Hydra(nn.Module):
+    """M modules of one family, sharing parameters where they are equal, run as one.
+
+    `trunk` leading layers run once. The members' own modules stay reachable as `members`.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        anatomy: Callable[[nn.Module], Anatomy],
+        *,
+        trunk: int = 0,
+        mode: Mode = "auto",
+    ) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(modules)
+        self.trunk = trunk
+        self.mode = mode
+        self._anatomy = anatomy
+        self._anatomies = anatomies = tuple(anatomy(module) for module in modules)
+        stacks = list(zip(*(a.blocks for a in anatomies), strict=True))
+        self._one_embed = same([a.embed_parts for a in anatomies])
+        self._one_readout = same([a.readout_parts for a in anatomies])
+        self._trunk = [blocks[0] for blocks in stacks[:trunk]]
+        self._own = [a.blocks[trunk:] for a in anatomies]
+        self._parting = stacks[trunk:]
+        # How many leading tokens each layer must hand on; None: all of them.
+        self._tokens: list[int | None] = [None] * len(self._parting)
+        self._tokens[-1:] = [anatomies[0].reads] * len(self._tokens[-1:])
+        self._layers = [Layer(*layer) for layer in zip(self._parting, self._tokens, strict=True)]
+        self._union = Union.where(stacks[trunk]) if self._one_embed and self._parting else None
+        self._grouped: Grouped | None = None
+        self._can_group = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy takes its own modules apart, rather than to run those of the original."""
+        made = partial(Hydra, trunk=self.trunk, mode=self.mode)
+        return made, (list(self.members), self._anatomy), {"training": self.training}
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """What is held besides the parameters: rows gathered or filled up from them."""
+        union = [] if self._union is None else self._union.copies
+        return union if self._grouped is None else [*union, *self._grouped.copies]
+
+    def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
+        if self._one_embed:
+            stack = self._anatomies[0].embed(inputs)
+            hidden, bias = stack.hidden, stack.bias
+            for block in self._trunk:
+                hidden = run_block(block, hidden, bias)
+            parted, biases = [hidden] * len(self.members), [bias] * len(self.members)
+        else:
+            stacks = [anatomy.embed(inputs) for anatomy in self._anatomies]
+            parted, biases = [s.hidden for s in stacks], [s.bias for s in stacks]
+        grouped = self._in_groups(biases) if self._stacks(parted[0]) else None
+        # The gathered rows of the union are no parameters: training and what records it go the plain way.
+        union = None if torch.is_grad_enabled() or captured() else self._union
+        first = None if union is None else union(parted[0], biases[0], self._tokens[0])
+        if grouped is not None:
+            attended = None if first is None else torch.stack(first)
+            return self._read(grouped(torch.stack(parted), biases[0], attended))
+        return (self._stacked if self._stacks(parted[0]) else self._apart)(parted, biases, first)
+
+    def _stacks(self, hidden: Hidden) -> bool:
+        if self.mode != "auto":
+            return self.mode == "stacked"
+        return hidden.numel() < FULL.get(hidden.device.type, FULL["cuda"])
+
+    def _apart(
+        self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
+    ) -> Float[Tensor, "batch member klass"]:
+        """Member after member; `first` are the attention outputs of the first layer where already known."""
+        logits = []
+        for i, anatomy in enumerate(self._anatomies):
+            hidden, layers = parted[i], list(zip(self._own[i], self._tokens, strict=True))
+            if first is not None:
+                hidden, layers = after_attention(layers[0][0], hidden, first[i]), layers[1:]
+            for block, tokens in layers:
+                hidden = run_block(block, hidden, biases[i], tokens)
+            logits.append(anatomy.readout(hidden))
+        return torch.stack(logits, dim=1)
+
+    def _stacked(
+        self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
+    ) -> Float[Tensor, "batch member klass"]:
+        """All members layer by layer."""
+        stacked = torch.stack(list(parted))
+        attended = None if first is None else torch.stack(list(first))
+        for layer in self._layers:
+            if attended is None:
+                attended = layer.attention(stacked, biases)
+            stacked, attended = layer.rest(stacked, attended), None
+        return self._read(stacked)
+
+    def _read(self, stacked: Stacked) -> Float[Tensor, "batch member klass"]:
+        if self._one_readout:
+            logits = self._anatomies[0].readout(stacked.flatten(0, 1))
+            return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
+        each = [a.readout(hidden) for a, hidden in zip(self._anatomies, stacked, strict=True)]
+        return torch.stack(each, dim=1)
+
+    def _in_groups(self, biases: Biases) -> Grouped | None:
+        """The layers as batched products, for plain inference and where members allow it."""
+        if torch.is_grad_enabled() or self.training or captured() or not self._can_group:
+            return None
+        if biases[0] is not None and biases[0].shape[1] > 1:
+            return None
+        if self._grouped is None or not self._grouped.holds:
+            try:
+                self._grouped = Grouped(self._parting, self._tokens)
+            except CannotGroup:
+                self._grouped, self._can_group = None, False
+        return self._grouped

@@ -1,0 +1,1 @@
+"""Out into the world: the hub, ONNX, model cards with results, stock timm."""

@@ -1,0 +1,149 @@
+"""`eval --card`: a checkpoint's own result in its model card, between markers, and as the hub's model-index."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.checkpoints.card import BEGIN, CARD, END
+from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.writing import write_text
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.measuring.report import OodAverage, OodResult, Result, SetAverage
+
+__all__ = ["cards_of", "measured", "with_measured", "write_cards"]
+
+INDEX = "model-index: "
+QUALITY = {"accuracy ↑": "accuracy", "Brier ↓": "brier", "NLL ↓": "nll", "ECE ↓": "ece", "aECE ↓": "aece"}  # fmt: skip
+FOREIGN = {"AUROC ↑": "auroc", "FPR95 ↓": "fpr95", "AUPR ↑": "aupr"}
+
+
+def cards_of(opened: Sequence[Checkpoint]) -> list[Path | None]:
+    """Each checkpoint's model card, where it is a local directory that has one with our markers."""
+    found = [_card(checkpoint) for checkpoint in opened]
+    if not any(found):
+        raise UsageError(
+            "--card: no checkpoint is a directory with a model card",
+            hint="Write one with `-o DIR/`; cards of others, without our markers, are left alone.",
+        )
+    return found
+
+
+def _card(checkpoint: Checkpoint) -> Path | None:
+    path = checkpoint.path / CARD
+    if checkpoint.hub_id is not None or not path.is_file():
+        return None
+    with contextlib.suppress(UnicodeDecodeError):
+        return path if _place(path.read_text(encoding="utf-8")) is not None else None
+    return None
+
+
+def write_cards(
+    cards: Sequence[Path | None],
+    results: Sequence[Result],
+    data: Mapping[str, DataRecord],
+    settings: Mapping[str, Any],
+) -> tuple[Path, ...]:
+    """Put each checkpoint's result into its card; `data` says under which heading each set was used."""
+    written = []
+    for path, result in zip(cards, results, strict=True):
+        if path is not None:
+            card = path.read_text(encoding="utf-8")
+            write_text(path, with_measured(card, result, data, settings))
+            written.append(path)
+    return tuple(written)
+
+
+def with_measured(
+    card: str, result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]
+) -> str:
+    """The card with this result, and no other, between its markers."""
+    place = _place(card)
+    assert place is not None
+    start, end = place
+    section = measured(result, data, settings)
+    return _indexed(f"{card[:start]}\n{section}\n{card[end:]}", result, next(iter(data.values())))
+
+
+def _place(card: str) -> tuple[int, int] | None:
+    """Where the text between the markers begins and ends."""
+    start, end = card.find(BEGIN), card.rfind(END)
+    return None if start < 0 or end < start else (start + len(BEGIN), end)
+
+
+def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
+    """One result as Markdown: quality, OOD detection, shifts, cost, and what it was measured on."""
+    parts = [_table(QUALITY, [_cells(result.id, QUALITY)])]
+    if result.sets is not None and result.sets_average is not None:
+        rows = [[each.name, str(each.n), *_cells(each, QUALITY)] for each in result.sets]
+        rows.append(["mean", "", *_cells(result.sets_average, QUALITY)])
+        parts = [_table(["data set", "samples", *QUALITY], rows)]
+    if result.members > 1:
+        diversity = result.diversity
+        parts.append(
+            f"Two of its {result.members} members disagree on {100 * diversity.disagreement:.1f} % of the samples; "
+            f"mutual information {diversity.mi:.4f} nats."
+        )
+    if result.ood:
+        rows = [[o.name, o.group, str(o.n), *_cells(o, FOREIGN)] for o in result.ood]
+        rows += [[f"mean, {group}", "", "", *_cells(mean, FOREIGN)] for group, mean in result.ood_average.items() if len(_of(result.ood, group)) > 1]  # fmt: skip
+        parts.append(_table(["OOD data", "group", "samples", *FOREIGN], rows))
+    if result.shift:
+        rows = [[s.name, "" if s.severity is None else str(s.severity), f"{s.accuracy:.4f}", f"{s.brier:.4f}"] for s in result.shift]  # fmt: skip
+        parts.append(_table(["shifted data", "severity", "accuracy ↑", "Brier ↓"], rows))
+    if result.cost is not None:
+        parts.append(f"{result.cost.params / 1e6:.4g} M parameters, {result.cost.macs / 1e6:.4g} M multiply-adds for one sample.")  # fmt: skip
+    parts += ["\n".join(_seen(data)), _how(settings)]
+    return "\n\n".join(parts)
+
+
+def _of(ood: Iterable[OodResult], group: str) -> list[OodResult]:
+    return [o for o in ood if group in ("all", o.group)]
+
+
+def _cells(found: SetAverage | OodAverage, columns: Mapping[str, str]) -> list[str]:
+    return [f"{getattr(found, key):.4f}" for key in columns.values()]
+
+
+def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    names = list(head)
+    lines = [names, ["---:"] * len(names), *([cell.replace("|", "\\|") for cell in row] for row in rows)]  # fmt: skip
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _seen(data: Mapping[str, DataRecord]) -> Iterable[str]:
+    for use, record in data.items():
+        yield f"- {use}: `{record.spec}`, {record.rows} samples, sha256 {record.sha256}"
+
+
+def _how(settings: Mapping[str, Any]) -> str:
+    said = [f"temperature {settings['temperature']}", f"OOD score {settings['ood_score']} (OOD is the positive class)"]  # fmt: skip
+    said += [f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None]
+    return f"By `hydrasurgeon eval`: {', '.join(said)}, {settings['dtype']}."
+
+
+def _indexed(card: str, result: Result, data: DataRecord) -> str:
+    """The card whose front matter gives the result in the hub's words; a model-index of someone else's stays."""
+    front = re.match(r"---\n(.*?\n)---\n", card, re.DOTALL)
+    if front is None:
+        return card
+    lines = [line for line in front[1].splitlines() if not line.startswith(f"{INDEX}[")]
+    task = next((line.partition(": ")[2].strip('"') for line in lines if line.startswith("pipeline_tag: ")), None)  # fmt: skip
+    if task is None or any(line.startswith("model-index:") for line in lines):
+        return card
+    metrics = [{"type": key, "name": name[:-2], "value": round(getattr(result.id, key), 6)} for name, key in QUALITY.items()]  # fmt: skip
+    entry = {
+        "name": result.name,
+        "results": [{
+            "task": {"type": task},
+            "dataset": {"name": data.spec, "type": data.spec, "args": {"sha256": data.sha256}},
+            "metrics": metrics,
+        }],
+    }  # fmt: skip
+    lines.append(INDEX + json.dumps([entry], ensure_ascii=False))
+    return "---\n" + "\n".join(lines) + "\n---\n" + card[front.end() :]

@@ -1,0 +1,84 @@
+"""timm's way in: `timm.create_model("local-dir:DIR")` builds pruned ViTs and hydras from what we wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import UsageError
+
+__all__ = ["ENTRY", "TimmHydra", "register"]
+
+ENTRY = "hydrasurgeon_vit"
+"""The architecture that config.json names; its model_args only inform, the manifest decides."""
+INFORMS = {"backbone", "heads_per_layer", "members"}
+
+
+class TimmHydra(nn.Module):
+    """A hydra as a classifier of timm's kind: logits [batch, class] whose softmax is the members' mean probability."""
+
+    def __init__(self, hydra: nn.Module, num_classes: int) -> None:
+        super().__init__()
+        self.hydra = hydra
+        self.num_classes = num_classes
+
+    def member_logits(self, x: Tensor) -> Tensor:
+        """[batch, member, class]"""
+        logits: Tensor = self.hydra(x)
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        probs = self.member_logits(x).float().softmax(dim=-1).mean(dim=1)
+        return probs.clamp_min(1e-37).log()
+
+
+def hydrasurgeon_vit(
+    pretrained: bool = False,
+    pretrained_cfg: Any = None,
+    pretrained_cfg_overlay: Any = None,
+    cache_dir: str | Path | None = None,
+    pretrained_model_args: Any = None,
+    **arguments: Any,
+) -> nn.Module:
+    """Which heads are left says something only about one set of weights, so these are always loaded."""
+    from hydrasurgeon.runtime.classifier import as_classifier
+
+    where = _value(pretrained_cfg, "file") or _value(pretrained_cfg, "hf_hub_id")
+    if where is None:
+        raise UsageError(
+            f"timm:{ENTRY} is built from a directory that hydrasurgeon wrote",
+            hint='Use timm.create_model("local-dir:DIR").',
+        )
+    opened = open_checkpoint(where if Path(where).exists() else f"timm:{where}")
+    opened.digests()
+    made = as_classifier(opened, device="cpu").train()
+    told = opened.manifest.model
+    recorded = {*told.config.get("model_args", {}), *INFORMS}
+    num_classes = arguments.pop("num_classes", told.num_classes)
+    unknown = sorted(set(arguments) - recorded)
+    if unknown:
+        raise UsageError(f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model")
+    module: Any = made.module
+    if opened.manifest.kind == "hydra":
+        module = TimmHydra(made.module, told.num_classes)
+    if num_classes != told.num_classes:
+        if opened.manifest.kind == "hydra":
+            raise UsageError("a hydra's classifiers cannot be replaced: finetune its members")
+        module.reset_classifier(num_classes)
+    module.pretrained_cfg = module.default_cfg = pretrained_cfg
+    built: nn.Module = module.requires_grad_(True)
+    return built
+
+
+def _value(config: Any, key: str) -> Any:
+    return config.get(key) if isinstance(config, dict) else getattr(config, key, None)
+
+
+def register() -> None:
+    from timm.models import is_model, register_model
+
+    if not is_model(ENTRY):
+        register_model(hydrasurgeon_vit)

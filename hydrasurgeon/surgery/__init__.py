@@ -1,0 +1,1 @@
+"""Cut heads out, put members together, and repair what was cut."""

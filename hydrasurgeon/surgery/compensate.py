@@ -1,0 +1,105 @@
+"""prune --compensate: run the unpruned model on calibration inputs, and hand back the tensors that repair it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.families import backend
+from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.heads import Kept
+from hydrasurgeon.run import Progress
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Raw
+
+__all__ = ["COMPENSATIONS", "check_compensation", "repaired_tensors"]
+
+COMPENSATIONS = ("none", "mean", "lstsq")
+
+
+def check_compensation(how: str, data: str | None) -> None:
+    if how not in COMPENSATIONS:
+        near = difflib.get_close_matches(how, COMPENSATIONS, n=1)
+        raise UsageError(
+            f"--compensate {how}: no such repair" + (f" (did you mean {near[0]}?)" if near else ""),
+            hint=f"Available: {', '.join(COMPENSATIONS)}.",
+        )
+    if how != "none" and data is None:
+        raise UsageError(
+            f"--compensate {how} needs calibration data", hint="Give --data D; labels are not used."
+        )
+
+
+def repaired_tensors(
+    checkpoint: Checkpoint,
+    kept: Kept,
+    *,
+    how: str,
+    data: str,
+    limit: int | None,
+    seed: int,
+    device: str,
+    dtype: str,
+    batch_size: int | None,
+    skip_bad: bool,
+    progress: Progress | None,
+) -> tuple[dict[str, Raw], DataRecord]:
+    """Raw output projections and biases of the layers that lose heads, by name, and the data they come from."""
+    from hydrasurgeon.data import Batches, moved, open_data
+    from hydrasurgeon.runtime.classifier import TORCH, as_classifier, to_raw
+    from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
+
+    samples = open_data(data, limit=limit, seed=seed)
+    model = as_classifier(checkpoint, device=device, dtype=dtype)
+    model.requires_grad_(False)
+    family = backend(checkpoint.manifest.model.family)
+    anatomy = family.anatomy(model.module)
+    names = _output_names(checkpoint, kept)
+    places = [(b.attention.tower, b.attention.layer) for b in anatomy.blocks]
+    beyond = [place for place in names if place not in places]
+    if beyond:
+        raise SurgeryError(
+            f"--compensate {how}: no data runs through tower {beyond[0][0]}",
+            hint="Prune that tower without --compensate.",
+        )
+    first = next(model.parameters())
+    batches = Batches(samples, model.transform, batch_size=batch_size, skip_bad=skip_bad)
+
+    def inputs() -> Iterator[Any]:
+        for batch in batches:
+            yield moved(batch.inputs, first.device, first.dtype)
+
+    tick = {} if progress is None else {"tick": progress}
+    calibration = Calibration(inputs, len(batches), **tick)
+    widths = {TORCH[checkpoint.tensors[name].dtype] for name in names.values()}
+    stored = widths.pop() if len(widths) == 1 else first.dtype
+    repairs = (
+        fold_means(anatomy, kept, calibration)
+        if how == "mean"
+        else refit(anatomy, kept, calibration, stored=lambda values: values.to(stored))
+    )
+    found = {}
+    for layer, repair in repairs.items():
+        weight = names[places[layer]]
+        bias = weight.removesuffix("weight") + "bias"
+        for name, values in ((weight, repair.weight), (bias, repair.bias)):
+            if values is not None:
+                found[name] = to_raw(values.to(TORCH[checkpoint.tensors[name].dtype]))[0]
+    return found, DataRecord(**samples.fingerprint())
+
+
+def _output_names(checkpoint: Checkpoint, kept: Kept) -> dict[tuple[str, int], str]:
+    """W_O's name in each layer that loses heads."""
+    manifest = checkpoint.manifest
+    assert manifest.kept is not None
+    family = backend(manifest.model.family)
+    return {
+        (tower, layer): family.head_tensors(manifest.model, tower, layer)[-1].name
+        for tower, rows in manifest.kept.items()
+        for layer, row in enumerate(rows)
+        if kept[tower][layer] != row
+    }

@@ -1,0 +1,341 @@
+"""Files: what is written reads back, what is damaged is refused with one clear message, nothing is left half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints import writing as saving
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import (
+    CheckpointError,
+    HydraError,
+    ManifestError,
+    OutputError,
+    SurgeryError,
+    UsageError,
+)
+from hydrasurgeon.files.manifest import json_schema, read_manifest, sidecar
+from hydrasurgeon.files.tensors import as_float, from_float
+
+MAKE = Callable[..., Path]
+
+
+def test_the_pair_agrees_and_validates(tiny: MAKE) -> None:
+    path = tiny()
+    with safe_open(path, "pt") as file:
+        inside = json.loads(file.metadata()["hydrasurgeon"])
+        assert file.metadata()["format"] == "pt"
+    outside = json.loads(sidecar(path).read_text())
+    assert inside == outside
+    jsonschema.validate(outside, json.loads(json_schema()))
+    assert outside["kind"] == "backbone"
+    assert outside["towers"] == {"vision": {"layers": 3, "heads": 4, "head_dim": 8, "dim": 32}}
+    assert outside["kept"] == {"vision": [[0, 1, 2, 3]] * 3}
+    assert outside["model"]["labels"] is None
+
+
+def test_the_weights_hash_is_what_the_docs_say(tiny: MAKE) -> None:
+    path = tiny()
+    total = hashlib.sha256()
+    for name, tensor in sorted(load_file(path).items()):
+        one = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+        total.update(f"{name}\0F32\0{','.join(map(str, tensor.shape))}\0{one}\n".encode())
+    assert read_manifest(sidecar(path)).weights_sha256 == total.hexdigest()
+
+
+def test_a_lone_file_is_self_contained(tiny: MAKE) -> None:
+    path = tiny()
+    sidecar(path).unlink()
+    assert open_checkpoint(path).recorded
+    assert open_checkpoint(str(path).removesuffix(".safetensors")).manifest.kind == "backbone"
+
+
+def test_outputs_are_byte_identical(tiny: MAKE, tmp_path: Path) -> None:
+    path = tiny()
+    outputs = []
+    for i in range(2):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        hs.prune(path, method="random", keep=2, seed=3, out=folder / "a.safetensors")
+        hs.prune(path, method="random", keep=3, seed=3, out=folder / "b.safetensors")
+        hs.fuse([folder / "a", folder / "b"], out=folder / "h.safetensors")
+        outputs.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
+    assert outputs[0] == outputs[1]
+    for content in outputs[0].values():
+        assert str(tmp_path).encode() not in content
+
+
+def test_existing_outputs_need_force(tiny: MAKE, tmp_path: Path) -> None:
+    path, out = tiny(), tmp_path / "m.safetensors"
+    hs.prune(path, method="random", keep=2, out=out)
+    before = out.read_bytes()
+    with pytest.raises(OutputError, match="already exists"):
+        hs.prune(path, method="random", keep=3, out=out)
+    assert out.read_bytes() == before
+    hs.prune(path, method="random", keep=3, out=out, force=True)
+    assert out.read_bytes() != before
+
+
+def test_names_of_outputs(tiny: MAKE) -> None:
+    path = tiny()
+    assert hs.prune(path, method="random", keep=2).path.name == "vit-random-k2.safetensors"
+    assert hs.prune(path, method="magnitude", remove=5).path.name == "vit-magnitude-r5.safetensors"
+
+
+def test_foreign_weights_are_refused(tiny: MAKE, tmp_path: Path) -> None:
+    path = tiny()
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    tensors["head.bias"] += 1
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(ManifestError, match="belongs to other weights"):
+        hs.prune(path, method="random", keep=2, out=tmp_path / "m.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
+    with pytest.raises(ManifestError, match="belongs to other weights"):
+        hs.load(path)
+
+
+def test_a_sidecar_that_disagrees_is_refused(tiny: MAKE) -> None:
+    path = tiny()
+    manifest = json.loads(sidecar(path).read_text())
+    manifest["kept"]["vision"][0] = [0]
+    sidecar(path).write_text(json.dumps(manifest))
+    with pytest.raises(ManifestError, match="disagrees"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "hydrasurgeon.manifest/9"}, "manifest/9"),
+        ({"kept": {"vision": [[0, 9]] * 3}}, "not sorted heads below 4"),
+        ({"kept": {"vision": [[0]]}}, "kept heads for 1 layers"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_damaged_manifests(tiny: MAKE, change: dict[str, object], message: str) -> None:
+    path = tiny()
+    bare = load_file(path)
+    save_file(bare, path, metadata={"format": "pt"})
+    manifest = json.loads(sidecar(path).read_text()) | change
+    sidecar(path).write_text(json.dumps(manifest))
+    with pytest.raises(ManifestError, match=message):
+        open_checkpoint(path)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(b"this is not a checkpoint at all, only a text file")
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _long_header(path: Path) -> None:
+    path.write_bytes(struct.pack("<Q", 1000) + b"{}")
+
+
+@pytest.mark.parametrize("damage", [_truncate, _garbage, _empty, _long_header])
+def test_damaged_files(tiny: MAKE, damage: Callable[[Path], None]) -> None:
+    path = tiny()
+    damage(path)
+    with pytest.raises(CheckpointError, match=path.name):
+        open_checkpoint(path)
+
+
+def test_missing_and_foreign_tensors(tiny: MAKE) -> None:
+    path = tiny()
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    missing = {k: v for k, v in tensors.items() if k != "blocks.1.mlp.fc1.bias"}
+    save_file(missing, path, metadata=metadata)
+    with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.bias is missing"):
+        open_checkpoint(path)
+    save_file(
+        tensors | {"head.weight": tensors["head.weight"].to(torch.int8)}, path, metadata=metadata
+    )
+    with pytest.raises(CheckpointError, match=r"head\.weight has dtype I8"):
+        open_checkpoint(path)
+
+
+def test_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        open_checkpoint(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="pickled"):
+        open_checkpoint(tmp_path / "model.pt")
+
+
+def test_full_disk_leaves_nothing(
+    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny()
+
+    def full(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saving, "write_tensors", full)
+    with pytest.raises(OutputError, match="the disk is full"):
+        hs.prune(path, method="random", keep=2, out=tmp_path / "m.safetensors")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["vit.heads.json", "vit.safetensors"]
+
+
+def test_unwritable_output(tiny: MAKE) -> None:
+    with pytest.raises(OutputError, match="no such folder"):
+        hs.prune(tiny(), method="random", keep=2, out="/nonexistent/m.safetensors")
+
+
+@pytest.mark.parametrize("keep", [0, 5])
+def test_impossible_numbers_of_heads(tiny: MAKE, keep: int) -> None:
+    with pytest.raises(SurgeryError, match=f"--keep {keep}"):
+        hs.prune(tiny(), method="random", keep=keep)
+
+
+def test_prune_needs_one_amount(tiny: MAKE) -> None:
+    path = tiny()
+    with pytest.raises(UsageError, match="no number of heads"):
+        hs.prune(path, method="random")
+    with pytest.raises(UsageError, match="--keep and --remove together"):
+        hs.prune(path, method="random", keep=1, remove=1)
+
+
+def test_directory_output_reads_back(tiny: MAKE, tmp_path: Path) -> None:
+    path = tiny()
+    hs.prune(path, method="random", keep=2, out=f"{tmp_path}/member/")
+    assert sorted(p.name for p in (tmp_path / "member").iterdir()) == [
+        "README.md",
+        "config.json",
+        "heads.json",
+        "model.safetensors",
+    ]
+    opened = open_checkpoint(tmp_path / "member")
+    assert opened.recorded
+    assert opened.manifest.kind == "member"
+    opened.digests()
+
+
+def test_timm_directory(tmp_path: Path) -> None:
+    import timm
+    from timm.models import save_for_hf
+
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=64)
+    save_for_hf(model, tmp_path / "dir", safe_serialization=True)
+    opened = open_checkpoint(tmp_path / "dir")
+    assert opened.manifest.model.num_classes == 7
+    assert opened.manifest.model.preprocess["input_size"] == [3, 64, 64]
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        expected = model.eval()(images)
+    torch.testing.assert_close(
+        hs.load(tmp_path / "dir", device="cpu")(images)[:, 0], expected, rtol=0, atol=1e-5
+    )
+
+
+def test_sharded_directory(tiny: MAKE, tmp_path: Path) -> None:
+    whole = load_file(tiny())
+    names = sorted(whole)
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for shard, part in shards.items():
+        save_file({name: whole[name] for name in part}, folder / shard)
+    weight_map = {name: shard for shard, part in shards.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4"
+    pruned = hs.prune(folder, arch=arch, method="magnitude", keep=2, out=tmp_path / "m.safetensors")
+    same = hs.prune(
+        tmp_path / "vit.safetensors", method="magnitude", keep=2, out=tmp_path / "n.safetensors"
+    )
+    assert pruned.manifest.weights_sha256 == same.manifest.weights_sha256
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"shard b\.safetensors is missing"):
+        open_checkpoint(folder, arch=arch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_keep_their_bits(tiny: MAKE, tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(tiny()).items()}
+    path = tmp_path / "other.safetensors"
+    save_file(tensors, path)
+    arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4"
+    pruned = hs.prune(path, arch=arch, method="random", keep=1, out=tmp_path / "m.safetensors")
+    head = pruned.manifest.kept["vision"][0][0]
+    found = load_file(pruned.path)["blocks.0.attn.qkv.weight"]
+    expected = tensors["blocks.0.attn.qkv.weight"].view(3, 4, 8, 32)[:, head].reshape(24, 32)
+    assert found.dtype == dtype
+    assert torch.equal(found, expected)
+
+
+def test_bfloat16_rounds_like_torch() -> None:
+    values = torch.randn(1000, dtype=torch.float64) * torch.logspace(-20, 20, 1000)
+    raw = from_float(values.numpy(), "BF16")
+    expected = values.float().bfloat16()
+    assert np.array_equal(raw.view(np.int16), expected.view(torch.int16).numpy())
+    assert np.array_equal(as_float(raw, "BF16"), expected.double().numpy())
+
+
+def test_errors_carry_their_exit_codes() -> None:
+    codes = {kind.__name__: kind.exit_code for kind in HydraError.__subclasses__()}
+    assert codes == {
+        "CheckFailed": 1, "UsageError": 2, "CheckpointError": 3, "SurgeryError": 4, "DataError": 5, "MissingDependency": 6,
+    }  # fmt: skip
+
+
+def test_a_write_that_fails_halfway_leaves_nothing(tiny: MAKE, tmp_path: Path) -> None:
+    """The kernel refuses to let the file grow: the error is one message and the folder is as it was."""
+    tiny()
+    code = (
+        "import resource, sys\nfrom hydrasurgeon.cli.app import run\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
+        "sys.exit(run('prune --method random --keep 2 vit -o m.safetensors'.split()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "m.safetensors: cannot be written (File too large)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["vit.heads.json", "vit.safetensors"]
+
+
+def test_architectures_that_cannot_be_pruned(tmp_path: Path) -> None:
+    save_file(
+        {
+            "patch_embed.proj.weight": torch.zeros(8, 3, 4, 4),
+            "blocks.0.attn.q_bias": torch.zeros(8),
+        },
+        tmp_path / "beit.safetensors",
+    )
+    with pytest.raises(SurgeryError, match="EVA or BEiT"):
+        open_checkpoint(tmp_path / "beit")
+    with pytest.raises(SurgeryError, match="ParallelScalingBlock"):
+        open_checkpoint(tmp_path / "beit", arch=_parallel())
+    with pytest.raises(SurgeryError, match="resnet50 cannot be pruned"):
+        open_checkpoint(tmp_path / "beit", arch="timm:resnet50")
+
+
+def _parallel() -> str:
+    from hydrasurgeon.families.timm_vit.architectures import table
+
+    return "timm:" + next(
+        name for name, a in table().items() if a.why and "ParallelScalingBlock" in a.why
+    )

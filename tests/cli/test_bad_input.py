@@ -1,0 +1,207 @@
+"""What cannot be read or cut ends in one message that says what, where and what next, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fake_hub import FakeHub, Repo, fake_hub
+from safetensors.torch import save_file
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
+from hydrasurgeon.stages.export import export
+
+LIST = "bert, roberta, electra, distilbert, mpnet, vit, deit, dinov2"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub(tmp_path, monkeypatch) as found:
+        yield found
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def published(hub: FakeHub, name: str, folder: Path, **config: object) -> Repo:
+    """A tiny BERT on the hub, with changes to its config."""
+    FAMILIES["BERT"].write(folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, **config}))
+    hub.repos[name] = Repo(files={path.name: path.read_bytes() for path in folder.iterdir()})
+    return hub.repos[name]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says", "hint"),
+    [
+        ("hf:me/gone", "the hub has no me/gone (or it is private)", "HF_TOKEN"),
+        ("hf:me/secret", "the hub has no me/secret (or it is private)", "HF_TOKEN"),
+        ("hf:me/gated", "me/gated is gated", "hf auth login"),
+        ("hf:me/open@v9", "has no revision 'v9'", ""),
+        ("timm:vit_gone_patch16_224", "the hub has no timm/vit_gone_patch16_224", "HF_TOKEN"),
+        ("open_clip:ViT-B-32/gone", "the hub has no ViT-B-32/gone", "HF_TOKEN"),
+        ("hf:a/b/c", "is not a repository name", "hf:google-bert/bert-base-uncased"),
+    ],
+)
+def test_hub_ids_that_lead_nowhere(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], spec: str, says: str, hint: str,
+) -> None:  # fmt: skip
+    """Through huggingface_hub's own client, without a token."""
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_STORED_TOKENS_PATH", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("me/secret", "me/gated", "me/open"):
+        published(hub, name, tmp_path / name.replace("/", "-"))
+    hub.repos["me/secret"].private = True
+    hub.repos["me/gated"].gated = True
+    assert run(["prune", "--method", "random", "--keep", "2", spec, "-o", "out"]) == 3
+    said = capsys.readouterr().err
+    assert says in said.replace("\n", " ")
+    assert hint in said.replace("\n", " ")
+    assert "Traceback" not in said
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_private_repository_opens_with_the_token_and_not_with_another(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(hub, "me/secret", tmp_path / "s").private = True
+    opened = open_checkpoint("hf:me/secret")
+    assert opened.hub_id == f"hf:me/secret@{hub.repos['me/secret'].sha}"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(CheckpointError, match="the hub does not know the token"):
+        open_checkpoint("hf:me/secret")
+
+
+def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    published(hub, "me/llama", tmp_path / "l", model_type="llama", architectures=["LlamaForCausalLM"])  # fmt: skip
+    with pytest.raises(SurgeryError, match="hf:me/llama: llama is a decoder") as refused:
+        open_checkpoint("hf:me/llama")
+    assert LIST in str(refused.value.hint)
+    assert any("config.json" in asked for asked in hub.asked)
+    assert not any(".safetensors" in asked for asked in hub.asked)
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "hint"),
+    [
+        ({"model_type": "t5", "architectures": ["T5EncoderModel"]}, "transformers:t5 is not supported", LIST),
+        ({"model_type": "deberta-v2"}, "transformers:deberta-v2 is not supported", LIST),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "gpt2 is a decoder", LIST),
+        ({"position_embedding_type": "relative_key_query"}, "relative positions in every layer", LIST),
+        ({"model_type": "clip", "architectures": ["CLIPModel"]}, "transformers:clip is not supported", "open_clip:ViT-B-32/openai"),
+        ({"model_type": "new", "auto_map": {"AutoModel": "modeling.New"}}, "trust_remote_code", LIST),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "trust_remote_code", "take auto_map out of its config.json"),
+    ],
+)  # fmt: skip
+def test_transformers_models_that_are_refused(
+    tmp_path: Path, change: dict[str, object], says: str, hint: str
+) -> None:
+    FAMILIES["BERT"].write(tmp_path / "b")
+    told = json.loads((tmp_path / "b" / "config.json").read_text())
+    (tmp_path / "b" / "config.json").write_text(json.dumps({**told, **change}))
+    before = listing(tmp_path)
+    with pytest.raises(SurgeryError, match=says) as refused:
+        hs.prune(tmp_path / "b", method="random", keep=2, out=tmp_path / "m.safetensors")
+    assert str(tmp_path / "b") in refused.value.message
+    assert hint in str(refused.value.hint)
+    assert listing(tmp_path) == before
+
+
+def test_code_that_comes_along_is_asked_for_by_taking_auto_map_out(tmp_path: Path) -> None:
+    """The hint's way: transformers' own class runs the weights, the code beside them never runs."""
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "b")
+    told = json.loads((tmp_path / "b" / "config.json").read_text())
+    (tmp_path / "b" / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "m.M"}}))  # fmt: skip
+    (tmp_path / "b" / "m.py").write_text("raise SystemExit('it ran')\n")
+    with pytest.raises(SurgeryError):
+        hs.load(tmp_path / "b", device="cpu")
+    (tmp_path / "b" / "config.json").write_text(json.dumps(told))
+    inputs = family.inputs()
+    found = hs.load(tmp_path / "b", device="cpu")(inputs)[:, 0].detach()
+    torch.testing.assert_close(found, family.stock(tmp_path / "b")(inputs), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arch", "tensors", "says"),
+    [
+        ("vit_relpos_small_patch16_224", {}, "table of relative positions in every layer"),
+        ("beit_base_patch16_224.in22k", {}, "table of relative positions in every layer"),
+        ("resnet50", {}, "resnet50 cannot be pruned"),
+        (None, {"blocks.0.attn.rel_pos.relative_position_bias_table": (49, 3)}, "tables of relative positions"),
+        (None, {"blocks.0.attn.relative_position_bias_table": (49, 3)}, "tables of relative positions"),
+    ],
+)  # fmt: skip
+def test_timm_models_that_are_refused(
+    tmp_path: Path, arch: str | None, tensors: dict[str, tuple[int, ...]], says: str
+) -> None:
+    shapes = {"patch_embed.proj.weight": (8, 3, 4, 4), **tensors}
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "x.safetensors")  # fmt: skip
+    with pytest.raises(SurgeryError, match=says) as refused:
+        open_checkpoint(tmp_path / "x", arch=arch and f"timm:{arch}")
+    assert "Supported: timm's ViT and DeiT" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("command", ["score", "finetune", "eval"])
+def test_no_tokenizer(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "b")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "b" / name).unlink()
+    data, before = family.data(tmp_path), listing(tmp_path)
+    arguments = {
+        "score": ["--method", "taylor"],
+        "finetune": ["--recipe", "sst2", "-o", str(tmp_path / "t")],
+        "eval": [],
+    }[command]
+    line = [command, str(tmp_path / "b"), "--data", data, "--device", "cpu", *arguments]
+    assert run(line) == 3
+    said = capsys.readouterr().err
+    assert "has no tokenizer" in said
+    assert "tokenizer.json" in said
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["score", "prune", "finetune", "eval", "fuse", "export"])
+def test_no_class_names(tmp_path: Path, command: str) -> None:
+    """A CLIP and data of numbered classes: every command that needs a classifier says what to give."""
+    family = FAMILIES["OpenCLIP"]
+    family.write(tmp_path / "c")
+    (tmp_path / "c" / "heads.json").unlink()  # where they are recorded
+    data = family.data(tmp_path)
+    before = listing(tmp_path)
+    out = tmp_path / "out.safetensors"
+    calls: dict[str, Callable[[], object]] = {
+        "score": lambda: hs.score(tmp_path / "c", method="taylor", data=data, device="cpu"),
+        "prune": lambda: hs.prune(tmp_path / "c", method="taylor", keep=2, data=data, out=out),
+        "finetune": lambda: hs.finetune(tmp_path / "c", data=data, recipe="scratch", out=out),
+        "eval": lambda: hs.evaluate([tmp_path / "c"], data=data),
+        "fuse": lambda: hs.fuse([tmp_path / "c"] * 2, check=data, out=out),
+        "export": lambda: export(tmp_path / "c", out=tmp_path / "c.onnx"),
+    }  # fmt: skip
+    with pytest.raises(HydraError, match=r"class names|has no classifier") as refused:
+        calls[command]()
+    assert "--classes" in f"{refused.value.message} {refused.value.hint}"
+    assert listing(tmp_path) == before
+
+
+def test_pickled_directories(tmp_path: Path) -> None:
+    FAMILIES["BERT"].write(tmp_path / "b")
+    (tmp_path / "b" / "model.safetensors").rename(tmp_path / "b" / "pytorch_model.bin")
+    with pytest.raises(HydraError, match=r"pytorch_model\.bin: pickled checkpoints are not read"):
+        open_checkpoint(tmp_path / "b")

@@ -1,0 +1,135 @@
+"""The demo runs as a user runs it; the README's and the examples' commands run as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hydrasurgeon.cli.demo import COMMANDS
+from hydrasurgeon.data import open_data
+
+ROOT = Path(__file__).parents[2]
+DEMO = files("hydrasurgeon") / "demo"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`hydrasurgeon demo`, once for all tests here."""
+    root = tmp_path_factory.mktemp("demo")
+    done = shell("hydrasurgeon demo", root)
+    assert done.returncode == 0, done.stderr
+    for _, command in COMMANDS:
+        assert f"hydrasurgeon {command}" in done.stderr
+    return root / "hydra-demo"
+
+
+def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=cwd,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_demo_data() -> None:
+    sizes = {
+        "train": 4000,
+        "val": 1000,
+        "test": 2000,
+        "near": 1000,
+        "digits": 1000,
+        "textures": 900,
+    }
+    for name, size in sizes.items():
+        samples = open_data(f"demo:{name}")
+        assert len(samples) == size
+        assert samples.read(0).size == (28, 28)
+        if name in ("train", "val", "test"):
+            assert set(samples.labels.tolist()) == set(range(8))
+            assert "shirt" not in samples.classes
+            assert "sneaker" not in samples.classes
+        else:
+            assert samples.labels is None
+    train, val = (
+        np.load(str(DEMO / f"{n}.npz"))["images"].reshape(-1, 784) for n in ("train", "val")
+    )
+    assert not {row.tobytes() for row in train} & {row.tobytes() for row in val}
+    assert sum(f.stat().st_size for f in Path(str(DEMO)).iterdir()) <= 8_000_000
+
+
+def test_the_demo_tells_its_story(folder: Path) -> None:
+    report = json.loads((folder / "results.json").read_text())
+    single, member, hydra, ensemble = report["results"]
+    assert [r["kind"] for r in report["results"]] == ["backbone", "member", "hydra", "ensemble"]
+    assert [r["members"] for r in report["results"]] == [1, 1, 3, 3]
+    for result in report["results"]:
+        assert result["id"]["accuracy"] > 0.75
+        assert {o["name"] for o in result["ood"]} == {"held-out", "digits", "textures"}
+    assert hydra["id"]["accuracy"] > member["id"]["accuracy"]
+    assert hydra["cost"]["params"] < 3 * single["cost"]["params"]
+    assert ensemble["diversity"]["mi"] > hydra["diversity"]["mi"] > 0
+
+
+def test_the_readmes_commands_run(folder: Path) -> None:
+    """Each bash block after the first two (make, pip), in the demo's folder, in order."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [
+        b
+        for b in re.findall(r"```bash\n(.*?)```", readme, re.S)
+        if not b.startswith(("make", "pip"))
+    ]
+    assert len(blocks) >= 7
+    for block in blocks:
+        done = shell("set -e\n" + block, folder)
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+
+
+def test_the_readmes_python_runs(folder: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    before = (
+        "import torch\nfrom hydrasurgeon.data import open_data\n"
+        "inputs = torch.zeros(2, 1, 28, 28)\nimage = open_data('demo:test').read(0)\n"
+    )
+    fused = "hydra.safetensors"
+    after = "\nassert logits.shape == (2, 3, 8) and probs.shape == (2, 8)\nassert model.predict(inputs).argmax(-1).item() == int(open_data('demo:test').labels[0])"
+    (folder / "snippet.py").write_text(before + code.replace("pair.safetensors", fused) + after)
+    done = shell(f"{sys.executable} snippet.py", folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_examples_run(folder: Path) -> None:
+    line = f"{ROOT}/examples/pipeline.sh backbone.safetensors demo:val demo:val demo:test out"
+    done = shell(line, folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "out" / "report.json").read_text())["results"][1]["kind"] == "hydra"
+    done = shell(
+        f"{sys.executable} {ROOT}/examples/pipeline.py backbone.safetensors demo:val demo:test out2",
+        folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hydra: accuracy 0." in done.stdout
+
+
+def test_figures_in_the_readme_come_from_the_demo() -> None:
+    """The table is there, generated, and has all four rows."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.split("results.json -->")[1].split("<!-- end of demo table -->")[0]
+    rows = [
+        line
+        for line in table.splitlines()
+        if line.startswith("| ") and "accuracy" not in line and "AUROC" not in line
+    ]
+    assert len(rows) == 8
+    assert (ROOT / "docs" / "hydra.svg").read_text().count("<rect") == 1 + 3 * 6 * 8

@@ -1,0 +1,373 @@
+"""CAHP step by step against slow, obvious versions, and the commands around it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, interpolate
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.maps import attention_maps
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.criteria.cahp import choice as cahp
+from hydrasurgeon.criteria.cahp.criterion import (
+    ClassMoments,
+    _check_maps,
+    _resized,
+    jeffries_matusita,
+    layout,
+)
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import (
+    DataError,
+    MissingDependency,
+    OutputError,
+    SurgeryError,
+    UsageError,
+)
+from hydrasurgeon.families import backend
+from hydrasurgeon.heads import Head, count
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+HEADS = 4
+
+
+def live(path: Path, spec: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    model = hs.load(path, device="cpu")
+    samples = open_data(spec)
+    (batch,) = Batches(samples, model.transform, batch_size=len(samples))
+    return model.module.requires_grad_(False), batch.inputs, batch.labels
+
+
+def test_maps_are_what_timm_multiplies_the_values_with(tiny: MAKE, images: SPEC) -> None:
+    module, x, _ = live(tiny(), images(rows=6))
+    site = backend("timm").anatomy(module).blocks[1].attention
+    attn, seen = module.blocks[1].attn, {}
+    attn.fused_attn = False  # then timm writes its maps out
+    attn.register_forward_pre_hook(lambda _, args: seen.update(given=args[0]))
+    attn.attn_drop.register_forward_hook(lambda _, args, out: seen.update(maps=out))
+    module(x)
+    torch.testing.assert_close(
+        attention_maps(site, seen["given"], None), seen["maps"], rtol=0, atol=1e-6
+    )
+
+
+def test_padding_is_cut_off_before_resizing() -> None:
+    maps = torch.rand(2, 3, 6, 6)
+    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    found = _resized(maps, real)
+    for i, n in ((0, 6), (1, 4)):
+        square = maps[i : i + 1, :, :n, :n]
+        expected = interpolate(square, size=(32, 32), mode="bilinear", align_corners=False)
+        torch.testing.assert_close(found[i], expected[0].flatten(-2))
+
+
+def test_streamed_moments_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    maps, labels = rng.random((50, 2, 8)), rng.integers(0, 4, 50)
+    labels[labels == 3] = 2
+    labels[7] = 3  # one sample has no variance: the class is left out
+    moments = ClassMoments(2, range(4), width=8)
+    for part in np.array_split(np.arange(50), 7):
+        moments.add(maps[part], labels[part])
+    means, variances = moments.finish()
+    assert moments.used == [0, 1, 2]
+    for i in range(3):
+        mine = maps[labels == i]
+        np.testing.assert_allclose(means[i], mine.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(variances[i], mine.var(axis=0, ddof=1), rtol=1e-9)
+    few = ClassMoments(1, [0, 1], width=8)
+    few.add(maps[:3, :1], np.array([0, 0, 1]))
+    with pytest.raises(DataError, match="two samples of fewer than two"):
+        few.finish()
+
+
+def test_variances_have_a_floor() -> None:
+    moments = ClassMoments(1, [0, 1], width=3)
+    moments.add(np.full((4, 1, 3), 0.25), np.array([0, 0, 1, 1]))
+    assert (moments.finish()[1] == 1e-6).all()
+
+
+def test_jeffries_matusita_against_the_integral() -> None:
+    """JM = ∫(√p − √q)² of two normal densities, which is 2(1 − e^−B): integrated, not computed by B."""
+    grid = np.linspace(-40, 40, 400_001)
+
+    def integral(m1: float, s1: float, m2: float, s2: float) -> float:
+        p = np.exp(-((grid - m1) ** 2) / (2 * s1)) / np.sqrt(2 * np.pi * s1)
+        q = np.exp(-((grid - m2) ** 2) / (2 * s2)) / np.sqrt(2 * np.pi * s2)
+        return float(np.sum((np.sqrt(p) - np.sqrt(q)) ** 2) * (grid[1] - grid[0]))
+
+    rng = np.random.default_rng(1)
+    means, variances = rng.normal(size=(3, 4, 2)), rng.uniform(0.3, 2, size=(3, 4, 2))
+    rows = np.array(
+        [
+            [
+                integral(means[a, h, d], variances[a, h, d], means[b, h, d], variances[b, h, d])
+                for a, b in itertools.combinations(range(3), 2)
+                for d in range(2)
+            ]
+            for h in range(4)
+        ]
+    )
+    expected = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=-1))
+    np.testing.assert_allclose(jeffries_matusita(means, variances), expected, atol=1e-7)
+
+
+def test_the_layout_starts_where_scikit_learn_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From distances alone: principal coordinates are the principal components of the rows, up to signs."""
+    from sklearn import manifold
+    from sklearn.decomposition import PCA
+
+    rows = np.random.default_rng(0).normal(size=(20, 7))
+    given = {}
+
+    class Spy(manifold.TSNE):
+        def fit_transform(self, x: np.ndarray, y: None = None) -> np.ndarray:
+            given.update(init=self.init, perplexity=self.perplexity, iterations=self.max_iter)
+            return super().fit_transform(x)
+
+    monkeypatch.setattr(manifold, "TSNE", Spy)
+    distances = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=-1))
+    points = layout(distances, seed=3)
+    components = PCA(2).fit_transform(rows)
+    expected = components / components[:, 0].std() * 1e-4
+    np.testing.assert_allclose(np.abs(given["init"]), np.abs(expected), rtol=1e-3, atol=1e-9)
+    assert (given["perplexity"], given["iterations"]) == (10, 1000)
+    assert np.array_equal(points, layout(distances, seed=3))
+    assert layout(distances[:5, :5], seed=0).shape == (5, 2)
+    assert given["perplexity"] == 4
+    for n in (1, 2, 3):
+        assert np.isfinite(layout(distances[:n, :n], seed=0)).all()
+    assert layout(np.zeros((6, 6)), seed=0).tolist() == [[0.0, 0.0]] * 6
+
+
+def test_silhouette_by_brute_force() -> None:
+    rng = np.random.default_rng(2)
+    points = rng.normal(size=(9, 2))
+    distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=-1))
+    medoids = [0, 4, 7]
+    labels = [int(np.argmin(distances[i, medoids])) for i in range(9)]
+    total = 0.0
+    for i in range(9):
+        a = float(np.hypot(*(points[i] - points[medoids[labels[i]]])))
+        others = [m for c, m in enumerate(medoids) if c != labels[i]]
+        b = sum(float(np.hypot(*(points[i] - points[m]))) for m in others) / len(others)
+        total += (b - a) / max(a, b)
+    assert cahp.silhouette(distances, labels, medoids) == pytest.approx(total / 9)
+
+
+def grid_heads(layers: int, heads: int) -> list[Head]:
+    return [Head("vision", layer, h) for layer in range(layers) for h in range(heads)]
+
+
+def blobs(centres: int, each: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    middle = rng.permutation([(10.0 * (i % 4), 10.0 * (i // 4)) for i in range(centres)])
+    return np.repeat(middle, each, axis=0) + rng.normal(size=(centres * each, 2))
+
+
+def test_clusters_keep_their_weightiest_and_layers_are_never_empty() -> None:
+    heads = grid_heads(4, 3)  # three clusters of four points: heads 0-3, 4-7, 8-11 in order
+    points = blobs(3, 4)
+    weights = [0.1, 0.9, 0.2, 0.3, 0.8, 0.1, 0.1, 0.2, 0.1, 0.2, 0.7, 0.6]
+    choice = cahp.choose(heads, points, weights, clusters=3)
+    assert [len(c) for c in choice.clusters] == [4, 4, 4]
+    assert choice.clusters[0] == tuple(heads[:4])
+    # The clusters' best are 1, 4 and 10 (layers 0, 1, 3); layer 2 (6, 7, 8) gets its best back: 7.
+    assert choice.stay == (heads[1], heads[4], heads[7], heads[10])
+
+
+def test_the_number_of_clusters_is_the_knee() -> None:
+    heads = grid_heads(6, 6)
+    points = blobs(9, 4, seed=1)
+    choice = cahp.choose(heads, points, [0.5] * 36)
+    assert [k for k, _ in choice.curve] == list(range(2, 36))
+    assert choice.knee
+    # The same by hand: kneed's own definition on the fitted polynomial.
+    x = np.arange(2, 36, dtype=float)
+    y = np.polyval(np.polyfit(x, [h for _, h in choice.curve], 6), x)
+    rising = (y - y.min()) / (y.max() - y.min()) - (x - x.min()) / (x.max() - x.min())
+    peaks = [i for i in range(1, 33) if rising[i] >= rising[i - 1] and rising[i] >= rising[i + 1]]
+    assert choice.automatic in {int(x[i]) for i in peaks}
+    assert len(choice.clusters) == choice.automatic
+
+
+def test_no_knee_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    bent_down = [(k - 2) ** 2 / 100 for k in range(2, 12)]
+    assert cahp.knee_of(range(2, 12), bent_down) is None
+    assert cahp.knee_of(range(2, 12), [1.0 - 0.1 * i for i in range(10)]) is None
+    assert cahp.knee_of(range(2, 12), [0.5] * 10) is None
+    assert cahp.knee_of([2, 3], [0.1, 0.9]) is None
+    monkeypatch.setattr(cahp, "knee_of", lambda ks, heights: None)
+    choice = cahp.choose(grid_heads(3, 4), blobs(3, 4), [0.0] * 12)
+    assert not choice.knee
+    assert choice.automatic == max(choice.curve, key=lambda p: p[1])[0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
+def test_tiny_head_counts(n: int) -> None:
+    heads = grid_heads(1, n)
+    points = np.random.default_rng(n).normal(size=(n, 2))
+    choice = cahp.choose(heads, points, list(range(n)))
+    assert 1 <= len(choice.stay) <= n
+    assert sum(len(c) for c in choice.clusters) == n
+    if n <= 2:
+        assert len(choice.stay) == n
+
+
+def test_equal_points_do_not_divide_by_zero() -> None:
+    choice = cahp.choose(grid_heads(2, 4), np.zeros((8, 2)), [0.0] * 8)
+    assert not choice.knee
+    assert choice.stay
+
+
+def test_weights_are_mean_absolute_mask_gradients(tiny: MAKE, images: SPEC) -> None:
+    """Slow version: masks as factors on W_O's columns, batches 0 and 4 of five."""
+    path, spec = tiny(), images()
+    module, x, y = live(path, spec)
+    total = torch.zeros(3, HEADS, dtype=torch.float64)
+    for i in (0, 4):
+        for layer in range(3):
+            module.blocks[layer].attn.proj.weight.requires_grad_(True)
+        module.zero_grad()
+        cross_entropy(module(x[8 * i : 8 * i + 8]), y[8 * i : 8 * i + 8]).backward()
+        for layer in range(3):
+            w = module.blocks[layer].attn.proj.weight
+            total[layer] += (w.detach() * w.grad).view(32, HEADS, 8).sum(dim=(0, 2)).double().abs()
+    expected = ((total - total.min()) / (total.max() - total.min())).numpy()
+    found = hs.score(path, method="cahp", data=spec, batch_size=8).result
+    np.testing.assert_allclose(np.array(found.values["vision"]), expected, atol=1e-4)
+
+
+def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images()
+    scored = hs.score(path, method="cahp", data=spec, keep="auto").result
+    once = path.read_bytes()
+    hs.score(path, method="cahp", data=spec, keep="auto")
+    assert path.read_bytes() == once
+    settings = scored.settings
+    assert len(settings["clusters"]) == settings["automatic"]
+    assert sorted(tuple(h) for c in settings["clusters"] for h in c) == [
+        tuple(h) for h in grid_heads(3, 4)
+    ]
+    assert len(settings["points"]) == 12
+    auto = hs.prune(path, method="cahp", keep="auto")
+    assert auto.path.name == "vit-cahp-auto.safetensors"
+    kept = auto.manifest.kept
+    assert kept is not None
+    assert {t: [list(r) for r in rows] for t, rows in kept.items()} == settings["kept"]
+    assert count(kept) == settings["count"]
+    for layer, row in enumerate(kept["vision"]):
+        assert row  # no layer is empty
+        for cluster in settings["clusters"]:
+            mine = [h for t, la, h in cluster if la == layer]
+            assert len(set(mine) & set(row)) <= 2  # its best, and one for an empty layer
+    two = hs.prune(path, method="cahp", keep=2, out=tmp_path / "two.safetensors")
+    assert count(two.manifest.kept or {}) >= 6
+    assert hs.prune(path, method="cahp", remove=2, out=tmp_path / "r.safetensors").removed <= 2
+    asked = hs.score(path, method="cahp", data=spec, keep=2).result
+    assert len(asked.settings["clusters"]) == 6
+    assert {"vision": [list(r) for r in (two.manifest.kept or {})["vision"]]} == asked.settings[
+        "kept"
+    ]
+    late = hs.prune(path, method="cahp", keep=1, layers="2", out=tmp_path / "late.safetensors")
+    assert [len(r) for r in (late.manifest.kept or {})["vision"]] == [4, 4, 1]
+    # A pruned member, ragged and with an empty layer, can be scored again.
+    mask = tmp_path / "mask.json"
+    mask.write_text(json.dumps({"vision": [[0, 3], [], [1, 2, 3]]}))
+    ragged = hs.prune(path, mask=mask, out=tmp_path / "ragged.safetensors")
+    again = hs.score(ragged.path, method="cahp", data=spec).result
+    assert len(again.settings["points"]) == 5
+    assert again.values["vision"][1] == (0.0, 0.0, 0.0, 0.0)
+    pruned = hs.prune(ragged.path, method="cahp", keep="auto")
+    assert [len(r) > 0 for r in (pruned.manifest.kept or {})["vision"]] == [True, False, True]
+
+
+def test_what_cannot_be_asked(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images()
+    with pytest.raises(UsageError, match="no number of heads of its own"):
+        hs.prune(path, method="random", keep="auto")
+    hs.score(path, method="cahp", data=spec)
+    with pytest.raises(UsageError, match="nothing to draw from"):
+        hs.prune(path, method="cahp", sample="2/4")
+    with pytest.raises(SurgeryError, match="13"):
+        hs.prune(path, method="cahp", remove=-1)
+    with pytest.raises(UsageError, match="no curve to draw"):
+        hs.score(path, method="random", plot=tmp_path / "x.png")
+    with pytest.raises(UsageError, match=r"\.png or \.svg"):
+        hs.score(path, method="cahp", data=spec, plot=tmp_path / "x.gif")
+
+
+def test_a_model_whose_maps_are_not_softmax(tiny: MAKE, images: SPEC) -> None:
+    """Heads that are scaled on their way to W_O: what the maps say is not what the model does."""
+    module, x, _ = live(tiny(), images(rows=6))
+    anatomy = backend("timm").anatomy(module)
+    _check_maps(module, anatomy, x)
+    module.blocks[1].attn.norm.register_forward_hook(lambda _, args, out: 1.5 * out)
+    with pytest.raises(SurgeryError, match="vision layer 1 cannot be read"):
+        _check_maps(module, anatomy, x)
+
+
+def test_many_classes_are_drawn(tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydrasurgeon.criteria import cahp as criterion
+
+    monkeypatch.setattr(criterion, "MOST_CLASSES", 3)
+    found = hs.score(tiny(), method="cahp", data=images(), seed=1).result
+    assert len(found.settings["classes"]) == 3
+
+
+def test_the_picture(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images()
+    for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        plot = tmp_path / f"c.{suffix}"
+        hs.score(path, method="cahp", data=spec, plot=plot)
+        first = plot.read_bytes()
+        assert first.startswith(start)
+        with pytest.raises(OutputError, match="already exists"):
+            hs.score(path, method="cahp", data=spec, plot=plot)
+        hs.score(path, method="cahp", data=spec, plot=plot, force=True)
+        assert plot.read_bytes() == first
+    text = (tmp_path / "c.svg").read_text()
+    assert "mean simplified silhouette" in text or "<path" in text
+
+
+def test_missing_packages_end_with_6(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.util import find_spec
+
+    from hydrasurgeon import lookup as optional
+
+    gone = {"kneed", "sklearn", "matplotlib"}
+    monkeypatch.setattr(
+        optional, "find_spec", lambda name: None if name in gone else find_spec(name)
+    )
+    path, spec = tiny(), images()
+    with pytest.raises(MissingDependency) as caught:
+        hs.score(path, method="cahp", data=spec)
+    assert caught.value.exit_code == 6
+    assert "pip install scikit-learn kneed" in str(caught.value.hint)
+    with pytest.raises(MissingDependency, match="matplotlib"):
+        hs.score(path, method="cahp", data=spec, plot=tmp_path / "c.png")
+
+
+def test_on_the_command_line(
+    tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny()
+    spec = images()
+    monkeypatch.chdir(path.parent)
+    assert run(["score", "--method", "cahp", "--data", spec, "--keep", "auto", "vit"]) == 0
+    assert "CAHP keeps" in capsys.readouterr().out
+    assert run(["prune", "--method", "cahp", "--keep", "auto", "vit"]) == 0
+    assert run(["prune", "--method", "cahp", "--keep", "some", "vit"]) == 2
+    assert "neither a number nor auto" in capsys.readouterr().err
+    assert run(["prune", "--method", "random", "--keep", "auto", "vit"]) == 2
+    assert run(["prune", "--method", "random", "--keep", "2", "vit"]) == 0

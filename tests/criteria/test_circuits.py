@@ -1,0 +1,376 @@
+"""Circuits: every search against an independent, obvious version of Algorithm 1."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hydrasurgeon as hs
+from hydrasurgeon.criteria.circuits.objective import Objective, Predictions, margins, odds
+from hydrasurgeon.criteria.circuits.order import hard_first, lost_along, warm_first
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.manifest import read_manifest, sidecar
+from hydrasurgeon.measuring import metrics
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+HEAD_DIM = 8
+ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
+
+
+def everything(
+    spec: str, transform: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    samples = open_data(spec)
+    (batch,) = Batches(samples, transform, batch_size=len(samples))
+    return batch.inputs, batch.labels
+
+
+def algorithm_1(
+    path: Path,
+    data: str,
+    ood: str,
+    objective: str,
+    budget: int,
+    layers: tuple[int, ...] = (0, 1, 2),
+) -> tuple[list[tuple[str, int, int]], list[float]]:
+    """Written out from the paper: zero W_O's columns, evaluate, restore; scores as exact fractions."""
+    model = hs.load(path, device="cpu")
+    kept = model.manifest.kept["vision"]
+    sites = [block.attn.proj.weight for block in model.module.blocks]
+    left = [(la, h) for la, row in enumerate(kept) for h in row if la in layers]
+    x, y = everything(data, model.transform)
+    foreign_x, _ = everything(ood, model.transform)
+
+    @torch.inference_mode()
+    def score() -> Fraction:
+        logits, outside = model.module(x).double(), model.module(foreign_x).double()
+        acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
+        foreign = 1 - outside.softmax(-1).amax(-1)
+        familiar = 1 - logits.softmax(-1).amax(-1)
+        above = int((foreign[:, None] > familiar).sum()) * 2 + int(
+            (foreign[:, None] == familiar).sum()
+        )
+        auroc = Fraction(above, 2 * len(foreign) * len(familiar))
+        return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
+
+    order, trace = [], []
+    for _ in range(budget):
+        best, winner = Fraction(-1), (-1, -1)
+        for la, h in left:
+            at = kept[la].index(h) * HEAD_DIM
+            columns = sites[la].data[:, at : at + HEAD_DIM]
+            saved = columns.clone()
+            columns.zero_()
+            if (s := score()) > best:
+                best, winner = s, (la, h)
+            columns.copy_(saved)
+        at = kept[winner[0]].index(winner[1]) * HEAD_DIM
+        sites[winner[0]].data[:, at : at + HEAD_DIM] = 0
+        left.remove(winner)
+        order.append(("vision", *winner))
+        trace.append(float(best))
+    return order, trace
+
+
+@pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
+@pytest.mark.parametrize("search", ["exact", "naive"])
+def test_search_is_algorithm_1(tiny: MAKE, images: SPEC, objective: str, search: str) -> None:
+    path = tiny()
+    data, ood = images(rows=50), images("ood.npz", rows=30, seed=5, labels=False)
+    expected, trace = algorithm_1(path, data, ood, objective, 8)
+    found = hs.score(
+        path, method="circuit", objective=objective, data=data, ood=[ood], search=search, remove=8, batch_size=7
+    ).result  # fmt: skip
+    assert list(found.order) == expected
+    assert found.trace == pytest.approx(trace, abs=1e-9)
+
+
+def searched(path: Path, search: str, **options: object) -> tuple[tuple[str, int, int], ...]:
+    out = path.with_name(f"{search}.safetensors")
+    return hs.score(
+        path, method="circuit", search=search, out=out, force=True, **options
+    ).result.order
+
+
+@pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
+def test_late_layers_and_ragged_heads(
+    tiny: MAKE, images: SPEC, tmp_path: Path, objective: str
+) -> None:
+    mask = tmp_path / "mask.json"
+    mask.write_text('{"vision": [[0, 2], [], [0, 1, 3]]}')
+    path = hs.prune(tiny(), mask=mask, out=tmp_path / "ragged.safetensors").path
+    data, ood = images(rows=33), images("ood.npz", rows=21, seed=2)
+    whole, _ = algorithm_1(path, data, ood, objective, 4)
+    late, _ = algorithm_1(path, data, ood, objective, 2, layers=(1, 2))
+    for search in ("naive", "exact"):
+        options = {"objective": objective, "data": data, "ood": [ood], "batch_size": 8}
+        assert list(searched(path, search, remove=4, **options)) == whole
+        assert list(searched(path, search, remove=2, layers="1-2", **options)) == late
+
+
+def test_ties_go_to_the_first_head(tiny: MAKE, images: SPEC) -> None:
+    """Without the classifier's weights all samples look alike, and so do all heads."""
+    from safetensors.torch import load_file, save_file
+
+    path = tiny()
+    weights = {k: v * (0 if k.startswith("head.") else 1) for k, v in load_file(path).items()}
+    bare = path.with_name("blank.safetensors")
+    save_file(weights, bare)
+    for search in ("naive", "exact", "fast"):
+        for objective in ("acc", "avg"):
+            order = searched(
+                bare, search, objective=objective, data=images(), ood=[images("o.npz", seed=1)], remove=5, arch=ARCH
+            )  # fmt: skip
+            assert order == (*(("vision", 0, h) for h in range(4)), ("vision", 1, 0))
+
+
+def predictions(draw: st.DrawFn, circuits: int) -> tuple[Objective, Predictions]:
+    kind = draw(st.sampled_from(["acc", "ood", "avg"]))
+    n, m = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    numbers = st.integers(-4, 4).map(lambda x: x / 2)
+    rows = [
+        torch.tensor(draw(st.lists(numbers, min_size=circuits * k, max_size=circuits * k))).double()
+        for k in (n, n, m)
+    ]
+    margin, familiar, foreign = (r.view(circuits, -1) for r in rows)
+    return Objective(kind, n, m), Predictions(margin, familiar, foreign)
+
+
+@given(st.data())
+def test_points_allow_for_rounding(data: st.DataObject) -> None:
+    """Whatever the logits are within the tolerance, the points lie in the interval."""
+    objective, seen = predictions(data.draw, 2)
+    tolerance = 0.3
+    shifts = [
+        torch.tensor(
+            data.draw(st.lists(st.floats(-0.6, 0.6), min_size=part.numel(), max_size=part.numel()))
+        ).double().view(part.shape)
+        for part in (seen.margin, seen.familiar, seen.foreign)
+    ]  # fmt: skip
+    moved = Predictions(
+        *(p + s for p, s in zip((seen.margin, seen.familiar, seen.foreign), shifts, strict=True))
+    )
+    for (low, high), (true, same) in zip(
+        objective.points(seen, tolerance), objective.points(moved), strict=True
+    ):
+        assert low <= true <= high
+        assert true == same or bool((moved.margin == 0).any())
+
+
+@given(st.data())
+def test_points_are_the_metrics(data: st.DataObject) -> None:
+    objective, seen = predictions(data.draw, 1)
+    ((points, _),) = objective.points(Predictions(seen.margin + 0.1, seen.familiar, seen.foreign))
+    accuracy = float((seen.margin + 0.1 > 0).double().mean())
+    auroc = metrics.auroc(-seen.familiar[0], -seen.foreign[0])
+    expected = {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[objective.kind]
+    assert objective.value(points) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.data())
+def test_bounds_hold_along_the_path(data: st.DataObject) -> None:
+    """After any batch, no candidate ends above what it is thought to be able to reach; the path visits all once."""
+    objective, seen = predictions(data.draw, 3)
+    if not objective.needs_ood:  # OOD samples are not even run
+        seen = Predictions(seen.margin, seen.familiar, seen.foreign[:, :0])
+    other = Predictions(seen.margin[0], seen.familiar[0], seen.foreign[0])
+    size = data.draw(st.integers(1, 4))
+    path = hard_first(objective, other, size)
+    warm, _ = warm_first(objective, other, size, 0.3)
+    for walk in (path, warm):
+        for foreign, rows in ((False, objective.id_rows), (True, objective.ood_rows)):
+            visited = [i for part in walk if part.foreign is foreign for i in part.index.tolist()]
+            assert sorted(visited) == list(range(rows if objective.needs_ood or not foreign else 0))
+    for row, (final, _) in enumerate(objective.points(seen)):
+        one = Predictions(seen.margin[row], seen.familiar[row], seen.foreign[row])
+        lost = lost_along(objective, one, path)
+        assert all(a <= b for a, b in itertools.pairwise(lost))
+        assert objective.total - lost[-1] >= final
+
+
+@given(st.lists(st.lists(st.floats(-20, 20), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_odds_order_samples_as_probabilities_do(rows: list[list[float]]) -> None:
+    logits = torch.tensor(rows).double()
+    p = logits.softmax(-1).amax(-1)
+    torch.testing.assert_close(odds(logits).sigmoid(), p)
+    labels = torch.zeros(len(rows), dtype=torch.long)
+    expected = [row[0] >= max(row[1:]) for row in logits.tolist()]
+    assert (margins(logits, labels) > 0).tolist() == expected
+
+
+class Killed(Exception):
+    pass
+
+
+def killer(after: int) -> Callable[[str, int, int], None]:
+    def tick(what: str, done: int, total: int) -> None:
+        if what.startswith(f"{after}/"):
+            raise Killed
+
+    return tick
+
+
+@pytest.mark.parametrize("search", ["naive", "exact", "fast"])
+def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, search: str) -> None:
+    rows = 120 if search == "fast" else 40  # fast draws from many samples only
+    data, ood = images(rows=rows), images("ood.npz", rows=rows, seed=3)
+    options = {
+        "method": "circuit",
+        "data": data,
+        "ood": [ood],
+        "search": search,
+        "remove": 6,
+        "batch_size": 16,
+    }
+    whole, cut = tiny("whole.safetensors"), tiny("cut.safetensors")
+    hs.score(whole, **options)
+    state = cut.with_name("cut.circuit-avg.search.json")
+    for after in (2, 5):
+        with pytest.raises(Killed):
+            hs.score(cut, progress=killer(after), **options)
+        assert len(json.loads(state.read_text())["order"]) == after
+    hs.score(cut, **options)
+    assert not state.exists()
+    ours, theirs = read_manifest(sidecar(cut)), read_manifest(sidecar(whole))
+    assert ours.scores == theirs.scores
+
+
+def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) -> None:
+    path, data = tiny(), images()
+    options = {"method": "circuit", "objective": "acc", "search": "naive", "remove": 3}
+    with pytest.raises(Killed):
+        hs.score(path, data=data, progress=killer(1), **options)
+    for change, said in (
+        ({"data": images("other.npz", seed=8)}, "data"),
+        ({"remove": 4}, r"budget \(3, now 4\)"),
+        ({"search": "exact"}, r"search \(naive, now exact\)"),
+        ({"layers": "1-2"}, "layers"),
+    ):
+        with pytest.raises(UsageError, match=f"another .*{said}") as caught:
+            hs.score(path, **{**options, "data": data, **change})
+        assert "vit.circuit-acc.search.json" in str(caught.value.hint)
+    other = tiny("other.safetensors", seed=9)
+    other.replace(path)
+    sidecar(other).replace(sidecar(path))
+    with pytest.raises(UsageError, match="another weights"):
+        hs.score(path, data=data, **options)
+    path.with_name("vit.circuit-acc.search.json").write_text("{")
+    with pytest.raises(UsageError, match="not the state of a search"):
+        hs.score(path, data=data, **options)
+
+
+@pytest.mark.parametrize("search", ["exact", "fast", pytest.param("naive", marks=pytest.mark.slow)])
+def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str) -> None:
+    rows = 120 if search == "fast" else 40  # fast draws from many samples only
+    path, data, ood = tiny(), images(rows=rows), images("ood.npz", rows=rows, seed=5)
+    alone = searched(path, search, data=data, ood=[ood], remove=5, batch_size=7)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(),
+        "-m", "hydrasurgeon", "score", str(path), "--method", "circuit", "--data", data, "--ood", ood,
+        "--remove", "5", "--search", search, "--batch-size", "7", "--device", "cpu", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)  # one process speaks
+    assert [tuple(head) for head in printed["score"]["order"]] == list(alone)
+    assert read_manifest(sidecar(path)).scores["circuit-avg"].order == alone
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_members_from_circuits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, data, ood = tiny(), images(), images("ood.npz", seed=3)
+    for objective in ("acc", "ood"):
+        hs.score(path, method="circuit", objective=objective, data=data, ood=[ood], remove=8)
+    scores = read_manifest(sidecar(path)).scores
+    assert set(scores) == {"circuit-acc", "circuit-ood"}
+    assert [len(record.spec) > 0 for record in scores["circuit-ood"].data] == [True, True]
+    for objective in ("acc", "ood"):
+        kept = hs.prune(path, method="circuit", objective=objective, keep=2, out=tmp_path / f"{objective}.safetensors").manifest.kept["vision"]  # fmt: skip
+        gone = {(la, h) for _, la, h in scores[f"circuit-{objective}"].order[:6]}
+        assert kept == tuple(tuple(h for h in range(4) if (la, h) not in gone) for la in range(3))
+    with pytest.raises(UsageError, match="circuit-acc and circuit-ood"):
+        hs.prune(path, method="circuit", keep=2, out=tmp_path / "x.safetensors")
+    pools = {
+        hs.prune(path, method="circuit-ood", sample="4/8", seed=s).manifest.weights_sha256 for s in range(3)
+    }  # fmt: skip
+    assert len(pools) > 1
+    inline = hs.prune(path, method="circuit", objective="avg", keep=3, data=data, ood=[ood])
+    assert inline.path.name == "vit-circuit-avg-k3.safetensors"
+    assert inline.removed == 3
+    assert not list(tmp_path.glob("*.search.json"))
+
+
+def test_fast_agrees_on_an_easy_model(tiny: MAKE, images: SPEC) -> None:
+    options = {"data": images(rows=120), "ood": [images("ood.npz", rows=120, seed=5)], "remove": 4}
+    found = hs.score(tiny(), method="circuit", search="fast", **options).result
+    assert "assumed" in found.settings["guarantee"]
+    assert len(set(found.order)) == 4
+    exact = searched(tiny("b.safetensors"), "exact", **options)
+    assert len(set(found.order) & set(exact)) >= 3
+
+
+def test_the_manifest_says_what_was_done(tiny: MAKE, images: SPEC) -> None:
+    options = {
+        "method": "circuit",
+        "data": images(rows=50),
+        "ood": [images("ood.npz", rows=40, seed=5)],
+    }
+    exact = hs.score(tiny(), remove=5, batch_size=8, **options).result.settings
+    naive = hs.score(tiny("n.safetensors"), remove=5, search="naive", **options).result.settings
+    assert "the order of naive" in exact["guarantee"]
+    assert naive["counts"]["layers"] == (12 + 11 + 10 + 9 + 8) * 90 * 3
+    assert exact["counts"]["layers"] < naive["counts"]["layers"] / 2
+    assert (exact["search"], exact["objective"], exact["removed"], exact["candidates"]) == (
+        "exact",
+        "avg",
+        5,
+        12,
+    )
+    assert exact["start"] == pytest.approx(naive["start"], abs=1e-12)
+
+
+def test_bad_input(tiny: MAKE, images: SPEC) -> None:
+    path, data = tiny(), images(rows=10)
+    with pytest.raises(UsageError, match="needs OOD data"):
+        hs.score(path, method="circuit", data=data)
+    with pytest.raises(UsageError, match="no such objective"):
+        hs.score(path, method="circuit", objective="nll", data=data)
+    with pytest.raises(UsageError, match="has none"):
+        hs.score(path, method="taylor", objective="acc", data=data)
+    with pytest.raises(UsageError, match="--ood"):
+        hs.score(path, method="taylor", data=data, ood=[data])
+    with pytest.raises(UsageError, match="no such search"):
+        hs.score(path, method="circuit", objective="acc", data=data, search="quick")
+    for budget in ({"remove": 12}, {"remove": 5, "layers": "1"}, {"remove": 0}, {"keep": 4}):
+        with pytest.raises(SurgeryError, match="candidate"):
+            hs.score(path, method="circuit", objective="acc", data=data, **budget)
+    with pytest.raises(UsageError, match="no circuit-avg scores") as caught:
+        hs.prune(path, method="circuit", keep=2)
+    assert "score --method circuit-avg --data D --ood O" in str(caught.value.hint)
+    found = hs.score(path, method="circuit", objective="acc", data=data, remove=1).result
+    assert "10 ID samples cannot rank 12 heads" in found.settings["notes"][0]

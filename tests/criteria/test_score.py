@@ -1,0 +1,201 @@
+"""Criteria against slow, obvious versions of their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+import hydrasurgeon as hs
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.manifest import read_manifest, sidecar
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+HEAD_DIM, HEADS, DIM = 8, 4, 32
+
+
+def all_data(path: Path, spec: str) -> tuple[hs.load, torch.Tensor, torch.Tensor]:  # type: ignore[valid-type]
+    model = hs.load(path, device="cpu")
+    samples = open_data(spec)
+    (batch,) = Batches(samples, model.transform, batch_size=len(samples))
+    return model.module.requires_grad_(True), batch.inputs, batch.labels
+
+
+def taylor_by_the_paper(module: torch.nn.Module, layer: int) -> list[float]:
+    """D.1.1, written out: s_h = (q_h + k_h + v_h) / 3."""
+    qkv = module.blocks[layer].attn.qkv
+    weights, gradients = qkv.weight.detach().double(), qkv.weight.grad.double()
+    scores = []
+    for head in range(weights.shape[0] // (3 * HEAD_DIM)):
+        parts = []
+        for block in range(3):
+            start = block * (weights.shape[0] // 3) + head * HEAD_DIM
+            rows = slice(start, start + HEAD_DIM)
+            parts.append(float((weights[rows] * gradients[rows]).abs().sum()) / (HEAD_DIM * DIM))
+        scores.append(sum(parts) / 3)
+    return scores
+
+
+def test_taylor_is_the_papers(tiny: MAKE, images: SPEC) -> None:
+    path, spec = tiny(), images()
+    module, x, y = all_data(path, spec)
+    cross_entropy(module(x), y).backward()
+    found = hs.score(path, method="taylor", data=spec, batch_size=7).result.values["vision"]
+    for layer in range(3):
+        assert found[layer] == pytest.approx(taylor_by_the_paper(module, layer), rel=1e-4)
+
+
+def test_sequential_taylor_decides_layer_after_layer(tiny: MAKE, images: SPEC) -> None:
+    """Slow version: zero the output columns of what is gone, take new gradients, go on."""
+    path, spec = tiny(), images()
+    module, x, y = all_data(path, spec)
+    expected, plain = [], hs.score(path, method="taylor", data=spec).result.values["vision"]
+    for layer in range(3):
+        module.zero_grad()
+        cross_entropy(module(x), y).backward()
+        scores = taylor_by_the_paper(module, layer)
+        expected.append(scores)
+        with torch.no_grad():
+            for head in sorted(range(HEADS), key=lambda h: scores[h])[: HEADS - 1]:
+                module.blocks[layer].attn.proj.weight[
+                    :, head * HEAD_DIM : (head + 1) * HEAD_DIM
+                ] = 0
+    found = hs.score(path, method="taylor", data=spec, keep=1, batch_size=16).result.values[
+        "vision"
+    ]
+    for layer in range(3):
+        assert found[layer] == pytest.approx(expected[layer], rel=1e-4)
+    assert found[0] == pytest.approx(plain[0], rel=1e-4)
+    assert found[2] != pytest.approx(plain[2], rel=1e-4)
+
+
+def test_fisher_sums_squared_mask_gradients(tiny: MAKE, images: SPEC) -> None:
+    """Slow version: one sample at a time, the mask as a factor on W_O's columns."""
+    path, spec = tiny(), images(rows=12)
+    module, x, y = all_data(path, spec)
+    total = torch.zeros(3, HEADS, dtype=torch.float64)
+    for i in range(len(x)):
+        module.zero_grad()
+        cross_entropy(module(x[i : i + 1]), y[i : i + 1]).backward()
+        for layer in range(3):
+            # d loss / d mask_h at mask 1 is Σ W ∘ dL/dW over the head's columns of W_O.
+            proj = module.blocks[layer].attn.proj.weight
+            per_head = (proj.detach() * proj.grad).view(DIM, HEADS, HEAD_DIM).sum(dim=(0, 2))
+            total[layer] += per_head.double().square()
+    found = hs.score(path, method="fisher", data=spec, batch_size=5).result.values["vision"]
+    np.testing.assert_allclose(np.array(found), total.numpy(), rtol=1e-3)
+
+
+def test_magnitude_by_hand(tiny: MAKE) -> None:
+    path = tiny()
+    weight = load_file(path)["blocks.1.attn.qkv.weight"].double()
+    expected = weight.view(3, HEADS, HEAD_DIM * DIM).abs().mean(dim=(0, 2))
+    found = hs.score(path, method="magnitude").result.values["vision"][1]
+    assert found == pytest.approx(expected.tolist(), rel=1e-9)
+
+
+def test_random_follows_the_seed_not_what_is_gone(tiny: MAKE, tmp_path: Path) -> None:
+    path = tiny()
+    first = hs.score(path, method="random", seed=1).result.values["vision"]
+    pruned = hs.prune(path, method="random", keep=2, out=tmp_path / "m.safetensors")
+    again = hs.score(pruned.path, method="random", seed=1).result.values["vision"]
+    for layer, row in enumerate(pruned.manifest.kept["vision"]):
+        for head in range(HEADS):
+            assert again[layer][head] == (first[layer][head] if head in row else 0.0)
+    assert hs.score(path, method="random", seed=2).result.values["vision"] != first
+
+
+def test_scores_travel_in_the_manifest(tiny: MAKE, images: SPEC) -> None:
+    path, spec = tiny(), images()
+    weights = load_file(path)
+    hs.score(path, method="taylor", data=spec)
+    once = path.read_bytes()
+    hs.score(path, method="taylor", data=spec)
+    assert path.read_bytes() == once  # scoring again changes nothing
+    manifest = read_manifest(sidecar(path))
+    assert manifest.scores["taylor"].data[0].rows == 40
+    assert manifest.scores["taylor"].data[0].spec == "data.npz"
+    assert [step.command for step in manifest.history] == ["init", "score"]
+    for name, tensor in load_file(path).items():
+        assert torch.equal(tensor, weights[name])
+
+
+def test_scoring_a_bare_file_leaves_it_alone(bare: MAKE, images: SPEC) -> None:
+    path = bare(num_classes=5)
+    before = path.read_bytes()
+    found = hs.score(path, method="taylor", data=images(), limit=4)
+    assert path.read_bytes() == before
+    assert found.manifest.model.arch == "vit_tiny_patch16_224"
+    pruned = hs.prune(path, method="taylor", keep=2)
+    assert pruned.path.name == "vit-taylor-k2.safetensors"
+    for layer, row in enumerate(pruned.manifest.kept["vision"]):
+        scores = found.result.values["vision"][layer]
+        assert row == tuple(sorted(sorted(range(3), key=lambda h: scores[h])[1:]))
+
+
+def test_prune_without_scores_says_what_to_run(tiny: MAKE) -> None:
+    with pytest.raises(UsageError) as caught:
+        hs.prune(tiny(), method="taylor", keep=2)
+    assert "hydrasurgeon score --method taylor --data D vit.safetensors" in str(caught.value.hint)
+
+
+def test_inline_scores_equal_recorded_ones(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images()
+    inline = hs.prune(path, method="taylor", keep=2, data=spec, out=tmp_path / "a.safetensors")
+    hs.score(path, method="taylor", data=spec, keep=2)
+    recorded = hs.prune(path, method="taylor", keep=2, out=tmp_path / "b.safetensors")
+    assert inline.manifest.kept == recorded.manifest.kept
+    assert inline.manifest.weights_sha256 == recorded.manifest.weights_sha256
+
+
+def test_removal_in_all_goes_by_score(tiny: MAKE, tmp_path: Path) -> None:
+    path = tiny()
+    values = hs.score(path, method="random", seed=4).result.values["vision"]
+    order = sorted((values[la][h], la, h) for la in range(3) for h in range(4))
+    pruned = hs.prune(path, method="random", remove=5, out=tmp_path / "m.safetensors")
+    gone = {(la, h) for _, la, h in order[:5]}
+    assert pruned.manifest.kept["vision"] == tuple(
+        tuple(h for h in range(4) if (la, h) not in gone) for la in range(3)
+    )
+    late = hs.prune(path, method="random", remove=2, layers="2", out=tmp_path / "late.safetensors")
+    assert [len(row) for row in late.manifest.kept["vision"]] == [4, 4, 2]
+
+
+def test_samples_differ_by_seed_and_stay_in_the_pool(tiny: MAKE, tmp_path: Path) -> None:
+    path = tiny()
+    values = hs.score(path, method="random", seed=4).result.values["vision"]
+    pool = {
+        (la, h)
+        for _, la, h in sorted((values[la][h], la, h) for la in range(3) for h in range(4))[:8]
+    }
+    seen = set()
+    for seed in range(4):
+        pruned = hs.prune(
+            path, method="random", sample="5/8", seed=seed, out=tmp_path / f"{seed}.safetensors"
+        )
+        gone = {
+            (la, h)
+            for la in range(3)
+            for h in range(4)
+            if h not in pruned.manifest.kept["vision"][la]
+        }
+        assert len(gone) == 5
+        assert gone <= pool
+        seen.add(tuple(sorted(gone)))
+    assert len(seen) > 1
+    with pytest.raises(SurgeryError, match="0 < N ≤ P"):
+        hs.prune(path, method="random", sample="5/13", out=tmp_path / "x.safetensors")
+
+
+def test_unknown_method_suggests(tiny: MAKE) -> None:
+    with pytest.raises(UsageError, match="did you mean taylor"):
+        hs.score(tiny(), method="tylor")
+    with pytest.raises(UsageError, match="needs data"):
+        hs.score(tiny("b.safetensors"), method="taylor")

@@ -1,0 +1,273 @@
+"""Circuits over both towers of a CLIP, against Algorithm 1 written out, and what shares their work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.criteria.circuits.inputs import Held
+from hydrasurgeon.criteria.circuits.objective import Objective
+from hydrasurgeon.criteria.circuits.problem import Problem
+from hydrasurgeon.criteria.circuits.two_towers import Towers, engine_of, numbered
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.manifest import read_manifest
+from hydrasurgeon.heads import Head
+
+TEMPLATES = ("A photo of a {label}.", "{label}, drawn badly by somebody")
+TOWERS = ("vision", "text")
+ALL = [Head(t, la, h) for t in TOWERS for la in range(LAYERS) for h in range(HEADS)]
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    write_clip(tmp_path / "clip")
+    hs.score(tmp_path / "clip", method="random", classes=",".join(NAMES), template=TEMPLATES)
+    return tmp_path / "clip"
+
+
+def pictures(folder: Path, name: str, rows: int, seed: int, *, labels: bool = True) -> str:
+    rng = np.random.default_rng(seed)
+    truth = np.arange(rows) % len(NAMES)
+    pixels = rng.integers(0, 100, (rows, 28, 28, 3), dtype=np.uint8)
+    for i, label in enumerate(truth):
+        pixels[i, 9 * label : 9 * label + 9] = 230
+    np.savez(folder / name, images=pixels, **({"labels": truth} if labels else {}))
+    return str(folder / name)
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> dict[str, Any]:
+    data = pictures(tmp_path, "id.npz", 30, 0)
+    ood = pictures(tmp_path, "ood.npz", 17, 5, labels=False)
+    return {"data": data, "ood": [ood], "batch_size": 7, "device": "cpu"}
+
+
+def everything(spec: str, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    samples = open_data(spec)
+    (batch,) = Batches(samples, model.transform, batch_size=len(samples))
+    return batch.inputs, batch.labels
+
+
+def algorithm_1(
+    path: Path, sets: dict[str, Any], objective: str, budget: int, left: list[Head] = ALL
+) -> tuple[list[Head], list[float]]:
+    """Zero W_O's columns in either tower, run the whole model, restore."""
+    model = hs.load(path, device="cpu")
+    clip, left = model.module.model, list(left)
+    stacks = {"vision": clip.visual.transformer, "text": clip.transformer}
+    (x, y), (foreign, _) = everything(sets["data"], model), everything(sets["ood"][0], model)
+
+    def columns(head: Head) -> torch.Tensor:
+        # Not `.data`: the model would not notice, and keep its class features.
+        weight = stacks[head.tower].resblocks[head.layer].attn.out_proj.weight.detach()
+        return weight[:, 8 * head.number : 8 * head.number + 8]
+
+    @torch.no_grad()
+    def score() -> Fraction:
+        logits, outside = (torch.cat([model(b)[:, 0] for b in s.split(7)]).double() for s in (x, foreign))  # fmt: skip
+        acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
+        # ln (1 − p), summed over the others: 1 − p itself would round to 0 for sure samples.
+        strange, known = (z.log_softmax(-1).sort(-1).values[:, :-1].logsumexp(-1) for z in (outside, logits))  # fmt: skip
+        above = 2 * int((strange[:, None] > known).sum()) + int((strange[:, None] == known).sum())
+        auroc = Fraction(above, 2 * len(strange) * len(known))
+        return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
+
+    order, trace = [], []
+    for _ in range(budget):
+        found = []
+        for head in left:
+            saved = columns(head).clone()
+            columns(head).zero_()
+            found.append(score())
+            columns(head).copy_(saved)
+        best = max(found)
+        winner = left[found.index(best)]
+        columns(winner).zero_()
+        left.remove(winner)
+        order.append(winner)
+        trace.append(float(best))
+    return order, trace
+
+
+@pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
+def test_every_search_is_algorithm_1_over_both_towers(
+    clip: Path, sets: dict[str, Any], objective: str
+) -> None:
+    order, trace = algorithm_1(clip, sets, objective, 6)
+    assert objective == "acc" or {head.tower for head in order} == set(TOWERS)
+    for search in ("naive", "exact"):
+        score = hs.score(clip, method="circuit", objective=objective, search=search, remove=6, **sets).result  # fmt: skip
+        assert list(score.order or ()) == order
+        assert score.trace == pytest.approx(trace, abs=1e-9)
+        assert len(score.settings["templates_sha256"]) == 64
+
+
+@pytest.mark.parametrize("tower", ["text", "vision"])
+def test_one_tower_alone(clip: Path, sets: dict[str, Any], tower: str, tmp_path: Path) -> None:
+    order, _ = algorithm_1(clip, sets, "avg", 4, [head for head in ALL if head.tower == tower])
+    score = hs.score(clip, method="circuit", tower=tower, remove=4, **sets).result
+    assert list(score.order or ()) == order
+    assert score.settings["tower"] == tower
+    kept = hs.prune(clip, method="circuit", keep=3, out=tmp_path / "k.safetensors").manifest.kept
+    assert kept is not None
+    gone = {head for head in ALL if head.number not in kept[head.tower][head.layer]}
+    assert gone == set(order[:3])  # three a layer on average, in the tower that was searched
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"text_cfg": {"no_causal_mask": True, "proj_bias": True}},
+        {"text_cfg": {"pool_type": "last", "ls_init_value": 0.5}, "init_logit_bias": -3.0},
+        {"vision_cfg": {"pool_type": "avg"}, "text_cfg": {"pool_type": "first"}},
+    ],
+)
+def test_the_engine_computes_what_the_model_computes(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """In float64: the present circuit and it without each other head of either tower."""
+    config = deepcopy(CLIP)
+    for key, value in changes.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    write_clip(tmp_path / "c", config=config)
+    # Names of unequal length: texts end in different places.
+    names = "cat,a very long name of a bird,dog"
+    model = hs.load(tmp_path / "c", classes=names, template=TEMPLATES, device="cpu", dtype="float64")  # fmt: skip
+    from hydrasurgeon.families import backend
+
+    anatomy = backend("open_clip").anatomy(model.module)
+    x = torch.randn(9, 3, 28, 28, generator=torch.Generator().manual_seed(1)).double()
+    held, none = numbered(*(Held.of(b, x.device, x.dtype) for b in ([x[:5], x[5:]], [])))
+    problem = Problem(
+        module=model.module, anatomy=anatomy, id_inputs=held, labels=torch.zeros(9).long(), ood_inputs=none,
+        objective=Objective("acc", 9, 0), candidates=tuple(ALL), batch_size=4, together=5,
+    )  # fmt: skip
+    engine = engine_of(problem)
+    assert isinstance(engine, Towers)
+    gone = [Head("vision", 1, 0), Head("text", 0, 2), Head("text", 2, 1), *(Head("text", 1, h) for h in range(4))]  # fmt: skip
+    with torch.inference_mode():
+        engine.remove(gone)
+        part = torch.tensor([6, 0, 3])
+        left = problem.left(gone)
+        found = engine.without_each(held.take(part), left)
+        for head, logits in zip(left, found, strict=True):
+            with ablated(anatomy.sites, [*gone, head]):
+                torch.testing.assert_close(logits, model(x[part])[:, 0], rtol=0, atol=1e-11)
+        with ablated(anatomy.sites, gone):
+            expected = model(x[part])[:, 0]
+        torch.testing.assert_close(engine.present(held.take(part)), expected, rtol=0, atol=1e-11)
+    assert (found - expected).abs().amax(dim=(1, 2)).min() > 1e-6  # every head matters
+
+
+def test_a_text_head_costs_no_image(clip: Path, sets: dict[str, Any]) -> None:
+    """With heads of the text tower alone, images run once, however many rounds there are."""
+    model = hs.load(clip, device="cpu")
+    runs = []
+    model.module.model.visual.conv1.register_forward_hook(lambda *_: runs.append(1))
+    from hydrasurgeon.families import backend
+
+    x, y = everything(sets["data"], model)
+    held, none = numbered(*(Held.of(b, x.device, x.dtype) for b in ([x], [])))
+    problem = Problem(
+        module=model.module, anatomy=backend("open_clip").anatomy(model.module), id_inputs=held, labels=y,
+        ood_inputs=none, objective=Objective("acc", len(y), 0), candidates=tuple(ALL[12:]), batch_size=10, together=64,
+    )  # fmt: skip
+    engine = engine_of(problem)
+    with torch.inference_mode():
+        for round_ in range(3):
+            engine.remove(ALL[12 : 12 + round_])
+            for _, batch in held.batches(10):
+                engine.without_each(batch, problem.left(ALL[12 : 12 + round_]))
+    assert len(runs) == 3
+    before = engine.work.layers
+    engine.remove([*ALL[12:14], ALL[0]])
+    # One image head more: the images run again, the prompts do not.
+    assert len(runs) == 6
+    assert engine.work.layers + engine.work.parts > before
+
+
+def test_fast_takes_both_towers(clip: Path, sets: dict[str, Any]) -> None:
+    score = hs.score(clip, method="circuit", search="fast", remove=6, **sets).result
+    exact = hs.score(clip, method="circuit", remove=6, **sets).result
+    assert len(set(score.order or ())) == 6
+    assert score.trace is not None
+    assert exact.trace is not None
+    assert abs(score.trace[0] - exact.trace[0]) < 0.1
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("search", ["naive", "exact", "fast"])
+def test_a_killed_search_ends_with_the_same_bytes(
+    tmp_path: Path, sets: dict[str, Any], search: str
+) -> None:
+    for name in ("whole", "cut"):
+        write_clip(tmp_path / name)
+    options = {"method": "circuit", "search": search, "remove": 7, **sets}
+    whole = hs.score(tmp_path / "whole", **options).result
+    # Once after an image head went, and once after a text head (fast may remove none of these here).
+    last = {head[0]: at for at, head in enumerate((whole.order or ())[:-1], 1)}
+    assert search == "fast" or set(last) == set(TOWERS)
+    for after in sorted({2, *last.values()}):
+
+        def kill(what: str, done: int, total: int, after: int = after) -> None:
+            if what.startswith(f"{after}/"):
+                raise Killed
+
+        with pytest.raises(Killed):
+            hs.score(tmp_path / "cut", progress=kill, **options)
+    with pytest.raises(UsageError, match="another classes_sha256"):
+        hs.score(tmp_path / "cut", **options, classes="cat,dog,fish")
+    assert hs.score(tmp_path / "cut", **options).result == whole
+
+
+def test_two_processes_find_the_same_order(
+    clip: Path, sets: dict[str, Any], free_port: Callable[[], str]
+) -> None:
+    alone = hs.score(clip, method="circuit", remove=5, **sets).result
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(),
+        "-m", "hydrasurgeon", "score", str(clip), "--method", "circuit", "--data", sets["data"], "--ood", sets["ood"][0],
+        "--remove", "5", "--batch-size", "7", "--device", "cpu", "--json",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert [tuple(head) for head in printed["score"]["order"]] == list(alone.order or ())
+    assert read_manifest(clip / "heads.json").scores["circuit-avg"].trace == alone.trace
+
+
+def test_members_lose_heads_of_both_towers(
+    clip: Path, sets: dict[str, Any], tmp_path: Path
+) -> None:
+    order = hs.score(clip, method="circuit", remove=8, **sets).result.order
+    assert order is not None
+    made = hs.prune(clip, method="circuit", remove=8, out=tmp_path / "m.safetensors")
+    kept = made.manifest.kept
+    assert kept is not None
+    assert {head for head in ALL if head.number not in kept[head.tower][head.layer]} == set(order)
+    members = [
+        hs.prune(clip, method="circuit", sample="5/8", seed=seed, out=tmp_path / f"m{seed}.safetensors").path
+        for seed in range(3)
+    ]  # fmt: skip
+    fused = hs.fuse(members, out=tmp_path / "h.safetensors", check=sets["data"])
+    assert len(fused.manifest.members or ()) == 3

@@ -1,0 +1,116 @@
+"""Bare files are recognised from names and shapes, as timm itself lays them out."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.families.timm_vit.architectures import infer, named, table, tensor_shapes
+
+
+def shapes(name: str, **changes: object) -> dict[str, tuple[int, ...]]:
+    return tensor_shapes({**named(name).args, "num_classes": 1000, **changes})
+
+
+def from_timm(name: str) -> dict[str, tuple[int, ...]]:
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        return {n: tuple(t.shape) for n, t in timm.create_model(name).state_dict().items()}
+
+
+FEW = [
+    "vit_base_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "vit_small_patch14_dinov2",
+    "vit_base_patch16_siglip_224",
+    "aimv2_large_patch14_224",
+]
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_shapes_are_timms(name: str) -> None:
+    assert tensor_shapes(named(name).args) == from_timm(name)
+
+
+@pytest.mark.slow
+def test_all_shapes_are_timms() -> None:
+    for name, architecture in table().items():
+        if architecture.prunable:
+            assert tensor_shapes(architecture.args) == from_timm(name), name
+
+
+def test_vit_base_is_plain() -> None:
+    match = infer(shapes("vit_base_patch16_224"))
+    assert match.architecture.name == "vit_base_patch16_224"
+    assert match.architecture.args["num_heads"] == 12
+    assert "deit_base_patch16_224" in match.alike
+    assert match.overrides == {}
+
+
+def test_what_a_file_may_say_itself() -> None:
+    match = infer(shapes("vit_small_patch16_224", num_classes=7, img_size=112, in_chans=1))
+    assert match.architecture.name == "vit_small_patch16_224"
+    assert match.overrides == {"num_classes": 7, "img_size": 112, "in_chans": 1}
+
+
+def test_resolution_picks_the_fitting_name() -> None:
+    assert infer(shapes("vit_base_patch16_384")).architecture.name == "vit_base_patch16_384"
+
+
+def test_heads_are_not_64_wide_everywhere() -> None:
+    args = infer(shapes("vit_huge_patch14_224")).architecture.args
+    assert args["embed_dim"] // args["num_heads"] == 80
+
+
+def test_what_would_run_differently_is_ambiguous() -> None:
+    """CLIP's ViT-B/32: one set of names and shapes, two activations."""
+    with pytest.raises(CheckpointError, match="would run differently") as caught:
+        infer(shapes("vit_base_patch32_clip_224"))
+    assert "act_layer" in caught.value.message
+    assert "--arch timm:" in str(caught.value.hint)
+
+
+def test_unregistered_sizes_say_what_to_type() -> None:
+    tiny = tensor_shapes(
+        {
+            "embed_dim": 128,
+            "depth": 6,
+            "num_heads": 8,
+            "num_classes": 10,
+            "patch_size": 7,
+            "img_size": 28,
+            "in_chans": 1,
+        }
+    )
+    with pytest.raises(CheckpointError, match="dim 128, depth 6, patch 7, MLP ratio 4") as caught:
+        infer(tiny)
+    assert "embed_dim=128,depth=6,num_heads=…" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        ("bert.encoder.layer.0.attention.self.query.weight", "transformers text"),
+        ("vit.encoder.layer.0.attention.attention.query.weight", "transformers vision"),
+        ("visual.transformer.resblocks.0.attn.in_proj_weight", "open_clip"),
+        ("stages.0.blocks.0.conv.weight", "convolutional"),
+        ("something.weight", "not a known architecture"),
+    ],
+)
+def test_other_families_are_recognised(tensor: str, says: str) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        infer({tensor: (8, 8)})
+
+
+def test_pruned_files_without_manifest() -> None:
+    cut = shapes("vit_tiny_patch16_224") | {"blocks.0.attn.qkv.weight": (128 * 3, 192)}
+    with pytest.raises(CheckpointError, match="heads were already removed"):
+        infer(cut)
+
+
+def test_unknown_names_suggest() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        named("vit_bas_patch16_224")
+    assert "vit_base_patch16_224" in str(caught.value.hint)

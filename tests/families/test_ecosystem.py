@@ -1,0 +1,164 @@
+"""Directories load in the library the model came from, with the same outputs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_families import FAMILIES, Family
+from tiny_members import KEPTS, RAGGED, logits, member, tune
+
+import hydrasurgeon as hs
+
+OTHERS = ("timm ViT", "OpenCLIP")
+HF = [pytest.param(f, id=n.replace(" ", "-")) for n, f in FAMILIES.items() if n not in OTHERS]
+
+
+@pytest.fixture(autouse=True)
+def _own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers copies modelling files of directories into a cache of the user's."""
+    import transformers.dynamic_module_utils as dynamic
+
+    monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def auto(family: Family) -> Any:
+    import transformers
+
+    kind = "Sequence" if family.is_text else "Image"
+    return getattr(transformers, f"AutoModelFor{kind}Classification")
+
+
+def stock_logits(model: Any, inputs: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return (model(**inputs) if isinstance(inputs, dict) else model(inputs)).logits
+
+
+@pytest.mark.parametrize("family", HF)
+def test_transformers_loads_members_and_hydras(family: Family, tmp_path: Path) -> None:
+    source, inputs = tmp_path / "source", family.inputs()
+    family.write(source)
+    pruned = member(source, family, RAGGED, f"{tmp_path / 'pruned'}/")
+    model = auto(family).from_pretrained(pruned, trust_remote_code=True)
+    expected = logits(pruned, inputs)
+    torch.testing.assert_close(stock_logits(model, inputs), expected[:, 0], rtol=0, atol=1e-5)
+
+    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    tuned = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(members)]
+    for name, parts in (("shared", members), ("tuned", tuned)):
+        hydra = hs.fuse(parts, out=f"{tmp_path / name}/").path
+        model = auto(family).from_pretrained(hydra, trust_remote_code=True)
+        fused = hs.load(hydra, device="cpu")
+        with torch.inference_mode():
+            each = model.member_logits(**inputs) if family.is_text else model.member_logits(inputs)
+        torch.testing.assert_close(each, logits(hydra, inputs), rtol=0, atol=1e-5)
+        found = stock_logits(model, inputs).softmax(dim=-1)
+        torch.testing.assert_close(found, fused.predict(inputs), rtol=0, atol=1e-5)
+        if name == "shared":  # what is equal is held once
+            alone = sum(p.numel() for p in model.members[0].parameters())
+            assert sum(p.numel() for p in model.parameters()) < 2 * alone
+
+
+def test_unpruned_results_need_no_code_of_ours(tmp_path: Path) -> None:
+    family = FAMILIES["ViT"]
+    family.write(tmp_path / "source")
+    same = hs.prune(tmp_path / "source", method="magnitude", keep=4, out=f"{tmp_path / 'same'}/")
+    assert "auto_map" not in json.loads((same.path / "config.json").read_text())
+    inputs = family.inputs()
+    found, expected = family.stock(same.path)(inputs), family.stock(tmp_path / "source")(inputs)
+    assert torch.equal(found, expected)
+
+
+def test_a_pipeline_runs_a_hydra(tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "source")
+    members = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    hydra = hs.fuse(members, out=f"{tmp_path / 'hydra'}/").path
+    texts = ["good film", "a very very bad film"]
+    classify = pipeline("text-classification", model=str(hydra), trust_remote_code=True, top_k=None)
+    found = torch.tensor([[row["score"] for row in sorted(rows, key=lambda row: row["label"])] for rows in classify(texts)])  # fmt: skip
+    model = hs.load(hydra, device="cpu")
+    expected = model.predict(model.transform.collate(texts))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_modelling_file_does_not_need_us(tmp_path: Path) -> None:
+    """A process that cannot import hydrasurgeon loads what it wrote."""
+    family = FAMILIES["DistilBERT"]
+    family.write(tmp_path / "source")
+    pruned = member(tmp_path / "source", family, RAGGED, f"{tmp_path / 'pruned'}/")
+    code = (
+        "import sys, json; sys.modules['hydrasurgeon'] = None\n"
+        "import torch; from transformers import AutoModelForSequenceClassification as M\n"
+        f"m = M.from_pretrained({str(pruned)!r}, trust_remote_code=True)\n"
+        "print(json.dumps(m(torch.tensor([[0, 4, 8, 2]])).logits.tolist()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )  # fmt: skip
+    found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+    expected = logits(pruned, torch.tensor([[0, 4, 8, 2]]))[:, 0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+TIMM = """
+import {order}
+import json, torch
+inputs = torch.load({inputs!r})
+model = timm.create_model("local-dir:{folder}", pretrained={pretrained}).eval()
+with torch.inference_mode():
+    print(json.dumps(model(inputs).softmax(dim=-1).tolist()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["member", "hydra"])
+def test_timm_loads_members_and_hydras(tmp_path: Path, kind: str) -> None:
+    """In a fresh process, whichever is imported first."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    torch.save(family.inputs(), tmp_path / "inputs.pt")
+    if kind == "member":
+        made = member(tmp_path / "source", family, RAGGED, f"{tmp_path / 'out'}/")
+    else:
+        parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+        made = hs.fuse(parts, out=f"{tmp_path / 'out'}/").path
+    expected = hs.load(made, device="cpu").predict(family.inputs())
+    order, pretrained = (
+        ("hydrasurgeon, timm", True) if kind == "member" else ("timm, hydrasurgeon", False)
+    )
+    code = TIMM.format(order=order, inputs=str(tmp_path / "inputs.pt"), folder=made, pretrained=pretrained)  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # fmt: skip
+    found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_importing_us_imports_no_timm() -> None:
+    code = "import sys, hydrasurgeon; print([n for n in ('timm', 'torch', 'numpy') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_card_says_what_it_is_and_how_it_was_made(tmp_path: Path) -> None:
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "source")
+    data = family.data(tmp_path)
+    hs.score(tmp_path / "source", method="taylor", data=data, keep=2, device="cpu")
+    a = hs.prune(tmp_path / "source", method="taylor", keep=2, out=tmp_path / "a.safetensors").path
+    b = hs.prune(tmp_path / "source", method="random", keep=3, seed=4, out=tmp_path / "b.safetensors").path  # fmt: skip
+    card = (hs.fuse([a, b], out=f"{tmp_path / 'h'}/").path / "README.md").read_text()
+    assert "keep different attention heads of one pretrained model (6, 9 of 12)" in card
+    assert "`hydrasurgeon prune source --method random --keep 3 --seed 4`" in card
+    assert (
+        'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in card
+    )
+    assert "Nothing was recorded. `hydrasurgeon eval" in card
+    assert str(tmp_path) not in card

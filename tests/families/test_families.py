@@ -1,0 +1,242 @@
+"""One suite for every family: pruned = masked, fused = members, padding, files and training, by value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family
+from tiny_members import KEPTS, RAGGED, logits, member, tune
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.criteria.circuits.engine import Engine
+from hydrasurgeon.families import backend
+from hydrasurgeon.heads import all_heads
+
+ALL = [pytest.param(family, id=name.replace(" ", "-")) for name, family in FAMILIES.items()]
+TEXTS = [param for param in ALL if param.values[0].is_text]
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The family's own directory."""
+    folder = tmp_path / "source"
+    request.getfixturevalue("family").write(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_it_is_recognised_and_runs_as_its_library_runs_it(family: Family, source: Path) -> None:
+    opened = open_checkpoint(source)
+    for tower in opened.manifest.towers.values():
+        assert (tower.layers, tower.heads, tower.head_dim) == (LAYERS, HEADS, 8)
+    assert opened.manifest.kept == family.both(((0, 1, 2, 3),) * LAYERS)
+    assert opened.manifest.model.num_classes == CLASSES
+    inputs = family.inputs()
+    expected = family.stock(source)(inputs)
+    assert expected.std() > 1e-2  # the model says something
+    torch.testing.assert_close(logits(source, inputs)[:, 0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> None:
+    pruned = member(source, family, RAGGED, tmp_path / "m.safetensors")
+    for dtype, atol in (("float64", 1e-11), ("float32", 1e-5)):
+        model = hs.load(source, device="cpu", dtype=dtype)
+        inputs = family.inputs(dtype=getattr(torch, dtype))
+        sites = backend(model.manifest.model.family).anatomy(model.module).sites
+        full = family.both(((0, 1, 2, 3),) * LAYERS)
+        gone = [h for h in all_heads(full) if h.number not in RAGGED[h.layer]]
+        with torch.inference_mode():
+            whole = model(inputs)
+            with ablated(sites, gone):
+                expected = model(inputs)
+        assert (whole - expected).abs().max() > 1e-2  # the heads matter
+        torch.testing.assert_close(logits(pruned, inputs, dtype), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> None:
+    """Training-free members (shared heads, a trunk), and tuned ones (nothing shared)."""
+    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors")
+    assert fused.manifest.fusion is not None
+    assert fused.manifest.fusion.trunk == 1
+    assert fused.bytes_stored <= open_checkpoint(source).tensors.nbytes
+    tuned = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(members)]
+    apart = hs.fuse(tuned, out=tmp_path / "apart.safetensors", mlp="separate")
+    inputs = family.inputs(dtype=torch.float64)
+    for hydra, parts in ((fused.path, members), (apart.path, tuned)):
+        expected = torch.cat([logits(part, inputs, "float64") for part in parts], dim=1)
+        assert (expected[:, 0] - expected[:, 1]).abs().max() > 1e-3
+        torch.testing.assert_close(logits(hydra, inputs, "float64"), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", [FAMILIES["timm ViT"], FAMILIES["MPNet"]], ids=["timm", "MPNet"])
+def test_a_layer_may_be_empty_in_all_members(family: Family, tmp_path: Path) -> None:
+    family.write(tmp_path / "source")
+    rows = ([[0, 1], [], [2]], [[1, 3], [], [0]])
+    parts = [member(tmp_path / "source", family, row, tmp_path / f"m{i}.safetensors") for i, row in enumerate(rows)]  # fmt: skip
+    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
+    inputs = family.inputs(dtype=torch.float64)
+    expected = torch.cat([logits(part, inputs, "float64") for part in parts], dim=1)
+    torch.testing.assert_close(logits(hydra, inputs, "float64"), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> None:
+    """A hydra computes no more than these in its last layer."""
+    model = hs.load(source, device="cpu")
+    anatomy = backend(model.manifest.model.family).anatomy(model.module)
+    hidden = torch.randn(2, 7, anatomy.blocks[0].attention.out.weight.shape[0])
+    with torch.no_grad():
+        whole = anatomy.readout(hidden)
+        if anatomy.reads is None:
+            assert (anatomy.readout(hidden[:, :3]) - whole).abs().max() > 1e-4
+        else:
+            torch.testing.assert_close(anatomy.readout(hidden[:, : anatomy.reads]), whole)
+
+
+@pytest.mark.parametrize("family", TEXTS)
+def test_padding_changes_nothing(family: Family, source: Path, tmp_path: Path) -> None:
+    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
+    inputs = family.inputs()
+    wider = {
+        "input_ids": torch.nn.functional.pad(inputs["input_ids"], (0, 7), value=1),
+        "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (0, 7)),
+    }
+    alone = {name: value[1:2, :4] for name, value in inputs.items()}
+    for path in (source, members[1], hydra):
+        found = logits(path, inputs)
+        torch.testing.assert_close(logits(path, wider), found, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits(path, alone), found[1:2], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path: Path) -> None:
+    """Scores do not depend on how samples share batches, so neither padding nor batching leaks into them."""
+    data = family.data(tmp_path)
+    for method in ("taylor", "fisher"):
+        found = [
+            hs.score(source, method=method, data=data, batch_size=size, device="cpu").result.values
+            for size in (5, 24)
+        ]
+        assert found[0] is not None
+        assert found[1] is not None
+        for tower in family.both(None):
+            first, second = (torch.tensor(values[tower]) for values in found)
+            assert first.shape == (LAYERS, HEADS)
+            assert (first > 0).all()
+            torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_all_five_stages(family: Family, source: Path, tmp_path: Path) -> None:
+    data = family.data(tmp_path)
+    recipe = "sst2" if family.is_text else "scratch"
+    hs.score(source, method="taylor", data=data, keep=2, device="cpu")
+    pruned = hs.prune(source, method="taylor", keep=2, out=tmp_path / "m0.safetensors")
+    for rows in (pruned.manifest.kept or {}).values():
+        assert [len(row) for row in rows] == [2] * LAYERS
+    # Without dropout: a few steps must show in the loss, whatever the noise.
+    options = {"steps": "24", "lr": "0.002", "batch_size": "8", "warmup": "0", "dropout": "0"}
+    tuned = hs.finetune(pruned.path, data=data, recipe=recipe, set=options, out=tmp_path / "t0.safetensors", device="cpu")  # fmt: skip
+    assert tuned.manifest.kept == pruned.manifest.kept
+    assert tuned.trained.steps == 24
+    first, *_, last = tuned.trained.log
+    assert last["loss"] < first["loss"]
+    other = hs.prune(source, method="random", keep=2, seed=1, out=tmp_path / "m1.safetensors")
+    fused = hs.fuse([tuned.path, other.path], out=tmp_path / "h.safetensors", mlp="separate", check=data, tolerance=1e-5)  # fmt: skip
+    assert fused.agreement is not None
+    assert fused.agreement.max_difference < 1e-5
+    (result,) = hs.evaluate([fused.path], data=data, device="cpu").report.results
+    assert result.id is not None
+    assert result.id.n == 24
+    assert result.members == 2
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_a_lone_file_is_complete(family: Family, source: Path, tmp_path: Path) -> None:
+    """Weights, manifest and tokenizer travel in one file: what it predicts does not change on the way."""
+    data = family.data(tmp_path)
+    whole = hs.prune(source, method="magnitude", keep=4, out=tmp_path / "whole.safetensors").path
+    (tmp_path / "away").mkdir()
+    lone = whole.rename(tmp_path / "away" / "lone.safetensors")
+    from hydrasurgeon.data import open_data
+    from hydrasurgeon.runtime.inference import logits_of
+
+    samples = open_data(data)
+    expected, labels = logits_of([hs.load(source, device="cpu")], samples, batch_size=24)
+    found, again = logits_of([hs.load(lone, device="cpu")], samples, batch_size=7)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert labels is not None
+    assert again is not None
+    assert labels.tolist() == again.tolist() == [i % CLASSES for i in range(24)]
+
+
+def test_texts_become_the_checkpoints_own_tokens(tmp_path: Path) -> None:
+    FAMILIES["BERT"].write(tmp_path / "b")
+    model = hs.load(tmp_path / "b", device="cpu")
+    batch = model.transform.collate(["good film", "a very very bad film"])
+    assert batch["input_ids"].tolist() == [
+        [0, VOCAB["good"], VOCAB["film"], 2, 1, 1, 1],
+        [0, *(VOCAB[w] for w in ("a", "very", "very", "bad", "film")), 2],
+    ]
+    assert batch["attention_mask"].sum(dim=1).tolist() == [4, 7]
+    long = model.transform.collate([" ".join(WORDS * 5)])
+    assert long["input_ids"].shape == (1, 24)
+
+
+def test_the_table_in_the_docs_lists_what_is_tested() -> None:
+    """docs/families.md names exactly the families of this suite; the message is the table to paste."""
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    special = {
+        "timm ViT": "| timm | ViT | images | file, directory, `timm:` | `timm.create_model` |",
+        "OpenCLIP": "| open_clip | ViT and text transformer | images, class names | directory, `open_clip:` | "
+        "`hydrasurgeon.load` |",
+    }
+    rows = [
+        special.get(
+            name,
+            f"| transformers | {name} | {'texts' if family.is_text else 'images'} | directory, `hf:` | "
+            f"`AutoModelFor{'Sequence' if family.is_text else 'Image'}Classification` |",
+        )
+        for name, family in FAMILIES.items()
+    ]
+    listed = page.partition("<!-- families -->\n")[2].partition("<!-- /families -->")[0]
+    assert listed.splitlines() == rows, "\n".join(rows)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path) -> None:
+    """Shared layers, single tokens and masks give the order of the library's own masked forward pass."""
+    pruned = member(source, family, [[0, 1, 3], [0, 1, 2, 3], [1, 2]], tmp_path / "m.safetensors")
+    data = family.data(tmp_path)
+    (tmp_path / "ood").mkdir()
+    ood = family.data(tmp_path / "ood", rows=15)
+    orders = [
+        hs.score(
+            pruned, method="circuit", data=data, ood=[ood], remove=4, search=search, batch_size=7, device="cpu",
+            tower=family.tower, out=tmp_path / f"{search}.safetensors",
+        ).result.order
+        for search in ("naive", "exact")
+    ]  # fmt: skip
+    assert orders[0] == orders[1]
+    model = hs.load(pruned, device="cpu", dtype="float64")
+    sites = [
+        block.attention
+        for block in backend(model.manifest.model.family).anatomy(model.module).blocks
+    ]
+    engine = Engine(backend(model.manifest.model.family).anatomy(model.module), together=16)
+    inputs = family.inputs(4, torch.float64)
+    heads = [head for head in all_heads(model.manifest.kept) if head.tower == family.tower]
+    with torch.inference_mode():
+        engine.remove(heads[:2])
+        found = engine.without_each(inputs, heads[2:])
+        for head, ours in zip(heads[2:], found, strict=True):
+            with ablated(sites, [*heads[:2], head]):
+                torch.testing.assert_close(ours, model.module(inputs), rtol=0, atol=1e-11)

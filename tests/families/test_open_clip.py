@@ -1,0 +1,550 @@
+"""OpenCLIP: two towers, class names, and a hydra of M image and M text encoders; all against open_clip itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
+from torch.nn.functional import cross_entropy
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.hooks import ablated, masked
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import CheckpointError, DataError, HydraError, SurgeryError, UsageError
+from hydrasurgeon.families import backend
+from hydrasurgeon.families.open_clip.family import tensor_shapes
+from hydrasurgeon.runtime.hydra import Hydra
+
+TEMPLATES = ("A photo of a {label}.", "{label}, drawn badly")
+FULL = [[0, 1, 2, 3]] * LAYERS
+TEXT_ROWS = ([[0, 1, 2, 3], [1], [0, 3]], [[0, 1, 2, 3], [], [1, 2, 3]])
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """OpenCLIP's layout with nothing beside it: no class names are known."""
+    write_clip(tmp_path / "clip")
+    (tmp_path / "clip" / "heads.json").unlink()
+    return tmp_path / "clip"
+
+
+def stock(folder: Path) -> Any:
+    import open_clip
+
+    return open_clip.create_model(f"local-dir:{folder}").eval()
+
+
+def pictures(rows: int = 5, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(rows, 3, 28, 28, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def data(folder: Path, *, names: bool = False) -> str:
+    """Twelve images in three class folders, or the same as an array without names."""
+    from PIL import Image
+
+    images = np.random.default_rng(0).integers(0, 255, (12, 28, 28, 3), dtype=np.uint8)
+    if not names:
+        np.savez(folder / "data.npz", images=images, labels=np.arange(12) % 3)
+        return str(folder / "data.npz")
+    for i, image in enumerate(images):
+        home = folder / "data" / sorted(NAMES)[i % 3]
+        home.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(home / f"{i:02}.png")
+    return str(folder / "data")
+
+
+def cut(source: Path, out: Path, **rows: Any) -> Path:
+    mask = out.with_suffix(".json")
+    mask.write_text(json.dumps({"vision": FULL, "text": FULL} | rows))
+    return hs.prune(source, mask=mask, out=out).path
+
+
+def named(path: Path, *, dtype: str = "float32") -> Any:
+    return hs.load(path, classes=",".join(NAMES), device="cpu", dtype=dtype)
+
+
+def test_both_encoders_equal_open_clips(clip: Path) -> None:
+    theirs, ours = stock(clip), named(clip).module
+    texts = torch.randint(1, 400, (7, 12), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        for found, right in (
+            (ours.model.encode_image(pictures()), theirs.encode_image(pictures())),
+            (ours.model.encode_text(texts), theirs.encode_text(texts)),
+        ):
+            assert right.std() > 0.1
+            torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_unpruned_attention_equals_multihead_attention(causal: bool) -> None:
+    from hydrasurgeon.families.open_clip.modules import HeadAttention
+
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    ours = HeadAttention(theirs, "text", 0, range(4))
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.normal_(0, 0.3)
+            own = name.replace("in_proj_", "in_proj.")
+            ours.get_parameter(own).copy_(parameter)
+    hidden = torch.randn(2, 9, 32)
+    mask = torch.full((9, 9), float("-inf")).triu_(1) if causal else None
+    right, _ = theirs(hidden, hidden, hidden, need_weights=False, attn_mask=mask)
+    found, _ = ours(hidden, hidden, hidden, attn_mask=mask)
+    torch.testing.assert_close(found, right, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"init_logit_bias": -10.0},
+        {"nonscalar_logit_scale": True, "quick_gelu": True},
+        {"vision_cfg": {"ls_init_value": 0.1, "no_ln_pre": True, "mlp_ratio": 3.0}},
+        {"vision_cfg": {"image_size": [28, 14], "pool_type": "avg", "final_ln_after_pool": True}},
+        {"text_cfg": {"proj_bias": True, "no_causal_mask": True, "pool_type": "last"}},
+    ],
+)
+def test_every_variant_is_read_and_runs_alike(tmp_path: Path, changes: dict[str, Any]) -> None:
+    import open_clip
+
+    config = deepcopy(CLIP)
+    for key, value in changes.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    write_clip(tmp_path / "c", config=config)
+    theirs = stock(tmp_path / "c")
+    assert tensor_shapes(config) == {n: tuple(p.shape) for n, p in theirs.state_dict().items()}
+    height, width = (28, 14) if "image_size" in changes.get("vision_cfg", {}) else (28, 28)
+    images = pictures()[..., :height, :width]
+    read = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'c'}")
+    classes = open_clip.build_zero_shot_classifier(theirs, read, NAMES, ["A photo of a {}."])
+    with torch.no_grad():
+        expected = theirs.logit_scale.exp() * theirs.encode_image(images, normalize=True) @ classes
+        expected += 0 if theirs.logit_bias is None else theirs.logit_bias
+        found = hs.load(tmp_path / "c", device="cpu")(images)[:, 0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_architecture_gets_its_name() -> None:
+    import open_clip
+
+    config = open_clip.get_model_config("ViT-L-14")
+    shapes = tensor_shapes(config)
+    assert shapes["visual.transformer.resblocks.23.attn.in_proj_weight"] == (3072, 1024)
+    known = backend("open_clip").identify(
+        {}, arch=None, config={"model_cfg": config}, files={}, where="x"
+    )
+    assert known.model.arch == "ViT-L-14"
+    assert [(t.layers, t.heads, t.head_dim) for t in known.towers.values()] == [(24, 16, 64), (12, 12, 64)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vision_cfg": {"timm_model_name": "vit_tiny_patch16_224"}}, "timm model"),
+        ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, "ResNet"),
+        ({"vision_cfg": {"attentional_pool": True}}, "attentional pooling"),
+        ({"text_cfg": {"hf_model_name": "roberta-base"}}, "transformers model"),
+        ({"text_cfg": {"hf_tokenizer_name": "someone/x"}}, "tokenizer"),
+        ({"text_cfg": {"qk_norm": True}}, "custom attention block"),
+        ({"multimodal_cfg": {"width": 32}}, "CoCa"),
+        ({"custom_text": True}, "custom_text"),
+    ],
+)
+def test_other_towers_are_refused(clip: Path, change: dict[str, Any], said: str) -> None:
+    config = deepcopy(CLIP)
+    for key, value in change.items():
+        config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
+    (clip / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    with pytest.raises(SurgeryError, match=said) as caught:
+        open_checkpoint(clip)
+    assert "ViT-B-32" in str(caught.value.hint)
+
+
+def test_looking_at_it_imports_no_library(clip: Path) -> None:
+    code = (
+        "import sys; from hydrasurgeon.stages.inspect import inspect; "
+        f"inspect({str(clip)!r}); print(*(n for n in ('torch', 'open_clip') if n in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_pictures_are_prepared_as_open_clip_prepares_them(clip: Path) -> None:
+    from open_clip.transform import image_transform
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 255, (41, 60, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels)
+    found = named(clip).transform(picture)
+    torch.testing.assert_close(found, image_transform(28, is_train=False)(picture))
+
+
+def test_zero_shot_equals_open_clips(clip: Path, tmp_path: Path) -> None:
+    """Class names from folders, two templates; features are averaged as open_clip averages them."""
+    import open_clip
+
+    spec = data(tmp_path, names=True)
+    (tmp_path / "templates.txt").write_text("\n".join(TEMPLATES))
+    found = tmp_path / "p.safetensors"
+    report = hs.evaluate([clip], data=spec, template=[str(tmp_path / "templates.txt")], predictions=found, device="cpu")  # fmt: skip
+    from safetensors.torch import load_file
+
+    theirs, labels = stock(clip), sorted(NAMES)
+    read = open_clip.get_tokenizer(f"local-dir:{clip}")
+    classes = open_clip.build_zero_shot_classifier(
+        theirs, read, labels, [t.replace("{label}", "{}") for t in TEMPLATES]
+    )
+    from hydrasurgeon.data import open_data
+
+    samples = open_data(spec)
+    prepare = named(clip).transform
+    images = torch.stack([prepare(samples.read(i)) for i in range(len(samples))])
+    with torch.no_grad():
+        right = theirs.logit_scale.exp() * theirs.encode_image(images, normalize=True) @ classes
+    torch.testing.assert_close(load_file(found)["logits"][:, 0], right, rtol=0, atol=1e-5)
+    (result,) = report.report.results
+    assert result.id is not None
+    assert result.id.accuracy == (right.argmax(1) == torch.tensor(samples.labels)).float().mean()
+    assert len(report.report.settings["templates_sha256"]) == 64
+
+
+def test_class_names_are_recorded_and_go_along(clip: Path, tmp_path: Path) -> None:
+    spec = data(tmp_path)
+    with pytest.raises(UsageError, match="needs class names"):
+        hs.score(clip, method="taylor", data=spec)
+    assert not (clip / "heads.json").exists()
+    (tmp_path / "names.txt").write_text("\n".join(NAMES) + "\n")
+    scored = hs.score(
+        clip, method="taylor", data=spec, device="cpu",
+        classes=str(tmp_path / "names.txt"), template=[TEMPLATES[1]],
+    )  # fmt: skip
+    assert scored.manifest.model.labels == NAMES
+    assert scored.manifest.model.config["zero_shot"]["templates"] == [TEMPLATES[1]]
+    assert scored.manifest.history[-1].args["classes"] == "names.txt"
+    hashed = scored.manifest.model.config["zero_shot"]["sha256"]
+    assert scored.result.settings["templates_sha256"] == hashed
+    members = [
+        hs.prune(clip, method="taylor", keep=k, out=tmp_path / f"m{k}.safetensors").path
+        for k in (2, 3)
+    ]
+    fused = hs.fuse(members, out=tmp_path / "h.safetensors", check=spec, tolerance=1e-6)
+    assert fused.manifest.model.labels == NAMES
+    (result,) = hs.evaluate([fused.path], data=spec, device="cpu").report.results
+    assert result.members == 2
+    # Other classes on the same file: the eval is another one, the file stays as it is.
+    (other,) = hs.evaluate([fused.path], data=spec, classes="a,b,c", device="cpu").report.results
+    assert result.id is not None
+    assert other.id is not None
+    assert result.id.nll != other.id.nll
+    with pytest.raises(DataError):
+        hs.evaluate([fused.path], data=spec, classes="a,b", device="cpu")
+
+
+def test_the_datas_own_names(clip: Path, tmp_path: Path) -> None:
+    """`data` overrules what is recorded; numbers and WordNet's ids are no names; a file may repeat one."""
+    spec = data(tmp_path, names=True)
+    hs.score(clip, method="random", classes="a,b,c,d")
+    with pytest.raises(DataError, match="has 3 classes, the model has 4"):
+        hs.evaluate([clip], data=spec, device="cpu")
+    (result,) = hs.evaluate([clip], data=spec, classes="data", device="cpu").report.results
+    assert result.id is not None
+    with pytest.raises(UsageError, match="no data is read"):
+        hs.score(clip, method="random", classes="data")
+    for i, name in enumerate(sorted(NAMES)):
+        (tmp_path / "data" / name).rename(tmp_path / "data" / f"n0144076{i}")
+    with pytest.raises(UsageError, match="n01440760, …, which are no words"):
+        hs.evaluate([clip], data=spec, classes="data", device="cpu")
+    (tmp_path / "names").write_text("missile\ncat\nmissile")
+    (found,) = hs.evaluate([clip], data=spec, classes=str(tmp_path / "names"), device="cpu").report.results  # fmt: skip
+    assert found.id is not None
+    assert found.id.n == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"classes": "cat"}, "at least two"),
+        ({"classes": "cat,dog,cat"}, "'cat' is there twice"),
+        ({"classes": "cat,,dog"}, "at least two names"),
+        ({"classes": "names.txt"}, "no such file"),
+        ({"classes": "cat,dog", "template": ["A photo."]}, "has no {label}"),
+        ({"template": ["{label}"]}, "no classes to fill in"),
+    ],
+)
+def test_names_that_are_none(clip: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        hs.score(clip, method="random", **options)
+    assert not (clip / "heads.json").exists()
+
+
+def test_only_zero_shot_models_take_class_names(tiny: Any) -> None:
+    with pytest.raises(UsageError, match="classifier of its own"):
+        hs.score(tiny(), method="random", classes="a,b")
+    with pytest.raises(SurgeryError, match="--tower text: the model has vision"):
+        hs.score(tiny("other.safetensors"), method="random", tower="text")
+
+
+def test_a_hydra_has_all_members_image_and_text_encoders(clip: Path, tmp_path: Path) -> None:
+    """Members that differ in both towers, then only in the text tower, whose images then run once."""
+    vision = ([[0, 1, 2, 3], [0, 2], []], [[0, 1, 2, 3], [1], [0, 3]])
+    apart = [cut(clip, tmp_path / f"m{i}.safetensors", vision=v, text=t) for i, (v, t) in enumerate(zip(vision, TEXT_ROWS, strict=True))]  # fmt: skip
+    texts = [cut(clip, tmp_path / f"t{i}.safetensors", text=t) for i, t in enumerate(TEXT_ROWS)]
+    images = pictures(dtype=torch.float64)
+    for members, trunk in ((apart, 1), (texts, LAYERS)):
+        out = tmp_path / f"hydra{trunk}.safetensors"
+        fused = hs.fuse(members, out=out, classes=",".join(NAMES))
+        assert fused.manifest.fusion is not None
+        assert fused.manifest.fusion.trunk == trunk
+        assert fused.bytes_stored <= open_checkpoint(clip).tensors.nbytes
+        with torch.inference_mode():
+            expected = torch.cat([named(m, dtype="float64")(images) for m in members], dim=1)
+            model = hs.load(out, device="cpu", dtype="float64")
+            assert isinstance(model.module, Hydra)
+            for mode in ("stacked", "apart"):
+                model.module.mode = mode
+                torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-10)
+            assert (expected[:, 0] - expected[:, 1]).abs().max() > 1e-2
+            probs = torch.stack([named(m, dtype="float64").predict(images) for m in members])
+        torch.testing.assert_close(model.predict(images), probs.mean(0), rtol=0, atol=1e-6)
+
+
+def test_without_names_it_answers_with_image_features(clip: Path) -> None:
+    with torch.inference_mode():
+        found = hs.load(clip, device="cpu")(pictures())[:, 0]
+        expected = stock(clip).encode_image(pictures(), normalize=True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_class_features_follow_what_changes_them(clip: Path) -> None:
+    """They are kept between passes, but not when text heads go off, weights move or gradients are asked for."""
+    model, images = named(clip), pictures()
+    sites = backend("open_clip").anatomy(model.module).sites
+    gone = [h for h in _heads("text") if h.number < 2]
+    with torch.inference_mode():
+        before = model(images)
+        first = model.module.class_features()
+        assert model.module.class_features() is first
+        with ablated(sites, gone):
+            assert (model(images) - before).abs().max() > 1e-2
+            assert model.module.class_features() is model.module.class_features()
+        torch.testing.assert_close(model(images), before, rtol=0, atol=0)
+    with torch.no_grad():
+        model.module.model.ln_final.weight[:8] += 1
+        assert (model(images) - before).abs().max() > 1e-2
+    loss = cross_entropy(model(images)[:, 0], torch.tensor([0, 1, 2, 0, 1]))
+    loss.backward()
+    assert model.module.model.transformer.resblocks[0].attn.in_proj.weight.grad.abs().sum() > 0
+    double = model.to(torch.float64)
+    with torch.inference_mode():
+        assert double(images.double()).dtype == torch.float64
+
+
+def _heads(tower: str) -> list[Any]:
+    from hydrasurgeon.heads import all_heads
+
+    return all_heads({tower: tuple(map(tuple, FULL))})
+
+
+def test_scores_of_the_text_tower_are_each_samples_own(clip: Path, tmp_path: Path) -> None:
+    """Fisher against one backward pass for every sample."""
+    spec = data(tmp_path)
+    score = hs.score(clip, method="fisher", data=spec, device="cpu", classes=",".join(NAMES)).result
+    model = named(clip)
+    model.requires_grad_(False)
+    from hydrasurgeon.data import Batches, open_data
+
+    sites = backend("open_clip").anatomy(model.module).sites
+    totals = {(s.tower, s.layer): torch.zeros(HEADS) for s in sites}
+    for batch in Batches(open_data(spec), model.transform, batch_size=1):
+        masks = {place: torch.ones(HEADS, requires_grad=True) for place in totals}
+        with masked(sites, masks):
+            cross_entropy(model(batch.inputs)[:, 0], batch.labels).backward()
+        for place, mask in masks.items():
+            totals[place] += mask.grad.square()  # type: ignore[union-attr]
+    assert score.values is not None
+    for (tower, layer), total in totals.items():
+        found = torch.tensor(score.values[tower][layer])
+        assert total.min() > 0
+        torch.testing.assert_close(found, total, rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["random", "magnitude", "taylor", "fisher"])
+def test_a_selection_stays_in_its_tower(clip: Path, tmp_path: Path, method: str) -> None:
+    spec = None if method in ("random", "magnitude") else data(tmp_path)
+    options: dict[str, Any] = {"classes": ",".join(NAMES), "device": "cpu"}
+    both = hs.score(clip, method=method, data=spec, **options).result
+    text = hs.score(clip, method=method, data=spec, tower="text", **options).result
+    assert both.values is not None
+    assert text.values is not None
+    assert set(text.values) == {"text"}
+    torch.testing.assert_close(torch.tensor(text.values["text"]), torch.tensor(both.values["text"]))
+    full = tuple(map(tuple, FULL))
+    pruned = hs.prune(clip, method=method, remove=5, out=tmp_path / "t.safetensors")
+    assert pruned.manifest.kept is not None
+    assert pruned.manifest.kept["vision"] == full  # only the text tower was scored
+    assert sum(map(len, pruned.manifest.kept["text"])) == LAYERS * HEADS - 5
+    with pytest.raises(UsageError, match="only text was scored"):
+        hs.prune(clip, method=method, keep=2, tower="vision")
+    hs.score(clip, method=method, data=spec, tower="both", **options)
+    late = hs.prune(clip, method=method, keep=1, tower="vision", layers="1-2", out=tmp_path / "v.safetensors")  # fmt: skip
+    assert late.manifest.kept is not None
+    assert [len(row) for row in late.manifest.kept["vision"]] == [4, 1, 1]
+    assert late.manifest.kept["text"] == full
+    everywhere = hs.prune(clip, method=method, remove=14, out=tmp_path / "b.safetensors")
+    assert everywhere.removed == 14
+
+
+def test_layers_are_counted_in_the_tower_they_are_meant_for(tmp_path: Path) -> None:
+    config = deepcopy(CLIP)
+    config["text_cfg"] |= {"layers": 2, "heads": 2}
+    write_clip(tmp_path / "c", config=config)
+    assert open_checkpoint(tmp_path / "c").manifest.towers["text"].head_dim == 16
+    with pytest.raises(SurgeryError, match="layers 0-1"):
+        hs.prune(tmp_path / "c", method="random", keep=1, tower="text", layers="2")
+    pruned = hs.prune(tmp_path / "c", method="random", keep=1, layers="1-2", out=tmp_path / "m")
+    assert pruned.manifest.kept is not None
+    assert [len(row) for row in pruned.manifest.kept["vision"]] == [4, 1, 1]
+    assert [len(row) for row in pruned.manifest.kept["text"]] == [2, 1]
+
+
+def test_a_directory_loads_again(clip: Path, tmp_path: Path) -> None:
+    """Pruned ones by hydrasurgeon; with all heads by open_clip too."""
+    images = pictures()
+    whole = hs.prune(clip, method="random", keep=HEADS, out=f"{tmp_path / 'whole'}/").path
+    theirs, again = stock(clip), stock(whole)
+    with torch.no_grad():
+        torch.testing.assert_close(again.encode_image(images), theirs.encode_image(images))
+    member = cut(clip, tmp_path / "m.safetensors", text=TEXT_ROWS[0])
+    again = hs.prune(member, method="random", keep=1, tower="vision", out=f"{tmp_path / 'dir'}/")
+    names = sorted(p.name for p in again.path.iterdir())
+    assert names == ["README.md", "heads.json", "open_clip_config.json", "open_clip_model.safetensors"]  # fmt: skip
+    lone = hs.prune(member, method="random", keep=1, tower="vision", out=tmp_path / "l.safetensors")
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            named(again.path)(images), named(lone.path)(images), rtol=0, atol=0
+        )
+
+
+def test_finetuning_reaches_both_towers(clip: Path, tmp_path: Path) -> None:
+    """By cross-entropy over the class names, which come from the data."""
+    options = {"steps": "6", "batch_size": "6", "warmup": "0"}
+    tuned = hs.finetune(clip, data=data(tmp_path, names=True), recipe="scratch", set=options, out=tmp_path / "t", device="cpu")  # fmt: skip
+    assert tuned.manifest.model.labels == tuple(sorted(NAMES))
+    before, after = open_checkpoint(clip).digests(), open_checkpoint(tuned.path).digests()
+    moved = {name for name in before if before[name] != after[name]}
+    assert any(name.startswith("transformer.") for name in moved)
+    assert any(name.startswith("visual.transformer.") for name in moved)
+
+
+def test_a_locked_image_tower_runs_once(clip: Path, tmp_path: Path) -> None:
+    """Members that differ in every tensor of the text tower share all layers that images run through."""
+    from hydrasurgeon.checkpoints.reading import rewritten
+    from hydrasurgeon.checkpoints.writing import save
+    from hydrasurgeon.files.tensors import Planned, digest
+    from hydrasurgeon.runtime.classifier import to_raw, to_tensor
+
+    members = []
+    for seed in (0, 1):
+        opened = open_checkpoint(cut(clip, tmp_path / f"m{seed}.safetensors"))
+        generator = torch.Generator().manual_seed(seed)
+        planned = []
+        for name, info in opened.tensors.items():
+            tensor = to_tensor(opened.tensors.read(name), info.dtype)
+            if not name.startswith("visual."):
+                tensor = tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
+            raw, dtype = to_raw(tensor)
+            planned.append(Planned(name, dtype, info.shape, lambda raw=raw: (raw, digest(raw))))
+        members.append(tmp_path / f"t{seed}.safetensors")
+        save(members[-1], planned, lambda sha256, m=opened.manifest: rewritten(m, weights_sha256=sha256))  # fmt: skip
+    options = {"mlp": "separate", "classes": ",".join(NAMES)}
+    fused = hs.fuse(members, out=tmp_path / "h.safetensors", **options)  # type: ignore[arg-type]
+    assert fused.manifest.fusion is not None
+    assert fused.manifest.fusion.trunk == LAYERS
+    with torch.inference_mode():
+        expected = torch.cat([named(m)(pictures()) for m in members], dim=1)
+        found = hs.load(fused.path, device="cpu")(pictures())
+    assert (expected[:, 0] - expected[:, 1]).abs().max() > 1e-2
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_onnx(clip: Path, tmp_path: Path) -> None:
+    """The file holds the class features, not the text tower that made them."""
+    from hydrasurgeon.stages.export import export
+
+    parts = [cut(clip, tmp_path / f"m{i}.safetensors", text=t) for i, t in enumerate(TEXT_ROWS)]
+    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
+    with pytest.raises(SurgeryError, match="has no classifier"):
+        export(hydra)
+    made = export(hydra, out=tmp_path / "h.onnx", classes=",".join(NAMES))
+    assert made.max_difference < 1e-4
+    assert made.nbytes < 400_000  # the tokens' embeddings alone are 6 MB
+
+
+def test_hub_ids(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and tags as OpenCLIP lists them, or a repository; transformers' copy of the weights stays there."""
+    import huggingface_hub
+
+    asked = []
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repo, "open_clip_model.safetensors" in allow_patterns, "*.safetensors" in allow_patterns))  # fmt: skip
+        return str(clip)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    for spec in ("open_clip:ViT-B-32/laion2b_s34b_b79k", "open_clip:someone/tiny-clip"):
+        assert open_checkpoint(spec).manifest.model.family == "open_clip"
+    assert asked == [
+        ("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", True, False),
+        ("someone/tiny-clip", True, False),
+    ]
+
+
+def test_transformers_weights_beside_open_clips_are_left_alone(clip: Path) -> None:
+    (clip / "model.safetensors").write_bytes(b"not even safetensors")
+    (clip / "config.json").write_text('{"model_type": "clip"}')
+    assert open_checkpoint(clip).manifest.model.family == "open_clip"
+    assert open_checkpoint(clip / "open_clip_model.safetensors").manifest.kept is not None
+
+
+def test_the_commands_take_names_templates_and_towers(
+    clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, names = data(tmp_path), ["--classes", ",".join(NAMES)]
+    quiet = ["--device", "cpu", "--quiet"]
+    assert run(["eval", str(clip), "--data", spec, *quiet]) == 2
+    assert "--classes" in capsys.readouterr().err
+    score = ["score", str(clip), "--method", "taylor", "--tower", "text", "--data", spec, *names]
+    assert run([*score, "--template", "{label}", "--template", "a {label}", *quiet]) == 0
+    prune = ["prune", str(clip), "--method", "taylor", "--keep", "2", "--quiet"]
+    assert run(prune) == 0
+    written = open_checkpoint(tmp_path / "clip-taylor-k2.safetensors").manifest
+    assert written.model.config["zero_shot"]["templates"] == ["{label}", "a {label}"]
+    out = tmp_path / "r.json"
+    evaluate = ["eval", str(tmp_path / "clip-taylor-k2"), "--data", spec, "--json", str(out)]
+    assert run([*evaluate, *quiet]) == 0
+    assert json.loads(out.read_text())["results"][0]["id"]["n"] == 12
+
+
+def test_what_needs_the_text_towers_data_says_so(clip: Path, tmp_path: Path) -> None:
+    with pytest.raises(HydraError, match="no data runs through tower text"):
+        hs.prune(clip, method="random", keep=2, compensate="mean", data=data(tmp_path))
+    mended = hs.prune(
+        clip, method="random", keep=2, tower="vision", compensate="mean", data=data(tmp_path),
+        device="cpu", out=tmp_path / "m",
+    )  # fmt: skip
+    assert mended.manifest.kind == "member"
+    config = deepcopy(CLIP)
+    config["text_cfg"]["vocab_size"] = 400
+    write_clip(tmp_path / "few", config=config)
+    with pytest.raises(CheckpointError, match="knows 400 tokens"):
+        hs.load(tmp_path / "few", device="cpu")

@@ -1,0 +1,150 @@
+"""bench: what it counts is right, and it says what it compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import HydraError, MissingDependency, OutputError, UsageError
+from hydrasurgeon.measuring.timing import Sequence, interleaved, peak_bytes
+
+MAKE = Callable[..., Path]
+
+
+@pytest.fixture
+def parts(tiny: MAKE, tmp_path: Path) -> tuple[Path, list[Path], Path]:
+    whole = tiny()
+    members = [
+        hs.prune(whole, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path
+        for s in (1, 2, 3)
+    ]
+    return whole, members, hs.fuse(members, out=tmp_path / "hydra.safetensors").path
+
+
+def test_report(parts: tuple[Path, list[Path], Path], tmp_path: Path) -> None:
+    whole, members, hydra = parts
+    out = tmp_path / "bench.json"
+    words = ["bench", str(hydra), "--vs", *map(str, members), "--backbone", str(whole)]
+    assert run([*words, "--batch", "1,3", "--runs", "2", "--json", str(out), "--quiet"]) == 0
+    report = json.loads(out.read_text())
+    assert report["format"] == "hydrasurgeon.bench/1"
+    single, apart, fused = report["results"]
+    assert [r["kind"] for r in (single, apart, fused)] == ["single", "in sequence", "hydra"]
+    assert [p["batch"] for p in fused["points"]] == [1, 3]
+    assert single["macs_ratio"] == 1
+    assert all(p["ratio"] == 1 for p in single["points"])
+    # The same figures that eval gives for the same models.
+    model = hs.load(hydra, device="cpu")
+    assert fused["params"] == sum(p.numel() for p in model.parameters())
+    assert apart["params"] == sum(
+        p.numel() for m in members for p in hs.load(m, device="cpu").parameters()
+    )
+    # Members that keep half of the heads: less than three models, and the hydra less than its members.
+    assert fused["macs"] < apart["macs"] < 3 * single["macs"]
+    for entry in (single, apart, fused):
+        for point in entry["points"]:
+            assert point["throughput"] == pytest.approx(1000 * point["batch"] / point["latency_ms"])
+            assert point["peak_bytes"] > 4 * entry["params"]
+
+
+def test_peak_memory_is_weights_and_activations() -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 4096), nn.Linear(4096, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x))
+
+    model = Chain()
+    weights = 4 * sum(p.numel() for p in model.parameters())
+    hidden, out = 128 * 4096 * 4, 128 * 64 * 4
+    assert peak_bytes(model, torch.randn(128, 64)) == pytest.approx(
+        weights + hidden + out, rel=0.05
+    )
+    # One after another: all weights, but only one model's activations at a time.
+    twice = peak_bytes(Sequence([model, Chain()]), torch.randn(128, 64))
+    assert twice == pytest.approx(2 * weights + hidden + 2 * out, rel=0.05)
+
+
+def test_interleaved_medians() -> None:
+    calls: list[str] = []
+
+    class Named(nn.Module):
+        def __init__(self, name: str, size: int) -> None:
+            super().__init__()
+            self.name, self.size = name, size
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(self.name)
+            return torch.randn(self.size, self.size) @ torch.randn(self.size, self.size)
+
+    found = interleaved({"a": Named("a", 4), "b": Named("b", 700)}, torch.zeros(1), runs=3)
+    assert calls == ["a", "b"] * 4
+    assert 0 < found["a"] < found["b"]
+
+
+def test_what_cannot_be_compiled_is_measured_as_it_is(
+    parts: tuple[Path, list[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(model: nn.Module) -> Callable[..., torch.Tensor]:
+        def fail(*_: object) -> torch.Tensor:
+            raise RuntimeError("no compiler")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    found = hs.bench([parts[2]], batch="1", runs=1, compile=True)
+    assert found.notes == ("hydra: torch.compile failed (RuntimeError); measured without it",)
+    assert found.results[0].points[0].latency_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch", "0"], "--batch 0"),
+        (["--dtype", "int8"], "--dtype int8"),
+        (["--runs", "0"], "--runs 0"),
+    ],
+)
+def test_wrong_usage(
+    parts: tuple[Path, list[Path], Path],
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    assert run(["bench", str(parts[2]), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_contenders_must_read_the_same_inputs(
+    tiny: MAKE, parts: tuple[Path, list[Path], Path]
+) -> None:
+    other = tiny(
+        "other.safetensors",
+        arch="timm:vit_tiny_patch16_224,img_size=14,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5",
+    )
+    with pytest.raises(HydraError, match="do not read the same inputs"):
+        hs.bench([parts[2], other])
+
+
+def test_plot(
+    parts: tuple[Path, list[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hs.bench([parts[2]], backbone=parts[0], batch="1,2", runs=1, plot=tmp_path / "p.svg")
+    first = (tmp_path / "p.svg").read_text()
+    assert "<!-- time / single model -->" in first
+    with pytest.raises(OutputError, match="already exists"):
+        hs.bench([parts[2]], batch="1", runs=1, plot=tmp_path / "p.svg")
+    with pytest.raises(UsageError, match=r"must end in \.png"):
+        hs.bench([parts[2]], batch="1", runs=1, plot=tmp_path / "p.txt")
+    monkeypatch.setattr("hydrasurgeon.lookup.find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match="matplotlib"):
+        hs.bench([parts[2]], batch="1", runs=1, plot=tmp_path / "q.png")

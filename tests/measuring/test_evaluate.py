@@ -1,0 +1,152 @@
+"""eval: ensembles, predictions files and the report, by value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import hydrasurgeon as hs
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.predictions import read_predictions
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+
+
+@pytest.fixture
+def members(tiny: MAKE, tmp_path: Path) -> list[Path]:
+    path = tiny()
+    return [
+        hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path
+        for s in range(3)
+    ]
+
+
+def test_a_hydra_and_its_unfused_ensemble_agree(
+    members: list[Path], images: SPEC, tmp_path: Path
+) -> None:
+    hydra = hs.fuse(members, out=tmp_path / "h.safetensors").path
+    options = {
+        "data": images(),
+        "ood": [
+            f"near:n={images('n.npz', seed=5)}",
+            f"far:f={images('f.npz', seed=6, labels=False)}",
+        ],
+    }
+    fused = hs.evaluate([hydra], **options).report.results[0]
+    apart = hs.evaluate(members, ensemble=True, **options).report.results[0]
+    assert (fused.kind, apart.kind, fused.members, apart.members) == ("hydra", "ensemble", 3, 3)
+    assert fused.id.model_dump() == pytest.approx(apart.id.model_dump(), abs=1e-6)
+    for a, b in zip(fused.ood, apart.ood, strict=True):
+        assert (a.name, a.group) == (b.name, b.group)
+        assert a.auroc == pytest.approx(b.auroc, abs=1e-6)
+    assert fused.diversity.mi > 0
+    assert fused.cost.params < apart.cost.params
+    assert fused.ood_average["all"].auroc == pytest.approx(
+        (fused.ood[0].auroc + fused.ood[1].auroc) / 2
+    )
+
+
+def test_metrics_come_from_the_averaged_probabilities(
+    members: list[Path], images: SPEC, tmp_path: Path
+) -> None:
+    spec, out = images(), tmp_path / "p.safetensors"
+    found = hs.evaluate(members, ensemble=True, data=spec, predictions=out).report.results[0]
+    stored = load_file(out)
+    assert stored["logits"].shape == (40, 3, 5)
+    expected = metrics.id_metrics(stored["logits"], stored["labels"])
+    assert found.id.nll == expected["nll"]
+    # Anyone's file gives the same table.
+    again = hs.evaluate([], predictions_in=[out]).report.results[0]
+    assert again.id == found.id
+    assert (again.cost.params, again.cost.macs) == (found.cost.params, found.cost.macs)
+    assert again.cost.latency_ms is None  # a time is true of one machine only
+
+
+def test_strangers_predictions(tmp_path: Path) -> None:
+    z, y = torch.randn(8, 4), torch.arange(8) % 4
+    path = tmp_path / "theirs.safetensors"
+    save_file({"logits": z, "labels": y, "ood.noise.logits": torch.randn(5, 4)}, path)
+    found = hs.evaluate([], predictions_in=[path]).report.results[0]
+    assert (found.name, found.kind, found.members, found.ood[0].group) == (
+        "theirs",
+        "unknown",
+        1,
+        "far",
+    )
+    assert found.id.accuracy == pytest.approx(float((z.argmax(-1) == y).float().mean()))
+    save_file({"logits": z, "labels": y[:3]}, path)
+    with pytest.raises(DataError, match="integer labels"):
+        read_predictions(path)
+    save_file({"labels": y}, path)
+    with pytest.raises(DataError, match="tensor logits is missing"):
+        read_predictions(path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="not a readable predictions file"):
+        read_predictions(path)
+
+
+def test_temperature_is_fitted_on_validation_data(members: list[Path], images: SPEC) -> None:
+    spec, val = images(), images("val.npz", seed=8)
+    plain = hs.evaluate(members[:1], data=val).report.results[0]
+    fitted = hs.evaluate(members[:1], data=val, val=val, temperature="fit").report.results[0]
+    assert fitted.id.nll < plain.id.nll
+    assert fitted.id.accuracy == plain.id.accuracy
+    with pytest.raises(UsageError, match="needs a validation set"):
+        hs.evaluate(members[:1], data=spec, temperature="fit")
+
+
+def test_shifted_sets(members: list[Path], images: SPEC) -> None:
+    found = hs.evaluate(
+        members[:1], data=images(), shift=[f"noise:3={images('s.npz', seed=2)}"]
+    ).report.results[0]
+    assert (found.shift[0].name, found.shift[0].severity) == ("noise", 3)
+    assert (
+        found.shift[0].accuracy
+        == hs.evaluate(members[:1], data=images("s.npz", seed=2)).report.results[0].id.accuracy
+    )
+
+
+def test_the_report_is_the_contracts(members: list[Path], images: SPEC, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    hs.evaluate(members, data=images(), ood=[f"near:n={images('n.npz')}"], json=out)
+    report = json.loads(out.read_text())
+    assert report["format"] == "hydrasurgeon.eval/1"
+    assert len(report["results"]) == 3
+    first = report["results"][0]
+    assert set(first) == {
+        "name",
+        "kind",
+        "members",
+        "id",
+        "ood",
+        "ood_average",
+        "shift",
+        "diversity",
+        "cost",
+    }
+    assert set(first["id"]) == {"n", "accuracy", "brier", "nll", "ece", "aece"}
+    assert set(first["ood"][0]) == {"name", "group", "n", "auroc", "fpr95", "aupr", "aupr_id"}
+    assert set(first["cost"]) == {"params", "macs", "latency_ms"}
+    assert str(tmp_path) not in out.read_text()
+
+
+def test_multiply_adds_by_hand(tiny: MAKE, images: SPEC) -> None:
+    """Per layer 12·d² a token plus attention's two T×T products; plus patches and classifier."""
+    cost = hs.evaluate([tiny()], data=images()).report.results[0].cost
+    tokens, dim, layers, klasses = 17, 32, 3, 5
+    expected = (
+        layers * (tokens * 12 * dim**2 + 2 * tokens * tokens * dim) + 16 * 49 * dim + dim * klasses
+    )
+    assert cost.macs == expected
+
+
+def test_class_counts_must_match(tiny: MAKE, images: SPEC) -> None:
+    with pytest.raises(DataError, match="classes"):
+        hs.evaluate([tiny()], data=images(classes=7))

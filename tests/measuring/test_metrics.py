@@ -1,0 +1,176 @@
+"""Metrics against scikit-learn, torchmetrics and torch-uncertainty, and against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor
+
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.measuring import metrics
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch_uncertainty.metrics as tu
+    from torchmetrics.functional.classification import (
+        binary_auroc,
+        multiclass_accuracy,
+        multiclass_calibration_error,
+    )
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+CLOSE = 1e-6
+
+
+def logits(
+    samples: int = 300, members: int = 3, klasses: int = 5, seed: int = 0, scale: float = 2.0
+) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(samples, members, klasses, generator=generator)
+
+
+def labels(samples: int = 300, klasses: int = 5, seed: int = 1) -> Tensor:
+    return torch.randint(klasses, (samples,), generator=torch.Generator().manual_seed(seed))
+
+
+CASES = {
+    "plain": (logits(), labels()),
+    "one class missing": (logits(), labels(klasses=4)),
+    "one sample": (logits(1), labels(1)),
+    "all wrong": (logits(), (metrics.mean_probs(logits()).argmax(-1) + 1) % 5),
+    "all right": (logits(scale=6), metrics.mean_probs(logits(scale=6)).argmax(-1)),
+    "ties": (logits().round(), labels()),
+    "one member": (logits(members=1), labels()),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=list(CASES))
+def test_calibration_agrees_with_the_references(case: str) -> None:
+    z, y = CASES[case]
+    p = metrics.mean_probs(z)
+    found = metrics.id_metrics(z, y)
+    assert found["accuracy"] == pytest.approx(
+        float(multiclass_accuracy(p, y, num_classes=5, average="micro")), abs=CLOSE
+    )
+    assert found["brier"] == pytest.approx(
+        float(_tu(tu.BrierScore(num_classes=5), p, y)), abs=CLOSE
+    )
+    assert found["nll"] == pytest.approx(float(_tu(tu.CategoricalNLL(), p, y)), abs=CLOSE)
+    assert found["ece"] == pytest.approx(
+        float(multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm="l1")), abs=CLOSE
+    )
+    if len(y) >= 15:  # torch-uncertainty divides by the size of empty bins
+        reference = tu.AdaptiveCalibrationError(
+            task="multiclass", num_classes=5, num_bins=15, norm="l1"
+        )
+        assert found["aece"] == pytest.approx(float(_tu(reference, p, y)), abs=CLOSE)
+
+
+def _tu(metric: object, p: Tensor, y: Tensor) -> Tensor:
+    metric.update(p, y)  # type: ignore[attr-defined]
+    return metric.compute()  # type: ignore[attr-defined]
+
+
+def _scores(kind: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    inside = torch.randn(400, generator=generator, dtype=torch.float64)
+    outside = 1 + torch.randn(250, generator=generator, dtype=torch.float64)
+    if kind == "ties":
+        return inside.round(), outside.round()
+    if kind == "one each":
+        return inside[:1], outside[:1]
+    if kind == "all equal":
+        return torch.zeros(7, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    return inside, outside
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "one each", "all equal"])
+def test_ood_agrees_with_the_references(kind: str) -> None:
+    inside, outside = _scores(kind)
+    found = metrics.ood_metrics(inside, outside)
+    truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).long()
+    scores = torch.cat([inside, outside])
+    assert found["auroc"] == pytest.approx(roc_auc_score(truth, scores), abs=CLOSE)
+    assert found["aupr"] == pytest.approx(average_precision_score(truth, scores), abs=CLOSE)
+    assert found["aupr_id"] == pytest.approx(average_precision_score(1 - truth, -scores), abs=CLOSE)
+    ranks = scores.unique(return_inverse=True)[1].double()
+    within = ranks / max(1.0, float(ranks.max()))  # torchmetrics squashes what lies outside [0, 1]
+    assert found["auroc"] == pytest.approx(float(binary_auroc(within, truth)), abs=CLOSE)
+    assert found["fpr95"] == pytest.approx(
+        float(_tu(tu.FPR95(pos_label=1), scores, truth)), abs=CLOSE
+    )
+
+
+def test_diversity_agrees_with_torch_uncertainty() -> None:
+    z = logits()
+    p = metrics.member_probs(z)
+    mi = tu.MutualInformation()
+    mi.update(p)
+    assert float(metrics.mutual_information(z).mean()) == pytest.approx(
+        float(mi.compute()), abs=CLOSE
+    )
+    di = tu.Disagreement()
+    di.update(p)
+    assert metrics.disagreement(z) == pytest.approx(float(di.compute()), abs=CLOSE)
+
+
+def test_by_hand() -> None:
+    p = torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64)
+    y = torch.tensor([0, 0])
+    assert metrics.accuracy(p, y) == 0.5
+    assert metrics.brier(p, y) == pytest.approx((0.08 + 0.72) / 2)
+    assert metrics.nll(p, y) == pytest.approx(-(math.log(0.8) + math.log(0.4)) / 2)
+    assert metrics.ece(p, y) == pytest.approx((0.2 + 0.6) / 2)
+    inside, outside = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.25, 0.5])
+    assert metrics.auroc(inside, outside) == 6 / 8
+    assert metrics.fpr95(inside, outside) == 0.5
+    assert metrics.auroc(inside, inside[:0]) is None
+
+
+def test_ensembles_average_probabilities_not_logits() -> None:
+    z = torch.tensor([[[4.0, 0.0], [-1.0, 0.0]]])
+    expected = (z[0, 0].softmax(0) + z[0, 1].softmax(0)) / 2
+    torch.testing.assert_close(metrics.mean_probs(z)[0], expected.double(), rtol=0, atol=1e-7)
+    assert not torch.allclose(metrics.mean_probs(z)[0].float(), z.mean(dim=1)[0].softmax(0))
+
+
+def test_a_certain_mistake_has_a_finite_nll() -> None:
+    z = torch.tensor([[[0.0, 1e5]]])
+    assert metrics.id_metrics(z, torch.tensor([0]))["nll"] == pytest.approx(-math.log(metrics.TINY))
+
+
+@given(st.floats(0.3, 4.0))
+@settings(max_examples=10, deadline=None)
+def test_the_temperature_that_was_applied_is_found(t: float) -> None:
+    z = logits(2000, members=1, scale=1.5)
+    generator = torch.Generator().manual_seed(0)
+    y = torch.multinomial(metrics.mean_probs(z), 1, generator=generator)[:, 0]
+    heated = metrics.tempered(metrics.mean_probs(z), t)
+    found = metrics.fit_temperature(heated, y)
+    best = metrics.nll(metrics.tempered(heated, found), y)
+    for other in (found * 0.97, found * 1.03):
+        assert best <= metrics.nll(metrics.tempered(heated, other), y)
+
+
+def _shifted(score: Callable[[Tensor, float], Tensor]) -> tuple[float, float]:
+    sure, unsure = logits(scale=5), logits(scale=0.2)
+    return float(score(sure, 1.0).mean()), float(score(unsure, 1.0).mean())
+
+
+@pytest.mark.parametrize("kind", [k for k in metrics.OOD_SCORES if k != "mi"])
+def test_every_ood_score_is_higher_for_the_unsure(kind: str) -> None:
+    sure, unsure = _shifted(metrics.OOD_SCORES[kind])
+    assert unsure > sure
+
+
+def test_unknown_ood_score_suggests() -> None:
+    with pytest.raises(UsageError, match="did you mean energy"):
+        metrics.ood_score(logits(), "enrgy")

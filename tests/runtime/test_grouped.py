@@ -1,0 +1,305 @@
+"""Members as batched products: the same values, few launches, nothing twice, never out of date."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_families import FAMILIES, LAYERS, Family
+
+import hydrasurgeon as hs
+from hydrasurgeon.measuring.cost import launches, macs
+from hydrasurgeon.measuring.timing import peak_bytes
+from hydrasurgeon.runtime.batched import CannotGroup, Grouped
+from hydrasurgeon.runtime.classifier import Classifier
+
+EQUAL = ([[0, 1, 3], [1, 2, 3], [0, 2, 3]], [[0, 1, 2], [0, 1, 3], [0, 1, 2]], [[1, 2, 3]] * 3)
+RAGGED = (
+    [[0, 1, 2, 3], [0, 1], [1, 2, 3]],
+    [[0, 1, 2, 3], [1, 3], [0]],
+    [[0, 1, 2, 3], [], [0, 2]],
+)
+EXTRAS = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,embed_dim=32,depth=3,num_heads=4,num_classes=3"
+
+
+def hydra(
+    source: Path, rows: Any, folder: Path, *, tuned: bool, family: Family | None = None
+) -> Classifier:
+    """Three members fused, stacked whatever the batch; tuned ones share nothing."""
+    mask, parts = folder / "mask.json", []
+    for i, kept in enumerate(rows):
+        mask.write_text(json.dumps(family.both(kept) if family else {"vision": kept}))
+        parts.append(hs.prune(source, mask=mask, out=folder / f"m{i}").path)
+    fused = hs.fuse(parts, out=folder / "hydra").path
+    model = hs.load(fused, device="cpu", dtype="float64")
+    if tuned:
+        generator = torch.Generator().manual_seed(1)
+        for member in model.module.members:
+            for part in list(member.modules()):
+                for name, p in list(part.named_parameters(recurse=False)):
+                    noise = 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+                    setattr(part, name, torch.nn.Parameter(p.detach() + noise))
+        model = Classifier(remade(model.module), model.manifest, model.transform).eval()
+    model.module.mode = "stacked"
+    return model
+
+
+def remade(old: Any) -> Any:
+    """A runtime over the same members, which looks afresh at what they share."""
+    from hydrasurgeon.families import backend
+    from hydrasurgeon.runtime.hydra import Hydra
+
+    family = backend("transformers" if hasattr(old.members[0], "kind") else "timm")
+    return Hydra(list(old.members), family.anatomy)
+
+
+@torch.no_grad()
+def by_members(model: Classifier, inputs: Any) -> torch.Tensor:
+    """Each member's own module."""
+    return torch.stack([member(inputs) for member in model.module.members], dim=1)
+
+
+def assert_grouped(model: Classifier, inputs: Any) -> None:
+    with torch.inference_mode():
+        found = model(inputs)
+    assert model.module._grouped is not None
+    assert model.module._grouped.holds
+    torch.testing.assert_close(found, by_members(model, inputs), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("rows", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("tuned", [False, True], ids=["training-free", "tuned"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "OpenCLIP"])
+def test_same_as_the_members(name: str, tuned: bool, rows: Any, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    family.write(tmp_path / "source")
+    model = hydra(tmp_path / "source", rows, tmp_path, tuned=tuned, family=family)
+    inputs = family.inputs(dtype=torch.float64)
+    if name == "MPNet":  # a table of relative positions for each head
+        with torch.inference_mode():
+            found = model(inputs)
+        assert model.module._grouped is None
+        torch.testing.assert_close(found, by_members(model, inputs), rtol=0, atol=1e-11)
+        return
+    assert_grouped(model, inputs)
+
+
+@pytest.mark.parametrize(
+    "extra", ["qk_norm=true", "init_values=0.3", "class_token=false,global_pool=avg"]
+)
+def test_norms_of_queries_scales_and_pooling(tmp_path: Path, extra: str) -> None:
+    from hydrasurgeon.stages.finetune import fresh
+
+    arch = f"{EXTRAS},{extra}".replace("=avg", '="avg"')
+    fresh(f"init:{arch}", tmp_path / "source.safetensors", seed=0)
+    model = hydra(tmp_path / "source.safetensors", EQUAL, tmp_path, tuned=True)
+    assert_grouped(model, torch.randn(4, 3, 28, 28, dtype=torch.float64))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Classifier:
+    """A tuned hydra of equal head counts."""
+    FAMILIES["timm ViT"].write(tmp_path / "source")
+    return hydra(tmp_path / "source", EQUAL, tmp_path, tuned=True, family=FAMILIES["timm ViT"])
+
+
+IMAGES = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def test_three_members_take_few_more_launches_than_one(model: Classifier) -> None:
+    """Two more in each layer, for norms of their own; only embeddings and classifiers take three times as many."""
+    one = launches(model.module.members[0], IMAGES)
+    within = 10 * LAYERS  # two norms, four products, attention, activation, two sums
+    # What the first tokens ask has a product of its own in the last layer; and members are laid together twice.
+    assert launches(model, IMAGES) <= 12 * LAYERS + 1 + 3 * (one - within) + 2
+    model.module.mode = "apart"
+    assert launches(model, IMAGES) > 2.9 * one
+
+
+def test_filling_up_is_no_multiply_add_of_the_model(tmp_path: Path) -> None:
+    """A member's cost is what it keeps, however its neighbours are shaped."""
+    FAMILIES["timm ViT"].write(tmp_path / "source")
+    model = hydra(tmp_path / "source", RAGGED, tmp_path, tuned=True, family=FAMILIES["timm ViT"])
+    whole = sum(macs(member, IMAGES) for member in model.module.members)
+    assert whole * 0.7 < macs(model, IMAGES) <= whole
+    assert model.module.mode == "stacked"
+
+
+def test_nothing_is_stored_twice(model: Classifier) -> None:
+    """Members of equal head counts: their parameters are views of what the products use."""
+
+    def held() -> int:
+        return sum({s.data_ptr(): s.nbytes() for p in model.parameters() if (s := p.untyped_storage())}.values())  # fmt: skip
+
+    before = held()
+    assert_grouped(model, IMAGES)
+    assert held() == before
+    assert not model.module.copies
+
+
+def test_it_follows_its_parameters(model: Classifier) -> None:
+    assert_grouped(model, IMAGES)
+    part = model.module.members[1].blocks[1]
+    with torch.no_grad():
+        part.mlp.fc1.weight.mul_(1.5)  # in place, as optimizers do
+    assert_grouped(model, IMAGES)
+    part.attn.qkv.weight.data = part.attn.qkv.weight.data * 0.5  # replaced
+    model(IMAGES)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(IMAGES), by_members(model, IMAGES), rtol=0, atol=1e-11)
+    before = model(IMAGES).detach()
+    state = {name: p * 1.1 for name, p in model.state_dict().items()}
+    model.load_state_dict(state)
+    assert_grouped(model, IMAGES)
+    assert (model(IMAGES) - before).abs().max() > 1e-3
+    twin = Classifier(copy.deepcopy(model.module), model.manifest, model.transform)
+    with torch.no_grad():
+        twin.module.members[0].blocks[0].mlp.fc2.weight.zero_()
+    assert_grouped(twin, IMAGES)
+    assert_grouped(model, IMAGES)
+    assert (by_members(twin, IMAGES) - by_members(model, IMAGES)).abs().max() > 1e-3
+    with torch.inference_mode():
+        single = model.float()(IMAGES.float())
+    torch.testing.assert_close(single, by_members(model, IMAGES.float()), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap has no rule for attention
+def test_parameters_given_from_outside(model: Classifier) -> None:
+    """torch.func: what is run is what is given, and afterwards what is there."""
+    assert_grouped(model, IMAGES)
+    own = by_members(model, IMAGES)
+    given = {name: 1.2 * p.detach() for name, p in model.named_parameters()}
+    twin = copy.deepcopy(model.module)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.mul_(1.2)
+        expected = torch.stack([member(IMAGES) for member in twin.members], dim=1)
+        called = torch.func.functional_call(model, given, (IMAGES,))
+        torch.testing.assert_close(called, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(model(IMAGES), own, rtol=0, atol=1e-11)
+        both = {name: torch.stack([p, given[name]]) for name, p in model.named_parameters()}
+        run = lambda state: torch.func.functional_call(model, state, (IMAGES,))  # noqa: E731
+        several = torch.func.vmap(run)(both)
+        torch.testing.assert_close(several, torch.stack([own, expected]), rtol=0, atol=1e-10)
+    part = model.module.members[0].blocks[1].mlp.fc2
+    part.weight = torch.nn.Parameter(part.weight.detach() * 2)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(IMAGES), by_members(model, IMAGES), rtol=0, atol=1e-11)
+
+
+def test_a_copy_runs_its_own_modules(model: Classifier) -> None:
+    """In every mode, and after a round trip through a pickle."""
+    before = by_members(model, IMAGES)
+    for twin in (copy.deepcopy(model.module), pickle.loads(pickle.dumps(model.module))):
+        assert not twin.training
+        with torch.no_grad():
+            for p in twin.parameters():
+                p.mul_(0.9)
+        expected = torch.stack([member(IMAGES) for member in twin.members], dim=1)
+        assert (expected - before).abs().max() > 1e-3
+        for mode in ("stacked", "apart"):
+            twin.mode = mode
+            torch.testing.assert_close(twin(IMAGES), expected, rtol=0, atol=1e-11)
+    assert torch.equal(by_members(model, IMAGES), before)
+
+
+def test_copied_rows_are_followed_and_counted(tmp_path: Path) -> None:
+    FAMILIES["timm ViT"].write(tmp_path / "source")
+    model = hydra(tmp_path / "source", RAGGED, tmp_path, tuned=True, family=FAMILIES["timm ViT"])
+    assert_grouped(model, IMAGES)
+    # Layers that differ hold [3 members, 3 × heads × 8 rows, 32 + 1] and [3, 32, heads × 8], for 2 and 3 heads.
+    assert sum(copy.numel() for copy in model.module.copies) == 3 * 8 * (2 + 3) * (3 * 33 + 32)
+    assert peak_bytes(model, IMAGES) > sum(
+        p.nbytes for p in (*model.parameters(), *model.module.copies)
+    )
+    first = model.module._grouped
+    with torch.no_grad():
+        model.module.members[0].blocks[1].attn.proj.weight.mul_(2)
+    assert not first.holds
+    assert_grouped(model, IMAGES)
+    assert model.module._grouped is not first
+
+
+def test_training_after_inference(model: Classifier, tmp_path: Path) -> None:
+    """Inference lays parameters side by side; gradients still belong to each, and so does the file."""
+    fresh = Classifier(copy.deepcopy(model.module), model.manifest, model.transform)
+    assert_grouped(model, IMAGES)
+    for one in (model, fresh):
+        one.requires_grad_(True)
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        one(IMAGES).square().sum().backward()
+        optimizer.step()
+    for (name, a), b in zip(model.named_parameters(), fresh.parameters(), strict=True):
+        assert a.grad is not None, name
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-10)
+    assert_grouped(model, IMAGES)
+    save_file(
+        {n: p.contiguous() for n, p in model.state_dict().items()}, tmp_path / "s.safetensors"
+    )
+    for name, tensor in load_file(tmp_path / "s.safetensors").items():
+        assert torch.equal(tensor, fresh.state_dict()[name]), name
+
+
+def test_dropout_stays_where_it_is_switched_on(model: Classifier) -> None:
+    """Monte Carlo dropout: a model in eval mode whose dropouts are not."""
+    for member in model.module.members:
+        member.blocks[1].mlp.drop1 = torch.nn.Dropout(0.5).eval()
+    noisy = Classifier(remade(model.module), model.manifest, model.transform).eval()
+    noisy.module.mode = "stacked"
+    assert_grouped(noisy, IMAGES)
+    dropouts = [m.blocks[1].mlp.drop1.train() for m in noisy.module.members]
+    with torch.inference_mode():
+        one, two = noisy(IMAGES), noisy(IMAGES)
+    assert (one - two).abs().amax(dim=(0, 2)).min() > 1e-3  # every member is shaken
+    for dropout in dropouts:
+        dropout.eval()
+    assert_grouped(noisy, IMAGES)
+
+
+@pytest.mark.parametrize("mode", ["stacked", "apart"])
+def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str) -> None:
+    """A training-free hydra runs a head that several keep once; tuned, each member runs its own."""
+    FAMILIES["timm ViT"].write(tmp_path / "source")
+    model = hydra(tmp_path / "source", EQUAL, tmp_path, tuned=False, family=FAMILIES["timm ViT"])
+    model.module.mode = mode
+    with torch.no_grad():
+        torch.testing.assert_close(model(IMAGES), by_members(model, IMAGES), rtol=0, atol=1e-11)
+        assert model.module._union.copies  # shared so far
+        before = by_members(model, IMAGES)
+    optimizer = torch.optim.SGD(model.requires_grad_(True).parameters(), lr=0.5)
+    model(IMAGES)[:, 0].square().sum().backward()  # the first member alone
+    optimizer.step()
+    with torch.no_grad():
+        expected = by_members(model, IMAGES)
+        assert (expected - before).abs().max() > 1e-2
+        torch.testing.assert_close(model(IMAGES), expected, rtol=0, atol=1e-11)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(IMAGES), expected, rtol=0, atol=1e-11)
+
+
+def test_what_cannot_be_grouped_runs_all_the_same(model: Classifier) -> None:
+    class Odd(torch.nn.Module):
+        """Looks at neighbouring tokens: no function of single numbers."""
+
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).roll(1, dims=1)
+
+    for member in model.module.members:
+        member.blocks[0].mlp = Odd(member.blocks[0].mlp)
+    odd = Classifier(remade(model.module), model.manifest, model.transform).eval()
+    odd.module.mode = "stacked"
+    with torch.inference_mode():
+        torch.testing.assert_close(odd(IMAGES), by_members(odd, IMAGES), rtol=0, atol=1e-11)
+    assert odd.module._grouped is None
+    with pytest.raises(CannotGroup, match="Odd calls roll"):
+        Grouped(odd.module._parting, odd.module._tokens)

@@ -1,0 +1,155 @@
+"""eval --card: a directory's model card holds its own figures, for people and for the hub, and nothing else changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from tiny_families import FAMILIES
+from tiny_members import KEPTS, member
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.card import BEGIN, END
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import UsageError
+
+SPEC = Callable[..., str]
+
+
+@pytest.fixture
+def pair(tiny: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
+    """A member and a hydra, as directories."""
+    source = tiny()
+    files = [hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    lone = hs.prune(files[0], mask=tmp_path / "m1.heads.json", out=f"{tmp_path / 'member'}/").path
+    return lone, hs.fuse(files, out=f"{tmp_path / 'hydra'}/").path
+
+
+def between(card: str) -> str:
+    return card.partition(BEGIN)[2].partition(END)[0]
+
+
+def test_each_card_gets_its_own_figures(
+    pair: tuple[Path, Path], images: SPEC, tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for folder in pair for path in folder.iterdir()}
+    options = {
+        "data": images(),
+        "ood": [f"near:held|out={images('near.npz', seed=5)}", f"far:f={images('far.npz', rows=30, seed=6, labels=False)}"],
+        "shift": [f"noise:3={images('shifted.npz', seed=7)}"],
+    }  # fmt: skip
+    found = hs.evaluate([tmp_path / "m1", *pair], card=True, **options)
+    assert found.cards == tuple(folder / "README.md" for folder in pair)
+    sha256 = {}
+    for folder, result in zip(pair, found.report.results[1:], strict=True):
+        card = (folder / "README.md").read_text()
+        section = between(card)
+        i, near, far = result.id, *result.ood
+        numbers = " | ".join(f"{v:.4f}" for v in (i.accuracy, i.brier, i.nll, i.ece, i.aece))
+        assert f"| {numbers} |" in section
+        assert f"| held\\|out | near | 40 | {near.auroc:.4f} | {near.fpr95:.4f} | {near.aupr:.4f} |" in section  # fmt: skip
+        assert f"| f | far | 30 | {far.auroc:.4f} | {far.fpr95:.4f} | {far.aupr:.4f} |" in section
+        assert f"| mean, all |  |  | {result.ood_average['all'].auroc:.4f} |" in section
+        assert "mean, near" not in section  # of one set, that is the set
+        assert f"| noise | 3 | {result.shift[0].accuracy:.4f} |" in section
+        assert f"{result.cost.params / 1e6:.4g} M parameters" in section
+        assert ("members disagree on" in section) == (result.kind == "hydra")
+        sha256[folder] = re.findall(r"`(\w+\.npz)`, (\d+) samples, sha256 ([0-9a-f]{64})", section)
+        assert [(name, rows) for name, rows, _ in sha256[folder]] == [
+            ("data.npz", "40"), ("near.npz", "40"), ("far.npz", "30"), ("shifted.npz", "40"),
+        ]  # fmt: skip
+        assert str(tmp_path) not in card
+        # The hub's own reader finds the same figures in the front matter.
+        read = {e.metric_type: e for e in ModelCard(card).data.eval_results}
+        assert read["accuracy"].metric_value == pytest.approx(i.accuracy, abs=1e-6)
+        assert read["nll"].metric_value == pytest.approx(i.nll, abs=1e-6)
+        assert read["accuracy"].dataset_name == "data.npz"
+        # All else is as it was: the rest of the card, the weights, the manifest.
+        old = before[folder / "README.md"].decode()
+        assert old.partition(BEGIN)[0] == re.sub(r"model-index: .*\n", "", card).partition(BEGIN)[0]
+        assert [p for p in folder.iterdir() if before.get(p) != p.read_bytes()] == [folder / "README.md"]  # fmt: skip
+        open_checkpoint(folder).digests()
+    assert sha256[pair[0]] == sha256[pair[1]]
+
+
+def test_several_data_sets_stand_in_one_table(pair: tuple[Path, Path], images: SPEC) -> None:
+    sets = [f"one={images()}", f"two={images('other.npz', seed=9)}"]
+    report = hs.evaluate([pair[1]], data=sets, card=True).report
+    section = between((pair[1] / "README.md").read_text())
+    (result,) = report.results
+    assert result.sets is not None
+    assert result.sets_average is not None
+    for name, found in (*((f"{s.name} | {s.n}", s) for s in result.sets), ("mean | ", result.sets_average)):  # fmt: skip
+        assert f"| {name} | {found.accuracy:.4f} | {found.brier:.4f} |" in section
+    assert "- also `two`: `other.npz`, 40 samples" in section
+
+
+def test_again_replaces_what_was_there(pair: tuple[Path, Path], images: SPEC) -> None:
+    hydra = pair[1]
+    hs.evaluate([hydra], data=images(), ood=[images("o.npz", seed=3)], card=True)
+    first = (hydra / "README.md").read_bytes()
+    hs.evaluate([hydra], data=images("other.npz", seed=9), card=True, limit=20, seed=4)
+    card = (hydra / "README.md").read_text()
+    assert "limit 20, seed 4" in between(card)
+    assert "`other.npz`, 20 samples" in between(card)
+    assert "OOD data" not in between(card)
+    assert card.count("model-index:") == card.count(BEGIN) == card.count(END) == 1
+    hs.evaluate([hydra], data=images(), ood=[images("o.npz", seed=3)], card=True)
+    assert (hydra / "README.md").read_bytes() == first
+
+
+def test_what_people_wrote_stays(pair: tuple[Path, Path], images: SPEC) -> None:
+    path = pair[0] / "README.md"
+    text = path.read_text().replace("## Heads", "Ours.\n\n## Heads") + "\nMore.\n"
+    front = 'model-index:\n- name: theirs\n  results: []\nlibrary_name: "timm"'
+    path.write_text(text.replace('library_name: "timm"', front))
+    hs.evaluate([pair[0]], data=images(), card=True)
+    card = path.read_text()
+    assert "Ours.\n\n## Heads" in card
+    assert card.endswith(f"{END}\n\nMore.\n")
+    assert "- name: theirs" in card
+    assert card.count("model-index") == 1
+    assert "accuracy" in between(card)
+
+
+def test_a_temperature_names_its_data(pair: tuple[Path, Path], images: SPEC) -> None:
+    hs.evaluate([pair[0]], data=images(), val=images("val.npz", seed=8), temperature="fit", card=True)  # fmt: skip
+    section = between((pair[0] / "README.md").read_text())
+    assert "temperature fit" in section
+    assert "- temperature: `val.npz`, 40 samples" in section
+
+
+def test_texts_too(tmp_path: Path) -> None:
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "s")
+    members = [member(tmp_path / "s", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    hydra = hs.fuse(members, out=f"{tmp_path / 'h'}/").path
+    data = family.data(tmp_path)
+    hs.evaluate([hydra], data=data, card=True, device="cpu")
+    assert ModelCard((hydra / "README.md").read_text()).data.eval_results[0].task_type == "text-classification"  # fmt: skip
+    # The directory still loads, scores and evaluates: cards are nobody's weights.
+    assert hs.evaluate([hydra], data=data, device="cpu").report.results[0].id.n == 24
+
+
+def test_refused_before_any_work(pair: tuple[Path, Path], images: SPEC, tmp_path: Path) -> None:
+    data = images()
+    stranger = tmp_path / "stranger"
+    FAMILIES["timm ViT"].write(stranger)
+    (stranger / "README.md").write_text("# Theirs\n")
+    for given in ([tmp_path / "m1"], [stranger], [pair[0] / "model.safetensors"]):
+        with pytest.raises(UsageError, match="no checkpoint is a directory with a model card"):
+            hs.evaluate(given, data=data, card=True)
+    with pytest.raises(UsageError, match="its own checkpoint alone"):
+        hs.evaluate(list(pair), data=data, ensemble=True, card=True)
+    assert (stranger / "README.md").read_text() == "# Theirs\n"
+
+
+def test_the_command_says_where(
+    pair: tuple[Path, Path], images: SPEC, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["eval", str(pair[1]), "--data", images(), "--card"]) == 0
+    assert f"written into {pair[1] / 'README.md'}" in capsys.readouterr().out

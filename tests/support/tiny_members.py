@@ -1,0 +1,54 @@
+"""Members of the tiny families: pruned by a mask, moved a little, and run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_families import Family
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+
+__all__ = ["KEPTS", "RAGGED", "logits", "member", "tune"]
+
+
+RAGGED = [[0, 2, 3], [], [1]]
+KEPTS = ([[0, 1, 2, 3], [0, 1], [1, 2, 3]], [[0, 1, 2, 3], [1, 3], [0]], [[0, 1, 2, 3], [], [0, 2]])
+
+
+def member(source: Path, family: Family, rows: list[list[int]], out: str | Path) -> Path:
+    mask = source.parent / f"{Path(out).name}.mask.json"
+    mask.write_text(json.dumps(family.both(rows)))
+    return hs.prune(source, mask=mask, out=out).path
+
+
+def logits(path: Path, inputs: Any, dtype: str = "float32") -> torch.Tensor:
+    model = hs.load(path, device="cpu", dtype=dtype)
+    with torch.inference_mode():
+        return model(inputs)
+
+
+def tune(path: Path, out: Path, seed: int) -> Path:
+    """A copy whose every tensor moved a little."""
+    from hydrasurgeon.checkpoints.reading import rewritten
+    from hydrasurgeon.checkpoints.writing import save
+    from hydrasurgeon.files.tensors import Planned, digest
+    from hydrasurgeon.runtime.classifier import to_raw, to_tensor
+
+    opened = open_checkpoint(path)
+    generator = torch.Generator().manual_seed(seed)
+    planned = []
+    for name, info in opened.tensors.items():
+        tensor = to_tensor(opened.tensors.read(name), info.dtype)
+        raw, dtype = to_raw(tensor + 0.05 * torch.randn(tensor.shape, generator=generator))
+        planned.append(Planned(name, dtype, info.shape, lambda raw=raw: (raw, digest(raw))))
+    save(
+        out,
+        planned,
+        lambda sha256: rewritten(opened.manifest, weights_sha256=sha256),
+        files=opened.files,
+    )
+    return out

@@ -1,0 +1,410 @@
+"""Training-free repair against least squares on collected activations, in float64."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.maps import real_tokens
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.families import backend
+from hydrasurgeon.families.base import Anatomy, Attention, Block, Stack
+from hydrasurgeon.surgery import refit as compensation
+from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+HEADS, HEAD_DIM = 4, 8
+# An empty layer, a ragged one, and one that loses nothing in between.
+KEPT = {"vision": ((1, 3), (0, 1, 2, 3), ())}
+
+
+def inputs_of(path: Path, spec: str) -> Tensor:
+    samples = open_data(spec)
+    (batch,) = Batches(samples, hs.load(path).transform, batch_size=len(samples))
+    return batch.inputs.double()
+
+
+def double(path: Path) -> nn.Module:
+    return hs.load(path, device="cpu", dtype="float64").module.requires_grad_(False)
+
+
+def mask_file(path: Path, kept: object) -> Path:
+    path.write_text(json.dumps(kept))
+    return path
+
+
+def heads_of(module: nn.Module, layer: int, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What flows into a block, its heads' outputs and its attention's output, by hooks on timm's own module."""
+    found: dict[str, Tensor] = {}
+    block = module.blocks[layer]
+    hooks = [
+        block.register_forward_pre_hook(lambda _, args: found.update(stream=args[0])),
+        block.attn.proj.register_forward_hook(
+            lambda _, args, out: found.update(heads=args[0], out=out)
+        ),
+    ]
+    module(inputs)
+    for hook in hooks:
+        hook.remove()
+    return found["stream"], found["heads"], found["out"]
+
+
+def sensitivities(module: nn.Module, layer: int, inputs: Tensor) -> Tensor:
+    """Slow version: the margin's gradient at a layer's attention output, one sample at a time."""
+    rows = []
+    for one in inputs.split(1):
+        shift = torch.zeros(1, 17, 32, dtype=torch.float64, requires_grad=True)
+        hook = module.blocks[layer].attn.proj.register_forward_hook(
+            lambda _, args, out, shift=shift: out + shift
+        )
+        first, second = module(one)[0].topk(2).values
+        (first - second).backward()
+        hook.remove()
+        rows.append(shift.grad.square().sum(dim=-1))
+    return torch.cat(rows)
+
+
+def weighted_ridge(
+    x: np.ndarray, t: np.ndarray, s: np.ndarray, before: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The docstring's problem as one stacked system for numpy.linalg.lstsq."""
+    width = x.shape[1]
+    centred = x - (s @ x) / s.sum()
+    strength = 1e-3 * np.trace((s[:, None] * centred).T @ centred) / width
+    root = np.sqrt(s)[:, None]
+    top = np.hstack([root * x, root])
+    bottom = np.hstack([np.sqrt(strength) * np.eye(width), np.zeros((width, 1))])
+    right = np.vstack([root * t, np.sqrt(strength) * before.T])
+    found = np.linalg.lstsq(np.vstack([top, bottom]), right, rcond=None)[0]
+    return found[:-1].T, found[-1]
+
+
+def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:
+    """Layer after layer, the student rebuilt in timm's own module by writing the repaired weights into it."""
+    path, spec = tiny(), images(rows=20)
+    x = inputs_of(path, spec)
+    teacher, student = double(path), double(path)
+    kept = {"vision": ((1, 3), (0, 1, 2, 3), (2,))}
+    anatomy = backend("timm").anatomy(double(path))
+    repairs = refit(anatomy, kept, Calibration(lambda: x.split(7), 3))
+    assert sorted(repairs) == [0, 2]
+    for layer, row in ((0, [1, 3]), (2, [2])):
+        columns = torch.zeros(HEADS, HEAD_DIM, dtype=torch.bool)
+        columns[row] = True
+        columns = columns.flatten()
+        proj = student.blocks[layer].attn.proj
+        stream, _, target = heads_of(teacher, layer, x)
+        own, heads, _ = heads_of(student, layer, x)
+        target = target + (stream - own)
+        s = sensitivities(teacher, layer, x)
+        weight, bias = weighted_ridge(
+            heads[..., columns].flatten(0, 1).numpy(),
+            target.flatten(0, 1).numpy(),
+            s.flatten().numpy(),
+            proj.weight[:, columns].numpy(),
+        )
+        np.testing.assert_allclose(repairs[layer].weight.numpy(), weight, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(repairs[layer].bias.numpy(), bias, rtol=1e-4, atol=1e-6)
+        proj.weight.zero_()
+        proj.weight[:, columns] = repairs[layer].weight
+        proj.bias.copy_(repairs[layer].bias)
+
+
+def test_held_states_change_nothing(
+    tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for all batches, for some, for none: the same repairs."""
+    path, spec = tiny(), images(rows=20)
+    x = inputs_of(path, spec)
+    anatomy = backend("timm").anatomy(double(path))
+    kept = {"vision": ((1, 3), (0, 2), (2,))}
+    passes: list[int] = []
+    found = []
+    for room in (1 << 30, 100_000, 0):
+        passes.append(0)
+
+        def inputs() -> tuple[Tensor, ...]:
+            passes[-1] += 1
+            return x.split(7)
+
+        monkeypatch.setattr(compensation, "HELD_BYTES", room)
+        found.append(refit(anatomy, kept, Calibration(inputs, 3)))
+    assert passes == [1, 3, 3]
+    for other in found[1:]:
+        for layer, repair in found[0].items():
+            torch.testing.assert_close(other[layer].weight, repair.weight, rtol=0, atol=1e-12)
+            torch.testing.assert_close(other[layer].bias, repair.bias, rtol=0, atol=1e-12)
+
+
+def test_mean_folds_what_the_removed_heads_say_on_average(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
+    path, spec = tiny(), images()
+    x, module = inputs_of(path, spec), double(path)
+    pruned = hs.prune(
+        path,
+        mask=mask_file(tmp_path / "m.json", KEPT),
+        compensate="mean",
+        data=spec,
+        batch_size=7,
+        out=tmp_path / "m.safetensors",
+    )
+    before, after = load_file(path), load_file(pruned.path)
+    for layer, gone in ((0, [0, 2]), (2, [0, 1, 2, 3])):
+        name = f"blocks.{layer}.attn.proj"
+        _, heads, _ = heads_of(module, layer, x)
+        mean = heads.unflatten(-1, (HEADS, HEAD_DIM))[..., gone, :].mean(dim=(0, 1)).flatten()
+        columns = before[f"{name}.weight"].double().view(32, HEADS, HEAD_DIM)[:, gone].flatten(1)
+        expected = before[f"{name}.bias"].double() + columns @ mean
+        torch.testing.assert_close(after[f"{name}.bias"].double(), expected, rtol=0, atol=1e-6)
+        assert (expected - before[f"{name}.bias"].double()).abs().max() > 1e-4
+    # Weights are cut, not changed; a layer that loses nothing is untouched.
+    kept = before["blocks.0.attn.proj.weight"].view(32, HEADS, HEAD_DIM)[:, [1, 3]].flatten(1)
+    assert torch.equal(after["blocks.0.attn.proj.weight"], kept)
+    assert torch.equal(after["blocks.1.attn.proj.bias"], before["blocks.1.attn.proj.bias"])
+
+
+def logits_error(path: Path, whole: Path, x: Tensor) -> float:
+    return float((double(path)(x) - double(whole)(x)).square().mean())
+
+
+def test_lstsq_brings_the_logits_back(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images(rows=80)
+    mask = mask_file(tmp_path / "m.json", {"vision": [[1, 3], [0, 1, 2, 3], []]})
+    x = inputs_of(path, images("other.npz", seed=3))
+    errors = {}
+    for how in compensation_names():
+        out = tmp_path / f"{how}.safetensors"
+        pruned = hs.prune(path, mask=mask, compensate=how, data=spec, out=out)
+        errors[how] = logits_error(pruned.path, path, x)
+        recorded = pruned.manifest.history[-1]
+        assert recorded.args.get("compensate") == (None if how == "none" else how)
+        assert [d.rows for d in recorded.data] == ([] if how == "none" else [80])
+        if how == "lstsq":
+            again = hs.prune(
+                path, mask=mask, compensate=how, data=spec, out=tmp_path / "again.safetensors"
+            )
+            assert again.path.read_bytes() == pruned.path.read_bytes()
+            assert load_file(pruned.path)["blocks.2.attn.proj.weight"].shape == (32, 0)
+    assert errors["lstsq"] < 0.3 * errors["none"]
+    assert errors["mean"] < errors["none"]
+
+
+def compensation_names() -> tuple[str, ...]:
+    from hydrasurgeon.surgery.compensate import COMPENSATIONS
+
+    return COMPENSATIONS
+
+
+def test_without_labels_and_with_recorded_scores(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """Calibration data needs no labels, and does not score again what is scored."""
+    path = tiny()
+    hs.score(path, method="taylor", data=images(), keep=2)
+    plain = hs.prune(path, method="taylor", keep=2, out=tmp_path / "plain.safetensors")
+    bare = images("bare.npz", seed=4, labels=False)
+    pruned = hs.prune(path, method="taylor", keep=2, compensate="lstsq", data=bare)
+    assert pruned.path.name == "vit-taylor-k2-lstsq.safetensors"
+    assert pruned.manifest.kept == plain.manifest.kept
+    assert pruned.manifest.scores == plain.manifest.scores
+    before, after = load_file(plain.path), load_file(pruned.path)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {f"blocks.{i}.attn.proj.{p}" for i in range(3) for p in ("weight", "bias")}
+
+
+def test_repaired_members_fuse(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images()
+    for seed in (1, 2):
+        hs.prune(
+            path,
+            method="random",
+            sample="4/8",
+            seed=seed,
+            compensate="lstsq",
+            data=spec,
+            out=tmp_path / f"{seed}.safetensors",
+        )
+    members = [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
+    fused = hs.fuse(members, out=tmp_path / "h.safetensors")
+    x = inputs_of(path, spec)
+    expected = torch.stack([double(m)(x) for m in members], dim=1)
+    torch.testing.assert_close(
+        hs.load(fused.path, dtype="float64")(x), expected, rtol=0, atol=1e-12
+    )
+
+
+def test_bfloat16_stays_bfloat16(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path = tiny()
+    half = tmp_path / "half.safetensors"
+    metadata = {"format": "pt"}
+    save_file({k: v.bfloat16() for k, v in load_file(path).items()}, half, metadata=metadata)
+    arch = (
+        "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,"
+        "num_classes=5"
+    )
+    for how in ("mean", "lstsq"):
+        pruned = hs.prune(
+            half,
+            arch=arch,
+            method="random",
+            keep=2,
+            compensate=how,
+            data=images(),
+            out=tmp_path / how,
+        )
+        assert {t.dtype for t in load_file(pruned.path).values()} == {torch.bfloat16}
+
+
+class Toy(nn.Module):
+    """Post-norm layers over given token vectors, with padding, and no output bias where asked."""
+
+    def __init__(self, *, bias: bool = True, prenorm: bool = False) -> None:
+        super().__init__()
+        self.prenorm = prenorm
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(6),
+                    "norm2": nn.LayerNorm(6),
+                    "q": nn.Linear(6, 6),
+                    "k": nn.Linear(6, 6),
+                    "v": nn.Linear(6, 6),
+                    "out": nn.Linear(6, 6, bias=bias),
+                    "mlp": nn.Linear(6, 6),
+                }
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(6, 3)
+
+    def anatomy(self) -> Anatomy:
+        def embed(inputs: dict[str, Tensor]) -> Stack:
+            padding = torch.where(inputs["mask"], 0.0, -torch.inf)[:, None, None]
+            return Stack(inputs["tokens"], padding.to(inputs["tokens"]))
+
+        blocks = tuple(
+            Block(
+                m["norm1"],
+                Attention(
+                    tower="text",
+                    layer=i,
+                    heads=(0, 1, 2),
+                    head_dim=2,
+                    project=(m["q"], m["k"], m["v"]),
+                    out=m["out"],
+                    q_norm=nn.Identity(),
+                    k_norm=nn.Identity(),
+                    scale=0.7,
+                ),
+                nn.Identity(),
+                m["norm2"],
+                m["mlp"],
+                nn.Identity(),
+                prenorm=self.prenorm,
+            )
+            for i, m in enumerate(self.layers)
+        )
+        return Anatomy(embed, (), blocks, lambda hidden: self.head(hidden[:, 0]), ())
+
+
+def toy_batches(rows: int = 90, padding: float = 0.0) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randn(rows, 5, 6, generator=generator, dtype=torch.float64)
+    mask = torch.arange(5) < 2 + torch.arange(rows)[:, None] % 4
+    tokens = torch.where(mask[..., None], tokens, padding)
+    return [{"tokens": t, "mask": m} for t, m in zip(tokens.split(30), mask.split(30), strict=True)]
+
+
+@pytest.mark.parametrize("prenorm", [False, True])
+@pytest.mark.parametrize("how", [fold_means, refit])
+def test_padding_has_no_say(prenorm: bool, how: Callable[..., dict]) -> None:
+    torch.manual_seed(0)
+    anatomy = Toy(prenorm=prenorm).double().requires_grad_(False).anatomy()
+    kept = {"text": ((0, 2), (1,))}
+    found = [
+        how(anatomy, kept, Calibration(lambda filler=filler: toy_batches(padding=filler), 3))
+        for filler in (0.0, 50.0)
+    ]
+    for layer in (0, 1):
+        assert torch.allclose(found[0][layer].weight, found[1][layer].weight, atol=1e-10)
+        assert torch.allclose(found[0][layer].bias, found[1][layer].bias, atol=1e-10)
+
+
+def test_a_head_that_repeats_others_is_replaced_exactly() -> None:
+    """Head 2's values are a linear map of head 0's, so the refit W_O can say all that it said."""
+    torch.manual_seed(0)
+    toy = Toy().double().requires_grad_(False)
+    for m in toy.layers:
+        for part in ("q", "k"):
+            m[part].weight[4:], m[part].bias[4:] = m[part].weight[:2], m[part].bias[:2]
+        turn = torch.tensor([[0.5, -1.0], [2.0, 0.3]]).double()
+        m["v"].weight[4:], m["v"].bias[4:] = turn @ m["v"].weight[:2], turn @ m["v"].bias[:2] + 1
+    kept = {"text": ((0, 1), (0, 1))}
+    repairs = refit(toy.anatomy(), kept, Calibration(toy_batches, 3))
+    for layer, m in enumerate(toy.layers):
+        weight = m["out"].weight[:, :4].clone()
+        weight[:, :2] += m["out"].weight[:, 4:] @ turn
+        # The ridge of a thousandth keeps it from being exact.
+        assert torch.allclose(repairs[layer].weight, weight, atol=0.02)
+        assert not torch.allclose(repairs[layer].weight, m["out"].weight[:, :4], atol=0.2)
+        bias = m["out"].bias + m["out"].weight[:, 4:].sum(dim=1)
+        assert torch.allclose(repairs[layer].bias, bias, atol=0.02)
+
+
+def test_no_output_bias() -> None:
+    torch.manual_seed(0)
+    anatomy = Toy(bias=False).double().requires_grad_(False).anatomy()
+    kept = {"text": ((0, 1), ())}
+    with pytest.raises(SurgeryError, match="no output bias") as caught:
+        fold_means(anatomy, kept, Calibration(toy_batches, 3))
+    assert "lstsq" in str(caught.value.hint)
+    repairs = refit(anatomy, kept, Calibration(toy_batches, 3))
+    assert repairs[0].bias is None
+    assert repairs[1].weight.shape == (6, 0)
+
+
+def test_real_tokens_under_padding_and_causal_masks() -> None:
+    hidden = torch.zeros(2, 3, 4)
+    padding = torch.zeros(2, 1, 1, 3)
+    padding[1, ..., 2] = torch.finfo(torch.float32).min
+    causal = torch.full((3, 3), -torch.inf).triu(1)
+    expected = torch.tensor([[True, True, True], [True, True, False]])
+    assert torch.equal(real_tokens(Stack(hidden, padding)), expected)
+    assert torch.equal(real_tokens(Stack(hidden, padding + causal)), expected)
+    assert real_tokens(Stack(hidden)).all()
+    assert real_tokens(Stack(hidden, causal[None, None])).all()
+
+
+def test_wrong_words_and_missing_data(tiny: MAKE) -> None:
+    with pytest.raises(UsageError, match="did you mean lstsq"):
+        hs.prune(tiny(), method="random", keep=2, compensate="lstq")
+    with pytest.raises(UsageError, match="needs calibration data"):
+        hs.prune(tiny("b.safetensors"), method="random", keep=2, compensate="mean")
+
+
+@pytest.mark.parametrize("how", ["mean", "lstsq"])
+def test_nothing_lost_is_nothing_changed(
+    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
+) -> None:
+    path = tiny()
+    whole = hs.prune(
+        path,
+        method="random",
+        keep=HEADS,
+        compensate=how,
+        data=images(rows=10),
+        out=tmp_path / "w.safetensors",
+    )
+    for name, tensor in load_file(path).items():
+        assert torch.equal(load_file(whole.path)[name], tensor)

@@ -1,0 +1,293 @@
+"""Pruned = masked, fused = members: values in float64, unequal head counts, an empty layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.families import backend
+from hydrasurgeon.heads import Head, all_heads
+from hydrasurgeon.runtime.classifier import Classifier
+
+MAKE = Callable[..., Path]
+# Ragged, with an empty layer in the middle.
+RAGGED = {"vision": [[0, 2, 3], [], [1]]}
+INPUTS = torch.randn(6, 1, 28, 28, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def member(path: Path, kept: dict[str, list[list[int]]], out: Path) -> Path:
+    mask = out.with_suffix(".json")
+    mask.write_text(json.dumps(kept))
+    hs.prune(path, mask=mask, out=out)
+    return out
+
+
+def logits(path: Path, dtype: str = "float64") -> torch.Tensor:
+    model = hs.load(path, device="cpu", dtype=dtype)
+    with torch.inference_mode():
+        return model(INPUTS.to(next(model.parameters()).dtype))
+
+
+def masked_logits(path: Path, gone: list[Head]) -> torch.Tensor:
+    model: Classifier = hs.load(path, device="cpu", dtype="float64")
+    sites = [b.attention for b in backend("timm").anatomy(model.module).blocks]
+    with torch.inference_mode(), ablated(sites, gone):
+        return model(INPUTS)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [RAGGED, {"vision": [[0], [0, 1], [0, 1, 2]]}, {"vision": [[3, 1], [2, 0], [1, 3]]}],
+    ids=["empty-layer", "ragged", "permuted"],
+)
+def test_pruned_equals_masked(tiny: MAKE, tmp_path: Path, kept: dict[str, list[list[int]]]) -> None:
+    whole = tiny()
+    pruned = member(whole, kept, tmp_path / "m.safetensors")
+    full = {"vision": ((0, 1, 2, 3),) * 3}
+    gone = [h for h in all_heads(full) if h.number not in kept["vision"][h.layer]]
+    expected = masked_logits(whole, gone)
+    assert not torch.allclose(expected, logits(whole), atol=1e-6)  # the heads matter
+    torch.testing.assert_close(logits(pruned), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits(pruned, "float32").double(), expected, rtol=0, atol=1e-5)
+
+
+def test_ablation_zeroes_the_output_columns(tiny: MAKE) -> None:
+    """The hook is the paper's operator: W_O's column block set to zero, bias untouched."""
+    path = tiny()
+    model = hs.load(path, device="cpu", dtype="float64")
+    with torch.no_grad():
+        model.module.blocks[1].attn.proj.weight[:, 8:16] = 0
+        expected = model(INPUTS)
+    torch.testing.assert_close(
+        masked_logits(path, [Head("vision", 1, 1)]), expected, rtol=0, atol=1e-13
+    )
+
+
+def test_pruning_twice_is_pruning_once(tiny: MAKE, tmp_path: Path) -> None:
+    whole = tiny()
+    first = member(whole, {"vision": [[0, 2, 3], [1, 2], [0, 1, 2, 3]]}, tmp_path / "a.safetensors")
+    second = member(first, {"vision": [[0, 3], [2], [1]]}, tmp_path / "b.safetensors")
+    direct = member(whole, {"vision": [[0, 3], [2], [1]]}, tmp_path / "c.safetensors")
+    assert torch.equal(logits(second), logits(direct))
+    for name, tensor in load_file(direct).items():
+        assert torch.equal(tensor, load_file(second)[name])
+    with pytest.raises(SurgeryError, match="no head 1"):
+        member(first, {"vision": [[1], [1], [1]]}, tmp_path / "d.safetensors")
+
+
+def test_pruned_tensors_are_rows_of_the_original(tiny: MAKE, tmp_path: Path) -> None:
+    whole = tiny()
+    before, after = load_file(whole), load_file(member(whole, RAGGED, tmp_path / "m.safetensors"))
+    qkv, proj = "blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight"
+    assert torch.equal(after[qkv], before[qkv].view(3, 4, 8, 32)[:, [0, 2, 3]].reshape(72, 32))
+    assert torch.equal(after[proj], before[proj].view(32, 4, 8)[:, [0, 2, 3]].reshape(32, 24))
+    assert after["blocks.1.attn.qkv.weight"].shape == (0, 32)
+    assert torch.equal(after["blocks.1.attn.proj.bias"], before["blocks.1.attn.proj.bias"])
+
+
+KEPTS = (
+    {"vision": [[0, 1, 2, 3], [0, 1], [1, 2, 3]]},
+    {"vision": [[0, 1, 2, 3], [1, 3], [0]]},
+    {"vision": [[0, 1, 2, 3], [], [0, 2]]},
+)
+
+
+def test_training_free_hydra_equals_its_members(tiny: MAKE, tmp_path: Path) -> None:
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors")
+    expected = torch.cat([logits(m) for m in members], dim=1)
+    assert (expected[:, 0] - expected[:, 1]).abs().max() > 1e-4  # the members do differ
+    torch.testing.assert_close(logits(fused.path), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits(fused.path, "float32").double(), expected, rtol=0, atol=1e-5)
+    assert fused.manifest.fusion is not None
+    assert fused.manifest.fusion.trunk == 1
+    # Nothing is stored twice: no tensor of its own for any member, never more than the backbone.
+    names = load_file(fused.path)
+    assert not [name for name in names if name.startswith("members.")]
+    assert sum(t.nbytes for t in names.values()) <= sum(t.nbytes for t in load_file(whole).values())
+
+
+@pytest.mark.parametrize("mode", ["stacked", "apart"])
+@pytest.mark.parametrize("tuned", [False, True])
+def test_every_way_to_run_a_hydra_gives_the_same(
+    tiny: MAKE, tmp_path: Path, mode: str, tuned: bool
+) -> None:
+    """Also in inference mode, under autocast and compiled; the trunk and the union of heads are in play."""
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    if tuned:
+        members = [
+            scrambled(m, tmp_path / f"t{i}.safetensors", lambda name: not name.startswith("blocks.0."), seed=i)
+            for i, m in enumerate(members)
+        ]  # fmt: skip
+    expected = torch.cat([logits(m) for m in members], dim=1)
+    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors", mlp="separate")
+    model = hs.load(fused.path, device="cpu", dtype="float64")
+    model.module.mode = mode
+    with torch.inference_mode():
+        torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
+        captured = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(captured(INPUTS), expected, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(INPUTS).detach(), expected, rtol=0, atol=1e-12)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        single = model.float()
+        found = single(INPUTS.float())
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("mode", ["stacked", "apart"])
+def test_a_hydra_exports(tiny: MAKE, tmp_path: Path, mode: str) -> None:
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    model = hs.load(
+        hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float32"
+    )
+    model.module.mode = mode
+    inputs = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        graph = torch.export.export(model, (inputs,)).module()
+        torch.testing.assert_close(graph(inputs), model(inputs), rtol=0, atol=1e-6)
+
+
+def test_large_batches_run_member_by_member(tiny: MAKE, tmp_path: Path) -> None:
+    """The rule behind mode="auto": one member's hidden states against what fills the device."""
+    from hydrasurgeon.runtime.hydra import FULL
+
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    model = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
+    small, large = torch.zeros(1, 17, 32), torch.zeros(FULL["cpu"] // (17 * 32) + 1, 17, 32)
+    assert model.module._stacks(small)
+    assert not model.module._stacks(large)
+
+
+def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -> Path:
+    """A member whose tensors of some names were 'tuned': random noise added, manifest made afresh."""
+    from hydrasurgeon.checkpoints.reading import rewritten
+    from hydrasurgeon.checkpoints.writing import save
+    from hydrasurgeon.files.tensors import Planned, digest
+    from hydrasurgeon.runtime.classifier import to_raw
+
+    generator = torch.Generator().manual_seed(seed)
+    opened = open_checkpoint(path)
+    planned = []
+    for name, tensor in load_file(path).items():
+        noisy = (
+            tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+            if change(name)
+            else tensor
+        )
+        raw, dtype = to_raw(noisy)
+        planned.append(
+            Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: (raw, digest(raw)))
+        )
+    save(out, planned, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))
+    return out
+
+
+@pytest.mark.parametrize("mlp", ["separate", "average"])
+def test_tuned_members(tiny: MAKE, tmp_path: Path, mlp: str) -> None:
+    """Everything differs: exact with separate MLPs; with averaged ones, equal to members given the mean MLP."""
+    whole = tiny()
+    members = []
+    for i, kept in enumerate(KEPTS):
+        pruned = member(whole, kept, tmp_path / f"m{i}.safetensors")
+        members.append(scrambled(pruned, tmp_path / f"t{i}.safetensors", lambda name: True, seed=i))
+    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors", mlp=mlp)
+    found = logits(fused.path)
+    if mlp == "separate":
+        expected = torch.cat([logits(m) for m in members], dim=1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        return
+    models = [hs.load(m, device="cpu", dtype="float64") for m in members]
+    with torch.no_grad():
+        for layer in range(3):
+            mlps = [dict(m.module.blocks[layer].mlp.named_parameters()) for m in models]
+            for name in mlps[0]:
+                # The file holds float32: average the float32 weights, as fuse does.
+                mean = torch.stack([p[name] for p in mlps]).mean(dim=0).float().double()
+                for p in mlps:
+                    p[name].copy_(mean)
+        expected = torch.cat([m(INPUTS) for m in models], dim=1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+
+
+def test_what_is_frozen_is_stored_once(tiny: MAKE, tmp_path: Path) -> None:
+    whole = tiny()
+    members = []
+    for i, kept in enumerate(KEPTS):
+        pruned = member(whole, kept, tmp_path / f"m{i}.safetensors")
+        change = lambda name: name.startswith(("blocks.2.attn.qkv", "head."))  # noqa: E731
+        members.append(scrambled(pruned, tmp_path / f"t{i}.safetensors", change, seed=i))
+    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors")
+    names = set(load_file(fused.path))
+    own = {name for name in names if name.startswith("members.")}
+    assert own == {
+        f"members.{i}.{name}"
+        for i in range(3)
+        for name in (
+            "blocks.2.attn.qkv.weight",
+            "blocks.2.attn.qkv.bias",
+            "head.weight",
+            "head.bias",
+        )
+    }
+    expected = torch.cat([logits(m) for m in members], dim=1)
+    torch.testing.assert_close(logits(fused.path), expected, rtol=0, atol=1e-12)
+
+
+def test_gradients_flow_through_a_hydra(tiny: MAKE, tmp_path: Path) -> None:
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    hydra = hs.load(
+        hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float64"
+    )
+    hydra.requires_grad_(True)
+    hydra(INPUTS)[:, :, 0].sum().backward()
+    total = hydra.module.members[0].patch_embed.proj.weight.grad.clone()
+    separate = torch.zeros_like(total)
+    for path in members:
+        model = hs.load(path, device="cpu", dtype="float64").requires_grad_(True)
+        model(INPUTS)[:, :, 0].sum().backward()
+        separate += model.module.patch_embed.proj.weight.grad
+    torch.testing.assert_close(total, separate, rtol=0, atol=1e-12)
+
+
+def test_predict_averages_probabilities(tiny: MAKE, tmp_path: Path) -> None:
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    hydra = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
+    expected = torch.stack(
+        [hs.load(m, device="cpu").predict(INPUTS.float()) for m in members]
+    ).mean(dim=0)
+    torch.testing.assert_close(hydra.predict(INPUTS.float()), expected, rtol=0, atol=1e-6)
+
+
+def test_unfusable_members_are_named(tiny: MAKE, tmp_path: Path) -> None:
+    a = tiny("a.safetensors")
+    b = tiny(
+        "b.safetensors",
+        arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=6",
+    )
+    c = tiny(
+        "c.safetensors",
+        arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=5",
+    )
+    with pytest.raises(SurgeryError, match=r"number of classes differs \(5 / 6\)"):
+        hs.fuse([a, b], out=tmp_path / "h.safetensors")
+    with pytest.raises(SurgeryError, match=r"configuration differs .*depth.*3.*depth.*2"):
+        hs.fuse([a, c], out=tmp_path / "h.safetensors")
+    assert not (tmp_path / "h.safetensors").exists()

@@ -1,0 +1,296 @@
+"""Training: schedules by hand, what is frozen stays, and a killed run ends with the same bits."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hydrasurgeon as hs
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.tuning.loop import epoch_order, learning_rate
+from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
+
+
+def test_the_papers_recipes() -> None:
+    assert recipe_names() == ["cifar100", "demo", "imagenet", "lit", "scratch", "sst2"]
+    imagenet, cifar, sst2 = (load_recipe(name, {}) for name in ("imagenet", "cifar100", "sst2"))
+    assert (
+        imagenet.optimizer,
+        imagenet.momentum,
+        imagenet.warmup,
+        imagenet.steps,
+        imagenet.floor,
+    ) == ("sgd", 0.9, 5000, 120_000, 1e-5)
+    assert (imagenet.label_smoothing, imagenet.dropout, imagenet.augment.rand_augment) == (
+        0.1,
+        0.1,
+        "rand-m12-n2",
+    )
+    assert (cifar.last_blocks, cifar.classifier, cifar.warmup, cifar.steps) == (
+        5,
+        "zero",
+        500,
+        10_000,
+    )
+    assert (sst2.optimizer, sst2.lr, sst2.schedule, sst2.warmup, sst2.clip, sst2.max_length) == (
+        "adamw",
+        1e-5,
+        "linear",
+        0.1,
+        1.0,
+        128,
+    )
+
+
+def test_overrides() -> None:
+    recipe = load_recipe("demo", {"lr": "1e-2", "steps": "7", "clip": "null", "augment.hflip": "0"})
+    assert (recipe.lr, recipe.steps, recipe.epochs, recipe.clip, recipe.augment.hflip) == (
+        0.01,
+        7,
+        None,
+        None,
+        0.0,
+    )
+    with pytest.raises(UsageError, match="did you mean momentum") as caught:
+        load_recipe("demo", {"momentun": "1"})
+    assert "augment.hflip" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="did you mean imagenet"):
+        load_recipe("imagnet", {})
+    with pytest.raises(UsageError, match="lr"):
+        load_recipe("demo", {"lr": "-1"})
+
+
+def test_schedule_by_hand() -> None:
+    recipe = load_recipe("demo", {"lr": "1", "warmup": "2", "schedule": "cosine", "floor": "0.1"})
+    assert [learning_rate(recipe, s, 6) for s in (0, 1)] == [0.5, 1.0]
+    assert learning_rate(recipe, 4, 6) == pytest.approx(0.1 + 0.9 * 0.5)
+    assert learning_rate(recipe, 6, 6) == pytest.approx(0.1)
+    linear = load_recipe("demo", {"lr": "1", "warmup": "0.5", "schedule": "linear"})
+    assert [learning_rate(linear, s, 8) for s in (0, 3, 4, 6)] == [0.25, 1.0, 1.0, 0.5]
+
+
+def test_epoch_orders_partition_the_data() -> None:
+    whole = epoch_order(10, seed=1, epoch=3)
+    assert sorted(whole) == list(range(10))
+    assert not np.array_equal(whole, epoch_order(10, seed=1, epoch=4))
+    parts = [epoch_order(10, seed=1, epoch=3, rank=r, world=3) for r in range(3)]
+    assert [len(p) for p in parts] == [4, 4, 4]
+    assert set(np.concatenate(parts)) == set(range(10))
+
+
+def test_training_learns(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    hs.finetune(
+        tiny(),
+        data=images(rows=60),
+        recipe="demo",
+        set={"epochs": "12", "batch_size": "10", "lr": "3e-3", "augment.pad_crop": "null"},
+        out=out,
+    )
+    report = hs.evaluate([out], data=images("test.npz", rows=50, seed=9)).report
+    assert report.results[0].id.accuracy > 0.9
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
+    path, spec = tiny(), images()
+    options = {"data": spec, "val": spec, "recipe": "demo", "set": SHORT, "seed": 3}
+    hs.finetune(path, out=tmp_path / "whole.safetensors", **options)
+
+    class Killed(Exception):
+        pass
+
+    def kill(what: str, done: int, total: int) -> None:
+        if done == 7:  # within the second epoch
+            raise Killed
+
+    cut = tmp_path / "cut.safetensors"
+    with pytest.raises(Killed):
+        hs.finetune(path, out=cut, save_every=3, progress=kill, **options)
+    assert not cut.exists()
+    assert (tmp_path / "cut.training.safetensors").exists()
+    with pytest.raises(UsageError, match="another seed"):
+        hs.finetune(path, out=cut, resume=True, **{**options, "seed": 4})
+    resumed = hs.finetune(path, out=cut, resume=True, **options)
+    assert cut.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert not (tmp_path / "cut.training.safetensors").exists()
+    assert len(resumed.trained.log) == 2
+
+
+def test_accumulation_equals_a_larger_batch(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images()
+    quiet = {
+        "epochs": "1",
+        "dropout": "0",
+        "augment.pad_crop": "null",
+        "augment.hflip": "0",
+        "optimizer": "sgd",
+        "lr": "0.1",
+    }
+    one = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set=quiet | {"batch_size": "8"},
+        out=tmp_path / "a.safetensors",
+    )
+    two = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set=quiet | {"batch_size": "4", "accumulate": "2"},
+        out=tmp_path / "b.safetensors",
+    )
+    assert one.trained.steps == two.trained.steps == 5
+    for name, tensor in load_file(one.path).items():
+        torch.testing.assert_close(tensor, load_file(two.path)[name], rtol=0, atol=1e-6)
+
+
+def test_what_is_frozen_stays(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images()
+    before = load_file(path)
+
+    def changed(**options: object) -> set[str]:
+        out = tmp_path / "t.safetensors"
+        hs.finetune(path, data=spec, recipe="demo", out=out, force=True, **options)
+        return {
+            name for name, tensor in load_file(out).items() if not torch.equal(tensor, before[name])
+        }
+
+    free = changed(freeze="mlp,embedding", set={"epochs": "1", "batch_size": "8"})
+    assert not {
+        n for n in free if ".mlp." in n or n.startswith(("patch_embed", "pos_embed", "cls_token"))
+    }
+    assert {"blocks.0.attn.qkv.weight", "norm.weight", "head.weight", "blocks.2.norm2.bias"} <= free
+    last = changed(set={"epochs": "1", "batch_size": "8", "last_blocks": "1"})
+    assert {n.split(".")[1] for n in last if n.startswith("blocks.")} == {"2"}
+    assert "head.weight" in last
+    assert "patch_embed.proj.weight" not in last
+
+
+def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images(classes=3)
+    with pytest.raises(DataError, match="label 5"):
+        hs.finetune(
+            path, data=images("seven.npz", classes=7), recipe="demo", out=tmp_path / "x.safetensors"
+        )
+    tuned = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set={"classifier": "zero", "steps": "1"},
+        out=tmp_path / "t.safetensors",
+    )
+    assert tuned.manifest.model.num_classes == 3
+    assert load_file(tuned.path)["head.weight"].shape == (3, 32)
+    # One step from zero weights: all logits were equal, so the first loss is ln 3 whatever the smoothing.
+    assert tuned.trained.loss == pytest.approx(math.log(3), abs=1e-5)
+
+
+def test_a_pruned_member_stays_pruned(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    pruned = hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m.safetensors")
+    tuned = hs.finetune(
+        pruned.path, data=images(), recipe="demo", set=SHORT, out=tmp_path / "t.safetensors"
+    )
+    assert tuned.manifest.kind == "member"
+    assert tuned.manifest.kept == pruned.manifest.kept
+    assert tuned.manifest.scores == {}
+    assert load_file(tuned.path)["blocks.0.attn.qkv.weight"].shape == (48, 32)
+
+
+def test_bfloat16_after_float32_in_one_process(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, spec = tiny(), images()
+    full = hs.finetune(path, data=spec, recipe="demo", set=SHORT, out=tmp_path / "a.safetensors")
+    half = hs.finetune(
+        path, data=spec, recipe="demo", set=SHORT, dtype="bfloat16", out=tmp_path / "b.safetensors"
+    )
+    assert half.trained.loss != full.trained.loss
+    assert half.trained.loss == pytest.approx(full.trained.loss, abs=0.05)
+    assert all(t.dtype == torch.float32 for t in load_file(half.path).values())
+
+
+def test_a_diverging_run_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the loss is"):
+        hs.finetune(
+            tiny(),
+            data=images(),
+            recipe="demo",
+            set={"lr": "1e30", "clip": "null", "warmup": "0", "optimizer": "sgd", "epochs": "9"},
+            out=tmp_path / "t.safetensors",
+        )
+    assert not (tmp_path / "t.safetensors").exists()
+
+
+def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """Two gloo processes with half the batch each follow one process with the whole batch."""
+    path, spec = tiny(), images()
+    plain = {
+        "epochs": "2",
+        "dropout": "0",
+        "augment.pad_crop": "null",
+        "augment.hflip": "0",
+        "optimizer": "sgd",
+        "lr": "0.1",
+    }
+    one = hs.finetune(
+        path,
+        data=spec,
+        recipe="demo",
+        set=plain | {"batch_size": "8"},
+        device="cpu",
+        out=tmp_path / "one.safetensors",
+    )
+    sets = [
+        part
+        for key, value in (plain | {"batch_size": "4"}).items()
+        for part in ("--set", f"{key}={value}")
+    ]
+    line = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "29533",
+        "-m",
+        "hydrasurgeon",
+        "finetune",
+    ]
+    arguments = [
+        str(path),
+        "--data",
+        spec,
+        "--recipe",
+        "demo",
+        *sets,
+        "--device",
+        "cpu",
+        "-o",
+        str(tmp_path / "two.safetensors"),
+    ]
+    done = subprocess.run(
+        [sys.executable, *line, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("two.safetensors: 10 steps") == 1  # only one process speaks
+    for name, tensor in load_file(one.path).items():
+        torch.testing.assert_close(
+            load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6
+        )
