@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,8 @@ def fuse(
         raise UsageError("fuse: a hydra needs at least two members")
     if mlp not in ("average", "separate"):
         raise UsageError(f"--mlp {mlp}: must be average or separate")
+    if not tolerance >= 0:
+        raise UsageError(f"--tolerance {tolerance:g}: must be 0 or more")
     repository = destination(push_to_hub, private=private)
     opened = [open_checkpoint(member) for member in members]
     for member in opened:
@@ -103,6 +106,11 @@ def fuse(
     if check is not None:
         agreement = _agreement(
             opened, target, check, limit, seed, device, dtype, batch_size, progress
+        )
+    if agreement is not None and math.isnan(agreement.mean_difference):
+        raise CheckFailed(
+            f"{target}: cannot be held against its members: class probabilities are NaN",
+            hint="Run `hydrasurgeon eval` on each member: one of them has weights that are not finite, or overflows.",
         )
     if agreement is not None and agreement.mean_difference > tolerance:
         raise CheckFailed(

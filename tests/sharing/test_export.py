@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from edited import edited
 from tiny_families import FAMILIES, Family
 from tiny_members import KEPTS, RAGGED, member
 
@@ -46,6 +47,15 @@ def test_a_wrong_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("hydrasurgeon.sharing.onnx.TOLERANCE", -1.0)
     with pytest.raises(CheckFailed, match="differ from torch"):
         export(tmp_path / "v", out=tmp_path / "v.onnx")
+    assert not (tmp_path / "v.onnx").exists()
+
+
+def test_outputs_that_are_nan_are_not_kept(tmp_path: Path) -> None:
+    """Python's max(0.0, nan) is 0.0: the check once found no difference here."""
+    FAMILIES["timm ViT"].write(tmp_path / "v")
+    huge = edited(tmp_path / "v", tmp_path / "huge.safetensors", lambda _, t: t.sign() * 3e38)
+    with pytest.raises(CheckFailed, match="differ from torch's by nan"):
+        export(huge, out=tmp_path / "v.onnx")
     assert not (tmp_path / "v.onnx").exists()
 
 

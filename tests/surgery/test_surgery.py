@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from edited import edited
 from safetensors.torch import load_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.families import backend
 from hydrasurgeon.heads import Head, all_heads
 from hydrasurgeon.runtime.classifier import Classifier
@@ -291,3 +292,20 @@ def test_unfusable_members_are_named(tiny: MAKE, tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match=r"configuration differs .*depth.*3.*depth.*2"):
         hs.fuse([a, c], out=tmp_path / "h.safetensors")
     assert not (tmp_path / "h.safetensors").exists()
+
+
+def test_a_check_of_predictions_that_are_nan_fails(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path
+) -> None:
+    """NaN is larger than nothing, so that "larger than the tolerance" would let it pass."""
+    # Finite weights whose products overflow: infinity minus infinity.
+    whole = edited(tiny(), tmp_path / "huge.safetensors", lambda _, tensor: tensor.sign() * 3e38)
+    members = [member(whole, {"vision": [[i]] * 3}, tmp_path / f"m{i}.safetensors") for i in (0, 1)]
+    with pytest.raises(CheckFailed, match="class probabilities are NaN"):
+        hs.fuse(members, out=tmp_path / "h.safetensors", check=images())
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), -1.0])
+def test_a_tolerance_that_nothing_can_meet(tiny: MAKE, tmp_path: Path, tolerance: float) -> None:
+    with pytest.raises(UsageError, match="--tolerance"):
+        hs.fuse([tiny("a"), tiny("b")], out=tmp_path / "h", tolerance=tolerance)

@@ -1,0 +1,24 @@
+"""Checkpoints whose weights a test has changed, with a manifest that fits them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.writing import save
+from hydrasurgeon.files.tensors import Planned, digest
+from hydrasurgeon.runtime.classifier import to_raw, to_tensor
+
+
+def edited(path: Path, out: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
+    """`path` with every tensor replaced by `change(name, tensor)`, written to `out`."""
+    source = open_checkpoint(path)
+    planned = []
+    for name, info in source.tensors.items():
+        raw, dtype = to_raw(change(name, to_tensor(source.tensors.read(name), info.dtype).clone()))
+        planned.append(Planned(name, dtype, raw.shape, lambda raw=raw: (raw, digest(raw))))
+    save(out, planned, lambda sha256: rewritten(source.manifest, weights_sha256=sha256), files=source.files)  # fmt: skip
+    return out
