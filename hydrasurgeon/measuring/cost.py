@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
+from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.runtime.hydra import Hydra
 
@@ -31,14 +31,14 @@ def _first(inputs: Any) -> Any:
     return inputs[:1]
 
 
-@torch.no_grad()
+@torch.inference_mode()  # attention is then one operator, not yet what a device makes of it
 def macs(model: nn.Module, inputs: Any) -> int:
     """Multiply-adds of matrix products, convolutions and attention for one sample."""
     # What is computed once, a zero-shot model's class features, is no cost of a sample.
     model(_first(inputs))
-    with _without_padding(model), FlopCounterMode(display=False) as counter:
+    with _without_padding(model), MultiplyAdds() as counter:
         model(_first(inputs))
-    return int(counter.get_total_flops()) // 2
+    return counter.count
 
 
 @contextmanager

@@ -316,7 +316,7 @@ def test_a_model_whose_maps_are_not_softmax(tiny: MAKE, images: SPEC) -> None:
 
 
 def test_many_classes_are_drawn(tiny: MAKE, images: SPEC, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydrasurgeon.criteria import cahp as criterion
+    from hydrasurgeon.criteria.cahp import criterion
 
     monkeypatch.setattr(criterion, "MOST_CLASSES", 3)
     found = hs.score(tiny(), method="cahp", data=images(), seed=1).result
