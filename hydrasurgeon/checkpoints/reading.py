@@ -102,6 +102,7 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     manifest = _manifest_of(path, files)
     companions: dict[str, str] = {}
     if manifest is not None:
+        backend(manifest.model.family).check(manifest.model, manifest.towers, str(path))
         companions = _companions(path, files[0], manifest.model.family)
         if arch is not None:
             raise UsageError(

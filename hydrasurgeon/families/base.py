@@ -134,6 +134,10 @@ class Backend(Protocol):
         """The model behind bare tensors; CheckpointError when it cannot be told. `files` are its `companions`."""
         ...
 
+    def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
+        """ManifestError unless a recorded model is one this family has and its parts agree with each other."""
+        ...
+
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
         """The files in a directory that live data needs (a tokenizer's): they travel with the checkpoint."""
         ...

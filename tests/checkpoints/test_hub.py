@@ -50,7 +50,7 @@ def test_a_hub_id_is_pinned_and_its_cache_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest names the commit; outputs go to the working directory, never into the cache."""
-    from families import FAMILIES
+    from tiny_families import FAMILIES
 
     import hydrasurgeon as hs
     from hydrasurgeon.errors import UsageError

@@ -88,7 +88,7 @@ def test_old_names_and_pretraining_heads(tmp_path: Path) -> None:
 
 
 def test_shards(tmp_path: Path) -> None:
-    from families import transformers_model
+    from tiny_families import transformers_model
 
     model = transformers_model("RobertaForSequenceClassification", TEXT)
     model.save_pretrained(tmp_path / "r", max_shard_size="20KB")

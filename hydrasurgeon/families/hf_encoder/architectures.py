@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["KINDS", "Kind", "canonical", "has_pooler", "sizes", "tensor_shapes"]
+if TYPE_CHECKING:
+    from hydrasurgeon.files.manifest import Model
+
+__all__ = ["KINDS", "Kind", "canonical", "class_name", "has_pooler", "sizes", "tensor_shapes"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -113,6 +116,12 @@ def sizes(config: Mapping[str, Any], key: str) -> Any:
     if config.get(own) is not None:
         return config[own]
     return OWN_DEFAULTS.get(kind, {}).get(own, DEFAULTS.get(key))
+
+
+def class_name(model: Model) -> str:
+    """The table's own spelling of a model's class: the only one that may reach code or an attribute's name."""
+    classes = KINDS[model.config["model_type"]].classes
+    return classes[classes.index(model.arch)]
 
 
 def has_pooler(config: Mapping[str, Any]) -> bool:

@@ -10,12 +10,13 @@ from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.card import model_card
-from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Anatomy, Identified
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
     Kind,
     canonical,
+    class_name,
     has_pooler,
     sizes,
     tensor_shapes,
@@ -96,6 +97,14 @@ class HFEncoder:
             model = model.model_copy(update={"config": {**kept, "add_pooling_layer": False}})
         return Identified(model, _towers(kept), _note(model, named, names, kind, files, where))
 
+    def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
+        kind = KINDS.get(str(model.config.get("model_type")))
+        if kind is None or model.arch not in kind.classes:
+            raise ManifestError(
+                f"{where}: transformers has no {model.arch!r} of type {model.config.get('model_type')!r}",
+                hint=SUPPORTED,
+            )
+
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
         wanted = ("tokenizer.json", *TOKENIZER) if "tokenizer.json" in present else (*SLOW_TOKENIZER, *TOKENIZER)  # fmt: skip
         return tuple(name for name in (*wanted, "preprocessor_config.json") if name in present)
@@ -160,7 +169,7 @@ class HFEncoder:
         if heads is not None:
             name = "PrunedModel" if manifest.kept is not None else "HydraModel"
             config |= {"hydrasurgeon": heads, "auto_map": {auto: f"modeling_hydrasurgeon.{name}"}}
-            found["modeling_hydrasurgeon.py"] = _modelling(model.arch)
+            found["modeling_hydrasurgeon.py"] = _modelling(model)
         found["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
             found["preprocessor_config.json"] = json.dumps(_processor(model), indent=2) + "\n"
@@ -236,12 +245,14 @@ def hf_config(model: Model) -> dict[str, Any]:
     }
 
 
-def _modelling(arch: str) -> str:
+def _modelling(model: Model) -> str:
     """The modelling file for a directory: the template, with the class it builds on."""
     text = (
         package_files("hydrasurgeon.families.hf_encoder") / "modeling_hydrasurgeon.py"
     ).read_text(encoding="utf-8")
-    return text.replace('ARCH = "BertForSequenceClassification"', f'ARCH = "{arch}"')
+    template = f"ARCH = {KINDS['bert'].classes[0]!r}".replace("'", '"')
+    assert template in text
+    return text.replace(template, f'ARCH = "{class_name(model)}"')
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:

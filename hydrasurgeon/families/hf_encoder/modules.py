@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.families.base import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
-from hydrasurgeon.families.hf_encoder.architectures import KINDS, has_pooler
+from hydrasurgeon.families.hf_encoder.architectures import KINDS, class_name, has_pooler
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
     attention_site,
     encoder_layers,
@@ -52,7 +52,7 @@ class Encoder(DiskNamed):
 
         kind = str(model.config["model_type"])
         with torch.device("cpu" if fresh else "meta"):
-            inner = getattr(transformers, model.arch)(_config(model))
+            inner = getattr(transformers, class_name(model))(_config(model))
         if not model.num_classes:
             _behead(inner, model)
         encoder = cls(inner, kind, kept)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.card import model_card
-from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Anatomy, Identified
 from hydrasurgeon.families.open_clip.zero_shot import zero_shot
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
@@ -28,6 +28,8 @@ __all__ = ["OpenCLIP"]
 SUPPORTED = (
     "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
 )
+# What OpenCLIP's own configurations of ViTs are called; only shown, never looked up.
+NAME = re.compile(r"CLIP|ViT-[A-Za-z0-9._-]{1,60}")
 LAYER = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.")
 PREFIX = {"vision": "visual.transformer", "text": "transformer"}
 PARTS = ("embed_dim", "vision_cfg", "text_cfg")
@@ -89,6 +91,10 @@ class OpenCLIP:
             preprocess=_preprocess(known, (config or {}).get("preprocess_cfg") or {}, where),
         )
         return Identified(model, _towers(known, where))
+
+    def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
+        if not NAME.fullmatch(model.arch):
+            raise ManifestError(f"{where}: OpenCLIP calls no model {model.arch!r}", hint=SUPPORTED)
 
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
         return ()

@@ -18,7 +18,7 @@ from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 
-__all__ = ["SUPPORTED", "Architecture", "Match", "fits", "infer", "named", "tensor_shapes"]
+__all__ = ["SUPPORTED", "Architecture", "Match", "fits", "infer", "named", "table", "tensor_shapes"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 

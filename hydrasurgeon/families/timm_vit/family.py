@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.card import model_card
-from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Anatomy, Attention, Block, Identified, Stack
 from hydrasurgeon.families.timm_vit.architectures import (
     SUPPORTED,
@@ -16,6 +16,7 @@ from hydrasurgeon.families.timm_vit.architectures import (
     fits,
     infer,
     named,
+    table,
     tensor_shapes,
 )
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
@@ -36,6 +37,8 @@ import hydrasurgeon, timm
 
 model = timm.create_model("local-dir:DIR", pretrained=True)
 """
+# A registered name, and perhaps the tag of its weights: never a path or an address.
+NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)?")
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
@@ -105,6 +108,13 @@ class TimmViT:
             )
         return Identified(model, towers_of(model), note)
 
+    def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
+        architecture = table().get(model.arch.partition(".")[0])
+        if not NAME.fullmatch(model.arch) or architecture is None or not architecture.prunable:
+            raise ManifestError(
+                f"{where}: timm has no {model.arch!r} that can be pruned", hint=SUPPORTED
+            )
+
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
         return ()
 
@@ -169,7 +179,7 @@ class TimmViT:
         with torch.device("cpu" if fresh else "meta"):
             args = model.config.get("model_args", {})
             module: nn.Module = timm.create_model(
-                model.arch, pretrained=False, num_classes=model.num_classes, **args
+                named(model.arch).name, pretrained=False, num_classes=model.num_classes, **args
             )
         for block, row in zip(module.blocks, kept[TOWER], strict=True):  # type: ignore[arg-type]
             if len(row) != towers[TOWER].heads:
