@@ -36,8 +36,8 @@ test-slow: $(STAMP)  ## the slow tests
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-lint: $(STAMP)  ## check format and lint
-	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+lint: $(STAMP)  ## check format, lint, and that imports fall
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo
 
 types: $(STAMP)  ## strict types
 	$(BIN)/mypy

@@ -28,8 +28,9 @@ from hydrasurgeon.files.tensors import Planned, digest
 from hydrasurgeon.measuring.cost import launches, macs, parameters
 from hydrasurgeon.measuring.timing import Sequence as InTurn
 from hydrasurgeon.measuring.timing import interleaved, machine, peak_bytes
-from hydrasurgeon.runtime.classifier import Classifier, to_raw, to_tensor
-from hydrasurgeon.stages.finetune import fresh
+from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.tensors import to_raw, to_tensor
+from hydrasurgeon.tuning.start import fresh
 
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 3

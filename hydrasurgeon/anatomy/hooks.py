@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydrasurgeon.families.base import Attention
+from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.heads import Head
 
 __all__ = ["ablated", "masked"]

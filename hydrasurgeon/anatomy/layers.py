@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hydrasurgeon.families.base import Attention, Block
+from hydrasurgeon.anatomy.parts import Attention, Block
 
 __all__ = [
     "after_attention",

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, ones
 
 from hydrasurgeon.anatomy.layers import queries_keys_values
-from hydrasurgeon.families.base import Attention, Stack
+from hydrasurgeon.anatomy.parts import Attention, Stack
 
 __all__ = ["attention_maps", "heads_from_maps", "real_tokens"]
 

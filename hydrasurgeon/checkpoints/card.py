@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
+from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.manifest import Manifest, Step
 from hydrasurgeon.heads import Kept, count
 
@@ -15,12 +16,12 @@ CARD = "README.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
-def model_card(manifest: Manifest, *, library: str, task: str, usage: str) -> str:
+def model_card(manifest: Manifest, usage: Usage) -> str:
     """README.md in the hub's layout; every number in it comes from the manifest."""
     model = manifest.model
     front = {
-        "library_name": library,
-        "pipeline_tag": task,
+        "library_name": usage.library,
+        "pipeline_tag": usage.task,
         "tags": ["hydrasurgeon", manifest.kind, "attention-head-pruning"],
     }
     head = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
@@ -39,7 +40,7 @@ Architecture: `{model.family}:{model.arch}`, {classes}{names}.
 ## Load it
 
 ```python
-{usage.strip()}
+{usage.code.strip()}
 ```
 
 With hydrasurgeon itself, which runs all members of a hydra in one pass and gives every member's logits:

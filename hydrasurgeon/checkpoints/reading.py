@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.hub import SCHEMES, fetch, pinned
-from hydrasurgeon.checkpoints.writing import CLIP_WEIGHTS, FILES_KEY, UNKNOWN
+from hydrasurgeon.checkpoints.writing import CLIP_WEIGHTS
 from hydrasurgeon.errors import (
     CheckpointError,
     ManifestError,
@@ -19,7 +19,9 @@ from hydrasurgeon.errors import (
 )
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import (
+    FILES_KEY,
     HEADER_KEY,
+    UNKNOWN,
     Input,
     Manifest,
     Model,

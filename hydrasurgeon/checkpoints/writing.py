@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hydrasurgeon.checkpoints.card import CARD, model_card
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.families import backend
-from hydrasurgeon.files.manifest import HEADER_KEY, Manifest, sidecar
+from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, sidecar
 from hydrasurgeon.files.tensors import Planned, write_tensors
 
 __all__ = [
@@ -25,10 +26,6 @@ __all__ = [
 ]
 
 CLIP_WEIGHTS = "open_clip_model.safetensors"
-UNKNOWN = "0" * 64
-"""A digest that is not known yet."""
-FILES_KEY = "hydrasurgeon.files"
-"""Header key of the companions' texts, so that a lone file keeps its tokenizer."""
 
 
 def output_path(out: str | Path, *, force: bool) -> Path:
@@ -101,7 +98,9 @@ def weights_in(out: Path, family: str) -> Path:
 
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:
     """All that lies beside the weights in the family's own directory layout."""
-    own = backend(manifest.model.family).directory(manifest)
+    family = backend(manifest.model.family)
+    card = model_card(manifest, family.usage(manifest))
+    own = {CARD: card, **family.directory(manifest)}
     return {"heads.json": manifest.to_json(), **own, **(files or {})}
 
 

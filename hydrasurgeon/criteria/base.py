@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Checkpoint
-    from hydrasurgeon.families.base import Attention
     from hydrasurgeon.heads import Head
 
 __all__ = ["CircuitOptions", "HeadScores", "Removal", "Subject", "Verdict"]

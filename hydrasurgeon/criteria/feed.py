@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.run import Progress
+from hydrasurgeon.runtime.processes import own_device
 
 __all__ = ["Feed", "NoData"]
 
@@ -67,13 +67,14 @@ class Feed:
             raise UsageError(f"--method {method} needs data", hint="Give --data D.")
         from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
         from hydrasurgeon.families import backend
-        from hydrasurgeon.runtime.classifier import device_of, dtype_of, live_module
+        from hydrasurgeon.runtime.classifier import live_module
+        from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
         model = checkpoint.manifest.model
         samples = open_data(data, limit=limit, seed=seed)
         samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
         outside = [open_data(spec, limit=limit, seed=seed) for spec in ood]
-        target, precision = device_of(_own_device(device)), dtype_of(dtype)
+        target, precision = device_of(own_device(device)), dtype_of(dtype)
         size = batch_size or (256 if target.type == "cuda" else 64)
         module = live_module(checkpoint).to(device=target, dtype=precision)
         family = backend(model.family)
@@ -114,12 +115,3 @@ class Feed:
                 yield batch.inputs
                 if self.progress is not None:
                     self.progress(name, done, len(loader))
-
-
-def _own_device(name: str) -> str:
-    """Each process of torchrun has a GPU to itself."""
-    import torch
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and name in ("auto", "cuda"):
-        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else name
-    return name

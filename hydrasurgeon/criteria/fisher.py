@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.anatomy.hooks import masked
+from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.criteria.base import HeadScores, Subject
-from hydrasurgeon.families.base import Attention
 
 __all__ = ["score"]
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.criteria.base import HeadScores, Subject
-from hydrasurgeon.families.base import Attention
 from hydrasurgeon.heads import Head
 
 __all__ = ["score"]

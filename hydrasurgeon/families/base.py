@@ -11,16 +11,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hydrasurgeon.anatomy.parts import Anatomy
+
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from hydrasurgeon.files.manifest import Manifest, Model, Tower
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
     from hydrasurgeon.slicing import HeadTensor
 
-__all__ = ["Anatomy", "Attention", "Backend", "Block", "Identified", "Prompted", "Stack"]
+__all__ = ["Backend", "Identified", "Usage"]
 
 
 @dataclass(frozen=True)
@@ -34,85 +36,13 @@ class Identified:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """One attention site of a live module."""
+class Usage:
+    """What a model card says of loading a directory without us."""
 
-    tower: str
-    layer: int
-    heads: tuple[int, ...]
-    """The heads present, numbered in the original model, in the order in which they lie in the weights."""
-    head_dim: int
-    project: tuple[nn.Linear, ...]
-    """Either one linear that packs q, k and v, or three."""
-    out: nn.Linear
-    """W_O: its input is the concatenation of the heads' outputs, its bias belongs to the layer."""
-    q_norm: nn.Module
-    k_norm: nn.Module
-    scale: float
-
-
-@dataclass(frozen=True)
-class Block:
-    """One transformer layer: two residual branches, normalised before (pre-norm) or after (post-norm)."""
-
-    norm1: nn.Module
-    attention: Attention
-    scale1: nn.Module
-    norm2: nn.Module
-    mlp: nn.Module
-    scale2: nn.Module
-    prenorm: bool = True
-
-
-@dataclass(frozen=True)
-class Stack:
-    """What flows between the layers, and what every layer is told besides."""
-
-    hidden: Tensor
-    bias: Tensor | None = None
-    """Added to the attention logits: padding or causal mask, broadcastable to [batch, 1, token, token]; or,
-    where it differs between heads, [batch, head, token, token] over the heads of the original model."""
-
-
-@dataclass(frozen=True)
-class Anatomy:
-    """A classifier taken apart: logits = readout(blocks(embed(inputs)))."""
-
-    embed: Callable[[Any], Stack]
-    embed_parts: tuple[nn.Module | nn.Parameter, ...]
-    blocks: tuple[Block, ...]
-    readout: Callable[[Tensor], Tensor]
-    readout_parts: tuple[nn.Module | nn.Parameter, ...]
-    reads: int | None = None
-    """How many leading tokens the readout looks at (1: a class token); None: all."""
-    beside: tuple[Attention, ...] = ()
-    """Sites that inputs do not run through: of the text tower that makes a zero-shot classifier, which is a
-    part of `readout`."""
-    prompted: Prompted | None = None
-    """That classifier taken apart in turn."""
-
-    @property
-    def sites(self) -> tuple[Attention, ...]:
-        """Every attention site, tower by tower."""
-        return (*(block.attention for block in self.blocks), *self.beside)
-
-
-@dataclass(frozen=True)
-class Prompted:
-    """A classifier made of texts by a tower of its own: logits = compare(features(hidden), classes(tower(prompts)))."""
-
-    prompts: Tensor
-    """Token ids: class after class, equally many for each."""
-    count: int
-    """How many classes there are."""
-    tower: Anatomy
-    """From token ids to the features of each text."""
-    classes: Callable[[Tensor], Tensor]
-    """[…, class, template, embed], features of the prompts, to [class, embed]."""
-    features: Callable[[Tensor], Tensor]
-    """Hidden states of inputs behind their last layer to features."""
-    compare: Callable[[Tensor, Tensor], Tensor]
-    """[…, input, embed] and [class, embed] to logits."""
+    library: str
+    task: str
+    """The hub's name of it (pipeline_tag)."""
+    code: str
 
 
 class Backend(Protocol):
@@ -176,6 +106,10 @@ class Backend(Protocol):
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         """The text files that sit beside the weights in the family's own directory layout."""
+        ...
+
+    def usage(self, manifest: Manifest) -> Usage:
+        """How the family's library loads such a directory: what a model card says."""
         ...
 
     def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:

@@ -214,3 +214,11 @@ def sidecar(weights: Path) -> Path:
 def json_schema() -> str:
     """The manifest's JSON Schema."""
     return json.dumps({"$id": FORMAT, **Manifest.model_json_schema()}, indent=1)
+
+
+UNKNOWN = "0" * 64
+"""A digest that is not known yet."""
+
+
+FILES_KEY = "hydrasurgeon.files"
+"""Header key of the companions' texts, so that a lone file keeps its tokenizer."""

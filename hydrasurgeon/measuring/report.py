@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 if TYPE_CHECKING:
-    from hydrasurgeon.measuring.predictions import Predictions
+    pass
 
 __all__ = [
     "Cost",
@@ -21,8 +20,6 @@ __all__ = [
     "SetAverage",
     "SetResult",
     "ShiftResult",
-    "over_sets",
-    "result",
 ]
 
 
@@ -108,75 +105,3 @@ class Report(_Record):
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=1) + "\n"
-
-
-def result(
-    predictions: Predictions,
-    *,
-    ood_score: str = "msp",
-    temperature: float = 1.0,
-) -> Result:
-    """All metrics of one model."""
-    from hydrasurgeon.measuring import metrics
-
-    foreign = metrics.ood_score(predictions.logits, ood_score, temperature)
-    ood = [
-        OodResult.model_validate(
-            {"name": s.name, "group": s.group, "n": len(s.logits)}
-            | metrics.ood_metrics(foreign, metrics.ood_score(s.logits, ood_score, temperature))
-        )
-        for s in predictions.ood
-    ]
-    shift = []
-    for s in predictions.shift:
-        probs = metrics.mean_probs(s.logits, temperature)
-        shift.append(
-            ShiftResult(
-                name=s.name,
-                severity=s.severity,
-                accuracy=metrics.accuracy(probs, s.labels),
-                brier=metrics.brier(probs, s.labels),
-            )
-        )
-    groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
-        "near": [o for o in ood if o.group == "near"], "far": [o for o in ood if o.group == "far"], "all": ood,
-    }  # fmt: skip
-    return Result(
-        name=predictions.name,
-        kind=predictions.kind,
-        members=predictions.members,
-        id=IdResult(
-            n=len(predictions.labels),
-            **metrics.id_metrics(predictions.logits, predictions.labels, temperature),
-        ),
-        ood=tuple(ood),
-        ood_average={name: _average(group) for name, group in groups.items() if group},
-        shift=tuple(shift),
-        diversity=Diversity(
-            mi=float(metrics.mutual_information(predictions.logits).mean()),
-            disagreement=metrics.disagreement(predictions.logits),
-        ),
-        cost=predictions.cost,
-    )
-
-
-def over_sets(found: Result, others: Sequence[SetResult], *, first: str) -> Result:
-    """A result on the data set called `first`, joined by those on others."""
-    sets = (SetResult(name=first, **found.id.model_dump()), *others)
-    mean = SetAverage(
-        **{
-            name: sum(getattr(each, name) for each in sets) / len(sets)
-            for name in SetAverage.model_fields
-        }
-    )
-    return found.model_copy(update={"sets": sets, "sets_average": mean})
-
-
-def _average(group: Sequence[OodResult]) -> OodAverage:
-    """The mean over data sets, each counting the same."""
-    return OodAverage(
-        **{
-            name: sum(getattr(o, name) for o in group) / len(group)
-            for name in OodAverage.model_fields
-        }
-    )

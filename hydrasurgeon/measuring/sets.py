@@ -6,14 +6,30 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.families.open_clip.zero_shot import record_of
+from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import SetResult
 
-__all__ = ["Further", "LabelledSet", "labelled_sets"]
+__all__ = [
+    "DataSets",
+    "Further",
+    "LabelledSet",
+    "check_same_classes",
+    "class_hashes",
+    "data_names",
+    "labelled_sets",
+    "open_further",
+    "open_sets",
+    "parse_ood",
+    "parse_shift",
+    "portable_name",
+    "uses_of",
+]
 
 NAMED = re.compile(r"([\w-]+)=(.+)")
 
@@ -104,3 +120,121 @@ def _name_of(text: str) -> tuple[str, str]:
     if colon and not Path(text).exists():
         return rest.partition(":")[0].rpartition("/")[2] or scheme, text
     return Path(text.partition("@")[0]).stem, text
+
+
+@dataclass(frozen=True)
+class DataSets:
+    """The data of one evaluation, opened once."""
+
+    id: Any
+    ood: tuple[tuple[str, Literal["near", "far"], Any], ...]
+    shift: tuple[tuple[str, int | None, Any], ...]
+    val: Any | None
+
+
+def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
+    """What each data set was for, the labelled one first."""
+    found = {"in distribution": sets.id}
+    found |= {f"also `{each.name}`": each.samples for each in further}
+    found |= {f"{group}-OOD `{name}`": samples for name, group, samples in sets.ood}
+    found |= {f"shift `{name}`{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
+    if sets.val is not None and fitted:
+        found["temperature"] = sets.val
+    return {use: DataRecord(**samples.fingerprint()) for use, samples in found.items()}
+
+
+def portable_name(spec: str | None) -> str | None:
+    """A data spec without folders of this machine."""
+    if spec is None:
+        return None
+    head, equals, path = spec.rpartition("=")
+    return head + equals + (Path(path).name if path.startswith("/") else path)
+
+
+def data_names(labelled: Sequence[LabelledSet]) -> str | list[str] | None:
+    if len(labelled) > 1:
+        return [f"{each.name}={portable_name(each.spec)}" for each in labelled]
+    return portable_name(labelled[0].spec) if labelled else None
+
+
+def class_hashes(further: Sequence[Further]) -> dict[str, Any]:
+    """Of the class names and templates of zero-shot models on data sets besides the first."""
+    found = {each.name: record_of(each.checkpoints[0].manifest.model) for each in further}
+    return {"sets": found} if any(found.values()) else {}
+
+
+def open_further(
+    each: LabelledSet,
+    checkpoints: Sequence[Checkpoint],
+    template: Sequence[str],
+    limit: int | None,
+    seed: int,
+) -> Further:
+    named = each.named(checkpoints, template)
+    check_same_classes(named)
+    samples = open_sets(named[0], each.spec, (), (), None, limit, seed).id
+    return Further(each.name, samples, tuple(named))
+
+
+def check_same_classes(opened: Sequence[Checkpoint]) -> None:
+    first = opened[0].manifest.model
+    for other in opened[1:]:
+        if other.manifest.model.num_classes != first.num_classes:
+            raise DataError(
+                f"{opened[0].name} has {first.num_classes} classes, {other.name} {other.manifest.model.num_classes}",
+                hint="One table needs models of the same classes.",
+            )
+
+
+def open_sets(
+    checkpoint: Checkpoint,
+    data: str,
+    ood: Sequence[str],
+    shift: Sequence[str],
+    val: str | None,
+    limit: int | None,
+    seed: int,
+) -> DataSets:
+    from hydrasurgeon.data import Samples, fit_classes, open_data
+
+    model = checkpoint.manifest.model
+
+    def labelled(spec: str) -> Samples:
+        return fit_classes(
+            open_data(spec, limit=limit, seed=seed),
+            num_classes=model.num_classes,
+            labels=model.labels,
+        )
+
+    foreign = []
+    for entry in ood:
+        group, name, spec = parse_ood(entry)
+        foreign.append((name, group, open_data(spec, limit=limit, seed=seed)))
+    shifted = []
+    for entry in shift:
+        name, severity, spec = parse_shift(entry)
+        shifted.append((name, severity, labelled(spec)))
+    return DataSets(labelled(data), tuple(foreign), tuple(shifted), labelled(val) if val else None)
+
+
+def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
+    """`near:NAME=D`, `far:NAME=D`, `NAME=D` or `D` (far)."""
+    group: Literal["near", "far"] = "far"
+    if text.startswith("near:"):
+        group = "near"
+    text = text.removeprefix("near:").removeprefix("far:")
+    name, equals, spec = text.partition("=")
+    if not equals:
+        name, spec = Path(text.rpartition(":")[2]).stem, text
+    if not name or not spec or "." in name:
+        raise UsageError(f"--ood {text}: not near:NAME=D or far:NAME=D")
+    return group, name, spec
+
+
+def parse_shift(text: str) -> tuple[str, int | None, str]:
+    """`NAME=D` or `NAME:SEVERITY=D`."""
+    name, equals, spec = text.partition("=")
+    name, colon, severity = name.partition(":")
+    if not equals or not name or not spec or (colon and not severity.isdigit()):
+        raise UsageError(f"--shift {text}: not NAME=D or NAME:SEVERITY=D")
+    return name, int(severity) if colon else None, spec

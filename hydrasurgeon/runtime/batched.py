@@ -18,9 +18,10 @@ from jaxtyping import Float
 from torch import Tensor, fx, nn
 from torch.nn.functional import layer_norm, linear, pad, scaled_dot_product_attention
 
-from hydrasurgeon.families.base import Attention, Block
+from hydrasurgeon.anatomy.parts import Attention, Block
+from hydrasurgeon.runtime.watch import Place, Watch
 
-__all__ = ["CannotGroup", "Grouped", "Watch", "captured"]
+__all__ = ["CannotGroup", "Grouped"]
 
 Stacked = Float[Tensor, "member row embed"]
 Step = Callable[[Any], Any]
@@ -30,39 +31,6 @@ Filled = Callable[[Tensor], Tensor]
 
 class CannotGroup(Exception):
     """Members differ in a way, or are built in a way, that batched products cannot express."""
-
-
-Place = tuple[dict[str, Any], str]
-"""Where a module has a parameter: what is there may be another one later."""
-
-
-class Watch:
-    """Whether parameters still are what something was made of: not replaced and, where `copied`, not written to."""
-
-    def __init__(self, used: Sequence[Place], copied: Sequence[Place] = ()) -> None:
-        self._used, self._copied = list(used), list(copied)
-        self._known = self._now()
-
-    def __bool__(self) -> bool:
-        return self._now() == self._known
-
-    def _now(self) -> tuple[list[int], list[int]]:
-        used = [owner[name] for owner, name in self._used]
-        copied = [owner[name] for owner, name in self._copied]
-        return list(map(Tensor.data_ptr, used + copied)), list(map(_version, copied))
-
-
-def _version(parameter: Tensor) -> int:
-    return 0 if parameter.is_inference() else parameter._version
-
-
-def captured() -> bool:
-    """Whether operations are being recorded, to be run elsewhere with other weights, or transformed."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
 
 
 class Grouped:

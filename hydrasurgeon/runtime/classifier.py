@@ -6,35 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
+from hydrasurgeon.checkpoints.hydra_layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.runtime.hydra import Hydra
-from hydrasurgeon.surgery.fusion import member_sources
+from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_tensor
 
-__all__ = [
-    "Classifier",
-    "as_classifier",
-    "device_of",
-    "dtype_of",
-    "live_module",
-    "load",
-    "to_raw",
-    "to_tensor",
-]
-
-TORCH = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
+__all__ = ["Classifier", "as_classifier", "live_module", "load"]
 
 
 class Classifier(nn.Module):
@@ -139,41 +124,3 @@ def _assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
         raise CheckpointError(
             f"{path}: tensor {name} {'is missing' if missing else 'does not belong to the architecture'}"
         )
-
-
-def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
-    """Raw safetensors bytes (as unsigned integers) → tensor of their own dtype."""
-    contiguous = np.ascontiguousarray(array).reshape(
-        array.shape
-    )  # numpy makes a vector of a scalar
-    return torch.from_numpy(contiguous).view(TORCH[dtype])
-
-
-def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
-    """Tensor → raw unsigned integers and the safetensors name of its dtype."""
-    plain = tensor.detach().cpu().contiguous()
-    width = plain.element_size()
-    return plain.view(getattr(torch, f"uint{8 * width}")).numpy(), SAFETENSORS[plain.dtype]
-
-
-def device_of(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no CUDA device", hint="Use --device cpu.")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device {name}: not a device", hint="Use auto, cpu or cuda.") from error
-
-
-def dtype_of(name: str) -> torch.dtype:
-    known = {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "float64": torch.float64,
-    }
-    if name not in known:
-        raise UsageError(f"--dtype {name}: not known", hint=f"Use one of {', '.join(known)}.")
-    return known[name]

@@ -24,9 +24,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import Hidden, after_attention, run_block
-from hydrasurgeon.families.base import Anatomy
-from hydrasurgeon.runtime.batched import CannotGroup, Grouped, captured
-from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked, Union, same
+from hydrasurgeon.anatomy.parts import Anatomy
+from hydrasurgeon.runtime.batched import CannotGroup, Grouped
+from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked
+from hydrasurgeon.runtime.union import Union, same
+from hydrasurgeon.runtime.watch import captured
 
 __all__ = ["Hydra", "Mode"]
 

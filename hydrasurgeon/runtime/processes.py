@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["World", "joined"]
+__all__ = ["World", "is_main_process", "joined", "own_device"]
 
 
 @dataclass(frozen=True)
@@ -47,3 +47,17 @@ def joined() -> Iterator[World]:
     finally:
         if ours:
             dist.destroy_process_group()
+
+
+def is_main_process() -> bool:
+    """Whether this process writes: the first of those that torchrun started."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def own_device(name: str) -> str:
+    """Each process of torchrun has a GPU to itself."""
+    import torch
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and name in ("auto", "cuda"):
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else name
+    return name

@@ -96,7 +96,8 @@ def bench(
     from hydrasurgeon.measuring.cost import macs, parameters
     from hydrasurgeon.measuring.timing import Sequence as InTurn
     from hydrasurgeon.measuring.timing import interleaved, machine, peak_bytes
-    from hydrasurgeon.runtime.classifier import as_classifier, device_of, dtype_of
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
     where = device_of(device)
     if where.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():

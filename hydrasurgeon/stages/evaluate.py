@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.writing import write_text
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.open_clip.zero_shot import record_of
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.report import Report, Result, over_sets, result
-from hydrasurgeon.measuring.sets import Further, LabelledSet, labelled_sets
+from hydrasurgeon.measuring.report import Report, Result
+from hydrasurgeon.measuring.results import over_sets, result
+from hydrasurgeon.measuring.sets import (
+    DataSets,
+    Further,
+    LabelledSet,
+    check_same_classes,
+    class_hashes,
+    data_names,
+    labelled_sets,
+    open_further,
+    open_sets,
+    portable_name,
+    uses_of,
+)
 from hydrasurgeon.run import Progress
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
@@ -26,16 +39,6 @@ class Evaluation:
     skipped: tuple[str, ...] = ()
     cards: tuple[Path, ...] = ()
     """Model cards that the results were written into."""
-
-
-@dataclass(frozen=True)
-class _Sets:
-    """The data of one evaluation, opened once."""
-
-    id: Any
-    ood: tuple[tuple[str, Literal["near", "far"], Any], ...]
-    shift: tuple[tuple[str, int | None, Any], ...]
-    val: Any | None
 
 
 def evaluate(
@@ -86,10 +89,10 @@ def evaluate(
     if opened:
         plain, (first, *others) = opened, labelled
         opened = first.named(plain, template)
-        _same_classes(opened)
-        sets = _open(opened[0], first.spec, ood, shift, val, limit, seed)
-        further = [_further(each, plain, template, limit, seed) for each in others]
-        used = _used(sets, further, fitted=fixed is None)
+        check_same_classes(opened)
+        sets = open_sets(opened[0], first.spec, ood, shift, val, limit, seed)
+        further = [open_further(each, plain, template, limit, seed) for each in others]
+        used = uses_of(sets, further, fitted=fixed is None)
         everyone = range(len(opened))
         for numbers in [tuple(everyone)] if ensemble else [(i,) for i in everyone]:
             job = [opened[i] for i in numbers]
@@ -108,10 +111,10 @@ def evaluate(
         results.append(result(found, ood_score=ood_score, temperature=t))
     report = Report(
         settings={
-            "data": _data_names(labelled), "ood": [_name(o) for o in ood], "shift": [_name(s) for s in shift], "val": _name(val),
+            "data": data_names(labelled), "ood": [portable_name(o) for o in ood], "shift": [portable_name(s) for s in shift], "val": portable_name(val),
             "ensemble": ensemble, "temperature": temperature, "ood_score": ood_score, "limit": limit, "seed": seed,
             "dtype": dtype, "batch_size": batch_size, **(record_of(opened[0].manifest.model) if opened else {}),
-            **_hashes(further),
+            **class_hashes(further),
         },
         results=tuple(results),
     )  # fmt: skip
@@ -189,17 +192,6 @@ def _fitted(fixed: float | None, val: Any) -> float:
     return metrics.fit_temperature(metrics.mean_probs(val[0]), val[1])
 
 
-def _used(sets: _Sets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
-    """What each data set was for, the labelled one first."""
-    found = {"in distribution": sets.id}
-    found |= {f"also `{each.name}`": each.samples for each in further}
-    found |= {f"{group}-OOD `{name}`": samples for name, group, samples in sets.ood}
-    found |= {f"shift `{name}`{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
-    if sets.val is not None and fitted:
-        found["temperature"] = sets.val
-    return {use: DataRecord(**samples.fingerprint()) for use, samples in found.items()}
-
-
 def _nothing() -> Any:
     import torch
 
@@ -221,105 +213,8 @@ def _temperature(given: str | float, val: str | None) -> float | None:
     return value
 
 
-def _name(spec: str | None) -> str | None:
-    """A data spec without folders of this machine."""
-    if spec is None:
-        return None
-    head, equals, path = spec.rpartition("=")
-    return head + equals + (Path(path).name if path.startswith("/") else path)
-
-
-def _data_names(labelled: Sequence[LabelledSet]) -> str | list[str] | None:
-    if len(labelled) > 1:
-        return [f"{each.name}={_name(each.spec)}" for each in labelled]
-    return _name(labelled[0].spec) if labelled else None
-
-
-def _hashes(further: Sequence[Further]) -> dict[str, Any]:
-    """Of the class names and templates of zero-shot models on data sets besides the first."""
-    found = {each.name: record_of(each.checkpoints[0].manifest.model) for each in further}
-    return {"sets": found} if any(found.values()) else {}
-
-
-def _further(
-    each: LabelledSet,
-    checkpoints: Sequence[Checkpoint],
-    template: Sequence[str],
-    limit: int | None,
-    seed: int,
-) -> Further:
-    named = each.named(checkpoints, template)
-    _same_classes(named)
-    samples = _open(named[0], each.spec, (), (), None, limit, seed).id
-    return Further(each.name, samples, tuple(named))
-
-
-def _same_classes(opened: Sequence[Checkpoint]) -> None:
-    first = opened[0].manifest.model
-    for other in opened[1:]:
-        if other.manifest.model.num_classes != first.num_classes:
-            raise DataError(
-                f"{opened[0].name} has {first.num_classes} classes, {other.name} {other.manifest.model.num_classes}",
-                hint="One table needs models of the same classes.",
-            )
-
-
-def _open(
-    checkpoint: Checkpoint,
-    data: str,
-    ood: Sequence[str],
-    shift: Sequence[str],
-    val: str | None,
-    limit: int | None,
-    seed: int,
-) -> _Sets:
-    from hydrasurgeon.data import Samples, fit_classes, open_data
-
-    model = checkpoint.manifest.model
-
-    def labelled(spec: str) -> Samples:
-        return fit_classes(
-            open_data(spec, limit=limit, seed=seed),
-            num_classes=model.num_classes,
-            labels=model.labels,
-        )
-
-    foreign = []
-    for entry in ood:
-        group, name, spec = parse_ood(entry)
-        foreign.append((name, group, open_data(spec, limit=limit, seed=seed)))
-    shifted = []
-    for entry in shift:
-        name, severity, spec = parse_shift(entry)
-        shifted.append((name, severity, labelled(spec)))
-    return _Sets(labelled(data), tuple(foreign), tuple(shifted), labelled(val) if val else None)
-
-
-def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
-    """`near:NAME=D`, `far:NAME=D`, `NAME=D` or `D` (far)."""
-    group: Literal["near", "far"] = "far"
-    if text.startswith("near:"):
-        group = "near"
-    text = text.removeprefix("near:").removeprefix("far:")
-    name, equals, spec = text.partition("=")
-    if not equals:
-        name, spec = Path(text.rpartition(":")[2]).stem, text
-    if not name or not spec or "." in name:
-        raise UsageError(f"--ood {text}: not near:NAME=D or far:NAME=D")
-    return group, name, spec
-
-
-def parse_shift(text: str) -> tuple[str, int | None, str]:
-    """`NAME=D` or `NAME:SEVERITY=D`."""
-    name, equals, spec = text.partition("=")
-    name, colon, severity = name.partition(":")
-    if not equals or not name or not spec or (colon and not severity.isdigit()):
-        raise UsageError(f"--shift {text}: not NAME=D or NAME:SEVERITY=D")
-    return name, int(severity) if colon else None, spec
-
-
 def _run(
-    job: Sequence[Checkpoint], models: Sequence[Any], sets: _Sets, how: _How
+    job: Sequence[Checkpoint], models: Sequence[Any], sets: DataSets, how: _How
 ) -> tuple[Any, Any]:
     """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble; logits on the validation set."""
     from hydrasurgeon.data import Batches, moved

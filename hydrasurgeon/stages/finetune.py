@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.class_names import asked, with_class_names
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.checkpoints.writing import UNKNOWN, output_path, save
+from hydrasurgeon.checkpoints.class_names import asked
+from hydrasurgeon.checkpoints.writing import output_path, save
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import backend
 from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import DataRecord, Input, Manifest, Model, Step
-from hydrasurgeon.files.tensors import Planned, digest
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
 from hydrasurgeon.run import Progress
+from hydrasurgeon.runtime.tensors import plan_module
 from hydrasurgeon.sharing.upload import destination, publish
+from hydrasurgeon.tuning.start import (
+    both,
+    manifest_after,
+    starting_module,
+    starting_point,
+    trainable,
+    with_classes_of,
+    with_length_of,
+    with_names_of,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from hydrasurgeon.data import Samples
-    from hydrasurgeon.families.base import Backend
     from hydrasurgeon.tuning.loop import Trained
-    from hydrasurgeon.tuning.recipes import Recipe
 
-__all__ = ["FRESH", "Finetuned", "finetune", "fresh"]
-
-FRESH = "init:"
-"""`init:timm:NAME,key=value…` stands for random weights, drawn from the seed."""
-# What the families call the dropout of attention weights.
-ATTENTION_DROPOUT = ("attn_drop", "attention.self.dropout", "attention.attn.dropout")
+__all__ = ["Finetuned", "finetune"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def finetune(
     plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
     repository = destination(push_to_hub, private=private)
     target = output_path(out, force=force)
-    start = _source(checkpoint, arch)
+    start = starting_point(checkpoint, arch)
     paired = plan.objective == "pairs"
     if paired and not is_zero_shot(start.manifest.model):
         raise UsageError(
@@ -87,17 +86,17 @@ def finetune(
         )
     held_out = None if val is None else open_data(val, seed=seed)
     samples = (open_pairs if paired else open_data)(data, limit=limit, seed=seed)
-    source = _named(start, classes, template, held_out if paired else samples)
+    source = with_names_of(start, classes, template, held_out if paired else samples)
     if is_zero_shot(source.manifest.model):
         plan = plan.model_copy(update={"classifier": "keep"})  # it follows from the class names
     elif source.manifest.model.num_classes == 0 and plan.classifier == "keep":
         plan = plan.model_copy(update={"classifier": "fresh"})  # there is none to keep
-    model = _for_length(_for_classes(source.manifest.model, plan, samples), plan)
+    model = with_length_of(with_classes_of(source.manifest.model, plan, samples), plan)
     labels = {"num_classes": model.num_classes, "labels": model.labels}
     if not paired:
         samples = fit_classes(samples, **labels)  # type: ignore[arg-type]
     family = backend(model.family)
-    module = _module(source, model, plan, seed)
+    module = starting_module(source, model, plan, seed)
     used = [samples.fingerprint()]
     validation = None
     if held_out is not None:
@@ -107,13 +106,13 @@ def finetune(
             held_out, family.transform(model, files=source.files), batch_size=plan.batch_size, skip_bad=skip_bad
         )  # fmt: skip
     transform: Any = family.transform(model, plan.augment.model_dump(), files=source.files)
-    trainable = _trainable(family, plan, source.manifest)
+    moves = trainable(family, plan, source.manifest)
     objective = None
     if paired:
         from hydrasurgeon.tuning.contrastive import Contrast
 
         objective = Contrast(module)
-        transform, trainable = objective.transform(transform), _both(trainable, objective.trainable)
+        transform, moves = objective.transform(transform), both(moves, objective.trainable)
     drop_last = len(samples) >= plan.batch_size
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
@@ -131,7 +130,7 @@ def finetune(
     }
     state = State(_state_path(target), identity)
     trained = train(
-        module, recipe=plan, epoch_batches=epoch_batches, trainable=trainable, objective=objective,
+        module, recipe=plan, epoch_batches=epoch_batches, trainable=moves, objective=objective,
         seed=seed, device=device, dtype=dtype, state=state, save_every=save_every, resume=resume,
         validation=validation, progress=progress,
     )  # fmt: skip
@@ -143,7 +142,7 @@ def finetune(
         "finetune", args=arguments, inputs=source.inputs, data=[DataRecord(**record) for record in used], seed=seed,
         uses=("torch", model.family, "accelerate"),
     )  # fmt: skip
-    manifest = _manifest(source.manifest, model, entry)
+    manifest = manifest_after(source.manifest, model, entry)
     if not trained.is_main:
         return Finetuned(target, manifest(UNKNOWN), trained)
     written = save(target, plan_module(module), manifest, files=source.files)
@@ -152,165 +151,6 @@ def finetune(
     return Finetuned(target, written, trained, hub)
 
 
-def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> Manifest:
-    """Write random weights of an `init:` spec as a backbone."""
-    from hydrasurgeon.tuning.recipes import load_recipe
-
-    target = output_path(out, force=force)
-    source = _source(spec, None)
-    module = _module(source, source.manifest.model, load_recipe("scratch", {}), seed)
-    entry = step(
-        "init",
-        args={"spec": spec},
-        inputs=[],
-        seed=seed,
-        uses=("torch", source.manifest.model.family),
-    )
-    return save(
-        target, plan_module(module), _manifest(source.manifest, source.manifest.model, entry)
-    )
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where training starts: a checkpoint, or (without one) random weights."""
-
-    manifest: Manifest
-    checkpoint: Checkpoint | None
-    sha256: str
-    inputs: tuple[Input, ...]
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        return self.checkpoint.files if self.checkpoint is not None else {}
-
-
-def _source(spec: str | Path, arch: str | None) -> _Source:
-    text = str(spec)
-    if not text.startswith(FRESH):
-        opened = open_checkpoint(spec, arch=arch)
-        single(opened)
-        record = opened.record(opened.digests())
-        return _Source(opened.manifest, opened, record.sha256, (record,))
-    from hydrasurgeon.families.timm_vit.family import fresh_model, towers_of
-
-    family, _, name = text.removeprefix(FRESH).partition(":")
-    if family != "timm":
-        raise UsageError(f"{text}: only init:timm:NAME[,key=value…] can start from random weights")
-    model = fresh_model(name)
-    towers = towers_of(model)
-    kept = {tower: (tuple(range(size.heads)),) * size.layers for tower, size in towers.items()}
-    manifest = Manifest(
-        kind="backbone", model=model, towers=towers, kept=kept, weights_sha256=UNKNOWN
-    )
-    return _Source(manifest, None, text, ())
-
-
-def _named(
-    source: _Source, classes: str | None, templates: Sequence[str], samples: Samples | None
-) -> _Source:
-    """A source that knows its classes, where it learns them by name and there is data that has them."""
-    if source.checkpoint is None:
-        return source
-    names = None if samples is None else lambda: samples.classes
-    opened = with_class_names(source.checkpoint, classes=classes, templates=templates, names=names)
-    return replace(source, checkpoint=opened, manifest=opened.manifest)
-
-
-def _for_classes(model: Model, plan: Recipe, samples: Samples) -> Model:
-    """The model with the data's classes, where the recipe gives it a new classifier."""
-    if plan.classifier == "keep" or samples.labels is None:
-        return model
-    classes = samples.classes
-    count = len(classes) if classes is not None else int(samples.labels.max()) + 1
-    return backend(model.family).with_classes(model, count, classes)
-
-
-def _for_length(model: Model, plan: Recipe) -> Model:
-    """The model with the recipe's text length, which it keeps: what it is trained on is what it reads."""
-    longest = model.preprocess.get("max_length")
-    if plan.max_length is None or longest is None:
-        return model
-    shorter = {**model.preprocess, "max_length": min(longest, plan.max_length)}
-    return model.model_copy(update={"preprocess": shorter})
-
-
-def _module(source: _Source, model: Model, plan: Recipe, seed: int) -> nn.Module:
-    """The live model: the checkpoint's weights, a new classifier where the recipe asks for one."""
-    import torch
-
-    from hydrasurgeon.runtime.classifier import to_tensor
-
-    family = backend(model.family)
-    torch.manual_seed(seed)
-    module = family.build(model, source.manifest.towers, source.manifest.kept or {}, fresh=True)
-    if source.checkpoint is not None:
-        tensors = source.checkpoint.tensors
-        state = module.state_dict()
-        for name in state:
-            if (family.is_classifier(name) and plan.classifier != "keep") or name not in tensors:
-                continue  # a new classifier, and what only a classifier needs
-            state[name] = to_tensor(tensors.read(name), tensors[name].dtype).float()
-        module.load_state_dict(state)
-    if plan.classifier == "zero":
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                # Only the last layer of a deep classifier: zeros further down would pass no gradient on.
-                if family.is_classifier(name) and parameter.shape[0] == model.num_classes:
-                    parameter.zero_()
-    if plan.dropout is not None:
-        for name, part in module.named_modules():
-            if (
-                isinstance(part, torch.nn.Dropout)
-                and family.layer_of(name) is not None
-                and not name.endswith(ATTENTION_DROPOUT)
-            ):
-                part.p = plan.dropout
-    return module
-
-
-def _trainable(family: Backend, plan: Recipe, manifest: Manifest) -> Callable[[str], bool]:
-    """Which parameters the recipe trains."""
-
-    def trainable(name: str) -> bool:
-        place = family.layer_of(name)
-        frozen = {
-            "mlp": family.is_mlp(name),
-            "attention": place is not None and (".attn." in name or ".attention." in name),
-            "embedding": family.embedding_of(name) is not None,
-            "classifier": family.is_classifier(name),
-        }
-        if any(frozen[part] for part in plan.freeze):
-            return False
-        if plan.last_blocks is None or (place is None and not frozen["embedding"]):
-            return True
-        return place is not None and place[1] >= manifest.towers[place[0]].layers - plan.last_blocks
-
-    return trainable
-
-
-def _both(first: Callable[[str], bool], second: Callable[[str], bool]) -> Callable[[str], bool]:
-    return lambda name: first(name) and second(name)
-
-
-def _manifest(base: Manifest, model: Model, entry: Step) -> Callable[[str], Manifest]:
-    # Scores speak of weights that training has changed.
-    return lambda sha256: rewritten(
-        base, model=model, scores={}, weights_sha256=sha256, history=(*base.history, entry)
-    )
-
-
 def _state_path(target: Path) -> Path:
     name = target.name.removesuffix(".safetensors")
     return target.with_name(f"{name}.training.safetensors")
-
-
-def plan_module(module: nn.Module) -> list[Planned]:
-    """Every tensor of a live module, as it will be written."""
-    from hydrasurgeon.runtime.classifier import to_raw
-
-    def plan(name: str, tensor: Tensor) -> Planned:
-        raw, dtype = to_raw(tensor)
-        return Planned(name, dtype, tuple(tensor.shape), lambda: (raw, digest(raw)))
-
-    return [plan(name, tensor) for name, tensor in module.state_dict().items()]

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.checkpoints.writing import UNKNOWN, output_path, save
+from hydrasurgeon.checkpoints.writing import output_path, save
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
+from hydrasurgeon.criteria.circuits.state import clear_search
+from hydrasurgeon.criteria.scoring import compute, counted
 from hydrasurgeon.criteria.selection import kept_from_file, select
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families import backend
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import DataRecord, Input, Manifest, Score
-from hydrasurgeon.files.tensors import Planned, digest, weights_sha256
-from hydrasurgeon.heads import Kept, count, positions
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Score
+from hydrasurgeon.files.tensors import weights_sha256
+from hydrasurgeon.heads import count
 from hydrasurgeon.run import Progress
 from hydrasurgeon.sharing.upload import destination, publish
-from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
-from hydrasurgeon.stages.score import clear_search, compute, counted
 from hydrasurgeon.surgery.compensate import check_compensation, repaired_tensors
+from hydrasurgeon.surgery.cut import plan_pruning
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["Pruned", "plan_pruning", "prune"]
+__all__ = ["Pruned", "prune"]
 
 
 @dataclass(frozen=True)
@@ -236,60 +236,3 @@ def _default_name(
     repair = f"-{compensate}" if compensate != "none" else ""
     where = f"-{tower}" if tower not in (None, "both") else ""
     return path.with_name(f"{stem}-{label}{where}{amount}{repair}.safetensors")
-
-
-def plan_pruning(
-    opened: Checkpoint,
-    kept: Kept,
-    inputs: dict[str, str],
-    repaired: Mapping[str, Raw] | None = None,
-) -> list[Planned]:
-    """Each tensor as it will be written; `inputs` fills with the digests of what was read.
-
-    `repaired` tensors are written instead of the ones in the file.
-    """
-    repaired = repaired or {}
-    manifest = opened.manifest
-    assert manifest.kept is not None
-    family = backend(manifest.model.family)
-    cuts: dict[str, tuple[HeadTensor, list[int], int]] = {}
-    for tower, rows in manifest.kept.items():
-        for layer, row in enumerate(rows):
-            if kept[tower][layer] == row:
-                continue
-            for spec in family.head_tensors(manifest.model, tower, layer):
-                cuts[spec.name] = (
-                    spec,
-                    positions(row, kept[tower][layer]),
-                    manifest.towers[tower].head_dim,
-                )
-
-    def plan(name: str) -> Planned:
-        info = opened.tensors[name]
-
-        def whole() -> tuple[Raw, str]:
-            array = opened.tensors.read(name)
-            inputs[name] = digest(array)
-            return array, inputs[name]
-
-        def cut() -> tuple[Raw, str]:
-            array = opened.tensors.read(name)
-            inputs[name] = digest(array)
-            spec, at, head_dim = cuts[name]
-            part = take_heads(array, at, spec=spec, head_dim=head_dim)
-            return part, digest(part)
-
-        def mended() -> tuple[Raw, str]:
-            inputs[name] = digest(opened.tensors.read(name))
-            return repaired[name], digest(repaired[name])
-
-        if name in repaired:
-            return Planned(name, info.dtype, repaired[name].shape, mended)
-        if name not in cuts:
-            return Planned(name, info.dtype, info.shape, whole)
-        spec, at, head_dim = cuts[name]
-        return Planned(
-            name, info.dtype, sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim), cut
-        )
-
-    return [plan(name) for name in opened.tensors]

@@ -50,7 +50,8 @@ def repaired_tensors(
 ) -> tuple[dict[str, Raw], DataRecord]:
     """Raw output projections and biases of the layers that lose heads, by name, and the data they come from."""
     from hydrasurgeon.data import Batches, moved, open_data
-    from hydrasurgeon.runtime.classifier import TORCH, as_classifier, to_raw
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.runtime.tensors import TORCH, to_raw
     from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
 
     samples = open_data(data, limit=limit, seed=seed)

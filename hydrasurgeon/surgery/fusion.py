@@ -13,85 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, head_shapes
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.checkpoints.hydra_layout import PREFIX, head_specs
+from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.tensors import Planned, as_float, digest, from_float
 from hydrasurgeon.heads import Kept, intersect_union, positions
 from hydrasurgeon.slicing import HeadTensor, take_heads
 
-__all__ = ["FusionPlan", "Source", "member_sources", "plan_fusion"]
+__all__ = ["FusionPlan", "plan_fusion"]
 
 Raw = NDArray[Any]
-PREFIX = "members.{}.{}"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a member finds one of its tensors: a stored name, and which of its heads to take."""
-
-    stored: str
-    at: tuple[int, ...] | None = None
-    spec: HeadTensor | None = None
-    head_dim: int = 0
-
-    def cut(self, array: Raw) -> Raw:
-        if self.at is None or self.spec is None:
-            return array
-        return take_heads(array, self.at, spec=self.spec, head_dim=self.head_dim)
-
-
-def member_sources(checkpoint: Checkpoint) -> list[dict[str, Source]]:
-    """For each member of a hydra, where each of its tensors comes from."""
-    manifest = checkpoint.manifest
-    members = manifest.members or ()
-    family = backend(manifest.model.family)
-    full = family.expected(manifest.model, manifest.towers)
-    _, union = intersect_union([member.kept for member in members])
-    specs = _head_specs(checkpoint)
-    found: list[dict[str, Source]] = []
-    for i, member in enumerate(members):
-        shapes = {**full, **head_shapes(manifest, full, member.kept)}
-        sources = {}
-        for name in full:
-            own = PREFIX.format(i, name)
-            source = Source(own if own in checkpoint.tensors else name)
-            if source.stored not in checkpoint.tensors:
-                raise CheckpointError(f"{checkpoint.path}: tensor {name} of member {i} is missing")
-            if source.stored == name and name in specs:
-                tower, layer, spec = specs[name]
-                at = tuple(positions(union[tower][layer], member.kept[tower][layer]))
-                if len(at) != len(union[tower][layer]):
-                    source = Source(name, at, spec, manifest.towers[tower].head_dim)
-            _check_shape(checkpoint, source, shapes[name], i)
-            sources[name] = source
-        found.append(sources)
-    return found
-
-
-def _check_shape(
-    checkpoint: Checkpoint, source: Source, shape: tuple[int, ...], member: int
-) -> None:
-    stored = checkpoint.tensors[source.stored].shape
-    if source.at is not None and source.spec is not None:
-        axis = source.spec.axis
-        stored = (*stored[:axis], shape[axis], *stored[axis + 1 :])
-    if stored != shape:
-        raise CheckpointError(
-            f"{checkpoint.path}: tensor {source.stored} has shape {stored}, member {member} needs {shape}"
-        )
-
-
-def _head_specs(checkpoint: Checkpoint) -> dict[str, tuple[str, int, HeadTensor]]:
-    """Head tensors by name, with the (tower, layer) they belong to."""
-    manifest = checkpoint.manifest
-    family = backend(manifest.model.family)
-    return {
-        spec.name: (name, layer, spec)
-        for name, tower in manifest.towers.items()
-        for layer in range(tower.layers)
-        for spec in family.head_tensors(manifest.model, name, layer)
-    }
 
 
 @dataclass(frozen=True)
@@ -114,7 +45,7 @@ def plan_fusion(
     """Decide for every tensor whether the members can share it."""
     first = members[0]
     family = backend(first.manifest.model.family)
-    specs = _head_specs(first)
+    specs = head_specs(first)
     kepts: list[Kept] = [m.manifest.kept or {} for m in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []

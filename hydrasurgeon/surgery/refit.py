@@ -28,8 +28,8 @@ from torch.nn.functional import linear
 
 from hydrasurgeon.anatomy.layers import attend, run_block
 from hydrasurgeon.anatomy.maps import real_tokens
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.families.base import Anatomy, Attention, Block, Stack
 from hydrasurgeon.heads import Kept, positions
 
 __all__ = ["Calibration", "Repair", "fold_means", "refit"]

@@ -451,7 +451,7 @@ def test_a_locked_image_tower_runs_once(clip: Path, tmp_path: Path) -> None:
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
     from hydrasurgeon.files.tensors import Planned, digest
-    from hydrasurgeon.runtime.classifier import to_raw, to_tensor
+    from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
     members = []
     for seed in (0, 1):

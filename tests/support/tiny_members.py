@@ -36,7 +36,7 @@ def tune(path: Path, out: Path, seed: int) -> Path:
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
     from hydrasurgeon.files.tensors import Planned, digest
-    from hydrasurgeon.runtime.classifier import to_raw, to_tensor
+    from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
     opened = open_checkpoint(path)
     generator = torch.Generator().manual_seed(seed)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import real_tokens
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import backend
-from hydrasurgeon.families.base import Anatomy, Attention, Block, Stack
 from hydrasurgeon.surgery import refit as compensation
 from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
 

@@ -180,7 +180,7 @@ def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
     from hydrasurgeon.files.tensors import Planned, digest
-    from hydrasurgeon.runtime.classifier import to_raw
+    from hydrasurgeon.runtime.tensors import to_raw
 
     generator = torch.Generator().manual_seed(seed)
     opened = open_checkpoint(path)

@@ -22,11 +22,11 @@ from torch.nn.functional import cross_entropy, interpolate
 from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.anatomy.maps import attention_maps, heads_from_maps, real_tokens
+from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.criteria.base import Subject, Verdict
 from hydrasurgeon.criteria.cahp.choice import choose, described
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.families import backend
-from hydrasurgeon.families.base import Anatomy, Attention
 from hydrasurgeon.heads import Head, count, drop
 from hydrasurgeon.lookup import need
 

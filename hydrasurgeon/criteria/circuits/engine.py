@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hydrasurgeon.families.base import Anatomy, Block
+from hydrasurgeon.anatomy.parts import Anatomy, Block
 from hydrasurgeon.heads import Head, positions
 from hydrasurgeon.slicing import HeadTensor, take_heads
 

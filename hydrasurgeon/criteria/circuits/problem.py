@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.objective import Objective
-from hydrasurgeon.families.base import Anatomy, Attention
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import World
 

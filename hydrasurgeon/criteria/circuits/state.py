@@ -11,7 +11,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import UsageError
 
-__all__ = ["FORMAT", "State", "state_path"]
+__all__ = ["FORMAT", "State", "clear_search", "state_path"]
 
 FORMAT = "hydrasurgeon.search/1"
 
@@ -70,3 +70,8 @@ class State:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:56]}…"
+
+
+def clear_search(output: Path, key: str) -> None:
+    """What an interrupted search left is of no use once the order is written."""
+    state_path(output, key).unlink(missing_ok=True)

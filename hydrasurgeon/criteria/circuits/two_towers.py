@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hydrasurgeon.anatomy.parts import Prompted
 from hydrasurgeon.criteria.circuits.engine import Engine, Work
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.problem import Problem
-from hydrasurgeon.families.base import Prompted
 from hydrasurgeon.heads import Head
 
 __all__ = ["Towers", "engine_of", "numbered"]

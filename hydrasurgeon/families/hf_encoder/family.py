@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.card import model_card
+from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
-from hydrasurgeon.families.base import Anatomy, Identified
+from hydrasurgeon.families.base import Identified, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
     Kind,
@@ -158,22 +158,24 @@ class HFEncoder:
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
         config, heads = hf_config(model), self._heads(manifest)
-        text = "max_length" in model.preprocess
-        task = "text-classification" if text else "image-classification"
-        auto = f"AutoModelFor{'Sequence' if text else 'Image'}Classification"
         found = {}
-        usage = USAGE.format(
-            auto=auto, task=task, trust=", trust_remote_code=True" if heads else ""
-        )
-        found["README.md"] = model_card(manifest, library="transformers", task=task, usage=usage)
         if heads is not None:
             name = "PrunedModel" if manifest.kept is not None else "HydraModel"
-            config |= {"hydrasurgeon": heads, "auto_map": {auto: f"modeling_hydrasurgeon.{name}"}}
+            config |= {
+                "hydrasurgeon": heads,
+                "auto_map": {_auto(model): f"modeling_hydrasurgeon.{name}"},
+            }
             found["modeling_hydrasurgeon.py"] = _modelling(model)
         found["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
             found["preprocessor_config.json"] = json.dumps(_processor(model), indent=2) + "\n"
         return found
+
+    def usage(self, manifest: Manifest) -> Usage:
+        task = "text-classification" if _reads_text(manifest.model) else "image-classification"
+        trust = ", trust_remote_code=True" if self._heads(manifest) else ""
+        code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust)
+        return Usage(library="transformers", task=task, code=code)
 
     def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
         """What the generated modelling file must know; None where stock transformers builds the model."""
@@ -243,6 +245,15 @@ def hf_config(model: Model) -> dict[str, Any]:
         "label2id": {label: i for i, label in enumerate(labels)},
         "problem_type": "single_label_classification",
     }
+
+
+def _reads_text(model: Model) -> bool:
+    return "max_length" in model.preprocess
+
+
+def _auto(model: Model) -> str:
+    """The auto class that loads a directory."""
+    return f"AutoModelFor{'Sequence' if _reads_text(model) else 'Image'}Classification"
 
 
 def _modelling(model: Model) -> str:

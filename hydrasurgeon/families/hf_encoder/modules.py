@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydrasurgeon.families.base import Anatomy, Attention, Block, Stack
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.hf_encoder.architectures import KINDS, class_name, has_pooler
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (

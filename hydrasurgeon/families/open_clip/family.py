@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.card import model_card
+from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
-from hydrasurgeon.families.base import Anatomy, Identified
+from hydrasurgeon.families.base import Identified, Usage
 from hydrasurgeon.families.open_clip.zero_shot import zero_shot
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
@@ -154,9 +154,10 @@ class OpenCLIP:
                 "resize_mode": next(name for name, mode in CROP.items() if mode == told["crop_mode"]),
             },
         }  # fmt: skip
-        task = "zero-shot-image-classification"
-        card = model_card(manifest, library="open_clip", task=task, usage=USAGE)
-        return {"open_clip_config.json": json.dumps(config, indent=2) + "\n", "README.md": card}
+        return {"open_clip_config.json": json.dumps(config, indent=2) + "\n"}
+
+    def usage(self, manifest: Manifest) -> Usage:
+        return Usage(library="open_clip", task="zero-shot-image-classification", code=USAGE)
 
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hydrasurgeon.anatomy.layers import attend
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Prompted, Stack
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.base import Anatomy, Attention, Block, Prompted, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.open_clip.zero_shot import prompts
 from hydrasurgeon.files.manifest import Model

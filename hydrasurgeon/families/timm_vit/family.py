@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.card import model_card
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
-from hydrasurgeon.families.base import Anatomy, Attention, Block, Identified, Stack
+from hydrasurgeon.families.base import Identified, Usage
 from hydrasurgeon.families.timm_vit.architectures import (
     SUPPORTED,
     Architecture,
@@ -167,8 +167,10 @@ class TimmViT:
                 "backbone": model.arch,
                 **_heads_per_layer(manifest),
             }
-        card = model_card(manifest, library="timm", task="image-classification", usage=USAGE)
-        return {"config.json": json.dumps(config, indent=2) + "\n", "README.md": card}
+        return {"config.json": json.dumps(config, indent=2) + "\n"}
+
+    def usage(self, manifest: Manifest) -> Usage:
+        return Usage(library="timm", task="image-classification", code=USAGE)
 
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False

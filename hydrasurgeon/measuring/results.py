@@ -1,0 +1,94 @@
+"""Predictions → one row of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from hydrasurgeon.measuring.report import (
+    Diversity,
+    IdResult,
+    OodAverage,
+    OodResult,
+    Result,
+    SetAverage,
+    SetResult,
+    ShiftResult,
+)
+
+if TYPE_CHECKING:
+    from hydrasurgeon.measuring.predictions import Predictions
+
+__all__ = ["over_sets", "result"]
+
+
+def result(
+    predictions: Predictions,
+    *,
+    ood_score: str = "msp",
+    temperature: float = 1.0,
+) -> Result:
+    """All metrics of one model."""
+    from hydrasurgeon.measuring import metrics
+
+    foreign = metrics.ood_score(predictions.logits, ood_score, temperature)
+    ood = [
+        OodResult.model_validate(
+            {"name": s.name, "group": s.group, "n": len(s.logits)}
+            | metrics.ood_metrics(foreign, metrics.ood_score(s.logits, ood_score, temperature))
+        )
+        for s in predictions.ood
+    ]
+    shift = []
+    for s in predictions.shift:
+        probs = metrics.mean_probs(s.logits, temperature)
+        shift.append(
+            ShiftResult(
+                name=s.name,
+                severity=s.severity,
+                accuracy=metrics.accuracy(probs, s.labels),
+                brier=metrics.brier(probs, s.labels),
+            )
+        )
+    groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
+        "near": [o for o in ood if o.group == "near"], "far": [o for o in ood if o.group == "far"], "all": ood,
+    }  # fmt: skip
+    return Result(
+        name=predictions.name,
+        kind=predictions.kind,
+        members=predictions.members,
+        id=IdResult(
+            n=len(predictions.labels),
+            **metrics.id_metrics(predictions.logits, predictions.labels, temperature),
+        ),
+        ood=tuple(ood),
+        ood_average={name: _average(group) for name, group in groups.items() if group},
+        shift=tuple(shift),
+        diversity=Diversity(
+            mi=float(metrics.mutual_information(predictions.logits).mean()),
+            disagreement=metrics.disagreement(predictions.logits),
+        ),
+        cost=predictions.cost,
+    )
+
+
+def over_sets(found: Result, others: Sequence[SetResult], *, first: str) -> Result:
+    """A result on the data set called `first`, joined by those on others."""
+    sets = (SetResult(name=first, **found.id.model_dump()), *others)
+    mean = SetAverage(
+        **{
+            name: sum(getattr(each, name) for each in sets) / len(sets)
+            for name in SetAverage.model_fields
+        }
+    )
+    return found.model_copy(update={"sets": sets, "sets_average": mean})
+
+
+def _average(group: Sequence[OodResult]) -> OodAverage:
+    """The mean over data sets, each counting the same."""
+    return OodAverage(
+        **{
+            name: sum(getattr(o, name) for o in group) / len(group)
+            for name in OodAverage.model_fields
+        }
+    )

@@ -1,0 +1,74 @@
+"""Raw safetensors integers ↔ torch tensors, and where and in which dtype they live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.tensors import Planned, digest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["SAFETENSORS", "TORCH", "device_of", "dtype_of", "plan_module", "to_raw", "to_tensor"]
+
+TORCH = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
+
+
+def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
+    """Raw safetensors bytes (as unsigned integers) → tensor of their own dtype."""
+    contiguous = np.ascontiguousarray(array).reshape(
+        array.shape
+    )  # numpy makes a vector of a scalar
+    return torch.from_numpy(contiguous).view(TORCH[dtype])
+
+
+def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
+    """Tensor → raw unsigned integers and the safetensors name of its dtype."""
+    plain = tensor.detach().cpu().contiguous()
+    width = plain.element_size()
+    return plain.view(getattr(torch, f"uint{8 * width}")).numpy(), SAFETENSORS[plain.dtype]
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no CUDA device", hint="Use --device cpu.")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device {name}: not a device", hint="Use auto, cpu or cuda.") from error
+
+
+def dtype_of(name: str) -> torch.dtype:
+    known = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float64": torch.float64,
+    }
+    if name not in known:
+        raise UsageError(f"--dtype {name}: not known", hint=f"Use one of {', '.join(known)}.")
+    return known[name]
+
+
+def plan_module(module: nn.Module) -> list[Planned]:
+    """Every tensor of a live module, as it will be written."""
+    from hydrasurgeon.runtime.tensors import to_raw
+
+    def plan(name: str, tensor: Tensor) -> Planned:
+        raw, dtype = to_raw(tensor)
+        return Planned(name, dtype, tuple(tensor.shape), lambda: (raw, digest(raw)))
+
+    return [plan(name, tensor) for name, tensor in module.state_dict().items()]
