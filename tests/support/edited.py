@@ -10,7 +10,7 @@ from torch import Tensor
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.files.tensors import Planned, digest
-from hydrasurgeon.runtime.classifier import to_raw, to_tensor
+from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
 
 def edited(path: Path, out: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
