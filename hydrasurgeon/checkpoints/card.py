@@ -6,6 +6,7 @@ import json
 import shlex
 
 from hydrasurgeon.families.base import Usage
+from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import Manifest, Step
 from hydrasurgeon.heads import Kept, count
 
@@ -121,18 +122,7 @@ def _history(manifest: Manifest) -> str:
 
 
 def _command(entry: Step) -> str:
-    words = ["hydrasurgeon", entry.command, *(given.name for given in entry.inputs)]
-    for key, value in entry.args.items():
-        option = f"--{key.replace('_', '-')}"
-        if isinstance(value, dict):
-            words += [part for name, one in value.items() for part in (option, f"{name}={one}")]
-        elif value is True:
-            words.append(option)
-        else:
-            words += [option, str(value)]
-    if entry.seed:
-        words += ["--seed", str(entry.seed)]
-    return " ".join(shlex.quote(word) for word in words)
+    return shlex.join(["hydrasurgeon", *command_line(entry)])
 
 
 def _seen(entry: Step) -> str:

@@ -1,4 +1,4 @@
-"""What a stage writes into a manifest's history."""
+"""What a stage writes into a manifest's history, and what that was on the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
 
-__all__ = ["step"]
+__all__ = ["changes_weights", "command_line", "step"]
+
+# What is printed before the options, not as one.
+POSITIONAL = ("checkpoint",)
 
 
 def step(
@@ -38,11 +41,42 @@ def step(
     )
 
 
+def command_line(
+    entry: Step, *, inputs: Sequence[str] | None = None, out: str | None = None
+) -> list[str]:
+    """The words of the command that a step was; `inputs` and `out` say where its files lie now."""
+    names = [each.name for each in entry.inputs] if inputs is None else inputs
+    words = [entry.command, *(f"./{name}" if name.startswith("-") else name for name in names)]
+    words += [str(entry.args[key]) for key in POSITIONAL if key in entry.args]
+    for key, value in entry.args.items():
+        if key not in POSITIONAL:
+            words += _option(f"--{key.replace('_', '-')}", value)
+    words += ["--seed", str(entry.seed)] if entry.seed else []
+    return [*words, *(["-o", out] if out is not None else [])]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """One option as it is typed: a flag alone, several values and KEY=VALUE pairs one by one."""
+    if value is True:
+        return [name]
+    if isinstance(value, Mapping):
+        value = [f"{key}={each}" for key, each in value.items()]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [word for each in values for word in (name, str(each))]
+
+
+def changes_weights(entry: Step) -> bool:
+    """Whether a step made other weights; `score` writes into the manifest alone."""
+    return entry.command != "score"
+
+
 def _portable(value: Any) -> Any:
     if isinstance(value, Path):
         return value.name
-    if isinstance(value, str) and value.startswith("/"):
-        return Path(value).name
+    if isinstance(value, str):  # an image list may name its root behind an @
+        return "@".join(
+            Path(part).name if part.startswith("/") else part for part in value.split("@")
+        )
     if isinstance(value, list):
         return [_portable(each) for each in value]
     return value

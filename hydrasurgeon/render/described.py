@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import TYPE_CHECKING, Any
+import shlex
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
+from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import as_json, out, picture, say, size
 
 if TYPE_CHECKING:
-    from hydrasurgeon.files.manifest import Step
     from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.inspect import Inspection
 
@@ -61,8 +62,8 @@ def inspected(found: Inspection, *, json: bool) -> None:
         console.print(f"  MLPs {manifest.fusion.mlp}, trunk of {manifest.fusion.trunk} layers")
     if manifest.scores:
         console.print(f"  scores: {', '.join(manifest.scores)}")
-    for step in manifest.history:
-        console.print(f"  {_history(step)}")
+    for entry in manifest.history:
+        console.print(f"  ← {escape(shlex.join(command_line(entry)))}")
     return None
 
 
@@ -112,20 +113,3 @@ def compared(found: Comparison, *, json: bool) -> None:
 def _overlap(found: Overlap) -> list[str]:
     shares = ["–" if x is None else f"{x:.2f}" for x in (found.jaccard, found.share)]
     return [str(found.a), str(found.b), str(found.common), *shares]
-
-
-def _history(step: Step) -> str:
-    arguments = " ".join(
-        f"--{key.replace('_', '-')} {value}"
-        for key, given in step.args.items()
-        for value in _values(given)
-    )
-    sources = ", ".join(entry.name for entry in step.inputs)
-    return escape(" ".join(f"← {step.command} {sources} {arguments}".split()))
-
-
-def _values(given: Any) -> list[Any]:
-    """The values of an option, each as it is typed."""
-    if isinstance(given, dict):
-        return [f"{key}={value}" for key, value in given.items()]
-    return given if isinstance(given, list) else [given]

@@ -1,0 +1,39 @@
+"""History entries: what they record of the options, and the command line they give back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydrasurgeon.files.history import command_line, step
+from hydrasurgeon.files.manifest import Input
+
+VIT = Input(name="vit.safetensors", sha256="0" * 64)
+
+
+def test_every_kind_of_option_is_printed_as_it_is_typed() -> None:
+    entry = step(
+        "score",
+        args={
+            "method": "circuit-avg", "data": Path("/elsewhere/val.npz"), "ood": ["a.npz", "/elsewhere/b.npz"],
+            "limit": 9, "skip_bad": True, "arch": None, "set": {"lr": "1e-3", "steps": "2"},
+        },
+        inputs=[VIT],
+        seed=3,
+    )  # fmt: skip
+    assert command_line(entry) == [
+        "score", "vit.safetensors", "--method", "circuit-avg", "--data", "val.npz", "--ood", "a.npz", "--ood", "b.npz",
+        "--limit", "9", "--skip-bad", "--set", "lr=1e-3", "--set", "steps=2", "--seed", "3",
+    ]  # fmt: skip
+
+
+def test_other_places_and_an_output() -> None:
+    entry = step("fuse", args={"mlp": "average"}, inputs=[VIT, VIT], seed=0)
+    assert command_line(entry, inputs=["a/1", "-b"], out="h") == [
+        "fuse", "a/1", "./-b", "--mlp", "average", "-o", "h",
+    ]  # fmt: skip
+
+
+def test_no_absolute_path_is_recorded() -> None:
+    args = {"data": "/here/list.txt@/there/images", "classes": Path("/here/names.txt")}
+    entry = step("prune", args=args, inputs=[VIT])
+    assert entry.args == {"data": "list.txt@images", "classes": "names.txt"}
