@@ -79,7 +79,7 @@ class Feed:
         module = live_module(checkpoint).to(device=target, dtype=precision)
         family = backend(model.family)
         transform = family.transform(model, files=checkpoint.files)
-        # cahp weighs heads on the first quarter of the batches, which must not be the longest texts.
+        # cahp weighs heads on a quarter of the batches, as the data comes.
         order = (lambda _: None) if method == "cahp" else by_length
         loader, *foreign = (
             Batches(each, transform, batch_size=size, order=order(each), skip_bad=skip_bad)

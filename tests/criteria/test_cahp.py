@@ -23,6 +23,7 @@ from hydrasurgeon.criteria.cahp.criterion import (
     jeffries_matusita,
     layout,
 )
+from hydrasurgeon.criteria.cahp.weights import Weigher
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import (
     DataError,
@@ -73,19 +74,21 @@ def test_streamed_moments_are_those_of_numpy() -> None:
     rng = np.random.default_rng(0)
     maps, labels = rng.random((50, 2, 8)), rng.integers(0, 4, 50)
     labels[labels == 3] = 2
-    labels[7] = 3  # one sample has no variance: the class is left out
+    labels[7] = 3  # one sample has no variance: it gets the floor
     moments = ClassMoments(2, range(4), width=8)
     for part in np.array_split(np.arange(50), 7):
         moments.add(maps[part], labels[part])
     means, variances = moments.finish()
-    assert moments.used == [0, 1, 2]
+    assert moments.used == [0, 1, 2, 3]
     for i in range(3):
         mine = maps[labels == i]
         np.testing.assert_allclose(means[i], mine.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(variances[i], mine.var(axis=0, ddof=1), rtol=1e-9)
-    few = ClassMoments(1, [0, 1], width=8)
-    few.add(maps[:3, :1], np.array([0, 0, 1]))
-    with pytest.raises(DataError, match="two samples of fewer than two"):
+    np.testing.assert_allclose(means[3], maps[7], rtol=1e-12)
+    assert (variances[3] == 1e-6).all()
+    few = ClassMoments(1, [0, 1, 2], width=8)
+    few.add(maps[:3, :1], np.array([1, 1, 1]))
+    with pytest.raises(DataError, match="fewer than two"):
         few.finish()
 
 
@@ -155,12 +158,13 @@ def test_silhouette_by_brute_force() -> None:
     medoids = [0, 4, 7]
     labels = [int(np.argmin(distances[i, medoids])) for i in range(9)]
     total = 0.0
-    for i in range(9):
+    for i in set(range(9)) - set(medoids):  # a medoid is no distance away from itself
         a = float(np.hypot(*(points[i] - points[medoids[labels[i]]])))
         others = [m for c, m in enumerate(medoids) if c != labels[i]]
         b = sum(float(np.hypot(*(points[i] - points[m]))) for m in others) / len(others)
         total += (b - a) / max(a, b)
-    assert cahp.silhouette(distances, labels, medoids) == pytest.approx(total / 9)
+    assert cahp.silhouette(distances, labels, medoids) == pytest.approx(total / 6)
+    assert cahp.silhouette(distances, range(9), range(9)) == 1
 
 
 def grid_heads(layers: int, heads: int) -> list[Head]:
@@ -229,21 +233,30 @@ def test_equal_points_do_not_divide_by_zero() -> None:
 
 
 def test_weights_are_mean_absolute_mask_gradients(tiny: MAKE, images: SPEC) -> None:
-    """Slow version: masks as factors on W_O's columns, batches 0 and 4 of five."""
-    path, spec = tiny(), images()
+    """Slow version: masks as factors on W_O's columns, batches of 32; of nine the first and the fifth count."""
+    path, spec = tiny(), images(rows=270)
     module, x, y = live(path, spec)
     total = torch.zeros(3, HEADS, dtype=torch.float64)
     for i in (0, 4):
         for layer in range(3):
             module.blocks[layer].attn.proj.weight.requires_grad_(True)
         module.zero_grad()
-        cross_entropy(module(x[8 * i : 8 * i + 8]), y[8 * i : 8 * i + 8]).backward()
+        part = slice(32 * i, 32 * i + 32)
+        cross_entropy(module(x[part]), y[part]).backward()
         for layer in range(3):
             w = module.blocks[layer].attn.proj.weight
             total[layer] += (w.detach() * w.grad).view(32, HEADS, 8).sum(dim=(0, 2)).double().abs()
     expected = ((total - total.min()) / (total.max() - total.min())).numpy()
-    found = hs.score(path, method="cahp", data=spec, batch_size=8).result
-    np.testing.assert_allclose(np.array(found.values["vision"]), expected, atol=1e-4)
+    for size in (64, 20, 270):  # whatever the batches of the run
+        found = hs.score(path, method="cahp", data=spec, batch_size=size).result
+        np.testing.assert_allclose(np.array(found.values["vision"]), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("samples", "counted"), [(5, [0]), (97, [0]), (128, [0]), (129, [0]), (256, [0, 4])]
+)
+def test_a_quarter_of_the_batches_counts_rounded_down(samples: int, counted: list[int]) -> None:
+    assert list(Weigher(torch.nn.Identity(), (), samples).weighed) == counted
 
 
 def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:

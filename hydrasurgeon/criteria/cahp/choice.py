@@ -84,14 +84,18 @@ def _medoids(distances: Distances, k: int) -> tuple[list[int], list[int]]:
 
 
 def silhouette(distances: Distances, labels: Sequence[int], medoids: Sequence[int]) -> float:
-    """Mean of (b − a)/max(a, b): a to the own medoid, b to the others on average."""
-    if len(medoids) < 2:  # equal points make fewer clusters than were asked for
-        return 0.0
+    """Mean of (b − a)/max(a, b): a to the own medoid, b to the others on average; heads with a = 0 do not count."""
     to = distances[:, list(medoids)]
     own = to[np.arange(len(to)), list(labels)]
+    away = (
+        own > 0
+    )  # a medoid would add 1 for being itself: the curve would rise with the number of clusters
+    if not away.any():
+        return 1.0
+    if len(medoids) < 2:  # equal points make fewer clusters than were asked for
+        return 0.0
     other = (to.sum(axis=1) - own) / (len(medoids) - 1)
-    larger = np.maximum(own, other)
-    return float(np.mean(np.divide(other - own, larger, out=np.zeros_like(own), where=larger > 0)))
+    return float(np.mean(((other - own) / np.maximum(own, other))[away]))
 
 
 def _automatic(curve: Sequence[tuple[int, float]], heads: int) -> tuple[int, bool]:

@@ -3,8 +3,7 @@
 Each head's map over the real tokens becomes 32×32 numbers; per class c they have means μ and variances s.
 For each pair of classes and each number, B = ¼(μ₁−μ₂)²/(s₁+s₂) + ½ ln((s₁+s₂)/(2√(s₁s₂))) and the
 Jeffries–Matusita distance 2(1 − e^−B); all pairs together are the head's row, and t-SNE lays the rows out in the
-plane. A head's weight is the mean |∂L/∂m_h|, L a batch's mean cross-entropy and m_h the factor on its output.
-What is chosen from that is in choice.py.
+plane. A head's weight is its gradient (weights.py); what is chosen from points and weights is in choice.py.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import interpolate
 
-from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.anatomy.maps import attention_maps, heads_from_maps, real_tokens
-from hydrasurgeon.anatomy.parts import Anatomy, Attention
+from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.criteria.base import Subject, Verdict
 from hydrasurgeon.criteria.cahp.choice import choose, described
+from hydrasurgeon.criteria.cahp.weights import Weigher
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.families import backend
 from hydrasurgeon.heads import Head, count, drop
@@ -37,8 +36,6 @@ FLOOR = 1e-6
 PERPLEXITY, ITERATIONS = 10, 1000
 # Statistics are held for so many classes; from more, so many are drawn by the seed.
 MOST_CLASSES = 64
-# The authors weigh heads on a quarter of the batches: every fourth, since data may be sorted by class.
-WEIGH_EVERY = 4
 
 Array = NDArray[np.float64]
 
@@ -54,18 +51,15 @@ def score(subject: Subject) -> Verdict:
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
     classes = _classes(manifest.model.num_classes, subject.seed)
     moments = ClassMoments(len(heads), classes)
-    weights = torch.zeros(len(heads), dtype=torch.float64)
-    weighed = 0
+    weigher = Weigher(model, sites, subject.samples)
     for i, (inputs, labels) in enumerate(subject.batches("attention maps")):
         if i == 0:
             _check_maps(model, anatomy, inputs)
         _observe(anatomy, inputs, labels.cpu().numpy(), moments)
-        if i % WEIGH_EVERY == 0:
-            weights += _mask_gradients(model, sites, inputs, labels)
-            weighed += 1
+        weigher.add(inputs, labels)
     means, variances = moments.finish()
     points = layout(jeffries_matusita(means, variances), seed=subject.seed)
-    shares = _min_max((weights / weighed).numpy())
+    shares = _min_max(weigher.weights().numpy())
     movable = [i for i, head in enumerate(heads) if head.layer in subject.layers]
     places = len({(heads[i].tower, heads[i].layer) for i in movable})
     clusters = None if subject.keep is None else subject.keep * places
@@ -175,22 +169,6 @@ def _resized(maps: Tensor, real: Tensor) -> Tensor:
     return torch.cat(each)
 
 
-def _mask_gradients(
-    model: nn.Module, sites: Sequence[Attention], inputs: Any, labels: Tensor
-) -> Tensor:
-    """|∂L/∂m_h| of one batch, over all heads."""
-    masks = {
-        (s.tower, s.layer): torch.ones(len(s.heads), device=labels.device, requires_grad=True)
-        for s in sites
-        if s.heads
-    }
-    with masked(sites, masks):
-        cross_entropy(model(inputs).float(), labels).backward()
-    return torch.cat(
-        [mask.grad.abs().double().cpu() for mask in masks.values() if mask.grad is not None]
-    )
-
-
 class ClassMoments:
     """Streaming sums per head, class and number; mean and unbiased variance at the end."""
 
@@ -211,17 +189,18 @@ class ClassMoments:
                 self.squares[at] += np.square(mine).sum(axis=0)
 
     def finish(self) -> tuple[Array, Array]:
-        """[class, head, number] of the classes that have two samples, whose numbers are in `used`."""
-        enough = np.flatnonzero(self.counts > 1)
-        self.used = [self.classes[i] for i in enough]
-        if len(enough) < 2:
+        """[class, head, number] of the classes that the data holds, whose numbers are in `used`."""
+        present = np.flatnonzero(self.counts)
+        self.used = [self.classes[i] for i in present]
+        if len(present) < 2:
             raise DataError(
-                "CAHP compares classes: the data holds two samples of fewer than two of them",
+                "CAHP compares classes: the data holds fewer than two of them",
                 hint="Give more data, or a higher --limit.",
             )
-        n = self.counts[enough, None, None]
-        means = self.sums[enough] / n
-        variances: Array = (self.squares[enough] - n * np.square(means)) / (n - 1)
+        n = self.counts[present, None, None]
+        means = self.sums[present] / n
+        # A class with one sample has no variance, and gets the floor.
+        variances: Array = (self.squares[present] - n * np.square(means)) / np.maximum(n - 1, 1)
         return means, np.maximum(variances, FLOOR)
 
 
