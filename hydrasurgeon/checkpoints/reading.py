@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
 from hydrasurgeon.checkpoints.hub import SCHEMES, fetch, pinned
 from hydrasurgeon.checkpoints.writing import CLIP_WEIGHTS
 from hydrasurgeon.errors import (
@@ -230,16 +231,11 @@ def _config_beside(path: Path) -> dict[str, Any] | None:
 def _companions(path: Path, file: TensorFile, family: str) -> dict[str, str]:
     """The texts that travel with a checkpoint: from its header, else from its directory."""
     if FILES_KEY in file.metadata:
-        found: dict[str, str] = json.loads(file.metadata[FILES_KEY])
-        return found
-    folder = path if path.is_dir() else path.parent
+        where = f"{file.path} ({FILES_KEY})"
+        return companions_inside(file.metadata[FILES_KEY], family=family, where=where)
     if path.is_file() and path.name != "model.safetensors":
         return {}
-    present = {entry.name for entry in folder.iterdir() if entry.is_file()}
-    return {
-        name: (folder / name).read_text(encoding="utf-8")
-        for name in backend(family).companions(present)
-    }
+    return companions_beside(path if path.is_dir() else path.parent, family=family)
 
 
 def _manifest_of(path: Path, files: Sequence[TensorFile]) -> Manifest | None:

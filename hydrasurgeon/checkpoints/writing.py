@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.card import CARD, model_card
+from hydrasurgeon.checkpoints.companions import check_names
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, sidecar
@@ -66,6 +67,7 @@ def save(
         final.append(manifest(sha256 or UNKNOWN))
         header = {HEADER_KEY: final[-1].to_header()}
         if files and weights is out:
+            check_names(files, family=final[-1].model.family, where="the companions")
             header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
         return header
 
@@ -99,9 +101,12 @@ def weights_in(out: Path, family: str) -> Path:
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:
     """All that lies beside the weights in the family's own directory layout."""
     family = backend(manifest.model.family)
+    companions = dict(files or {})
+    check_names(companions, family=family.family, where="the companions")
     card = model_card(manifest, family.usage(manifest))
-    own = {CARD: card, **family.directory(manifest)}
-    return {"heads.json": manifest.to_json(), **own, **(files or {})}
+    own = {CARD: card, "heads.json": manifest.to_json(), **family.directory(manifest)}
+    # On the family's list there is no name of ours but preprocessor_config.json, which the model came with.
+    return {**own, **companions}
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from hydrasurgeon.errors import CheckpointError
 
-__all__ = ["Tokenize"]
+__all__ = ["FILES", "Tokenize"]
+
+FILES = frozenset({
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt",
+})  # fmt: skip
+"""What a tokenizer may be made of: no other name becomes a path."""
 
 
 class Tokenize:
@@ -50,7 +56,7 @@ class Tokenize:
         from transformers import AutoTokenizer
 
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in self.files.items():
-                (Path(folder) / name).write_text(text, encoding="utf-8")
+            for name in FILES.intersection(self.files):
+                (Path(folder) / name).write_text(self.files[name], encoding="utf-8")
             (Path(folder) / "config.json").write_text(f'{{"model_type": "{self.model_type}"}}')
             return AutoTokenizer.from_pretrained(folder)

@@ -1,0 +1,49 @@
+"""Companions: the texts that live data needs (a tokenizer's files), in a weight file's header or beside it.
+
+A name becomes a path only if it is on the family's own list; anything else is refused, never skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.families import backend
+from hydrasurgeon.files.foreign import parse_json, read_text
+from hydrasurgeon.files.tensors import MAX_HEADER
+
+__all__ = ["check_names", "companions_beside", "companions_inside"]
+
+# The largest tokenizer in use (256,000 words and their merges) has 35 MB.
+MAX_TEXT = 64 << 20
+
+
+def check_names(names: Iterable[str], *, family: str, where: str) -> None:
+    """Refuse names that are not on the family's list of companions."""
+    names = set(names)
+    foreign = sorted(names - set(backend(family).companions(names)))
+    if foreign:
+        raise CheckpointError(
+            f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a {family} model",
+            hint="The file was not written by hydrasurgeon as it is: do not use it.",
+        )
+
+
+def companions_inside(text: str, *, family: str, where: str) -> dict[str, str]:
+    """Name → text, out of a header's entry."""
+    texts = parse_json(text, where, most=MAX_HEADER)
+    if not isinstance(texts, dict) or not all(isinstance(each, str) for each in texts.values()):
+        raise CheckpointError(f"{where}: is not a record of texts")
+    check_names(texts, family=family, where=where)
+    return texts
+
+
+def companions_beside(folder: Path, *, family: str) -> dict[str, str]:
+    """Name → text, out of the folder that holds the weights."""
+    try:
+        present = {entry.name for entry in folder.iterdir()}
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be listed ({error.strerror})") from error
+    names = backend(family).companions(present)
+    return {name: read_text(folder / name, most=MAX_TEXT) for name in names}

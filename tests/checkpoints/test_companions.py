@@ -1,0 +1,147 @@
+"""Companions: a name in a file never becomes a path of the sender's choice, nor stands in for a file of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.writing import texts_beside
+from hydrasurgeon.data.texts import FILES, Tokenize
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.families import backend
+from hydrasurgeon.files.manifest import Manifest
+
+FOREIGN = (
+    "../victim", "/tmp/victim", "a/b", "..", ".", "", "tokenizer.json/../x", "config.json", "heads.json",
+    "README.md", "modeling_hydrasurgeon.py", "model.safetensors", "TOKENIZER.JSON", "vocab.txt\0", "..\\x",
+)  # fmt: skip
+
+
+def with_files(path: Path, files: object) -> Path:
+    """The checkpoint with other companions in its header."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    text = files if isinstance(files, str) else json.dumps(files)
+    save_file(load_file(path), path, metadata={**metadata, "hydrasurgeon.files": text})
+    return path
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    FAMILIES["BERT"].write(tmp_path / "bert")
+    return hs.prune(tmp_path / "bert", method="random", keep=2, out=tmp_path / "b.safetensors").path
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_name_is_refused_before_anything_is_written(
+    bert: Path, tmp_path: Path, name: str
+) -> None:
+    files = dict(open_checkpoint(bert).files)
+    assert "tokenizer.json" in files
+    with_files(bert, {**files, name: "attack"})
+    before = sorted(tmp_path.rglob("*"))
+    for use in (
+        lambda: open_checkpoint(bert),
+        lambda: hs.prune(bert, method="random", keep=1, out=f"{tmp_path}/out/"),
+        lambda: hs.evaluate([bert], data=FAMILIES["BERT"].data(tmp_path)),
+    ):
+        with pytest.raises(CheckpointError, match="no companion") as refused:
+            use()
+        assert refused.value.exit_code == 3
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "data.jsonl"])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "../victim"])
+def test_families_without_companions_carry_none(tiny: Callable[..., Path], name: str) -> None:
+    with pytest.raises(CheckpointError, match="no companion of a timm model"):
+        open_checkpoint(with_files(tiny(), {name: "x"}))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "not a record of texts"),
+        ({"tokenizer.json": 1}, "not a record of texts"),
+        ({"tokenizer.json": {"a": "b"}}, "not a record of texts"),
+        ("", "is empty"),
+        ("{", "is not JSON"),
+        ('{"vocab.txt": "a", "vocab.txt": "b"}', "there twice"),
+        ('{"vocab.txt": "\\ud800"}', "lone surrogate"),
+        ("[" * 100_000, "nested more than 32 deep"),
+    ],
+)
+def test_companions_that_are_no_texts(bert: Path, files: object, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(with_files(bert, files))
+
+
+def test_companions_beside_the_weights(tmp_path: Path) -> None:
+    FAMILIES["BERT"].write(tmp_path / "bert")
+    tokenizer = tmp_path / "bert" / "tokenizer.json"
+    content = tokenizer.read_bytes()
+    tokenizer.write_bytes(b"\xff\xfe" + content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is not UTF-8"):
+        open_checkpoint(tmp_path / "bert")
+    tokenizer.unlink()
+    tokenizer.mkdir()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is not a regular file"):
+        open_checkpoint(tmp_path / "bert")
+
+
+def test_names_of_ours_are_on_no_familys_list(tmp_path: Path) -> None:
+    """A directory's own files cannot be replaced by a companion, whatever a header says."""
+    for name in ("BERT", "ViT", "timm ViT", "OpenCLIP"):
+        FAMILIES[name].write(tmp_path / name)
+        opened = open_checkpoint(tmp_path / name)
+        made = texts_beside(opened.manifest, {})
+        ours = {*made, "config.json", "open_clip_config.json", "modeling_hydrasurgeon.py"}
+        companions = backend(opened.manifest.model.family).companions(ours)
+        assert set(companions) <= {"preprocessor_config.json"}
+        for each in sorted(ours - set(companions)):
+            with pytest.raises(CheckpointError, match="no companion"):
+                texts_beside(opened.manifest, {each: "attack"})
+
+
+def test_the_tokenizers_folder_takes_its_own_names_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        transformers.AutoTokenizer,
+        "from_pretrained",
+        lambda folder: seen.append(sorted(p.name for p in Path(folder).iterdir())),
+    )
+    victim = tmp_path / "victim"
+    files = {
+        "vocab.txt": "a",
+        str(victim): "attack",
+        "../victim": "attack",
+        "config.json": "attack",
+    }
+    _ = Tokenize(files, model_type="bert", max_length=8).tokenizer
+    assert seen == [["config.json", "vocab.txt"]]
+    assert not victim.exists()
+
+
+def test_both_lists_of_tokenizer_files_agree() -> None:
+    companions = backend("transformers").companions
+    fast = set(companions({*FILES, "preprocessor_config.json"}))
+    slow = set(companions({*FILES, "preprocessor_config.json"} - {"tokenizer.json"}))
+    assert fast | slow == FILES | {"preprocessor_config.json"}
+
+
+def test_a_manifests_own_companions_travel(bert: Path, tmp_path: Path) -> None:
+    files = open_checkpoint(bert).files
+    made = hs.prune(bert, method="random", keep=1, out=f"{tmp_path}/out/")
+    assert open_checkpoint(made.path).files == files
+    assert isinstance(made.manifest, Manifest)
