@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.fuse import fuse
     from hydrasurgeon.stages.prune import prune
     from hydrasurgeon.stages.score import score
+    from hydrasurgeon.stages.verify import verify
 
 from hydrasurgeon.sharing.timm_hook import install
 
 install()
 
-__all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "score"]
+__all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "score", "verify"]
 
 _HOME = {
     "load": "hydrasurgeon.runtime.classifier",
     **{
         name: f"hydrasurgeon.stages.{name}"
-        for name in ("bench", "evaluate", "finetune", "fuse", "prune", "score")
+        for name in ("bench", "evaluate", "finetune", "fuse", "prune", "score", "verify")
     },
 }
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hydrasurgeon.cli import making, measuring, options
+from hydrasurgeon.cli import making, measuring, options, trusting
 from hydrasurgeon.errors import HydraError
 
 __all__ = ["app", "main", "run"]
@@ -34,6 +34,7 @@ for name, command in (
     ("bench", measuring.bench),
     ("inspect", measuring.inspect),
     ("compare", measuring.compare),
+    ("verify", trusting.verify),
     ("export", measuring.export),
     ("schema", measuring.schema),
 ):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
 
-__all__ = ["changes_weights", "command_line", "step"]
+__all__ = ["changes_weights", "command_line", "lineage", "merged", "step"]
 
 # What is printed before the options, not as one.
 POSITIONAL = ("checkpoint",)
@@ -68,6 +68,19 @@ def _option(name: str, value: Any) -> list[str]:
 def changes_weights(entry: Step) -> bool:
     """Whether a step made other weights; `score` writes into the manifest alone."""
     return entry.command != "score"
+
+
+def lineage(history: Iterable[Step]) -> list[Step]:
+    """The steps that made the weights what they are."""
+    return [entry for entry in history if changes_weights(entry)]
+
+
+def merged(histories: Iterable[Sequence[Step]]) -> list[Step]:
+    """Several histories one after another, the steps they share only once."""
+    steps: list[Step] = []
+    for history in histories:
+        steps += [entry for entry in history if entry not in steps]
+    return steps
 
 
 def _portable(value: Any) -> Any:

@@ -58,6 +58,10 @@ class TensorInfo:
     start: int
     nbytes: int
 
+    def named(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """What a hash of weights takes from it, for a part of this tensor under another name."""
+        return replace(self, name=name, shape=shape)
+
 
 class TensorFile:
     """One safetensors file: its header is checked on opening, its tensors are read on demand."""
@@ -169,6 +173,11 @@ class Tensors(Mapping[str, TensorInfo]):
     def read(self, name: str) -> Raw:
         file, stored = self._home[name]
         return file.read(stored)
+
+    def home(self, name: str) -> tuple[TensorFile, TensorInfo]:
+        """The file that holds a tensor, and where in it."""
+        file, stored = self._home[name]
+        return file, file.infos[stored]
 
     def digests(self) -> dict[str, str]:
         """sha256 of every tensor's bytes."""

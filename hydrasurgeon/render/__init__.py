@@ -4,6 +4,7 @@ from hydrasurgeon.render.console import failed, progress, raw, say
 from hydrasurgeon.render.described import compared, inspected
 from hydrasurgeon.render.made import exported, finetuned, fused, pruned, scored
 from hydrasurgeon.render.measured import benched, evaluated, report_tables
+from hydrasurgeon.render.trusted import verified
 
 __all__ = [
     "benched",
@@ -20,4 +21,5 @@ __all__ = [
     "report_tables",
     "say",
     "scored",
+    "verified",
 ]

@@ -11,8 +11,8 @@ from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_nam
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.checkpoints.writing import output_path, save
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
-from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import Fusion, Manifest, Member, Step
+from hydrasurgeon.files.history import merged, step
+from hydrasurgeon.files.manifest import Fusion, Manifest, Member
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.run import Progress
 from hydrasurgeon.sharing.upload import destination, publish
@@ -98,7 +98,7 @@ def fuse(
             ),
             fusion=Fusion(mlp="average" if mlp == "average" else "separate", trunk=plan.trunk),
             weights_sha256=sha256,
-            history=(*_histories(opened), entry),
+            history=(*merged(member.manifest.history for member in opened), entry),
         )
 
     written = save(target, plan.planned, manifest, files=opened[0].files)
@@ -125,14 +125,6 @@ def fuse(
 
 def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:.2f} %"
-
-
-def _histories(opened: Sequence[Checkpoint]) -> list[Step]:
-    """The members' histories one after another, the steps they share only once."""
-    steps: list[Step] = []
-    for member in opened:
-        steps += [entry for entry in member.manifest.history if entry not in steps]
-    return steps
 
 
 def _fusable(opened: Sequence[Checkpoint]) -> None:

@@ -177,6 +177,7 @@ def test_light_commands_import_nothing_heavy(tiny: MAKE, bare: MAKE, tmp_path: P
         "schema",
         "inspect vit",
         "inspect bare",
+        "verify vit",
         "prune --method random --keep 2 vit -o a",
     )
     for line in lines:

@@ -1,0 +1,110 @@
+"""The options that history records, as typed records: what a manifest says was done can be done again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hydrasurgeon.errors import ManifestError
+from hydrasurgeon.files.manifest import Step
+
+__all__ = [
+    "FinetuneOptions",
+    "FuseOptions",
+    "InitOptions",
+    "PruneOptions",
+    "RunOptions",
+    "ScoreOptions",
+    "StepOptions",
+    "options_of",
+]
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class StepOptions(BaseModel):
+    """Options as they were given; what was not given has the command's default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class _Named(StepOptions):
+    classes: str | None = None
+    """Class names, a file of them, or `data`."""
+    template: list[str] = []
+
+
+class RunOptions(_Named):
+    """What the steps that may run a model have in common."""
+
+    data: str | None = None
+    limit: Count | None = None
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    batch_size: Count | None = None
+    skip_bad: bool = False
+    arch: str | None = None
+
+
+class _Selection(RunOptions):
+    method: str | None = None
+    ood: list[str] = []
+    search: str | None = None
+    keep: int | Literal["auto"] | None = None
+    remove: int | None = None
+    layers: str | None = None
+    tower: str | None = None
+
+
+class ScoreOptions(_Selection):
+    method: str = "taylor"
+
+
+class PruneOptions(_Selection):
+    sample: str | None = None
+    compensate: Literal["none", "mean", "lstsq"] = "none"
+    mask: str | None = None
+
+
+class FinetuneOptions(RunOptions):
+    checkpoint: str | None = None
+    """What it started from, where that was no file: `init:timm:NAME`."""
+    data: str
+    recipe: str
+    set: dict[str, str] = {}
+    freeze: str | None = None
+    val: str | None = None
+
+
+class FuseOptions(_Named):
+    mlp: Literal["average", "separate"] = "average"
+
+
+class InitOptions(StepOptions):
+    spec: str
+
+
+OPTIONS: dict[str, type[StepOptions]] = {
+    "score": ScoreOptions,
+    "prune": PruneOptions,
+    "finetune": FinetuneOptions,
+    "fuse": FuseOptions,
+    "init": InitOptions,
+}
+
+
+def options_of(entry: Step, where: str) -> StepOptions:
+    """A step's options, checked; ManifestError for commands and options that this version does not record."""
+    if entry.command not in OPTIONS:
+        raise ManifestError(
+            f"{where}: its history has a step {entry.command!r}, which cannot be done again",
+            hint=f"Only {', '.join(OPTIONS)} can.",
+        )
+    try:
+        return OPTIONS[entry.command].model_validate(entry.args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(part) for part in first["loc"])
+        raise ManifestError(
+            f"{where}: its history's {entry.command}: {at}: {first['msg']}"
+        ) from error

@@ -1,0 +1,87 @@
+"""Read every tensor once, in pieces: the hash of its bytes, and whether all of its numbers are finite.
+
+A float is infinite or not a number where all bits of its exponent are set (8-bit E4M3: where its other seven
+bits are), so nothing is converted. Memory stays at one piece for each thread, however large a tensor is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.files.tensors import CARRIER, ITEMSIZE, THREADS, TensorInfo, Tensors
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Scanned", "finite", "scan"]
+
+PIECE_BYTES = 1 << 20
+"""Small enough to stay in a core's cache between hashing and looking, large enough that calls do not count."""
+EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F}
+"""Bits that are all set in what is not finite, where numpy has no quick test of its own."""
+NUMPY = {"F32": "<f4", "F64": "<f8"}
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What one pass over a tensor's bytes gives."""
+
+    sha256: str
+    finite: bool
+
+
+def scan(tensors: Tensors) -> dict[str, Scanned]:
+    """Hash and finiteness of every tensor."""
+    names = list(tensors)
+    # The largest first: no thread is left with one of them at the end.
+    order = sorted(names, key=lambda name: -tensors[name].nbytes)
+    with ThreadPoolExecutor(THREADS) as pool:
+        scans = dict(zip(order, pool.map(lambda name: _scan(tensors, name), order), strict=True))
+    return {name: scans[name] for name in names}
+
+
+def _scan(tensors: Tensors, name: str) -> Scanned:
+    import numpy as np
+
+    file, info = tensors.home(name)
+    total, sound = hashlib.sha256(), True
+    piece = np.empty(min(info.nbytes, PIECE_BYTES), dtype="u1")
+    with file.path.open("rb", buffering=0) as stream:
+        stream.seek(info.start)
+        left = info.nbytes
+        while left:
+            part = piece[: min(left, PIECE_BYTES)]
+            _fill(stream, part.data, info, file.path)
+            total.update(part.data)
+            sound = sound and finite(part, info.dtype)
+            left -= len(part)
+    return Scanned(total.hexdigest(), sound)
+
+
+def _fill(stream: Any, view: memoryview, info: TensorInfo, path: Any) -> None:
+    done = 0
+    while done < len(view):
+        got = stream.readinto(view[done:])
+        if not got:
+            raise CheckpointError(
+                f"{path}: ends inside tensor {info.name}",
+                hint="The file is truncated: copy it again.",
+            )
+        done += got
+
+
+def finite(content: NDArray[np.uint8], dtype: str) -> bool:
+    """Whether bytes of `dtype` hold finite numbers only; integers always do."""
+    import numpy as np
+
+    if dtype in NUMPY:
+        return bool(np.isfinite(content.view(NUMPY[dtype])).all())
+    if dtype in EXPONENT:
+        bits = EXPONENT[dtype]
+        return not bool(((content.view(CARRIER[ITEMSIZE[dtype]]) & bits) == bits).any())
+    return True

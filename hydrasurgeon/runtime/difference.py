@@ -1,0 +1,106 @@
+"""How far two models' outputs are apart: a pruned one and its masked parent, a hydra and its members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.data import Batches, moved, open_data
+from hydrasurgeon.families import backend
+from hydrasurgeon.heads import all_heads
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.tensors import device_of, dtype_of
+
+__all__ = ["TOLERANCE", "Difference", "Inputs", "fused_difference", "masked_difference"]
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+"""What rounding may amount to, as a share of the largest output (or of 1): sums run in another order."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of the outputs of two models for the same inputs."""
+
+    largest: float
+    scale: float
+    """The largest output; 1 where all are smaller."""
+    samples: int
+
+    @property
+    def relative(self) -> float:
+        return self.largest / self.scale
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What models are compared on: samples of a data set, or as many random inputs as `limit` says."""
+
+    data: str | None = None
+    limit: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "float64"
+    batch_size: int | None = None
+
+    def batches(self, model: Classifier) -> Iterator[Any]:
+        device, dtype = device_of(self.device), dtype_of(self.dtype)
+        if self.data is not None:
+            samples = open_data(self.data, limit=self.limit, seed=self.seed)
+            for batch in Batches(samples, model.transform, batch_size=self.batch_size):
+                yield moved(batch.inputs, device, dtype)
+            return
+        facts = model.manifest.model
+        cpu = torch.device("cpu")  # the same inputs whatever the device
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            inputs = backend(facts.family).example(facts, self.limit or 4, device=cpu, dtype=dtype)
+        yield moved(inputs, device, dtype)
+
+    def open(self, checkpoint: Checkpoint) -> Classifier:
+        return as_classifier(checkpoint, device=self.device, dtype=self.dtype)
+
+
+def masked_difference(child: Checkpoint, parent: Checkpoint, inputs: Inputs) -> Difference:
+    """Between a pruned model and its parent with the same heads off."""
+    pruned, whole = inputs.open(child), inputs.open(parent)
+    kept = set(all_heads(child.manifest.kept or {}))
+    removed = [head for head in all_heads(parent.manifest.kept or {}) if head not in kept]
+    sites = backend(parent.manifest.model.family).anatomy(whole.module).sites
+
+    def masked(batch: Any) -> Tensor:
+        with ablated(sites, removed):
+            return whole(batch)
+
+    return _difference(pruned, masked, inputs.batches(pruned))
+
+
+def fused_difference(
+    hydra: Checkpoint, members: Sequence[Checkpoint], inputs: Inputs
+) -> Difference:
+    """Between a hydra and its members, each run by itself."""
+    fused = inputs.open(hydra)
+    alone = [inputs.open(member) for member in members]
+    return _difference(
+        fused, lambda batch: torch.cat([model(batch) for model in alone], dim=1), inputs.batches(fused)
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def _difference(
+    ours: Callable[[Any], Tensor], theirs: Callable[[Any], Tensor], batches: Iterable[Any]
+) -> Difference:
+    largest, scale = torch.tensor(0.0).double(), torch.tensor(1.0).double()
+    samples = 0
+    for batch in batches:
+        a, b = ours(batch).double().cpu(), theirs(batch).double().cpu()
+        # torch's maximum, not Python's: it hands NaN on.
+        largest = torch.maximum(largest, (a - b).abs().max())
+        scale = torch.maximum(scale, b.abs().max())
+        samples += len(a)
+    return Difference(float(largest), float(scale), samples)

@@ -1,0 +1,99 @@
+"""What a checkpoint must be, given what it was made from: made again tensor by tensor, and compared bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hydrasurgeon.checkpoints.at_hand import Found
+from hydrasurgeon.checkpoints.reading import Checkpoint, with_manifest
+from hydrasurgeon.families import backend
+from hydrasurgeon.files.tensors import THREADS, Planned
+from hydrasurgeon.heads import Kept
+from hydrasurgeon.surgery.cut import plan_pruning
+from hydrasurgeon.surgery.fusion import plan_fusion
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Raw
+
+__all__ = ["Derived", "compare_fused", "compare_pruned", "contains", "repaired_names", "same_model"]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """How a file compares with what surgery makes of its parents."""
+
+    tensors: int
+    differing: tuple[str, ...]
+    """Tensors that are missing, superfluous, of another shape or dtype, or hold other bits."""
+
+
+def compare_pruned(
+    child: Found, parent: Found, *, repaired: Mapping[str, Raw] | None = None, without: Collection[str] = ()
+) -> Derived:  # fmt: skip
+    """The child against the parent with the child's heads cut out; `without` are tensors not to look at."""
+    planned = plan_pruning(parent.checkpoint, child.checkpoint.manifest.kept or {}, {}, repaired)
+    return _compare(child, planned, without)
+
+
+def compare_fused(child: Found, members: Sequence[Found]) -> Derived:
+    """A hydra against the file that `fuse` writes of its members."""
+    fusion = child.checkpoint.manifest.fusion
+    assert fusion is not None
+    plan = plan_fusion(
+        [member.checkpoint for member in members],
+        [member.digests for member in members],
+        average_mlp=fusion.mlp == "average",
+    )
+    derived = _compare(child, plan.planned, ())
+    if plan.trunk != fusion.trunk:
+        derived = replace(derived, differing=(f"trunk of {plan.trunk} layers", *derived.differing))
+    return derived
+
+
+def _compare(child: Found, planned: Sequence[Planned], without: Collection[str]) -> Derived:
+    tensors = child.checkpoint.tensors
+    plans = {plan.name: plan for plan in planned if plan.name not in without}
+    stored = {name for name in tensors if name not in without}
+    differing = set(plans) ^ stored
+    same_header = [
+        name
+        for name in sorted(set(plans) & stored)
+        if (plans[name].dtype, plans[name].shape) == (tensors[name].dtype, tensors[name].shape)
+    ]
+    differing |= (set(plans) & stored) - set(same_header)
+    # The array of each tensor is gone again once it is hashed.
+    with ThreadPoolExecutor(THREADS) as pool:
+        hashes = pool.map(lambda name: plans[name].produce()[1], same_header)
+        differing |= {n for n, h in zip(same_header, hashes, strict=True) if h != child.digests[n]}
+    return Derived(len(stored), tuple(sorted(differing)))
+
+
+def contains(parent: Kept, child: Kept) -> bool:
+    """Whether the child keeps only heads that the parent has."""
+    return set(parent) == set(child) and all(
+        set(row) <= set(parent[tower][layer])
+        for tower, rows in child.items()
+        for layer, row in enumerate(rows)
+    )
+
+
+def repaired_names(parent: Checkpoint, kept: Kept) -> set[str]:
+    """W_O and its bias in the layers that lost heads: what `prune --compensate` writes anew."""
+    manifest = parent.manifest
+    family = backend(manifest.model.family)
+    names = set()
+    for tower, rows in (manifest.kept or {}).items():
+        for layer, row in enumerate(rows):
+            if kept[tower][layer] != row:
+                weight = family.head_tensors(manifest.model, tower, layer)[-1].name
+                names |= {weight, weight.removesuffix("weight") + "bias"}
+    return names
+
+
+def same_model(found: Found, like: Checkpoint) -> Checkpoint:
+    """A parent that answers for the child's classes: a CLIP's names may have been given after it was written."""
+    own, model = found.checkpoint.manifest, like.manifest.model
+    return with_manifest(found.checkpoint, own.model_copy(update={"model": model}))

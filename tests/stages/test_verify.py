@@ -1,0 +1,279 @@
+"""verify: a file agrees with itself and with what it was made from, and one bit is enough to see that it does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edited import edited
+from tiny_families import FAMILIES, Family
+from tiny_members import KEPTS, member, tune
+from torch import Tensor
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.files.tensors import TensorFile
+from hydrasurgeon.stages.verify import Verification, verify
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+
+
+def outcomes(result: Verification) -> dict[str, bool | None]:
+    return {check.name: check.holds for check in result.checks}
+
+
+@pytest.fixture
+def members(tiny: MAKE, tmp_path: Path) -> list[Path]:
+    """Three different members of one backbone, nothing tuned."""
+    tiny()
+    for seed in (1, 2, 3):
+        hs.prune(tmp_path / "vit.safetensors", method="random", remove=4, seed=seed, out=tmp_path / f"m{seed}")  # fmt: skip
+    return [tmp_path / f"m{seed}.safetensors" for seed in (1, 2, 3)]
+
+
+@pytest.fixture
+def hydra(members: list[Path], tmp_path: Path) -> Path:
+    return hs.fuse(members, out=tmp_path / "hydra.safetensors").path
+
+
+def test_a_hydra_proves_its_members_by_itself(hydra: Path) -> None:
+    assert outcomes(verify(hydra)) == {
+        "weights hash": True, "finite weights": True, "names and shapes": True, "companions": True,
+        "member 0": True, "member 1": True, "member 2": True, "history": True,
+    }  # fmt: skip
+
+
+def test_every_tensor_edited_in_one_bit_is_caught(hydra: Path) -> None:
+    rng = np.random.default_rng(0)
+    content = bytearray(hydra.read_bytes())
+    for info in TensorFile(hydra).infos.values():
+        for _ in range(2):
+            at, bit = info.start + int(rng.integers(info.nbytes)), 1 << int(rng.integers(8))
+            content[at] ^= bit
+            hydra.write_bytes(content)
+            result = verify(hydra)
+            assert not result.holds, info.name
+            assert outcomes(result)["weights hash"] is False
+            content[at] ^= bit
+    hydra.write_bytes(content)
+    assert verify(hydra).holds
+
+
+def test_an_edit_with_a_mended_hash_is_told_by_the_members(
+    members: list[Path], tmp_path: Path
+) -> None:
+    hydra = hs.fuse(members, out=tmp_path / "hydra", mlp="separate").path
+
+    def nudge(name: str, tensor: Tensor) -> Tensor:
+        return tensor * 1.0001 if name.endswith("1.attn.proj.weight") else tensor
+
+    forged = outcomes(verify(edited(hydra, tmp_path / "forged.safetensors", nudge)))
+    assert forged["weights hash"] is True
+    assert [forged[f"member {i}"] for i in range(3)] == [False] * 3
+
+
+def test_parents_prove_the_whole_way_back(hydra: Path, tmp_path: Path) -> None:
+    result = verify(hydra, parents=tmp_path)
+    found = outcomes(result)
+    assert result.holds
+    assert found["hydra.safetensors = fuse m1.safetensors, m2.safetensors, m3.safetensors"] is True
+    assert found["hydra.safetensors, fused = members"] is True
+    assert found["m2.safetensors = prune vit.safetensors"] is True
+    assert found["m2.safetensors, pruned = masked"] is True
+    assert found["m2.safetensors, history"] is True
+    differences = [c.difference for c in result.checks if c.difference is not None]
+    assert len(differences) == 4
+    assert max(differences) < 1e-12
+
+
+def test_parents_are_found_whatever_they_are_called(hydra: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for i, name in enumerate(("vit", "m1", "m2", "m3")):
+        shutil.copy(tmp_path / f"{name}.safetensors", elsewhere / f"{3 - i}.safetensors")
+    (elsewhere / "broken.safetensors").write_bytes(b"not one")
+    result = verify(hydra, parents=elsewhere)
+    assert result.holds
+    assert outcomes(result)["0.safetensors = prune vit.safetensors"] is True
+    (elsewhere / "1.safetensors").unlink()
+    result = verify(hydra, parents=elsewhere)
+    assert result.holds
+    (lost,) = [check.detail for check in result.checks if "is not in" in check.detail]
+    assert lost.startswith("m2.safetensors (")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_forged_member_is_caught_by_its_parents(
+    members: list[Path], tmp_path: Path, at: int
+) -> None:
+    def nudge(name: str, tensor: Tensor) -> Tensor:
+        return tensor * 1.0001 if name == f"blocks.{at}.mlp.fc1.weight" else tensor
+
+    forged = edited(members[0], tmp_path / "forged.safetensors", nudge)
+    assert verify(forged).holds
+    found = outcomes(verify(forged, parents=tmp_path))
+    assert found["forged.safetensors = prune vit.safetensors"] is False
+    assert found["forged.safetensors, pruned = masked"] is False
+    hydra = hs.fuse([forged, *members[1:]], out=tmp_path / "forged-hydra").path
+    assert outcomes(verify(hydra, parents=tmp_path))["forged.safetensors, pruned = masked"] is False
+
+
+def test_averaged_mlps_are_made_again(members: list[Path], tmp_path: Path) -> None:
+    tuned = [tune(path, tmp_path / f"t{i}.safetensors", i) for i, path in enumerate(members)]
+    hydra = hs.fuse(tuned, out=tmp_path / "h").path
+    alone = outcomes(verify(hydra))
+    assert [alone[f"member {i}"] for i in range(3)] == [None] * 3
+    name = "h.safetensors = fuse t0.safetensors, t1.safetensors, t2.safetensors"
+    found = outcomes(verify(hydra, parents=tmp_path))
+    assert found[name] is True
+    assert found["h.safetensors, fused = members"] is None
+
+    def nudge(name: str, tensor: Tensor) -> Tensor:
+        return tensor * 1.0001 if name == "blocks.2.mlp.fc2.weight" else tensor
+
+    forged = edited(hydra, tmp_path / "forged.safetensors", nudge)
+    assert verify(forged).holds
+    found = outcomes(verify(forged, parents=tmp_path))
+    assert found[name.replace("h.", "forged.", 1)] is False
+
+
+def test_separate_mlps_prove_their_members(members: list[Path], tmp_path: Path) -> None:
+    tuned = [tune(path, tmp_path / f"t{i}.safetensors", i) for i, path in enumerate(members)]
+    hydra = hs.fuse(tuned, out=tmp_path / "h", mlp="separate").path
+    assert all(outcomes(verify(hydra)).values())
+    assert outcomes(verify(hydra, parents=tmp_path))["h.safetensors, fused = members"] is True
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_every_family(family: Family, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    family.write(source)
+    paths = [member(source, family, rows, tmp_path / f"m{i}") for i, rows in enumerate(KEPTS)]
+    hydra = hs.fuse(paths, out=tmp_path / "hydra.safetensors").path
+    assert all(outcomes(verify(hydra)).values())
+    result = verify(hydra, parents=tmp_path)
+    assert [check for check in result.checks if check.holds is not True] == []
+
+
+@pytest.mark.parametrize("how", ["mean", "lstsq"])
+def test_a_repair_is_fitted_again_on_its_data(
+    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
+) -> None:
+    data = images()
+    pruned = hs.prune(tiny(), method="random", keep=2, compensate=how, data=data, limit=20, out=tmp_path / "p").path  # fmt: skip
+    name = f"p.safetensors, --compensate {how}"
+    assert outcomes(verify(pruned, parents=tmp_path))[name] is None
+    result = verify(pruned, parents=tmp_path, data=data)
+    assert outcomes(result)[name] is True
+    other = outcomes(verify(pruned, parents=tmp_path, data=images("other.npz", seed=1)))
+    assert other[name] is None
+
+    def nudge(tensor_name: str, tensor: Tensor) -> Tensor:
+        return tensor * 1.001 if tensor_name == "blocks.1.attn.proj.weight" else tensor
+
+    forged = edited(pruned, tmp_path / "forged.safetensors", nudge)
+    found = outcomes(verify(forged, parents=tmp_path, data=data))
+    assert found[f"forged.safetensors, --compensate {how}"] is False
+
+
+def test_a_tuned_member_shows_what_was_frozen(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    tiny()
+    tuned = hs.finetune(
+        tmp_path / "vit", data=images(), recipe="demo", set={"steps": "2"}, freeze="mlp,embedding", out=tmp_path / "t"
+    ).path  # fmt: skip
+    found = outcomes(verify(tuned, parents=tmp_path))
+    assert found["t.safetensors = finetune vit.safetensors, frozen"] is True
+    assert found["t.safetensors = finetune vit.safetensors"] is None
+
+    def nudge(name: str, tensor: Tensor) -> Tensor:
+        return tensor * 1.0001 if name == "blocks.0.mlp.fc1.weight" else tensor
+
+    forged = edited(tuned, tmp_path / "forged.safetensors", nudge)
+    assert (
+        outcomes(verify(forged, parents=tmp_path))["forged.safetensors = finetune vit.safetensors"]
+        is False
+    )
+
+
+def test_numbers_that_are_none(tiny: MAKE, tmp_path: Path) -> None:
+    def spoil(name: str, tensor: Tensor) -> Tensor:
+        if name == "norm.bias":
+            tensor[3] = float("nan")
+        return tensor
+
+    result = verify(edited(tiny(), tmp_path / "nan.safetensors", spoil))
+    assert outcomes(result)["finite weights"] is False
+    assert "norm.bias" in next(c.detail for c in result.checks if c.name == "finite weights")
+
+
+def test_a_bare_file_has_nothing_that_vouches_for_it(bare: MAKE) -> None:
+    result = verify(bare())
+    assert result.holds
+    assert outcomes(result)["weights hash"] is None
+
+
+def test_a_history_that_does_not_hang_together(members: list[Path], tmp_path: Path) -> None:
+    from hydrasurgeon.checkpoints.checks import checks_alone
+    from hydrasurgeon.files.scan import scan
+
+    scored = hs.score(members[0], method="random", out=tmp_path / "s").path
+    opened = open_checkpoint(scored)
+    steps = list(opened.manifest.history)
+    assert [entry.command for entry in steps] == ["init", "prune", "score"]
+    source = steps[2].inputs[0].model_copy(update={"sha256": "0" * 64})
+    for broken in (
+        [*steps[:2], steps[2].model_copy(update={"inputs": (source,)})],
+        [*steps[:2], steps[2].model_copy(update={"inputs": ()})],
+    ):
+        manifest = opened.manifest.model_copy(update={"history": tuple(broken)})
+        checks = checks_alone(replace(opened, manifest=manifest), scan(opened.tensors))
+        assert next(check.holds for check in checks if check.name == "history") is False
+
+
+def test_a_parents_history_must_be_continued(members: list[Path], tmp_path: Path) -> None:
+    from hydrasurgeon.checkpoints.reading import rewritten
+    from hydrasurgeon.checkpoints.writing import save
+    from hydrasurgeon.files.tensors import Planned
+
+    opened = open_checkpoint(members[0])
+    digests = opened.digests()
+    first = opened.manifest.history[0].model_copy(update={"seed": 7})
+    save(
+        tmp_path / "other.safetensors",
+        [Planned(n, i.dtype, i.shape, lambda n=n: (opened.tensors.read(n), digests[n])) for n, i in opened.tensors.items()],
+        lambda sha: rewritten(opened.manifest, weights_sha256=sha, history=(first, *opened.manifest.history[1:])),
+    )  # fmt: skip
+    found = outcomes(verify(tmp_path / "other.safetensors", parents=tmp_path))
+    assert found["other.safetensors = prune vit.safetensors"] is True
+    assert found["other.safetensors, history"] is False
+
+
+def test_the_command(
+    hydra: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["verify", "hydra"]) == 0
+    assert "holds          member 2" in capsys.readouterr().out
+    content = bytearray(hydra.read_bytes())
+    content[-1] ^= 1
+    hydra.write_bytes(content)
+    assert run(["verify", "hydra", "--json"]) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert (report["format"], report["holds"]) == ("hydrasurgeon.verify/1", False)
+    assert report["checks"][0]["holds"] is False
+    assert "weights hash does not hold" in captured.err
+    hydra.write_bytes(content[:-8])
+    assert run(["verify", "hydra"]) == 3
+    assert run(["verify", "m1", "--data", "x.npz"]) == 2
+    assert run(["verify", "m1", "--parents", "nowhere"]) == 3
