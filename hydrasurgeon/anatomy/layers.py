@@ -1,45 +1,62 @@
-"""One model's layers, run from the parts that its anatomy names."""
+"""The transformer layer, from the parts that an anatomy names: for one model here, for many in the runtime.
+
+pre-norm:   y = x + scale1(attention(norm1(x)));   out = y + scale2(mlp(norm2(y)))
+post-norm:  y = norm1(x + scale1(attention(x)));   out = norm2(y + scale2(mlp(y)))
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hydrasurgeon.anatomy.parts import Attention, Block
+from hydrasurgeon.anatomy.parts import Attention, Block, Parts
 
 __all__ = [
     "after_attention",
     "attend",
-    "bias_of",
+    "attention_input",
+    "feed_forward",
+    "layer_bias",
     "merge",
+    "placed",
     "queries_keys_values",
     "run_block",
     "silent",
+    "split_heads",
 ]
 
-Hidden = Float[Tensor, "batch token embed"]
+Hidden = Float[Tensor, "*batch token embed"]
+Heads = Float[Tensor, "*batch head token head_dim"]
 
 
 def run_block(
     block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
 ) -> Hidden:
-    """One layer of one model, from its parts; of its output only the first `tokens`, or all."""
-    normed = block.norm1(hidden) if block.prenorm else hidden
-    attended = attend(block.attention, normed, bias, tokens)
+    """One layer of one model; of its output only the first `tokens`, or all."""
+    attended = attend(block.attention, attention_input(block, hidden), bias, tokens)
     return after_attention(block, hidden, attended)
 
 
-def after_attention(block: Block, hidden: Hidden, attended: Hidden) -> Hidden:
+def attention_input(parts: Parts, hidden: Hidden) -> Hidden:
+    """What a layer's attention is given."""
+    return parts.norm1(hidden) if parts.prenorm else hidden
+
+
+def after_attention(parts: Parts, hidden: Hidden, attended: Hidden) -> Hidden:
     """The rest of a layer, from its input and its attention's output (which may have fewer tokens)."""
-    hidden = hidden[:, : attended.shape[1]]
-    if block.prenorm:
-        hidden = hidden + block.scale1(attended)
-        return hidden + block.scale2(block.mlp(block.norm2(hidden)))
-    hidden = block.norm1(hidden + block.scale1(attended))
-    return block.norm2(hidden + block.scale2(block.mlp(hidden)))
+    return feed_forward(parts, hidden[..., : attended.shape[-2], :] + parts.scale1(attended))
+
+
+def feed_forward(parts: Parts, summed: Hidden) -> Hidden:
+    """The rest of a layer, from the residual stream behind its attention on."""
+    if parts.prenorm:
+        return summed + parts.scale2(parts.mlp(parts.norm2(summed)))
+    hidden = parts.norm1(summed)
+    return parts.norm2(hidden + parts.scale2(parts.mlp(hidden)))
 
 
 def attend(
@@ -48,9 +65,9 @@ def attend(
     """Multi-head attention of one site with the heads it has, from the first `tokens` or from all."""
     if not site.heads:
         return silent(site, hidden, tokens)
-    shift = bias_of(bias, site.heads, tokens)
+    mask = layer_bias(site, hidden, bias, site.heads, tokens)
     q, k, v = queries_keys_values(site, hidden, tokens)
-    return site.out(merge(scaled_dot_product_attention(q, k, v, attn_mask=shift, scale=site.scale)))
+    return site.out(merge(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)))
 
 
 def silent(site: Attention, hidden: Hidden, tokens: int | None) -> Hidden:
@@ -59,8 +76,18 @@ def silent(site: Attention, hidden: Hidden, tokens: int | None) -> Hidden:
     return nothing if site.out.bias is None else nothing + site.out.bias
 
 
-def bias_of(bias: Tensor | None, heads: Sequence[int], tokens: int | None = None) -> Tensor | None:
-    """The rows of these heads and tokens, where the bias differs between them."""
+def layer_bias(
+    site: Attention,
+    hidden: Hidden,
+    bias: Tensor | None,
+    heads: Sequence[int],
+    tokens: int | None = None,
+) -> Tensor | None:
+    """What is added to the attention logits of these heads and tokens: the stack's bias and the layer's own."""
+    if site.bias is not None:
+        own = site.bias(hidden)
+        # The sum of two masks must not overflow to -inf: a row of those would be NaN after softmax.
+        bias = own if bias is None else torch.clamp(bias + own, min=torch.finfo(own.dtype).min)
     if bias is None:
         return None
     bias = bias if bias.shape[1] == 1 else bias[:, list(heads)]
@@ -69,23 +96,36 @@ def bias_of(bias: Tensor | None, heads: Sequence[int], tokens: int | None = None
 
 def queries_keys_values(
     site: Attention, hidden: Hidden, tokens: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of the first `tokens` (or all), keys and values of all, as [batch, head, token, head_dim]."""
-    grouped = (len(site.heads), site.head_dim)
+) -> tuple[Heads, Heads, Heads]:
+    """Queries of the first `tokens` (or all), keys and values of all."""
+    inputs = (hidden if tokens is None else hidden[:, :tokens], hidden, hidden)
     if len(site.project) == 3:
-        asked = (hidden[:, :tokens], hidden, hidden)
-        q, k, v = (p(x).unflatten(-1, grouped) for p, x in zip(site.project, asked, strict=True))
+        made = [(p(x), 1) for p, x in zip(site.project, inputs, strict=True)]
     elif tokens is None:
-        q, k, v = site.project[0](hidden).unflatten(-1, (3, *grouped)).unbind(-3)
+        made = [(site.project[0](hidden), 3)]
     else:
         weight, shift = site.project[0].weight, site.project[0].bias
         width = len(site.heads) * site.head_dim
         first, rest = (None, None) if shift is None else (shift[:width], shift[width:])
-        q = linear(hidden[:, :tokens], weight[:width], first).unflatten(-1, grouped)
-        k, v = linear(hidden, weight[width:], rest).unflatten(-1, (2, *grouped)).unbind(-3)
-    q, k, v = (part.transpose(-3, -2) for part in (q, k, v))
-    return site.q_norm(q), site.k_norm(k), v
+        made = [
+            (linear(inputs[0], weight[:width], first), 1),
+            (linear(hidden, weight[width:], rest), 2),
+        ]
+    shape = (len(site.heads), site.head_dim)
+    q, k, v = (part for projected, parts in made for part in split_heads(projected, parts, *shape))
+    return *placed(site, site.q_norm(q), site.k_norm(k)), v
 
 
-def merge(heads: Float[Tensor, "batch head token head_dim"]) -> Hidden:
+def split_heads(projected: Hidden, parts: int, heads: int, head_dim: int) -> tuple[Heads, ...]:
+    """A projection's output as [batch, head, token, head_dim], for each of the `parts` (q, k, v) packed in it."""
+    each = projected.unflatten(-1, (parts, heads, head_dim)).unbind(-3)
+    return tuple(part.transpose(-3, -2) for part in each)
+
+
+def placed(site: Attention, q: Heads, k: Heads) -> tuple[Heads, Heads]:
+    """Queries and keys told their positions, where the model does that by rotation."""
+    return (q, k) if site.rotate is None else (site.rotate(q), site.rotate(k))
+
+
+def merge(heads: Heads) -> Hidden:
     return heads.transpose(-3, -2).flatten(-2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor, ones
 
-from hydrasurgeon.anatomy.layers import queries_keys_values
+from hydrasurgeon.anatomy.layers import layer_bias, queries_keys_values
 from hydrasurgeon.anatomy.parts import Attention, Stack
 
 __all__ = ["attention_maps", "heads_from_maps", "real_tokens"]
@@ -29,9 +29,9 @@ def attention_maps(
     """Who looks at whom, in float32; `hidden` is what the site is given."""
     q, k, _ = queries_keys_values(site, hidden)
     logits = (q.float() @ k.float().transpose(-1, -2)) * site.scale
-    if bias is not None:
-        per_head = bias.shape[1] > 1
-        logits = logits + (bias[:, list(site.heads)] if per_head else bias).float()
+    mask = layer_bias(site, hidden, bias, site.heads)
+    if mask is not None:
+        logits = logits + mask.float()
     return logits.softmax(dim=-1)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Anatomy", "Attention", "Block", "Prompted", "Stack"]
+__all__ = ["Anatomy", "Attention", "Block", "Parts", "Prompted", "Stack"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,28 @@ class Attention:
     q_norm: nn.Module
     k_norm: nn.Module
     scale: float
+    rotate: Callable[[Tensor], Tensor] | None = None
+    """Rotary positions: turns queries or keys, [batch, head, token, head_dim], of the leading tokens; no parameters."""
+    bias: Callable[[Tensor], Tensor] | None = None
+    """What only this layer adds to the attention logits, alike for all heads and inputs, [1, 1, token, token]: made from
+    its input, which tells the number of tokens, dtype and device; no parameters."""
+
+
+class Parts(Protocol):
+    """What a layer is made of besides its attention: of one member, or of all members at once."""
+
+    @property
+    def norm1(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def scale1(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def norm2(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def mlp(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def scale2(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def prenorm(self) -> bool: ...
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,14 @@ from jaxtyping import Float
 from torch import Tensor, fx, nn
 from torch.nn.functional import layer_norm, linear, pad, scaled_dot_product_attention
 
+from hydrasurgeon.anatomy.layers import (
+    after_attention,
+    attention_input,
+    layer_bias,
+    merge,
+    placed,
+    split_heads,
+)
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.runtime.watch import Place, Watch
 
@@ -106,12 +114,12 @@ class _SideBySide:
 
 
 class _Layer:
-    """One layer of all members (for one member: `blocks.run_block`)."""
+    """The parts of one layer of all members, each a batched operation."""
 
     def __init__(self, blocks: Sequence[Block], tokens: int | None, beside: _SideBySide) -> None:
         self.prenorm = blocks[0].prenorm
         self.norm1, self.scale1, self.norm2, self.mlp, self.scale2 = (
-            _steps([getattr(block, part) for block in blocks], beside)
+            _together([getattr(block, part) for block in blocks], beside)
             for part in ("norm1", "scale1", "norm2", "mlp", "scale2")
         )
         self.attention = _Attention([block.attention for block in blocks], tokens, beside)
@@ -120,14 +128,10 @@ class _Layer:
         self, x: Stacked, batch: int, bias: Tensor | None, attended: Stacked | None
     ) -> Stacked:
         if attended is None:
-            attended = self.attention(_run(self.norm1, x) if self.prenorm else x, batch, bias)
+            attended = self.attention(attention_input(self, x), batch, bias)
         if attended.shape[1] != x.shape[1]:
             x = _first_tokens(x, batch, attended.shape[1] // batch)
-        x = x + _run(self.scale1, attended)
-        if self.prenorm:
-            return x + _run(self.scale2, _run(self.mlp, _run(self.norm2, x)))
-        x = _run(self.norm1, x)
-        return _run(self.norm2, x + _run(self.scale2, _run(self.mlp, x)))
+        return after_attention(self, x, attended)
 
 
 def _first_tokens(x: Stacked, batch: int, tokens: int) -> Stacked:
@@ -138,8 +142,8 @@ class _Attention:
     """Multi-head attention of all members; one that keeps fewer heads than another gets silent ones."""
 
     def __init__(self, sites: Sequence[Attention], tokens: int | None, beside: _SideBySide) -> None:
-        first = sites[0]
-        self.tokens, self.scale = tokens, first.scale
+        self.site = first = sites[0]
+        self.tokens = tokens
         self.head_dim, self.heads = first.head_dim, max(len(site.heads) for site in sites)
         width = self.heads * self.head_dim
         blocks = 3 if len(first.project) == 1 else 1
@@ -160,8 +164,8 @@ class _Attention:
         self.out = _Product(
             [site.out for site in sites], beside, lambda w: pad(w, (0, width - w.shape[1])), Tensor.clone
         )  # fmt: skip
-        self.q_norm = _steps([site.q_norm for site in sites], beside, dims=4)
-        self.k_norm = _steps([site.k_norm for site in sites], beside, dims=4)
+        self.q_norm = _together([site.q_norm for site in sites], beside, dims=5)
+        self.k_norm = _together([site.k_norm for site in sites], beside, dims=5)
 
     def __call__(self, x: Stacked, batch: int, bias: Tensor | None) -> Stacked:
         members = len(x)
@@ -169,21 +173,25 @@ class _Attention:
         if not self.heads:
             return self.out(asking[:, :, :0])
         first, *others = self.project
-        rows = [first(asking), *(product(x) for product in others)]
-        # [member, batch × token, part × head × head_dim] → queries, keys and values apart
-        q, k, v = (
-            part
-            for made in rows
-            for part in made.view(members, made.shape[1], -1, self.heads, self.head_dim).unbind(2)
+        made = [first(asking), *(product(x) for product in others)]
+        q, k, v = (part for projected in made for part in self._heads(projected, batch))
+        # Norms may differ between members: [member, batch, head, token, head_dim].
+        q, k = (
+            norm(part.unflatten(0, (members, batch))).flatten(0, 1)
+            for norm, part in ((self.q_norm, q), (self.k_norm, k))
         )
-        q, k, v = (
-            part.reshape(members * batch, -1, self.heads, self.head_dim).transpose(1, 2)
-            for part in (_run(self.q_norm, q), _run(self.k_norm, k), v)
+        q, k = placed(self.site, q, k)
+        sequences = x.view(members * batch, -1, x.shape[-1])
+        mask = layer_bias(self.site, sequences, bias, (), self.tokens)
+        heads = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.site.scale)
+        return self.out(merge(heads).reshape(members, asking.shape[1], -1))
+
+    def _heads(self, projected: Stacked, batch: int) -> tuple[Tensor, ...]:
+        width = projected.shape[-1]
+        sequences = projected.view(len(projected) * batch, -1, width)
+        return split_heads(
+            sequences, width // (self.heads * self.head_dim), self.heads, self.head_dim
         )
-        if bias is not None and bias.shape[2] > 1:
-            bias = bias[:, :, : q.shape[2]]
-        heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
-        return self.out(heads.transpose(1, 2).reshape(members, asking.shape[1], -1))
 
 
 class _Product:
@@ -219,16 +227,22 @@ class _Product:
         return linear(x, weight) + bias
 
 
-def _run(steps: Sequence[Step], x: Any) -> Any:
-    for step in steps:
-        x = step(x)
-    return x
+def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) -> Step:
+    """One part of a layer, for all members at once. `dims`: of [member, …]."""
+    steps = _steps(modules, beside, dims)
+
+    def run(x: Any) -> Any:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return run
 
 
-def _steps(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) -> list[Step]:
+def _steps(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> list[Step]:
     """A part of a layer taken apart into operations that know how to serve all members at once.
 
-    Understood are chains of linear layers, norms, and functions of single numbers. `dims`: of [member, …].
+    Understood are chains of linear layers, norms, and functions of single numbers.
     """
     if _Tracer().is_leaf_module(modules[0], ""):
         return _leaf(modules, beside, dims)

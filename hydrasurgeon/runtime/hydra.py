@@ -131,7 +131,7 @@ class Hydra(nn.Module):
         for layer in self._layers:
             if attended is None:
                 attended = layer.attention(stacked, biases)
-            stacked, attended = layer.rest(stacked, attended), None
+            stacked, attended = after_attention(layer, stacked, attended), None
         return self._read(stacked)
 
     def _read(self, stacked: Stacked) -> Float[Tensor, "batch member klass"]:

@@ -13,7 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from hydrasurgeon.anatomy.layers import bias_of, merge, queries_keys_values, silent
+from hydrasurgeon.anatomy.layers import (
+    attention_input,
+    layer_bias,
+    merge,
+    queries_keys_values,
+    silent,
+)
 from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.runtime.union import same
 
@@ -40,13 +46,16 @@ class Layer:
     def attention(self, x: Stacked, biases: Biases) -> Stacked:
         """Each member projects its own queries, keys and values; one attention call serves all heads."""
         tokens = self.tokens
-        normed = self.norm1(x) if self.prenorm else x
+        normed = attention_input(self, x)
         found = {i: silent(s, normed[i], tokens) for i, s in enumerate(self.sites) if not s.heads}
         busy = [i for i in range(len(self.sites)) if i not in found]
         if busy:
             projected = [queries_keys_values(self.sites[i], normed[i], tokens) for i in busy]
             q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
-            shifts = [bias_of(biases[i], self.sites[i].heads, tokens) for i in busy]
+            shifts = [
+                layer_bias(self.sites[i], normed[i], biases[i], self.sites[i].heads, tokens)
+                for i in busy
+            ]
             bias, given = shifts[0], biases[0]
             if given is not None and given.shape[1] > 1:
                 bias = torch.cat([own for own in shifts if own is not None], dim=1)
@@ -54,14 +63,6 @@ class Layer:
             each = heads.split([len(self.sites[i].heads) for i in busy], dim=1)
             found |= {i: self.sites[i].out(merge(own)) for i, own in zip(busy, each, strict=True)}
         return torch.stack([found[i] for i in range(len(self.sites))])
-
-    def rest(self, x: Stacked, attended: Stacked) -> Stacked:
-        x = x[:, :, : attended.shape[2]]
-        if self.prenorm:
-            x = x + self.scale1(attended)
-            return x + self.scale2(self.mlp(self.norm2(x)))
-        x = self.norm1(x + self.scale1(attended))
-        return self.norm2(x + self.scale2(self.mlp(x)))
 
 
 def _each(modules: Sequence[nn.Module]) -> Callable[[Stacked], Stacked]:

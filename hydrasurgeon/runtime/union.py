@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hydrasurgeon.anatomy.layers import Hidden, bias_of, merge, silent
+from hydrasurgeon.anatomy.layers import Hidden, layer_bias, merge, placed, silent, split_heads
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.heads import positions
 from hydrasurgeon.runtime.watch import Watch
@@ -57,15 +57,17 @@ class Union:
         products, rows = gathered
         hidden = self.norm(hidden)
         site = self.sites[0]
-        parts = [
-            linear(hidden, weight, shift).unflatten(-1, (-1, len(self.heads), site.head_dim))
+        parts = 3 // len(products)
+        q, k, v = (
+            part
             for weight, shift in products
-        ]
-        q, k, v = (part.transpose(-3, -2) for part in torch.cat(parts, dim=-3).unbind(-3))
-        mask = bias_of(bias, self.heads, tokens)
-        out = scaled_dot_product_attention(
-            site.q_norm(q[:, :, :tokens]), site.k_norm(k), v, attn_mask=mask, scale=site.scale
+            for part in split_heads(
+                linear(hidden, weight, shift), parts, len(self.heads), site.head_dim
+            )
         )
+        q, k = placed(site, site.q_norm(q[:, :, :tokens]), site.k_norm(k))
+        mask = layer_bias(site, hidden, bias, self.heads, tokens)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)
         return [
             s.out(merge(out.index_select(1, own))) if s.heads else silent(s, hidden, tokens)
             for s, own in zip(self.sites, rows, strict=True)

@@ -21,6 +21,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from hydrasurgeon.anatomy.layers import (
+    attention_input,
+    feed_forward,
+    layer_bias,
+    merge,
+    placed,
+    split_heads,
+)
 from hydrasurgeon.anatomy.parts import Anatomy, Block
 from hydrasurgeon.heads import Head, positions
 from hydrasurgeon.slicing import HeadTensor, take_heads
@@ -156,21 +164,22 @@ class _Layer:
         self, hidden: Hidden, bias: Tensor | None, one: bool
     ) -> tuple[Float[Tensor, "batch head token head_dim"], Hidden]:
         """Every head's output, and the residual stream with all of them; the first token's only if `one`."""
-        x = self.block.norm1(hidden) if self.block.prenorm else hidden
+        x = attention_input(self.block, hidden)
         if not self.heads:
             heads = x.new_zeros(len(x), 0, 1 if one else x.shape[1], self.site.head_dim)
         elif one:
             heads = self._first_token(x, bias)
         else:
             heads = self._all_tokens(x, bias)
-        attended = linear(heads.transpose(1, 2).flatten(2), self.out, self.site.out.bias)
+        attended = linear(merge(heads), self.out, self.site.out.bias)
         return heads, (hidden[:, :1] if one else hidden) + self.block.scale1(attended)
 
     def _all_tokens(self, x: Hidden, bias: Tensor | None) -> Tensor:
         site = self.site
-        packed = linear(x, self.weight, self.bias).unflatten(-1, (3, -1, site.head_dim))
-        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-        q, k, mask = site.q_norm(q), site.k_norm(k), self._bias(bias, len(x))
+        projected = linear(x, self.weight, self.bias)
+        q, k, v = split_heads(projected, 3, len(self.heads), site.head_dim)
+        q, k = placed(site, site.q_norm(q), site.k_norm(k))
+        mask = self._mask(x, bias)
         if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] <= SHORT:
             heads = _short(q * site.scale, k, v, mask)
             if heads is not None:
@@ -190,30 +199,30 @@ class _Layer:
             else self.bias.unflatten(0, (3, -1, site.head_dim)).unbind(0)
         )
         flat = None if bq is None else bq.flatten()
-        q = linear(x[:, 0], wq.flatten(0, 1), flat).unflatten(-1, (-1, site.head_dim))
-        q = site.q_norm(q) * site.scale
-        if isinstance(site.k_norm, nn.Identity):
-            asked = torch.bmm(q.transpose(0, 1), wk).transpose(0, 1)
-            logits = torch.bmm(asked, x.transpose(1, 2))
+        (q,) = split_heads(
+            linear(x[:, :1], wq.flatten(0, 1), flat), 1, len(self.heads), site.head_dim
+        )
+        q = site.q_norm(q)
+        if isinstance(site.k_norm, nn.Identity) and site.rotate is None:
+            weighted = torch.bmm((q.squeeze(2) * site.scale).transpose(0, 1), wk).transpose(0, 1)
+            logits = torch.bmm(weighted, x.transpose(1, 2))
         else:
-            k = linear(x, wk.flatten(0, 1), None if bk is None else bk.flatten())
-            k = site.k_norm(k.unflatten(-1, (-1, site.head_dim)).transpose(1, 2))
-            logits = (q[:, :, None] @ k.transpose(2, 3)).squeeze(2)
-        if bias is not None:
-            mask = self._bias(bias, len(x))
-            assert mask is not None
+            keys = linear(x, wk.flatten(0, 1), None if bk is None else bk.flatten())
+            (k,) = split_heads(keys, 1, len(self.heads), site.head_dim)
+            q, k = placed(site, q, site.k_norm(k))
+            logits = (q * site.scale @ k.transpose(2, 3)).squeeze(2)
+        mask = self._mask(x, bias)
+        if mask is not None:
             logits = logits + mask[:, :, 0]
         read = torch.bmm(logits.softmax(dim=-1), x)
         heads = torch.bmm(read.transpose(0, 1), wv.transpose(1, 2)).transpose(0, 1)
         return (heads if bv is None else heads + bv)[:, :, None]
 
-    def _bias(self, bias: Tensor | None, batch: int) -> Tensor | None:
+    def _mask(self, x: Hidden, bias: Tensor | None) -> Tensor | None:
         """The mask of a batch for these heads, and for several candidates on that batch, one after another."""
-        if bias is not None and bias.shape[1] > 1:
-            bias = bias[:, self.heads]
-        if bias is None or bias.shape[0] in (1, batch):
-            return bias
-        return bias.repeat(batch // bias.shape[0], 1, 1, 1)
+        if bias is not None and bias.shape[0] not in (1, len(x)):
+            bias = bias.repeat(len(x) // bias.shape[0], 1, 1, 1)
+        return layer_bias(self.site, x, bias, self.heads)
 
     def without_each(
         self, heads: Float[Tensor, "batch head token head_dim"], summed: Hidden, of: Sequence[Head]
@@ -226,11 +235,7 @@ class _Layer:
 
     def transform(self, summed: Hidden) -> Hidden:
         """The rest of the layer, from the residual stream behind its attention on."""
-        block = self.block
-        if block.prenorm:
-            return summed + block.scale2(block.mlp(block.norm2(summed)))
-        hidden = block.norm1(summed)
-        return block.norm2(hidden + block.scale2(block.mlp(hidden)))
+        return feed_forward(self.block, summed)
 
 
 def _short(
