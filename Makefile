@@ -33,6 +33,11 @@ test: $(STAMP)  ## the tests, without the slow ones
 test-slow: $(STAMP)  ## the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+COUNT ?= 20000
+OUT ?=
+fuzz: $(STAMP)  ## hostile inputs, COUNT=1000000 of them; OUT=benchmarks/results/fuzz.json records what came out
+	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/support $(BIN)/python -m fuzz --count $(COUNT) $(if $(OUT),--out $(OUT))
+
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -51,4 +56,4 @@ bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow format lint types check bench clean
+.PHONY: help setup demo test test-slow fuzz format lint types check bench clean

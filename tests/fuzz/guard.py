@@ -1,0 +1,277 @@
+"""What a hostile input may do: be read, or be refused by a HydraError. Everything else is noticed here.
+
+The audit hook of the interpreter tells of every file that Python opens and every name it makes, of processes,
+sockets and pickles; a folder is compared before and after. What an input may touch is its own sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.errors import HydraError
+
+__all__ = ["Attempt", "Fifo", "Link", "Outcome", "Sandbox", "place"]
+
+MADE = {
+    "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown", "os.utime",
+    "shutil.rmtree", "shutil.copyfile", "shutil.move",
+}  # fmt: skip
+NEVER = {
+    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "socket.connect",
+    "socket.getaddrinfo", "socket.bind", "socket.sendto", "pickle.find_class", "webbrowser.open", "urllib.Request", "http.client.connect",
+}  # fmt: skip
+# Where an interpreter and its libraries read from, whatever the input.
+READABLE = ("/proc", "/sys", "/usr", "/lib", "/dev/null", "/dev/urandom", "/etc/mime.types", "/etc/localtime", "/etc/ssl", "/etc/nsswitch.conf")  # fmt: skip
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Link(str):
+    """In an attempt's files: a symbolic link to this."""
+
+
+class Fifo:
+    """In an attempt's files: a pipe that nobody writes to."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One hostile input: its files, and what reads them."""
+
+    files: Mapping[str, bytes | Link | Fifo | Path]
+    """By relative path; a Path is copied, b"" with a name that ends in / is a folder."""
+    call: Callable[[Path, Path], object]
+    """(folder of the files, folder for outputs) → anything, or a HydraError."""
+    command: tuple[str, ...]
+    """The same through the command; {} stands for the folder of the files, {out} for that of outputs."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended: an exit code, or what should not have happened."""
+
+    code: int
+    problem: str | None = None
+    where: str = ""
+
+
+@dataclass
+class _Watch:
+    """What the audit hook knows; there is one hook in a process, and it stays."""
+
+    roots: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    links: bool = True
+    """Whether the sandbox holds links, so that a name inside may lead out."""
+    on: bool = False
+    noticed: list[str] = field(default_factory=list)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        if event == "open":
+            self._opened(*arguments)
+        elif event in NEVER:
+            self.noticed.append(f"{event} {str(arguments)[:200]}")
+        elif event in MADE:
+            for path in arguments[: 2 if event in ("os.rename", "os.link", "shutil.move") else 1]:
+                if isinstance(path, str | bytes | os.PathLike) and not self._inside(path):
+                    self.noticed.append(f"{event} {os.fsdecode(path)[:200]}")
+
+    def _opened(self, path: Any, mode: Any, flags: Any) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return
+        writes = (
+            bool(flags & WRITES) if isinstance(flags, int) else bool(set(mode or "r") & set("wax+"))
+        )
+        if self._inside(path):
+            return
+        name = os.path.realpath(os.fsdecode(path))
+        if name == os.devnull or (not writes and name.startswith(self.readable)):
+            return
+        self.noticed.append(f"{'written' if writes else 'read'}: {name[:200]}")
+
+    def _inside(self, path: Any) -> bool:
+        name = os.fsdecode(path)
+        if "\0" in name:
+            return True  # no file can be called so
+        return ((os.path.realpath if self.links else os.path.abspath)(name) + os.sep).startswith(
+            self.roots
+        )
+
+
+_watch = _Watch()
+_hooked = False
+
+
+class Sandbox:
+    """A folder in which one attempt after the other is laid out and watched."""
+
+    def __init__(
+        self, root: Path, *, readable: tuple[Path, ...] = (), printed: Callable[[], str] = str
+    ) -> None:
+        """`printed` gives what reached the terminal since it was asked last."""
+        global _hooked
+        self.root, self.printed = root, printed
+        self.inside, self.out, self.tmp = root / "in", root / "out", root / "tmp"
+        for folder in (self.inside, self.out, self.tmp):
+            folder.mkdir(parents=True, exist_ok=True)
+        # Decoys: what an input may name with ../ is there to be read.
+        (root / "outside.json").write_text("{}")
+        (root / "outside.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        repository = Path(__file__).resolve().parents[2]
+        library = {
+            sys.prefix,
+            sys.base_prefix,
+            sys.exec_prefix,
+            *(p for p in sys.path if "site-packages" in p),
+        }
+        self.readable = (*READABLE, *library, str(repository), *map(str, readable))
+        if not _hooked:
+            sys.addaudithook(_watch)
+            _hooked = True
+
+    def lay_out(self, attempt: Attempt) -> None:
+        for name, content in attempt.files.items():
+            path = self.inside / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith("/"):
+                path.mkdir(exist_ok=True)
+            elif isinstance(content, Link):
+                path.symlink_to(content)
+            elif isinstance(content, Fifo):
+                os.mkfifo(path)
+            elif isinstance(content, Path):
+                os.link(content, path)
+            else:
+                path.write_bytes(content)
+
+    def run(self, attempt: Attempt) -> Outcome:
+        """In process, as a library call."""
+        return self._judged(attempt, lambda: attempt.call(self.inside, self.out))
+
+    def run_command(self, attempt: Attempt) -> Outcome:
+        """In process, through the command's parser and its rendering."""
+        from fuzz.command import run_here
+
+        return self._judged(attempt, lambda: run_here(self.arguments(attempt)))
+
+    def arguments(self, attempt: Attempt) -> list[str]:
+        return [
+            part.replace("{}", str(self.inside)).replace("{out}", str(self.out))
+            for part in attempt.command
+        ]
+
+    def _judged(self, attempt: Attempt, call: Callable[[], object]) -> Outcome:
+        self.lay_out(attempt)
+        before = self._seen()
+        self.printed()
+        try:
+            _watch.links = any(isinstance(content, Link) for content in attempt.files.values())
+            with self._watched() as said:
+                outcome = _outcome(call)
+            if outcome.problem is None:
+                problem = self._unwanted(before, said)
+                outcome = outcome if problem is None else Outcome(outcome.code, problem)
+            return outcome
+        finally:
+            self.clear()
+
+    def _unwanted(self, before: set[Any], said: list[str]) -> str | None:
+        if _watch.noticed:
+            return f"touched what is not its own: {'; '.join(_watch.noticed[:3])}"
+        printed = self.printed()
+        if said or printed:
+            return f"printed: {(said or [printed])[0][:300]}"
+        if self._seen() != before:
+            return "changed its input's folder"
+        left = [entry.name for entry in os.scandir(self.tmp)]
+        return f"left a temporary file: {left[0]}" if left else None
+
+    def _seen(self) -> set[Any]:
+        return {
+            (
+                entry.path,
+                entry.stat(follow_symlinks=False).st_size,
+                entry.stat(follow_symlinks=False).st_mtime_ns,
+            )
+            for folder, _, _ in os.walk(self.inside)
+            for entry in os.scandir(folder)
+        }
+
+    def clear(self) -> None:
+        for folder in (self.inside, self.out, self.tmp):
+            for entry in os.scandir(folder):
+                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(
+                    entry.path
+                )
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[list[str]]:
+        said: list[str] = []
+
+        def shown(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+            said.append(f"{category.__name__}: {message} ({filename}:{lineno})")
+
+        roots = tuple(
+            os.path.realpath(folder) + os.sep for folder in (self.inside, self.out, self.tmp)
+        )
+        _watch.roots, _watch.readable, _watch.noticed = roots, self.readable, []
+        here, saved = os.getcwd(), os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(self.tmp)
+        import tempfile
+
+        tempfile.tempdir = str(self.tmp)
+        os.chdir(self.inside)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = shown
+            _watch.on = True
+            try:
+                yield said
+            finally:
+                _watch.on = False
+                os.chdir(here)
+                tempfile.tempdir = None
+                if saved is None:
+                    del os.environ["TMPDIR"]
+                else:
+                    os.environ["TMPDIR"] = saved
+
+
+def _outcome(call: Callable[[], object]) -> Outcome:
+    try:
+        result = call()
+    except HydraError as error:
+        return Outcome(error.exit_code, _badly_said(error))
+    except (Exception, SystemExit) as error:  # whatever it is, it is what we look for
+        return Outcome(-1, f"{type(error).__name__}: {str(error)[:300]}", place(error))
+    return result if isinstance(result, Outcome) else Outcome(0)
+
+
+def _badly_said(error: HydraError) -> str | None:
+    """A message must be printable, short, and say where."""
+    said = f"{error.message} {error.hint or ''}"
+    if len(said) > 4000:
+        return f"a message of {len(said)} characters: {said[:100]}"
+    return None
+
+
+def place(error: BaseException) -> str:
+    """The innermost line of ours, and of anyone."""
+    ours = last = ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        last = f"{Path(code.co_filename).name}:{trace.tb_lineno}"
+        if f"{os.sep}hydrasurgeon{os.sep}" in code.co_filename:
+            ours = f"{code.co_filename.rpartition('/hydrasurgeon/')[2]}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return ours if ours.endswith(last) else f"{ours} → {last}"

@@ -1,0 +1,48 @@
+"""The eight kinds of hostile input: how files come in from somewhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from random import Random
+
+from fuzz.bases import Bases
+from fuzz.guard import Attempt
+
+__all__ = ["KINDS", "Kind"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    what: str
+    share: int
+    """Of a thousand inputs, how many are of this kind: the cheap ones are many."""
+
+    @property
+    def exits(self) -> set[int]:
+        """The exit codes that are right for it."""
+        return import_module(f"fuzz.kinds.{self.name}").EXITS
+
+    def attempt(self, seed: int, bases: Bases) -> Attempt:
+        return self.drawn(Random(f"{self.name}:{seed}"), bases)
+
+    def drawn(self, random: Random, bases: Bases) -> Attempt:
+        make: Callable[[Random, Bases], Attempt] = import_module(f"fuzz.kinds.{self.name}").make
+        return make(random, bases)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("headers", "safetensors headers", 250),
+        Kind("manifests", "manifests, in the header and beside the file", 200),
+        Kind("configs", "config, index, tokenizer and preprocessor files of directories", 100),
+        Kind("datasets", "data sets: npz, jsonl, csv, parquet, lists, folders, tar", 80),
+        Kind("predictions", "predictions files", 80),
+        Kind("states", "states of interrupted searches and trainings", 60),
+        Kind("choices", "masks, recipes, class names and templates", 100),
+        Kind("images", "images", 130),
+    )
+}

@@ -1,0 +1,319 @@
+"""Manifests: any field changed, in the header, beside the file, or in both, with hashes made to fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fuzz.bases import Bases, packed
+from fuzz.guard import Attempt
+from fuzz.hostile import damaged, mutated, text, to_json, value
+
+__all__ = ["EXITS", "make", "use"]
+
+EXITS = {0, 3, 4}
+
+
+def make(random: Random, bases: Bases) -> Attempt:
+    base = random.choice(bases.checkpoints)
+    manifest = base.manifest
+    changed = (
+        random.choice(AIMED)(manifest, random)
+        if random.random() < 0.4
+        else mutated(manifest, random)
+    )
+    said = to_json(changed)
+    body, header = base.body, {**base.header, "__metadata__": dict(base.header["__metadata__"])}
+    if random.random() < 0.1:
+        header = _retyped(header, random)
+        said = said.replace(manifest["weights_sha256"], weights_hash(header, body))
+    content = said.encode("utf-8", "surrogatepass")
+    if random.random() < 0.03:
+        content = damaged(content, random)
+        said = content.decode("utf-8", "replace")
+    where = random.choice(("inside", "inside", "inside", "both", "beside", "alone"))
+    if where in ("inside", "both"):
+        header["__metadata__"]["hydrasurgeon"] = said
+    elif where == "alone":
+        del header["__metadata__"]["hydrasurgeon"]
+    files: dict[str, Any] = {"x.safetensors": packed(to_json(header), body)}
+    if where != "inside":
+        files["x.heads.json"] = content
+    further = random.random()
+    return Attempt(
+        files, lambda folder, out: use(folder / "x.safetensors", out, further), _command(random)
+    )
+
+
+def _command(random: Random) -> tuple[str, ...]:
+    path = "{}/x.safetensors"
+    return random.choice((
+        ("inspect", path), ("inspect", path, "--json"), ("compare", path, path, "--json"),
+        ("prune", path, "--method", "random", "--keep", "1", "-o", "{out}/p.safetensors"),
+        ("prune", path, "--method", "random", "--remove", "2", "-o", "{out}/p/"),
+        ("fuse", path, path, "-o", "{out}/h.safetensors"),
+    ))  # fmt: skip
+
+
+def use(path: Path, out: Path, further: float) -> None:
+    """Open and describe it; some of what is taken is also cut, fused, and run."""
+    from hydrasurgeon.checkpoints.reading import open_checkpoint
+    from hydrasurgeon.files.manifest import parse_manifest
+
+    opened = open_checkpoint(path)
+    again = parse_manifest(opened.manifest.to_json(), "again")
+    assert again == opened.manifest, "what was taken does not survive being written"
+    json.loads(opened.manifest.to_json(), parse_constant=_strict)
+    opened.manifest.to_header()
+    if further < 0.5:
+        return
+    opened.digests()
+    _work(path, opened.manifest.kind, out, further)
+
+
+def _work(path: Path, kind: str, out: Path, further: float) -> None:
+    import hydrasurgeon as hs
+
+    if further > 0.97:
+        _run(path)
+    elif kind != "hydra":
+        hs.prune(path, method="random", keep=1, out=out / "p.safetensors")
+        if further > 0.9:
+            hs.prune(path, method="random", remove=1, out=f"{out}/p/")
+
+
+def _run(path: Path) -> None:
+    import torch
+
+    import hydrasurgeon as hs
+    from hydrasurgeon.checkpoints.reading import open_checkpoint
+
+    model = open_checkpoint(path).manifest.model
+    if model.family == "open_clip":
+        return  # its tiny vocabulary reads no class names
+    loaded = hs.load(path, device="cpu")
+    inputs: Any = torch.ones(1, 9, dtype=torch.long)
+    if "input_size" in model.preprocess:
+        inputs = torch.zeros(1, *model.preprocess["input_size"])
+    with torch.inference_mode():
+        loaded(inputs)
+
+
+def _strict(text: str) -> None:
+    raise AssertionError(f"{text} is no JSON")
+
+
+def weights_hash(header: dict[str, Any], body: bytes) -> str:
+    """The hash that the manifest must name: an attacker can compute it as well as anyone."""
+    total = hashlib.sha256()
+    for name in sorted(set(header) - {"__metadata__"}):
+        entry = header[name]
+        begin, end = entry["data_offsets"]
+        one = hashlib.sha256(body[begin:end]).hexdigest()
+        total.update(
+            f"{name}\0{entry['dtype']}\0{','.join(map(str, entry['shape']))}\0{one}\n".encode()
+        )
+    return total.hexdigest()
+
+
+def _retyped(header: dict[str, Any], random: Random) -> dict[str, Any]:
+    """Tensors of another shape, dtype or name that are as long as before."""
+    changed = {name: dict(entry) for name, entry in header.items()}
+    name = random.choice([n for n in changed if n != "__metadata__"])
+    entry = changed[name]
+    what = random.randrange(4)
+    if what == 0:
+        entry["shape"] = entry["shape"][::-1]
+    elif what == 1:
+        entry["dtype"] = {"F32": random.choice(("I32", "U32", "F32"))}.get(
+            entry["dtype"], entry["dtype"]
+        )
+    elif what == 2:
+        changed[random.choice(("extra", "members.0." + name, name.removeprefix("members.0.")))] = (
+            changed.pop(name)
+        )
+    else:
+        entry["shape"] = [1, *entry["shape"]]
+    return changed
+
+
+def _towers(m: dict[str, Any], random: Random) -> Any:
+    tower = random.choice(list(m["towers"].values()))
+    tower[random.choice(list(tower))] = random.choice(
+        (0, 1, 2, 3, 4, 8, 16, 32, 64, 2**20, 10**7, 2**70, -1, True, 4.0, "4", None)
+    )
+    return m
+
+
+def _towers_and_kept(m: dict[str, Any], random: Random) -> Any:
+    """Consistent with itself, and with nothing else."""
+    name = random.choice(list(m["towers"]))
+    factor = random.choice((2, 3, 100))
+    tower = m["towers"][name]
+    what = random.choice(("layers", "heads", "dim", "name"))
+    if what == "name":
+        other = text(random)
+        m["towers"][other] = m["towers"].pop(name)
+        for holder in (m, *(m.get("members") or ())):
+            if holder.get("kept"):
+                holder["kept"][other] = holder["kept"].pop(name)
+        return m
+    tower[what] *= factor
+    if what == "dim":
+        tower["head_dim"] *= factor
+    if what == "layers":
+        for holder in (m, *(m.get("members") or ())):
+            if holder.get("kept"):
+                holder["kept"][name] = holder["kept"][name] * factor
+    return m
+
+
+def _fusion(m: dict[str, Any], random: Random) -> Any:
+    if m.get("fusion") is None:
+        m["kind"] = random.choice(("backbone", "member", "hydra", "x", None))
+        return m
+    what = random.randrange(4)
+    if what == 0:
+        m["fusion"]["trunk"] = random.choice((0, 1, 2, 3, 4, 6, 2**70, -1, True, 1.0))
+    elif what == 1:
+        m["fusion"]["mlp"] = random.choice(("average", "separate", "x"))
+    elif what == 2:
+        m["members"] = random.choice(
+            (
+                m["members"][:1],
+                m["members"] * 2,
+                m["members"][::-1],
+                m["members"] * 1000,
+                m["members"][:2],
+            )
+        )
+    else:
+        m["members"][0]["sha256"] = random.choice(
+            (text(random), "0" * 64, m["members"][-1]["sha256"], "F" * 64)
+        )
+    return m
+
+
+def _kept(m: dict[str, Any], random: Random) -> Any:
+    holder = m if m.get("kept") else random.choice(m["members"])
+    rows = random.choice(list(holder["kept"].values()))
+    at = random.randrange(len(rows))
+    rows[at] = random.choice(
+        (
+            [],
+            [0],
+            [0, 1, 2, 3],
+            [3, 2],
+            [0, 0],
+            [4],
+            [-1],
+            [True],
+            [1.0],
+            ["1"],
+            [2**70],
+            list(range(5000)),
+            [rows[at]],
+        )
+    )
+    if random.random() < 0.2:
+        rows.append([0])
+    return m
+
+
+def _config(m: dict[str, Any], random: Random) -> Any:
+    """What reaches a library: keys of its own, and sizes that contradict the towers."""
+    key = random.choice((
+        "checkpoint_path", "pretrained", "attn_implementation", "_attn_implementation", "torch_dtype", "auto_map", "num_heads", "depth",
+        "embed_dim", "img_size", "patch_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "model_type",
+        "global_pool", "norm_layer", "act_layer", "hidden_act", "block_fn", "mlp_ratio", "class_token", "cache_dir", "features_only",
+        "pretrained_cfg", "quantization_config", "gradient_checkpointing", "hf_model_name", "layers", "width", "custom_text", "text_cfg",
+        "vision_cfg", "zero_shot", "image_size", "intermediate_size", "max_position_embeddings", "scriptable", "name_or_path", "id2label",
+    ))  # fmt: skip
+    holders = [
+        part
+        for part in (m["model"]["config"], *m["model"]["config"].values())
+        if isinstance(part, dict)
+    ]
+    random.choice(holders)[key] = random.choice(
+        (value(random), random.choice((0, 1, 2, 3, 8, 100, 10**7, 10**9)), "os.system", {})
+    )
+    return m
+
+
+def _model(m: dict[str, Any], random: Random) -> Any:
+    model = m["model"]
+    what = random.choice(("arch", "family", "num_classes", "labels", "preprocess"))
+    if what == "arch":
+        model["arch"] = random.choice((
+            text(random), "BertModel", "AutoModel", "pipeline", "BertForSequenceClassification", "DistilBertForSequenceClassification",
+            "vit_base_patch16_224", "resnet50", 'Bert"\nopen("/tmp/x","w")\nARCH="Bert', "local-dir:/", "hf-hub:a/b", "ViT-B-32",
+            model["arch"] + "\n", "vit_huge_patch14_224", "__import__",
+        ))  # fmt: skip
+    elif what == "family":
+        model["family"] = random.choice(("timm", "transformers", "open_clip", "x", "", None))
+    elif what == "num_classes":
+        model["num_classes"] = random.choice((0, 1, 2, 4, 1000, 2**31, 2**70, -1, True, 3.0))
+    elif what == "labels":
+        model["labels"] = random.choice(([], ["a"], ["a", "b"], ["a", "a", "a"], ["a", "b", "\x1b[2J"], ["\ud800"] * 3, [1, 2, 3], "abc", ["x" * 3000] * 3, ["a"] * 5000))  # fmt: skip
+    else:
+        size = random.choice((0, -1, 28, 100_000, 2**40, 28.0, "28", None))
+        model["preprocess"] = {**model["preprocess"], random.choice(("input_size", "mean", "std", "crop_pct", "interpolation", "crop_mode", "max_length")): random.choice(([3, size, size], [size], size, [0.0, 0.0, 0.0], text(random), value(random)))}  # fmt: skip
+    return m
+
+
+def _scores(m: dict[str, Any], random: Random) -> Any:
+    rows = [
+        [
+            random.choice((0.5, -1.0, 1e308, float("nan"), float("inf"), 1, True, "1", None))
+            for _ in range(4)
+        ]
+        for _ in range(3)
+    ]
+    tower = next(iter(m["towers"]))
+    m["scores"][random.choice(("random", "taylor", "circuit-avg", "cahp", text(random)))] = random.choice((
+        {"values": {tower: rows}}, {"values": {tower: rows[:1]}}, {"values": {text(random): rows}}, {"values": {}},
+        {"order": [[tower, 0, 0], [tower, 0, 0]]}, {"order": [[tower, 9, 9]]}, {"order": [[tower, 0, random.choice((0, -1, 2**70))]], "trace": []},
+        {"order": [], "trace": [1e308] * 3}, {"order": [[tower, i % 3, i % 4] for i in range(12)], "trace": [0.5] * 12, "settings": {"tower": text(random), "keep": "x"}},
+        {"values": {tower: [[0.5] * 4] * 3}, "settings": value(random), "data": [{"spec": text(random), "rows": -1, "sha256": ""}]},
+    ))  # fmt: skip
+    return m
+
+
+def _history(m: dict[str, Any], random: Random) -> Any:
+    step = {
+        "command": random.choice(("prune", "score", text(random))), "args": random.choice(({}, {text(random): value(random)}, value(random))),
+        "inputs": random.choice(([], [{"name": text(random), "sha256": text(random)}])),
+        "data": random.choice(([], [{"spec": text(random), "rows": 3, "sha256": "0" * 64}])),
+        "seed": random.choice((0, -1, 2**70, None, 1.5)), "versions": random.choice(({}, {text(random): text(random)})),
+    }  # fmt: skip
+    m["history"] = random.choice(([step], [*m["history"], step], [step] * 300))
+    return m
+
+
+def _large(m: dict[str, Any], random: Random) -> Any:
+    """Long lists and names, where a loop or a message would follow."""
+    m[random.choice(list(m))] = random.choice(
+        ([0] * 20_000, {str(i): i for i in range(5000)}, "x" * 300_000, [[]] * 20_000)
+    )
+    return m
+
+
+AIMED = (
+    *(
+        _towers,
+        _towers_and_kept,
+        _fusion,
+        _kept,
+        _config,
+        _config,
+        _model,
+        _model,
+        _scores,
+        _history,
+    )
+    * 3,
+    _large,
+)

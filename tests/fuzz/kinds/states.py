@@ -1,0 +1,300 @@
+"""States of interrupted searches and trainings: what a command that goes on would believe."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from fuzz.bases import Bases, packed, unpacked
+from fuzz.guard import Attempt
+from fuzz.hostile import damaged, mutated, scalar, text, to_json, value
+
+__all__ = ["EXITS", "make"]
+
+# A state that is of no use is a wrong command, or a file that cannot be read.
+EXITS = {0, 2, 3}
+SEARCHES = ("exact", "fast", "naive")
+
+
+def make(random: Random, bases: Bases) -> Attempt:
+    return (_search if random.random() < 0.6 else _training)(random, bases)
+
+
+def _arrays(folder: Path) -> tuple[str, str]:
+    """Six images of three classes, and four of none."""
+    rng = np.random.default_rng(0)
+    if not (folder / "ood.npz").exists():
+        np.savez(
+            folder / "id.npz",
+            images=rng.integers(0, 255, (6, 28, 28, 3), dtype=np.uint8),
+            labels=np.arange(6) % 3,
+        )
+        np.savez(folder / "ood.npz", images=rng.integers(0, 255, (4, 28, 28, 3), dtype=np.uint8))
+    return str(folder / "id.npz"), str(folder / "ood.npz")
+
+
+def _score_options(bases: Bases, search: str) -> dict[str, Any]:
+    data, ood = _arrays(bases.folder)
+    return {
+        "method": "circuit",
+        "objective": "avg",
+        "data": data,
+        "ood": [ood],
+        "search": search,
+        "remove": 2,
+        "layers": "1-2",
+        "device": "cpu",
+    }
+
+
+@cache
+def _searches(bases: Bases) -> dict[str, tuple[Any, Any, int, Any, str, bytes]]:
+    """For each search: the problem, the search, its budget, its identity, its file's name, and the file after one removal."""
+    import hydrasurgeon as hs
+    from hydrasurgeon.criteria.circuits import criterion, state
+
+    source = bases.path("scored")
+    kept: dict[str, Any] = {}
+    for search in SEARCHES:
+        contents: list[bytes] = []
+        write, extract = state.State.write, criterion.extract
+
+        def recorded(
+            self: Any, position: Any, contents: list[bytes] = contents, write: Any = write
+        ) -> None:
+            write(self, position)
+            contents.append(self.path.read_bytes())
+
+        def seen(
+            problem: Any,
+            make: Any,
+            *,
+            budget: int,
+            state: Any = None,
+            progress: Any = None,
+            extract: Any = extract,
+            search: str = search,
+        ) -> Any:
+            kept[search] = (problem, make, budget, state)
+            return extract(problem, make, budget=budget, state=state, progress=progress)
+
+        with _replaced((state.State, "write", recorded), (criterion, "extract", seen)):
+            hs.score(
+                source,
+                out=bases.folder / f"state-{search}-{id(contents)}.safetensors",
+                **_score_options(bases, search),
+            )
+        problem, make_search, budget, made = kept[search]
+        kept[search] = (problem, make_search, budget, made.identity, made.path.name, contents[0])
+    return kept
+
+
+@contextmanager
+def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
+    before = [(holder, name, getattr(holder, name)) for holder, name, _ in places]
+    for holder, name, other in places:
+        setattr(holder, name, other)
+    try:
+        yield
+    finally:
+        for holder, name, old in before:
+            setattr(holder, name, old)
+
+
+def _search(random: Random, bases: Bases) -> Attempt:
+    search = random.choice(SEARCHES)
+    problem, make_search, budget, identity, _, content = _searches(bases)[search]
+    document = json.loads(content)
+    changed = (
+        _aimed(document, random)
+        if random.random() < 0.5
+        else mutated({k: v for k, v in document.items() if random.random() < 0.98}, random)
+    )
+    said = to_json(changed).encode("utf-8", "surrogatepass")
+    if random.random() < 0.1:
+        said = damaged(said, random)
+    name = "s.circuit-avg.search.json"
+
+    def call(folder: Path, out: Path) -> object:
+        from hydrasurgeon.criteria.circuits.greedy import extract
+        from hydrasurgeon.criteria.circuits.state import State
+
+        (out / name).write_bytes(said)
+        return extract(problem, make_search, budget=budget, state=State(out / name, identity))
+
+    # The command has another state at hand than the one that its own data and weights would leave; that is refused too.
+    options = _score_options(bases, search)
+    command = (
+        "score", str(bases.path("scored")), "--method", "circuit", "--objective", "avg", "--data", options["data"], "--ood", options["ood"][0],
+        "--search", search, "--remove", "2", "--layers", "1-2", "--device", "cpu", "--quiet", "-o", "{}/s.safetensors",
+    )  # fmt: skip
+    return Attempt({name: said}, call, command)
+
+
+def _aimed(document: dict[str, Any], random: Random) -> Any:
+    """The identity right, the position wrong."""
+    what = random.choice(("order", "trace", "start", "memory", "packed", "counts"))
+    memory = document.get("memory", {})
+    if what == "order":
+        head = random.choice(
+            (
+                ["vision", 9, 0],
+                ["vision", 0, 0],
+                ["vision", 1, 99],
+                ["text", 1, 0],
+                ["vision", -1, 0],
+                ["vision", True, 0],
+                ["vision", 1.0, 0],
+                [text(random), 1, 1],
+                ["vision", 1],
+                "abc",
+                None,
+                [["vision"], 1, 1],
+                ["vision", 1, 2**70],
+            )
+        )
+        document["order"] = random.choice(
+            (
+                [head],
+                [*document["order"], head],
+                document["order"] * 2,
+                document["order"] * 50,
+                [],
+                head,
+            )
+        )
+    elif what == "trace":
+        document["trace"] = random.choice(
+            ([], [scalar(random)], document["trace"] * 3, [float("nan")], "x", [[0.5]], None)
+        )
+    elif what == "start":
+        document["start"] = scalar(random)
+    elif what == "counts" and "counts" in memory:
+        memory["counts"][random.choice(list(memory["counts"]))] = scalar(random)
+    else:
+        holders = [memory] + [part for part in memory.values() if isinstance(part, dict)]
+        holder = random.choice([h for h in holders if h] or [document])
+        key = random.choice(list(holder))
+        content = holder[key]
+        if isinstance(content, str) and content:
+            raw = base64.b64decode(content)
+            holder[key] = random.choice((
+                base64.b64encode(raw[:-3]).decode(), base64.b64encode(raw * 2).decode(), "", "!!", content[:-1], content + "=", base64.b64encode(raw[: len(raw) // 2 // 8 * 8]).decode(),
+                base64.b64encode(b"\xff" * len(raw)).decode(), base64.b64encode(bytes(len(raw))).decode(), "é", 3, None,
+            ))  # fmt: skip
+        else:
+            holder[key] = random.choice((value(random), [["vision", 9, 9]], [["vision", 1]], []))
+    return document
+
+
+@cache
+def _trained() -> tuple[dict[str, Any], bytes]:
+    """The identity and the file of an interrupted training of the small module."""
+    import tempfile
+
+    from hydrasurgeon.tuning.loop import State
+
+    identity = {
+        "checkpoint": "0" * 64,
+        "data": [{"spec": "d.npz", "rows": 6, "sha256": "1" * 64}],
+        "recipe": {"lr": 0.1},
+        "seed": 0,
+        "dtype": "float32",
+    }
+    model, optimizer = _module()
+    with tempfile.TemporaryDirectory() as folder:
+        state = State(Path(folder) / "t.training.safetensors", identity)
+        state.write(
+            model,
+            optimizer,
+            {"step": 3, "loss_sum": 1.5, "loss_count": 2, "log": [{"epoch": 1.0, "loss": 0.5}]},
+        )
+        return identity, state.path.read_bytes()
+
+
+def _module() -> tuple[Any, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def _training(random: Random, bases: Bases) -> Attempt:
+    identity, content = _trained()
+    header, body = unpacked(content)
+    told = header["__metadata__"]
+    what = random.randrange(8)
+    if what == 0:
+        header = mutated(header, random)
+    elif what <= 2:
+        document = json.loads(told.get("position", "{}"))
+        told["position"] = to_json(
+            mutated(document, random)
+            if random.random() < 0.7
+            else {
+                **document,
+                random.choice(("step", "loss_sum", "loss_count", "log")): scalar(random),
+            }
+        )
+    elif what == 3:
+        told["identity"] = to_json(mutated(json.loads(told.get("identity", "{}")), random))
+    elif what == 4:
+        names = [name for name in header if name != "__metadata__"]
+        name = random.choice(names)
+        entry = header.pop(name)
+        if random.random() < 0.7:
+            header[
+                random.choice(
+                    (
+                        "optimizer.9.exp_avg",
+                        "optimizer.x.exp_avg",
+                        "optimizer.0",
+                        "optimizer.0.exp_avg.x",
+                        "optimizer.-1.step",
+                        "model.extra",
+                        text(random),
+                        name.upper(),
+                    )
+                )
+            ] = entry
+    elif what == 5:
+        name = random.choice([name for name in header if name != "__metadata__"])
+        header[name]["shape"] = random.choice(
+            (header[name]["shape"][::-1], [1, *header[name]["shape"]], [-1])
+        )
+        header[name]["dtype"] = random.choice(("F32", "F32", "I32", "U32"))
+    elif what == 6:
+        body = random.choice((b"\xff" * len(body), body[:-4], body + b"x", bytes(len(body))))
+    else:
+        header["__metadata__"] = random.choice(
+            (value(random), {}, {"identity": told.get("identity", "")})
+        )
+    said = packed(to_json(header), body)
+    if random.random() < 0.1:
+        said = damaged(said, random)
+    name = "t.training.safetensors"
+
+    def call(folder: Path, out: Path) -> object:
+        from hydrasurgeon.tuning.loop import State, _Run
+
+        position = State(folder / name, identity).read(*_module())
+        return position if position is None else _Run(**position)
+
+    data, _ = _arrays(bases.folder)
+    command = (
+        "finetune", str(bases.path("scored")), "--data", data, "--recipe", "scratch", "--set", "steps=1", "--device", "cpu", "--quiet", "--resume",
+        "-o", "{}/t.safetensors",
+    )  # fmt: skip
+    return Attempt({name: said}, call, command)
