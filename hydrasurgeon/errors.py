@@ -15,6 +15,8 @@ Anything else that escapes is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "CheckFailed",
     "CheckpointError",
@@ -29,14 +31,17 @@ __all__ = [
 
 
 class HydraError(Exception):
-    """A user's mistake: `message` says what and where, `hint` what to do next."""
+    """A user's mistake: `message` says what and where, `details` each of several, `hint` what to do next."""
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, details: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = tuple(details)
 
 
 class CheckFailed(HydraError):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hydrasurgeon.cli import making, measuring, options, trusting
-from hydrasurgeon.errors import HydraError
+from hydrasurgeon.errors import HydraError, UsageError
 
 __all__ = ["app", "main", "run"]
 
@@ -65,27 +65,42 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] == ["bench"]:
         arguments = options.spread(arguments, "--vs")
     try:
-        code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
+        # Help is the one text that typer prints itself.
+        with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():
+            code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")
     except HydraError as error:
         render.failed(error)
         return error.exit_code
     except typer.Abort:
         return 130
     except _WRONG_USAGE as error:
-        error.show()
-        return int(error.exit_code)
+        if not arguments:  # the whole help
+            error.show()
+        else:
+            render.failed(_misused(arguments[0], error))
+        return UsageError.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _misused(first: str, error: Any) -> UsageError:
+    """A misspelt command line as one of our own errors."""
+    command = f" {first}" if first in {c.name for c in app.registered_commands} else ""
+    return UsageError(
+        error.format_message(), hint=f"`hydrasurgeon{command} -h` says what can be given."
+    )
 
 
 def main() -> Any:
     """The console script."""
+    from hydrasurgeon import render
+
     try:
+        render.prepare_streams()
         code = run(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our pipe has gone; nothing is wrong on this side.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        render.finish_streams()
     except KeyboardInterrupt:
         code = 130
+    except HydraError as error:  # of the streams themselves
+        render.failed(error)
+        code = error.exit_code
     sys.exit(code)

@@ -58,13 +58,15 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     try:
         for comment, command in COMMANDS:
             if comment:
-                render.say(f"\n# {comment}", style="dim")
+                render.say("")
+                render.say(f"# {comment}", style="dim")
             render.say(f"hydrasurgeon {command}", style="bold cyan")
             code = run(shlex.split(command))
             if code:
                 raise SystemExit(code)
     finally:
         os.chdir(here)
+    render.say("")
     render.say(
-        f"\nDone in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim"
+        f"Done in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim"
     )

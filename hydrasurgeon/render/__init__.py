@@ -1,25 +1,31 @@
 """What people see: tables, progress, errors. The only folder that prints, and the only one that knows rich."""
 
-from hydrasurgeon.render.console import failed, progress, raw, say
+from hydrasurgeon.render.bar import progress
+from hydrasurgeon.render.console import as_json, failed, raw, say, show
 from hydrasurgeon.render.described import compared, inspected
 from hydrasurgeon.render.made import exported, finetuned, fused, pruned, scored
-from hydrasurgeon.render.measured import benched, evaluated, report_tables
+from hydrasurgeon.render.measured import benched, evaluated
+from hydrasurgeon.render.streams import finish_streams, prepare_streams, writing
 from hydrasurgeon.render.trusted import verified
 
 __all__ = [
+    "as_json",
     "benched",
     "compared",
     "evaluated",
     "exported",
     "failed",
     "finetuned",
+    "finish_streams",
     "fused",
     "inspected",
+    "prepare_streams",
     "progress",
     "pruned",
     "raw",
-    "report_tables",
     "say",
     "scored",
+    "show",
     "verified",
+    "writing",
 ]

@@ -1,118 +1,115 @@
-"""Where things are printed: errors, notes, progress, JSON, and the pieces that several tables share."""
+"""The one door to the terminal: whatever comes through it is text, shown as it is and never obeyed."""
 
 from __future__ import annotations
 
-import contextlib
 import json as jsonlib
+import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from hydrasurgeon.heads import Kept
+from hydrasurgeon.render.streams import writing
+from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError
-    from hydrasurgeon.files.manifest import Tower
+
+__all__ = ["Part", "as_json", "err", "failed", "folded", "lines", "out", "raw", "say", "show", "styled", "width"]  # fmt: skip
+
+Part = str | tuple[str, str]
+"""A piece of a line, or a piece and its style."""
 
 
-__all__ = ["as_json", "err", "failed", "out", "picture", "progress", "raw", "say", "size"]
+class Terminal(Console):
+    """rich's console without markup, emoji or highlighting, which leaves failures of its stream to us."""
 
-PLAIN_EVERY_SECONDS = 10.0
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-
-def out() -> Console:
-    """A terminal has its own width; a file or a pipe must not cut lines."""
-    return (
-        Console(highlight=False, emoji=False)
-        if sys.stdout.isatty()
-        else Console(highlight=False, emoji=False, width=200)
-    )
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
 
 
-def err() -> Console:
-    return Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+def out() -> Terminal:
+    return Terminal()
 
 
-def failed(error: HydraError) -> None:
-    """A user's mistake: what and where, then what to do next."""
-    console = err()
-    console.print(f"[bold red]error:[/] {escape(error.message)}")
-    if error.hint:
-        console.print(f"       {escape(error.hint)}")
+def err() -> Terminal:
+    return Terminal(stderr=True)
 
 
-def raw(text: str) -> None:
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+def _print(console: Terminal, *texts: Text) -> None:
+    with writing(sys.stderr if console.stderr else sys.stdout):
+        for text in texts:
+            console.print(text)
+
+
+def width() -> int | None:
+    """Columns of the terminal that stdout is; a file or a pipe has no end of line to keep within."""
+    return out().width if sys.stdout.isatty() else None
+
+
+def styled(*parts: Part) -> Text:
+    """One line: nothing in a part starts another, or means anything to rich or the terminal."""
+    line = Text()
+    for part in parts:
+        text, style = (part, "") if isinstance(part, str) else part
+        line.append(visible(text), style=style)
+    return line
+
+
+def show(*parts: Part, hang: int | None = None) -> None:
+    """A line of the result, on stdout; on a terminal it breaks between words and goes on `hang` columns from the left."""
+    lines(folded(styled(*parts), width(), hang))
+
+
+def folded(line: Text, width: int | None, hang: int | None = None) -> list[Text]:
+    """The line in as many as it needs, all but the first indented: by `hang`, or two more than the first."""
+    if width is None or line.cell_len <= width:
+        return [line]
+    indent = " " * (hang or len(line.plain) - len(line.plain.lstrip()) + 2)
+    first, *more = line.wrap(out(), max(width - len(indent), 1))
+    for text in (first, *more):
+        text.rstrip()
+    return [first, *(Text(indent).append_text(text) for text in more)]
+
+
+def lines(texts: Iterable[Text]) -> None:
+    """Several of them, each made by `styled`."""
+    _print(out(), *texts)
 
 
 def say(text: str, *, style: str = "") -> None:
-    err().print(escape(text), style=style)
+    """A line about the work, on stderr."""
+    _print(err(), styled((text, style)))
 
 
-@contextlib.contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar with an ETA on a terminal, a plain line now and then elsewhere, nothing when quiet."""
-    if quiet:
-        yield None
-    elif sys.stderr.isatty():
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=err(), transient=True) as bar:
-            task = bar.add_task("", total=None)
-            yield lambda what, done, total: bar.update(
-                task, description=what, completed=done, total=total
-            )
-    else:
-        yield _plain_progress()
-
-
-def _plain_progress() -> Callable[[str, int, int], None]:
-    last: float | None = None
-
-    def tick(what: str, done: int, total: int) -> None:
-        nonlocal last
-        if last is None:
-            last = time.monotonic()
-        if time.monotonic() - last >= PLAIN_EVERY_SECONDS:
-            last = time.monotonic()
-            say(f"{what}: {done}/{total}")
-
-    return tick
-
-
-def picture(console: Console, kept: Kept, towers: Mapping[str, Tower]) -> None:
-    """A row for each layer: ■ kept, · removed."""
-    for name, rows in kept.items():
-        for layer, row in enumerate(rows):
-            cells = "".join("■" if head in row else "·" for head in range(towers[name].heads))
-            prefix = f"{name} " if len(kept) > 1 else ""
-            console.print(f"    {prefix}{layer:2d} {cells} {len(row)}")
-
-
-def size(nbytes: int) -> str:
-    amount = float(nbytes)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} GB"
+def failed(error: HydraError) -> None:
+    """A user's mistake: what and where, one line for each detail, then what to do next."""
+    more = [*error.details, *([error.hint] if error.hint else [])]
+    head = styled(("error:", "bold red"), f" {error.message}")
+    _print(err(), head, *(styled(f"       {line}") for line in more))
 
 
 def as_json(value: Any) -> None:
-    raw(jsonlib.dumps(value, indent=1))
+    """Strict JSON in ASCII: no terminal, encoding or parser finds anything in it but JSON."""
+    # json escapes everything else that is not printable.
+    raw(jsonlib.dumps(_strict(value), indent=1, allow_nan=False).replace("\x7f", r"\u007f"))
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no word for a number that is not finite: null."""
+    if isinstance(value, dict):
+        return {key: _strict(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def raw(text: str) -> None:
+    """Our own text on stdout, byte by byte."""
+    with writing(sys.stdout):
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from hydrasurgeon.heads import count
-from hydrasurgeon.render.console import as_json, out, picture, say, size
+from hydrasurgeon.render.console import Part, as_json, show, width
+from hydrasurgeon.render.pieces import notes, picture, show_table, size
+from hydrasurgeon.render.tables import Column, Row, Table
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Score
@@ -22,48 +22,72 @@ if TYPE_CHECKING:
 __all__ = ["exported", "finetuned", "fused", "pruned", "scored"]
 
 
-def scored(found: Scored, *, json: bool, quiet: bool) -> None:
-    result = found.result
-    if not found.is_main:
+def scored(result: Scored, *, json: bool, quiet: bool) -> None:
+    score = result.result
+    if not result.is_main:
         return None
     if json:
         return as_json(
             {
-                "path": str(found.path),
-                "method": found.method,
-                "score": result.model_dump(mode="json", exclude_none=True),
+                "path": str(result.path),
+                "method": result.method,
+                "score": score.model_dump(mode="json", exclude_none=True),
             }
         )
     if quiet:
         return None
-    console = out()
-    for tower, rows in (result.values or {}).items():
-        console.print(f"{found.method} scores, {tower} (layer × head, darker = matters less)")
-        flat = [value for row in rows for value in row]
-        low, high = min(flat), max(flat)
-        for layer, row in enumerate(rows):
-            cells = " ".join(f"[{_shade(value, low, high)}]{value:9.3g}[/]" for value in row)
-            console.print(f"  {layer:2d}  {cells}")
-    if result.order is not None:
-        _removals(console, found.method, result)
-    if found.method == "cahp":
-        console.print(_cahp(result.settings))
-    console.print(f"written into [bold]{found.path}[/]")
+    notes(score.settings.get("notes", ()))
+    for tower, rows in (score.values or {}).items():
+        show_table(
+            _by_head(
+                f"{result.method} scores, {tower}, by layer and head (bold: matters most)", rows
+            )
+        )
+    if score.order is not None:
+        _removals(result.method, score)
+    if result.method == "cahp":
+        show(_cahp(score.settings))
+    show("written into ", (str(result.path), "bold"))
     return None
 
 
-def _removals(console: Console, method: str, result: Score) -> None:
+def _by_head(title: str, rows: Sequence[Sequence[float]]) -> Table:
+    flat = [value for row in rows for value in row]
+    low, high = min(flat, default=0.0), max(flat, default=0.0)
+
+    def cell(value: float) -> Part:
+        return f"{value:.3g}", _weight(value, low, high)
+
+    heads = max(map(len, rows), default=0)
+    return Table(
+        title,
+        tuple(Column(str(head)) for head in range(heads)),
+        tuple(Row(f"layer {layer}", tuple(map(cell, row))) for layer, row in enumerate(rows)),
+    )
+
+
+def _weight(value: float, low: float, high: float) -> str:
+    """Bold in the upper third, dim in the lower: it shows on dark and on light terminals."""
+    if value >= low + 2 / 3 * (high - low):
+        return "bold"
+    return "dim" if value <= low + 1 / 3 * (high - low) else ""
+
+
+def _removals(method: str, result: Score) -> None:
     """The removal order, and what was left of the objective after each step."""
-    for note in result.settings.get("notes", ()):
-        say(f"note: {note}")
     start = result.settings.get("start")
     before = f", {start:.4f} before the first removal" if start is not None else ""
-    console.print(f"{method}, heads in the order in which they go (layer.head){before}")
-    for at in range(0, len(result.order or ()), 8):
-        entries = zip(
-            (result.order or ())[at : at + 8], (result.trace or ())[at : at + 8], strict=True
-        )
-        console.print("  " + "   ".join(f"{la}.{h} {score:.4f}" for (_, la, h), score in entries))
+    show(f"{method}, heads in the order in which they go (layer.head){before}")
+    steps = list(zip(result.order or (), result.trace or (), strict=True))
+    towers = {tower for (tower, _, _), _ in steps}
+    entries = [
+        f"  {f'{tower} ' if len(towers) > 1 else ''}{layer}.{head} {score:.4f} "
+        for (tower, layer, head), score in steps
+    ]
+    longest = max(map(len, entries), default=1)
+    across = max(1, min(8, (width() or 8 * longest) // longest))
+    for at in range(0, len(entries), across):
+        show("".join(entry.ljust(longest) for entry in entries[at : at + across]).rstrip())
 
 
 def _cahp(settings: Mapping[str, Any]) -> str:
@@ -72,11 +96,6 @@ def _cahp(settings: Mapping[str, Any]) -> str:
         f"CAHP keeps {settings['count']} of {len(settings['points'])} heads from {len(settings['clusters'])} clusters; "
         f"its own number of clusters is {settings['automatic']} ({why})"
     )
-
-
-def _shade(value: float, low: float, high: float) -> str:
-    share = 0.0 if high <= low else (value - low) / (high - low)
-    return f"grey{int(35 + 65 * share)}"
 
 
 def pruned(result: Pruned, *, json: bool, quiet: bool) -> None:
@@ -93,14 +112,11 @@ def pruned(result: Pruned, *, json: bool, quiet: bool) -> None:
         )
     if quiet:
         return None
-    for note in result.notes:
-        say(f"note: {note}")
-    console = out()
-    console.print(
-        f"[bold]{result.path}[/]: {result.removed} heads removed, {count(manifest.kept or {})} kept"
-    )
-    picture(console, manifest.kept or {}, manifest.towers)
-    return _pushed(console, result.hub)
+    notes(result.notes)
+    kept = count(manifest.kept or {})
+    show((str(result.path), "bold"), f": {result.removed} heads removed, {kept} kept")
+    picture(manifest.kept or {}, manifest.towers)
+    return _pushed(result.hub)
 
 
 def finetuned(result: Finetuned, *, json: bool, quiet: bool) -> None:
@@ -119,16 +135,15 @@ def finetuned(result: Finetuned, *, json: bool, quiet: bool) -> None:
         )
     if quiet:
         return None
-    console = out()
     for entry in trained.log:
         measured = (
             f"  val accuracy {entry['val_accuracy']:.4f}  val nll {entry['val_nll']:.4f}"
             if "val_accuracy" in entry
             else ""
         )
-        console.print(f"  epoch {entry['epoch']:g}  loss {entry['loss']:.4f}{measured}")
-    console.print(f"[bold]{result.path}[/]: {trained.steps} steps")
-    return _pushed(console, result.hub)
+        show(f"  epoch {entry['epoch']:g}  loss {entry['loss']:.4f}{measured}")
+    show((str(result.path), "bold"), f": {trained.steps} steps")
+    return _pushed(result.hub)
 
 
 def fused(result: Fused, *, json: bool, quiet: bool) -> None:
@@ -148,27 +163,27 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
         )
     if quiet:
         return None
-    console = out()
     saved = 1 - result.bytes_stored / result.bytes_members
-    console.print(
-        f"[bold]{result.path}[/]: {len(manifest.members or ())} members, {size(result.bytes_stored)} "
-        f"instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved), trunk of {fusion.trunk if fusion else 0} layers"
+    show(
+        (str(result.path), "bold"),
+        f": {len(manifest.members or ())} members, {size(result.bytes_stored)} "
+        f"instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved), trunk of {fusion.trunk if fusion else 0} layers",
     )
     if agreement:
-        console.print(
+        show(
             f"  against its members on {agreement.samples} samples: probabilities differ by {agreement.mean_difference:.2g} "
             f"on average, {agreement.max_difference:.2g} at most; KL {agreement.kl:.2g}"
         )
         if agreement.accuracy_members is not None and agreement.accuracy_fused is not None:
-            console.print(
+            show(
                 f"  accuracy {agreement.accuracy_members:.4f} unfused, {agreement.accuracy_fused:.4f} fused"
             )
-    return _pushed(console, result.hub)
+    return _pushed(result.hub)
 
 
-def _pushed(console: Console, hub: str | None) -> None:
+def _pushed(hub: str | None) -> None:
     if hub is not None:
-        console.print(f"uploaded to [bold]{hub}[/]")
+        show("uploaded to ", (hub, "bold"))
 
 
 def exported(done: Export, *, json: bool) -> None:
@@ -182,8 +197,9 @@ def exported(done: Export, *, json: bool) -> None:
                 "max_difference": done.max_difference,
             }
         )
-    out().print(
-        f"[bold]{done.path}[/]: {', '.join(done.inputs)} → {', '.join(done.outputs)}; onnxruntime differs from "
-        f"torch by at most {done.max_difference:.2g}"
+    show(
+        (str(done.path), "bold"),
+        f": {', '.join(done.inputs)} → {', '.join(done.outputs)}; onnxruntime differs from "
+        f"torch by at most {done.max_difference:.2g}",
     )
     return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-from rich.table import Table
-
-from hydrasurgeon.render.console import out, raw, say
+from hydrasurgeon.render.console import Part, as_json, say, show
+from hydrasurgeon.render.pieces import notes, show_table
+from hydrasurgeon.render.tables import Column, Row, Table
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.report import Report, Result
@@ -24,68 +24,64 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
         if not quiet:
             say(f"skipped: {name}")
     if json:
-        return raw(evaluation.report.to_json())
+        return as_json(evaluation.report.model_dump(mode="json"))
     if not quiet:
-        for table in report_tables(evaluation.report):
-            out().print(table)
+        for at, table in enumerate(report_tables(evaluation.report)):
+            if at:
+                show("")
+            show_table(table)
         for path in evaluation.cards:
-            out().print(f"written into [bold]{escape(str(path))}[/]")
+            show("written into ", (str(path), "bold"))
     return None
 
 
 def report_tables(report: Report) -> list[Table]:
-    """What people read: in-distribution quality and cost, then OOD detection; the best of each column in bold."""
-    tables = [_table(report, "in distribution", _quality)]
-    if any(result.ood for result in report.results):
-        tables.append(_table(report, "out of distribution", _foreign))
-    several = [result for result in report.results if result.sets is not None]
-    return tables + ([_by_set(several, *metric) for metric in BY_SET] if several else [])
+    """In-distribution quality and cost, then OOD detection, then each metric by data set."""
+    results = report.results
+    names = [_title(result) for result in results]
+    tables = [_table("in distribution", names, [_quality(result) for result in results])]
+    if any(result.ood for result in results):
+        tables.append(_table("out of distribution", names, [_foreign(r) for r in results]))
+    several = [result for result in results if result.sets is not None]
+    if several:
+        titles = [_title(result) for result in several]
+        tables += [_table(f"{metric} by data set", titles, [_by_set(r, metric, field) for r in several]) for metric, field in BY_SET]  # fmt: skip
+    return tables
 
 
-def _by_set(results: Sequence[Result], name: str, field: str) -> Table:
+Place = tuple[str, str, str]
+"""Of a number: the metric it is of, what stands above its column, the column's name."""
+
+
+def _table(title: str, names: Sequence[str], rows: Sequence[Mapping[Place, float]]) -> Table:
+    places = list(dict.fromkeys(place for row in rows for place in row))
+    by_column = [cells(place[0], [row.get(place) for row in rows]) for place in places]
+    best = [best_of(place[0], column) for place, column in zip(places, by_column, strict=True)]
+
+    def marked(row: Iterable[str]) -> tuple[Part, ...]:
+        return tuple((text, "bold") if text == top else text for text, top in zip(row, best, strict=True))  # fmt: skip
+
+    return Table(
+        title,
+        tuple(Column(name, group) for _, group, name in places),
+        tuple(
+            Row(name, marked(row))
+            for name, row in zip(names, zip(*by_column, strict=True), strict=True)
+        ),
+    )
+
+
+def _by_set(result: Result, metric: str, field: str) -> dict[Place, float]:
     """One metric on every data set, and its mean over them."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"{name} by data set", no_wrap=True)
-    rows = []
-    for result in results:
-        by_name = {each.name: getattr(each, field) for each in result.sets or ()}
-        rows.append({**by_name, "mean": getattr(result.sets_average, field)})
-    for column in rows[0]:
-        table.add_column(escape(column), justify="right")
-    shown = [[cell(name, value) for value in row.values()] for row in rows]
-    best = [best_of(name, list(column)) for column in zip(*shown, strict=True)]
-    for result, row in zip(results, shown, strict=True):
-        marked = [f"[bold]{c}[/]" if c == top else c for c, top in zip(row, best, strict=True)]
-        table.add_row(escape(_title(result)), *marked)
-    return table
-
-
-def _table(report: Report, title: str, cells: Callable[[Result], dict[str, float]]) -> Table:
-    rows = [cells(result) for result in report.results]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(title, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    best = {
-        name: best_of(name, [cell(name, row[name]) for row in rows if name in row])
-        for name in columns
-    }
-    for result, row in zip(report.results, rows, strict=True):
-        shown = [cell(name, row.get(name)) for name in columns]
-        marked = [
-            f"[bold]{cell}[/]" if cell == best[name] else cell
-            for name, cell in zip(columns, shown, strict=True)
-        ]
-        table.add_row(escape(_title(result)), *marked)
-    return table
+    row = {(metric, "", each.name): getattr(each, field) for each in result.sets or ()}
+    return row | {(metric, " ", "mean"): getattr(result.sets_average, field)}
 
 
 def _title(result: Result) -> str:
     return f"ensemble of {result.members}" if result.kind == "ensemble" else result.name
 
 
-def _quality(result: Result) -> dict[str, float]:
+def _quality(result: Result) -> dict[Place, float]:
     i = result.id
     row: dict[str, float] = {
         "Acc": i.accuracy,
@@ -102,77 +98,67 @@ def _quality(result: Result) -> dict[str, float]:
         }
         if result.cost.latency_ms is not None:
             row["ms"] = result.cost.latency_ms
-    return row
+    return {(name, "", name): value for name, value in row.items()}
 
 
-def _foreign(result: Result) -> dict[str, float]:
-    row: dict[str, float] = {}
+def _foreign(result: Result) -> dict[Place, float]:
+    row: dict[Place, float] = {}
     for group, average in result.ood_average.items():
         if group != "all" or len(result.ood_average) > 2:
-            row |= {
-                f"AUROC {group}": average.auroc,
-                f"FPR95 {group}": average.fpr95,
-                f"AUPR {group}": average.aupr,
-            }
+            values = {"AUROC": average.auroc, "FPR95": average.fpr95, "AUPR": average.aupr}
+            row |= {(name, group, name): value for name, value in values.items()}
     return row
 
 
-def benched(found: Benched, *, json: bool, quiet: bool) -> None:
+def benched(benched: Benched, *, json: bool, quiet: bool) -> None:
     if json:
-        return raw(found.model_dump_json(indent=1))
-    for text in found.notes:
-        say(f"note: {text}")
+        return as_json(benched.model_dump(mode="json"))
+    notes(benched.notes)
     if quiet:
         return None
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = (
-        "params M",
-        "MACs M",
-        "of single",
-        "dtype",
-        "batch",
-        "ms",
-        "samples/s",
-        "peak MB",
-        "of single",
-    )
-    table.add_column("model", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for contender in found.results:
-        head = [
-            f"{escape(contender.name)} ({contender.kind})", cell("params M", contender.params / 1e6),
-            cell("MACs M", contender.macs / 1e6), _times(contender.macs_ratio),
-        ]  # fmt: skip
+    rows = []
+    params = cells("params M", [contender.params / 1e6 for contender in benched.results])
+    macs = cells("MACs M", [contender.macs / 1e6 for contender in benched.results])
+    for contender, *sizes in zip(benched.results, params, macs, strict=True):
+        name = f"{contender.name} ({contender.kind})"
+        about = (*sizes, _times(contender.macs_ratio))
         for point in contender.points:
-            table.add_row(
-                *head, point.dtype, str(point.batch), f"{point.latency_ms:.2f}", f"{point.throughput:.1f}",
-                f"{point.peak_bytes / 1e6:.1f}", _times(point.ratio),
+            times = (
+                point.dtype, str(point.batch), f"{point.latency_ms:.2f}", _times(point.ratio),
+                f"{point.throughput:.1f}", f"{point.peak_bytes / 1e6:.1f}",
             )  # fmt: skip
-            head = [""] * len(head)
-    out().print(table)
-    return None
+            rows.append(Row(name, (*about, *times)))
+            name, about = "", ("", "", "")
+    columns = (
+        *(Column(column, "size") for column in ("params M", "MACs M", "of single")),
+        *(Column(column, "speed", repeat=True) for column in ("dtype", "batch")),
+        *(Column(column, "speed") for column in ("ms", "of single", "samples/s", "peak MB")),
+    )  # fmt: skip
+    return show_table(Table("", columns, tuple(rows)))
 
 
 def _times(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f}×"
+    return ABSENT if ratio is None else f"{ratio:.2f}×"
 
 
 HIGHER_IS_BETTER = ("Acc", "AUROC", "AUPR")
 UNRANKED = ("MI", "DI")  # more diversity is neither good nor bad by itself
 BY_SET = (("Acc", "accuracy"), ("NLL", "nll"), ("ECE", "ece"))
+ABSENT = "–"
 COSTS = ("params M", "MACs M", "ms")
 
 
-def best_of(name: str, values: list[str]) -> str | None:
-    if name in UNRANKED or len(values) < 2:
+def best_of(name: str, values: Sequence[str]) -> str | None:
+    numbers = [value for value in values if value != ABSENT]
+    if name in UNRANKED or len(numbers) < 2:
         return None
-    return (max if name.startswith(HIGHER_IS_BETTER) else min)(values, key=float)
+    return (max if name in HIGHER_IS_BETTER else min)(numbers, key=float)
 
 
-def cell(name: str, value: float | None) -> str:
-    if value is None:
-        return "–"
+def cells(name: str, values: Sequence[float | None]) -> list[str]:
+    """A column with as many decimals in each row: three for shares; costs so many that the least has three digits."""
+    decimals = 3
     if name in COSTS:
-        return f"{value:.3g}" if value < 100 else f"{value:.0f}"
-    return f"{value:.3f}"
+        least = min((value for value in values if value is not None and value > 0), default=1.0)
+        decimals = max(0, min(2 - math.floor(math.log10(least)), 6))
+    return [ABSENT if value is None else f"{value:.{decimals}f}" for value in values]

@@ -1,0 +1,88 @@
+"""How far the work is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from rich.cells import cell_len
+
+from hydrasurgeon.render.console import err, say
+from hydrasurgeon.run import Progress as Tick
+from hydrasurgeon.visible import visible
+
+__all__ = ["progress"]
+
+PLAIN_EVERY_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Tick | None]:
+    """A bar with an ETA on a terminal, a plain line now and then elsewhere, nothing when quiet."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar() as tick:
+            yield tick
+    else:
+        yield _plain()
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Tick]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = err()
+    bar_cells = 20 if console.width >= 60 else 8
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=bar_cells),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def tick(what: str, done: int, total: int) -> None:
+            # The name gives way, never the numbers: of both counts, the slash, the time and the gaps.
+            room = console.width - bar_cells - 2 * len(str(total)) - len("/") - TIME_CELLS - GAPS
+            bar.update(task, description=_tail(visible(what), room), completed=done, total=total)
+
+        yield tick
+
+
+TIME_CELLS = len("1:23:45")
+GAPS = 4
+
+
+def _tail(text: str, room: int) -> str:
+    """The end of a name that is too long tells more than its beginning."""
+    room = max(room, 1)
+    if cell_len(text) <= room:
+        return text
+    end = text[len(text) - room :]
+    while cell_len(end) > room - 1:
+        end = end[1:]
+    return f"…{end}"
+
+
+def _plain() -> Callable[[str, int, int], None]:
+    last: float | None = None
+
+    def tick(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if last is None:
+            last = time.monotonic()
+        if time.monotonic() - last >= PLAIN_EVERY_SECONDS:
+            last = time.monotonic()
+            say(f"{what}: {done}/{total}")
+
+    return tick

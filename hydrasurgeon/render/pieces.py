@@ -1,0 +1,42 @@
+"""Pieces that several results share: kept heads as a picture, sizes, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from hydrasurgeon.heads import Kept
+from hydrasurgeon.render.console import lines, say, show, width
+from hydrasurgeon.render.tables import Table, table_lines
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.manifest import Tower
+
+__all__ = ["notes", "picture", "show_table", "size"]
+
+
+def show_table(table: Table) -> None:
+    lines(table_lines(table, width()))
+
+
+def notes(texts: Iterable[str]) -> None:
+    for text in texts:
+        say(f"note: {text}")
+
+
+def picture(kept: Kept, towers: Mapping[str, Tower]) -> None:
+    """A row for each layer: ■ kept, · removed."""
+    for name, rows in kept.items():
+        for layer, row in enumerate(rows):
+            cells = "".join("■" if head in row else "·" for head in range(towers[name].heads))
+            prefix = f"{name} " if len(kept) > 1 else ""
+            show(f"    {prefix}{layer:2d} {cells} {len(row)}")
+
+
+def size(nbytes: int) -> str:
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} GB"

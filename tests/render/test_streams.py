@@ -1,0 +1,110 @@
+"""Terminals, pipes and devices as they are: narrow, ASCII, closed, full, no longer read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAKE = Callable[..., Path]
+
+
+def bash(line: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """`hs` is the command."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        ["bash", "-c", f'hs() {{ "{sys.executable}" -m hydrasurgeon "$@"; }}\n{line}'],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path} | env, capture_output=True, text=True, encoding="utf-8",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def here(tiny: MAKE, tmp_path: Path) -> Path:
+    tiny()
+    return tmp_path
+
+
+def test_ascii_loses_nothing(here: Path) -> None:
+    line = "hs prune --method random --keep 2 vit -o 'm–é\u202e' && hs inspect 'm–é\u202e'"
+    done = bash(line, here, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+    assert done.stdout.startswith(r"m-\xe9\u202e.safetensors: 6 heads removed, 6 kept")
+    assert "3 layers x 4 heads" in done.stdout
+    assert "<- prune vit.safetensors" in done.stdout
+    assert done.stdout.count("#") == 2 * 6
+    assert (here / "m–é\u202e.safetensors").exists()
+    assert bash("hs --help", here, PYTHONIOENCODING="ascii").returncode == 0
+
+
+def test_a_closed_stdout_is_quiet(here: Path) -> None:
+    done = bash("hs prune --method random --keep 2 vit -o m >&-; echo $? >&2", here)
+    assert done.stderr == "0\n"
+    whole = bash("hs prune --method random --keep 2 vit -o n; cmp m.safetensors n.safetensors", here)  # fmt: skip
+    assert whole.returncode == 0
+    done = bash("hs inspect gone <&- >&- 2>&-", here)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("line", ["hs inspect vit", "hs inspect vit --json", "hs schema", "hs -h"])
+def test_a_full_device_is_an_error_with_a_name(here: Path, line: str) -> None:
+    done = bash(f"{line} >/dev/full", here)
+    assert (done.returncode, done.stderr) == (2, "error: stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("line", ["hs inspect vit", "hs inspect vit --json", "hs -h"])
+def test_a_reader_who_goes_early_is_no_error(here: Path, line: str) -> None:
+    done = bash(f"{line} | head -c1; echo ${{PIPESTATUS[0]}} >&2", here)
+    assert (len(done.stdout), done.stderr) == (1, "0\n")
+
+
+def test_a_reader_who_goes_early_hides_no_error(here: Path) -> None:
+    done = bash("{ hs inspect gone 2>&1; echo $? >code; } | true; cat code", here)
+    assert done.stdout == "3\n"
+
+
+def test_a_pipe_has_no_width(here: Path) -> None:
+    """Not even where the shell that made it has one."""
+    name = "m" * 150
+    done = bash(
+        f"hs prune --method random --keep 2 vit -o {name} && hs inspect {name}", here, COLUMNS="40"
+    )
+    assert done.stdout.splitlines()[0] == f"{name}.safetensors: 6 heads removed, 6 kept"
+    assert f"{name}.safetensors" in done.stdout.splitlines()[4]
+    about = bash(f"hs inspect {name} --json", here, COLUMNS="40")
+    assert json.loads(about.stdout)["path"] == f"{name}.safetensors"
+
+
+def test_a_narrow_terminal_breaks_between_words(here: Path) -> None:
+    import pty
+    import termios
+
+    bash("hs prune --method random --keep 2 vit -o m", here)
+    parent, child = pty.openpty()
+    termios.tcsetwinsize(child, (24, 40))
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hydrasurgeon", "inspect", "m"], cwd=here, env=env, stdout=child, stdin=child
+    ):  # fmt: skip
+        os.close(child)
+        said = b""
+        while True:
+            try:
+                said += (piece := os.read(parent, 4096))
+            except OSError:  # Linux's way to say that the other side is closed
+                break
+            if not piece:
+                break
+    os.close(parent)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "  ← prune vit.safetensors --method" in lines
+    assert "    random --keep 2" in lines

@@ -1,0 +1,192 @@
+"""Names from files reach the terminal as text: no escape, markup or line break in them does anything."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydrasurgeon import render
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.files.manifest import Fusion, Input, Manifest, Member, Model, Score, Step, Tower
+from hydrasurgeon.measuring.report import Cost, Diversity, IdResult, OodAverage, Report, Result
+from hydrasurgeon.stages.bench import Benched, Contender, Point
+from hydrasurgeon.stages.compare import Comparison, overlap
+from hydrasurgeon.stages.evaluate import Evaluation
+from hydrasurgeon.stages.export import Export
+from hydrasurgeon.stages.fuse import Fused
+from hydrasurgeon.stages.inspect import Inspection
+from hydrasurgeon.stages.prune import Pruned
+from hydrasurgeon.stages.score import Scored
+from hydrasurgeon.visible import code, visible
+
+# Clipboard, clear screen, C1, right-to-left override, markup, a line of our own, a surrogate.
+EVIL = "x\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\u202e[red]y[/red]\nerror: done\r\x7f\u2028\udcff"
+SHOWN = r"x\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\u202e[red]y[/red]\nerror: done\r\x7f\u2028\udcff"
+TOWERS = {EVIL: Tower(layers=1, heads=2, head_dim=4, dim=8)}
+KEPT = {EVIL: ((0,),)}
+
+
+@given(st.text())
+def test_visible_is_one_printable_line(text: str) -> None:
+    assert visible(text).isprintable()
+    if text.isprintable():
+        assert visible(text) == text
+
+
+@given(st.text(st.sampled_from("`ab| \n")))
+def test_a_code_span_ends_where_it_says(text: str) -> None:
+    """CommonMark: a run of backticks closes a span only if it is as long as the one that opened it."""
+    span = code(text)
+    fence = re.match("`+", span)
+    assert fence is not None
+    inside = span[len(fence[0]) : -len(fence[0])]
+    assert span.endswith(fence[0])
+    assert fence[0] not in re.findall("`+", inside)
+    assert not inside.startswith("`")
+    assert not inside.endswith("`")
+    assert not {"|", "\n"} & set(span)
+
+
+def manifest(kind: str = "member", score: Score | None = None) -> Manifest:
+    hydra = kind == "hydra"
+    members = (Member(kept=KEPT, sha256=EVIL),) * 2
+    return Manifest(
+        kind=kind,
+        model=Model(family="timm", arch=EVIL, num_classes=2, labels=(EVIL, "b")),
+        towers=TOWERS,
+        kept=None if hydra else KEPT,
+        members=members if hydra else None,
+        fusion=Fusion(mlp="average", trunk=0) if hydra else None,
+        scores={EVIL: score or Score(values={EVIL: ((1.0, 2.0),)})},
+        weights_sha256="0" * 64,
+        history=(Step(command=EVIL, args={EVIL: EVIL, "k": {EVIL: EVIL}}, inputs=(Input(name=EVIL, sha256=EVIL),)),),
+    )  # fmt: skip
+
+
+def result() -> Result:
+    quality = {"accuracy": 0.9, "brier": 0.1, "nll": 0.2, "ece": 0.01, "aece": 0.02}
+    foreign = OodAverage(auroc=0.9, fpr95=0.1, aupr=0.8, aupr_id=0.7)
+    sets = tuple({"name": name, "n": 10, **quality} for name in (EVIL, "b"))
+    return Result(
+        name=EVIL, kind=EVIL, members=1, id=IdResult(n=10, **quality),
+        ood=({"name": EVIL, "group": "far", "n": 3, **foreign.model_dump()},), ood_average={"far": foreign, "all": foreign},
+        shift=(), diversity=Diversity(mi=0.0, disagreement=0.0), cost=Cost(params=1, macs=2, latency_ms=None),
+        sets=sets, sets_average=quality,
+    )  # fmt: skip
+
+
+def scored(score: Score | None = None) -> Scored:
+    return Scored(path=Path(EVIL), manifest=manifest(score=score), method=EVIL)
+
+
+ORDER = Score(order=((EVIL, 0, 1),), trace=(0.5,), settings={"notes": [EVIL]})
+
+
+def bench() -> Benched:
+    point = Point(batch=1, dtype=EVIL, latency_ms=1.0, throughput=1.0, peak_bytes=1, ratio=None, **{k: 1 for k in ("runs",) if k in Point.model_fields})  # fmt: skip
+    contender = Contender(name=EVIL, kind=EVIL, params=1, macs=1, macs_ratio=1.0, points=(point,))
+    return Benched(machine={}, settings={}, results=(contender,), notes=(EVIL,))
+
+
+def comparison() -> Comparison:
+    none = overlap(set(), set())
+    layers = {EVIL: ({"kept": none, "removed": none},)}
+    return Comparison((EVIL, EVIL), (KEPT, KEPT), TOWERS, none, none, layers, notes=(EVIL,))
+
+
+SHOWS: dict[str, Callable[[], object]] = {
+    "inspect": lambda: render.inspected(Inspection(Path(EVIL), manifest(), 1, 1, (EVIL,), True, EVIL), json=False),
+    "inspect hydra": lambda: render.inspected(Inspection(Path(EVIL), manifest("hydra"), 1, 1, ("F32",), True, None), json=False),
+    "compare": lambda: render.compared(comparison(), json=False),
+    "score, values": lambda: render.scored(scored(), json=False, quiet=False),
+    "score, order": lambda: render.scored(scored(ORDER), json=False, quiet=False),
+    "prune": lambda: render.pruned(Pruned(Path(EVIL), manifest(), 1, (EVIL,), EVIL), json=False, quiet=False),
+    "fuse": lambda: render.fused(Fused(Path(EVIL), manifest("hydra"), 2, 1, None, EVIL), json=False, quiet=False),
+    "eval": lambda: render.evaluated(Evaluation(Report(settings={}, results=(result(), result())), (EVIL,), (Path(EVIL),)), json=False, quiet=False),
+    "bench": lambda: render.benched(bench(), json=False, quiet=False),
+    "export": lambda: render.exported(Export(Path(EVIL), 1, (EVIL,), (EVIL,), 0.0), json=False),
+    "failed": lambda: render.failed(CheckFailed(EVIL, hint=EVIL, details=(EVIL,))),
+    "say": lambda: render.say(EVIL, style="bold"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SHOWS)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_do_nothing(
+    what: str, terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if terminal:
+        for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "70")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("hydrasurgeon.render.pieces.width", lambda: 70)
+    SHOWS[what]()
+    said = capsys.readouterr()
+    ours = re.sub(r"\x1b\[[0-9;]*m", "", said.out + said.err)  # colours, which only we set
+    assert all(line.isprintable() for line in ours.split("\n"))
+    assert SHOWN in re.sub(r"\n +", " ", ours) or terminal
+    assert "\nerror: done" not in ours
+    assert ("\x1b[" in said.out + said.err) == terminal or what == "score, order"
+
+
+def test_json_is_ascii_and_strict(capsys: pytest.CaptureFixture[str]) -> None:
+    render.as_json({"name": EVIL, "numbers": [float("nan"), (float("inf"), 1.5)], EVIL: 1})
+    out = capsys.readouterr().out
+    assert all(line.isascii() and line.isprintable() for line in out.split("\n"))
+    assert json.loads(out) == {"name": EVIL, "numbers": [None, [None, 1.5]], EVIL: 1}
+
+
+def test_progress_says_what_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hydrasurgeon.render.bar.PLAIN_EVERY_SECONDS", 0.0)
+    with render.progress(False) as tick:
+        assert tick is not None
+        tick(EVIL, 1, 2)
+    assert capsys.readouterr().err == f"{SHOWN}: 1/2\n"
+
+
+@pytest.mark.parametrize("name", ["d[/red].safetensors", "run[lr=0.1].safetensors", "e\x1b[2J.safetensors"])  # fmt: skip
+def test_paths_are_no_markup(
+    tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    source = tiny()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    line = ["prune", "--method", "random", "--keep", "2", str(source), "-o", str(tmp_path / name)]
+    assert run(line) == 0
+    assert f"/{visible(name)}: 6 heads removed" in capsys.readouterr().out
+    assert run(["inspect", str(tmp_path / name)]) == 0
+    assert capsys.readouterr().out.startswith(str(tmp_path / visible(name)))
+    assert run(["inspect", str(tmp_path / f"gone {name}")]) == 3
+    assert visible(f"gone {name}") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["inspect", EVIL], ["inspect", f"--{EVIL}"], [EVIL], ["eval", "x", "--limit", EVIL]])  # fmt: skip
+def test_words_of_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) in (2, 3)
+    said = capsys.readouterr().err
+    assert all(line.isprintable() for line in said.split("\n"))
+    assert "\nerror: done" not in said
+
+
+def test_rich_has_one_door() -> None:
+    """Whatever prints makes its text by `styled`: only the modules that draw know rich."""
+    drawing = {"console.py", "pieces.py", "bar.py", "tables.py"}
+    folder = Path(render.__file__).parent
+    for path in folder.parent.rglob("*.py"):
+        modules = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                modules.add(node.module or "")
+        if any(module.split(".")[0] == "rich" for module in modules):
+            assert path.parent == folder, path
+            assert path.name in drawing, path
