@@ -10,7 +10,6 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.run import Progress
-from hydrasurgeon.runtime.processes import own_device
 
 __all__ = ["Feed", "NoData"]
 
@@ -68,6 +67,7 @@ class Feed:
         from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
         from hydrasurgeon.families import backend
         from hydrasurgeon.runtime.classifier import live_module
+        from hydrasurgeon.runtime.processes import own_device
         from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
         model = checkpoint.manifest.model
