@@ -9,7 +9,12 @@ from hydrasurgeon.errors import MissingDependency
 __all__ = ["need"]
 
 # What a package is called where it is installed from, if not as it is imported.
-INSTALLED_AS = {"sklearn": "scikit-learn"}
+INSTALLED_AS = {
+    "sklearn": "scikit-learn",
+    "model_signing": "model-signing",
+    "OpenSSL": "pyOpenSSL",
+    "cyclonedx": "cyclonedx-python-lib",
+}
 
 
 def need(*modules: str, purpose: str) -> None:

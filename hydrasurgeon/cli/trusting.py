@@ -10,7 +10,7 @@ import typer
 from hydrasurgeon.cli import options
 from hydrasurgeon.errors import CheckFailed
 
-__all__ = ["verify"]
+__all__ = ["sign", "verify"]
 
 
 def verify(
@@ -70,3 +70,29 @@ def verify(
             + (f", nor do {len(broken) - 1} other checks" if len(broken) > 1 else ""),
             hint="Do not use it before you know why.",
         )
+
+
+def sign(
+    checkpoint: options.Checkpoint,
+    key: Annotated[
+        Path,
+        typer.Option(
+            "--key", metavar="F", help="The private key: elliptic curve, PEM, not encrypted."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="SIG", help="The signature; else CKPT.sig beside it."),
+    ] = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Sign a checkpoint's files: weights, manifest and, in a directory, everything in it.
+
+    Needs OpenSSF model-signing. `verify CKPT --signature SIG --public-key F` checks it.
+    """
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.sign import sign as stage
+
+    render.signed(stage(checkpoint, key=key, out=out, force=force), json=json, quiet=quiet)

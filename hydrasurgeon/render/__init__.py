@@ -6,7 +6,7 @@ from hydrasurgeon.render.described import compared, inspected
 from hydrasurgeon.render.made import exported, finetuned, fused, pruned, scored
 from hydrasurgeon.render.measured import benched, evaluated
 from hydrasurgeon.render.streams import finish_streams, prepare_streams, writing
-from hydrasurgeon.render.trusted import verified
+from hydrasurgeon.render.trusted import signed, verified
 
 __all__ = [
     "as_json",
@@ -26,6 +26,7 @@ __all__ = [
     "say",
     "scored",
     "show",
+    "signed",
     "verified",
     "writing",
 ]

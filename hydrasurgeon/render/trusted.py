@@ -8,10 +8,11 @@ from hydrasurgeon.render.console import as_json, show
 from hydrasurgeon.render.pieces import notes
 
 if TYPE_CHECKING:
+    from hydrasurgeon.stages.sign import Signed
     from hydrasurgeon.stages.verify import Verification
 
 
-__all__ = ["verified"]
+__all__ = ["signed", "verified"]
 
 MARKS = {
     True: ("holds", "green"),
@@ -35,4 +36,13 @@ def verified(result: Verification, *, json: bool, quiet: bool) -> None:
         mark, style = MARKS[check.holds]
         detail = f": {check.detail}" if check.detail else ""
         show((mark.ljust(MARK_CELLS), style), check.name, (detail, "dim"), hang=MARK_CELLS)
+    return None
+
+
+def signed(result: Signed, *, json: bool, quiet: bool) -> None:
+    files = [path.name for path in result.files]
+    if json:
+        return as_json({"path": str(result.path), "files": files})
+    if not quiet:
+        show((str(result.path), "bold"), f": signs {', '.join(files)}")
     return None

@@ -65,11 +65,18 @@ def verify(
         raise UsageError(f"--dtype {dtype}: outputs are compared in float64 or float32")
     if data is not None and parents is None:
         raise UsageError("--data: nothing runs without --parents", hint="Give --parents DIR too.")
+    if public_key is not None and signature is None:
+        raise UsageError("--public-key: of which signature?", hint="Give --signature SIG.")
     at_hand = None if parents is None else AtHand(parents)
     opened = open_checkpoint(checkpoint, arch=arch)
+    signed: list[Check] = []
+    if signature is not None:
+        from hydrasurgeon.stages.sign import check_signature
+
+        signed = [check_signature(opened, signature, public_key)]
     scanned = scan(opened.tensors)
     digests = {name: tensor.sha256 for name, tensor in scanned.items()}
-    checks = checks_alone(opened, scanned)
+    checks = [*signed, *checks_alone(opened, scanned)]
     if at_hand is not None:
         from hydrasurgeon.runtime.difference import Inputs
         from hydrasurgeon.stages.ancestry import ancestry
