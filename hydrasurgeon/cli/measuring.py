@@ -71,6 +71,14 @@ def evaluate(
             "--card", help="Write each directory's own result into its model card, README.md."
         ),
     ] = False,
+    asserts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assert",
+            metavar="[NAME:]PATH<=X",
+            help='Exit 1 unless a number of the report keeps this limit, "id.ece<=0.02"; repeatable.',
+        ),
+    ] = None,
     arch: options.Arch = None,
     limit: options.Limit = None,
     seed: options.Seed = 0,
@@ -85,16 +93,18 @@ def evaluate(
     Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
     from hydrasurgeon import render
+    from hydrasurgeon.measuring.asserts import require
     from hydrasurgeon.stages.evaluate import evaluate as stage
 
     with render.progress(quiet) as tick:
         evaluation = stage(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes, template=template or [], ensemble=ensemble,
             temperature=temperature, ood_score=ood_score, json=None if json == "-" else json, predictions=predictions,
-            predictions_in=predictions_in or [], card=card, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
+            predictions_in=predictions_in or [], card=card, asserts=asserts or [], arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
             batch_size=options.batch(batch_size), skip_bad=skip_bad, progress=tick,
         )  # fmt: skip
     render.evaluated(evaluation, json=json == "-", quiet=quiet)
+    require(evaluation.report.asserts or ())
 
 
 def bench(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     pass
 
 __all__ = [
+    "Asserted",
     "Cost",
     "Diversity",
     "IdResult",
@@ -98,10 +99,28 @@ class Result(_Record):
         return {name: value for name, value in handler(self).items() if name not in absent}
 
 
+class Asserted(_Record):
+    """What became of one `--assert` on one result."""
+
+    assertion: str
+    result: str
+    value: float | None
+    """None where the result has no such number."""
+    holds: bool
+
+
 class Report(_Record):
     format: Literal["hydrasurgeon.eval/1"] = "hydrasurgeon.eval/1"
     settings: dict[str, Any]
     results: tuple[Result, ...]
+    asserts: tuple[Asserted, ...] | None = None
+    """None where nothing was asserted."""
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without assertions the keys are those it always had."""
+        absent = ("asserts",) if self.asserts is None else ()
+        return {name: value for name, value in handler(self).items() if name not in absent}
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=1) + "\n"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from hydrasurgeon.measuring.report import (
+    Cost,
     Diversity,
     IdResult,
     OodAverage,
@@ -15,11 +16,12 @@ from hydrasurgeon.measuring.report import (
     SetResult,
     ShiftResult,
 )
+from hydrasurgeon.measuring.sets import LabelledSet, parse_ood, parse_shift
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.predictions import Predictions
 
-__all__ = ["over_sets", "result"]
+__all__ = ["over_sets", "rehearsed", "result"]
 
 
 def result(
@@ -70,6 +72,33 @@ def result(
         ),
         cost=predictions.cost,
     )
+
+
+def rehearsed(
+    name: str, labelled: Sequence[LabelledSet], ood: Sequence[str], shift: Sequence[str]
+) -> Result:
+    """A result with the keys that evaluating one model on these data sets gives, and numbers that mean nothing."""
+    import torch
+
+    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
+
+    logits, labels = torch.eye(2)[:, None], torch.arange(2)
+    foreign = [parse_ood(text)[:2] for text in ood]
+    shifted = [parse_shift(text)[:2] for text in shift]
+    alone = result(
+        Predictions(
+            name,
+            "",
+            logits,
+            labels,
+            tuple(OodSet(called, group, logits) for group, called in foreign),
+            tuple(ShiftSet(*about, logits, labels) for about in shifted),
+            Cost(params=0, macs=0, latency_ms=None),
+        )
+    )
+    first, *others = labelled
+    rest = [SetResult(name=each.name, **alone.id.model_dump()) for each in others]
+    return over_sets(alone, rest, first=first.name) if rest else alone
 
 
 def over_sets(found: Result, others: Sequence[SetResult], *, first: str) -> Result:

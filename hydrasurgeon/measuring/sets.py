@@ -91,9 +91,7 @@ def labelled_sets(
     given = [data] if isinstance(data, str) else list(data or ())
     pairs = [_name_of(text) for text in given]
     names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"--data: {twice[0]} is there twice", hint="Tell them apart by NAME=D.")
+    _check_once("--data", names)
     own: dict[str, str] = {}
     common: list[str] = []
     for text in [classes] if isinstance(classes, str) else classes or ():
@@ -109,6 +107,13 @@ def labelled_sets(
         )
     shared = common[0] if common else None
     return [LabelledSet(name, spec, own.get(name, shared)) for name, spec in pairs]
+
+
+def _check_once(option: str, names: Sequence[str]) -> None:
+    """A report, a predictions file and an assertion find a data set by its name."""
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{option}: {name} is there twice", hint="Tell them apart by NAME=D.")
 
 
 def _name_of(text: str) -> tuple[str, str]:
@@ -206,6 +211,8 @@ def open_sets(
             labels=model.labels,
         )
 
+    _check_once("--ood", [parse_ood(entry)[1] for entry in ood])
+    _check_once("--shift", [name if severity is None else f"{name}:{severity}" for name, severity, _ in map(parse_shift, shift)])  # fmt: skip
     foreign = []
     for entry in ood:
         group, name, spec = parse_ood(entry)

@@ -30,6 +30,10 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
             if at:
                 show("")
             show_table(table)
+        asserted = evaluation.report.asserts
+        if asserted and all(each.holds for each in asserted):
+            show("")
+            show(f"all {len(asserted)} assertions hold")
         for path in evaluation.cards:
             show("written into ", (str(path), "bold"))
     return None

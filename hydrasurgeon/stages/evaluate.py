@@ -12,8 +12,9 @@ from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.open_clip.zero_shot import record_of
 from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.report import Report, Result
-from hydrasurgeon.measuring.results import over_sets, result
+from hydrasurgeon.measuring.results import over_sets, rehearsed, result
 from hydrasurgeon.measuring.sets import (
     DataSets,
     Further,
@@ -64,6 +65,7 @@ def evaluate(
     predictions: str | Path | None = None,
     predictions_in: Sequence[str | Path] = (),
     card: bool = False,
+    asserts: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Evaluation:
     """Evaluate checkpoints (or predictions files) side by side.
@@ -73,16 +75,24 @@ def evaluate(
     from hydrasurgeon.measuring import metrics
     from hydrasurgeon.measuring.predictions import read_predictions, write_predictions
 
+    assertions = [parse_assertion(text) for text in asserts]
     labelled = labelled_sets(data, classes)
     _check(checkpoints, labelled, predictions_in, ensemble, one_model=predictions, card=card)
     fixed = _temperature(temperature, val)
     if ood_score not in metrics.OOD_SCORES:
         metrics.ood_score(_nothing(), ood_score)
+    computed = [
+        result(read_predictions(Path(path)), ood_score=ood_score, temperature=_fitted(fixed, None))
+        for path in predictions_in
+    ]
     results: list[Result] = []
     opened = [open_checkpoint(checkpoint, arch=arch) for checkpoint in checkpoints]
     cards = cards_of(opened) if card else []
     for checkpoint in opened:
         checkpoint.digests()
+    if assertions:
+        names = [_name(opened)] if ensemble else [_name([checkpoint]) for checkpoint in opened]
+        check_paths(assertions, [*(rehearsed(n, labelled, ood, shift) for n in names), *computed])
     further: list[Further] = []
     used: dict[str, DataRecord] = {}
     how = _How(device, dtype, batch_size, skip_bad, progress)
@@ -106,9 +116,7 @@ def evaluate(
             results.append(measured)
             if predictions is not None:
                 write_predictions(found, Path(predictions))
-    for path in predictions_in:
-        found, t = read_predictions(Path(path)), _fitted(fixed, None)
-        results.append(result(found, ood_score=ood_score, temperature=t))
+    results += computed
     report = Report(
         settings={
             "data": data_names(labelled), "ood": [portable_name(o) for o in ood], "shift": [portable_name(s) for s in shift], "val": portable_name(val),
@@ -117,6 +125,7 @@ def evaluate(
             **class_hashes(further),
         },
         results=tuple(results),
+        asserts=judged(assertions, results) if assertions else None,
     )  # fmt: skip
     if json is not None:
         write_text(Path(json), report.to_json())
@@ -192,6 +201,10 @@ def _fitted(fixed: float | None, val: Any) -> float:
     return metrics.fit_temperature(metrics.mean_probs(val[0]), val[1])
 
 
+def _name(job: Sequence[Checkpoint]) -> str:
+    return " + ".join(checkpoint.name.removesuffix(".safetensors") for checkpoint in job)
+
+
 def _nothing() -> Any:
     import torch
 
@@ -237,7 +250,7 @@ def _run(
     inputs = moved(next(iter(few)).inputs, first.device, first.dtype)
     single = job[0]
     found = Predictions(
-        name=" + ".join(c.name.removesuffix(".safetensors") for c in job),
+        name=_name(job),
         kind="ensemble" if len(job) > 1 else single.manifest.kind,
         logits=predicted,
         labels=labels,

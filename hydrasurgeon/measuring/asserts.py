@@ -1,0 +1,146 @@
+"""`eval --assert`: limits that numbers of the report must keep, so that CI can hold a model to them.
+
+    [RESULT:]PATH OPERATOR NUMBER     id.ece<=0.02     ood.mnist.auroc>=0.9     hydra:cost.macs<2e9
+
+A path is the way to a number through a result of the JSON report; in lists it goes by name, in shifts by NAME:SEVERITY.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydrasurgeon.errors import CheckFailed, UsageError
+from hydrasurgeon.measuring.report import Asserted, Result
+
+__all__ = ["Assertion", "check_paths", "judged", "parse_assertion", "paths_of", "require"]
+
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+ROOTS = ("members", "id", "ood", "ood_average", "shift", "diversity", "cost", "sets", "sets_average")  # fmt: skip
+FORM = re.compile(
+    rf"(?:(?P<result>.+?):)?(?P<path>(?:{'|'.join(ROOTS)})(?:\.[^<>=]+?)?)"
+    rf"\s*(?P<operator>{'|'.join(OPERATORS)})\s*(?P<number>[^<>=\s]+)"
+)
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """One limit, as it was typed and as it was read."""
+
+    text: str
+    result: str | None
+    """The name of the result it is about; None: every one."""
+    path: str
+    operator: str
+    limit: float
+
+    def concerns(self, result: Result) -> bool:
+        return self.result in (None, result.name)
+
+    def holds(self, value: float | None) -> bool:
+        """What was not measured, or is not a number, keeps no limit."""
+        return value is not None and OPERATORS[self.operator](value, self.limit)
+
+
+def parse_assertion(text: str) -> Assertion:
+    match = FORM.fullmatch(text.strip())
+    limit = _number(match["number"]) if match else None
+    if match is None or limit is None:
+        raise UsageError(
+            f"--assert {text}: not [NAME:]PATH, one of {' '.join(OPERATORS)}, and a number",
+            hint='Such as --assert "id.ece<=0.02" or --assert "hydra:ood_average.all.auroc>=0.85", in quotes.',
+        )
+    return Assertion(text.strip(), match["result"], match["path"], match["operator"], limit)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def paths_of(result: Result) -> dict[str, float | None]:
+    """Every number of a result, by its path."""
+    return dict(_numbers(result.model_dump(exclude={"name", "kind"}), ()))
+
+
+def _numbers(value: Any, way: tuple[str, ...]) -> Iterator[tuple[str, float | None]]:
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _numbers(entry, (*way, str(key)))
+    elif isinstance(value, list | tuple):
+        for at, entry in enumerate(value):
+            yield from _numbers(entry, (*way, _name(entry, at)))
+    elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        yield ".".join(way), value
+
+
+def _name(entry: Any, at: int) -> str:
+    """What an entry of a list is called."""
+    if not isinstance(entry, dict) or "name" not in entry:
+        return str(at)
+    severity = entry.get("severity")
+    return entry["name"] if severity is None else f"{entry['name']}:{severity}"
+
+
+def check_paths(assertions: Sequence[Assertion], results: Sequence[Result]) -> None:
+    """Refuse a limit of a result or number that there is not; the numbers themselves do not matter."""
+    for assertion in assertions:
+        about = [result for result in results if assertion.concerns(result)]
+        if not about:
+            names = [result.name for result in results]
+            raise UsageError(
+                f"--assert {assertion.text}: no result is called {assertion.result}",
+                hint=_choice(assertion.result or "", names),
+            )
+        paths = list(dict.fromkeys(path for result in about for path in paths_of(result)))
+        if assertion.path not in paths:
+            raise UsageError(
+                f"--assert {assertion.text}: the report has no {assertion.path}",
+                hint=_choice(assertion.path, paths),
+            )
+
+
+def _choice(word: str, words: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, words, n=1)
+    return (f"Did you mean {near[0]}? " if near else "") + f"There are {', '.join(words)}."
+
+
+def judged(assertions: Sequence[Assertion], results: Sequence[Result]) -> tuple[Asserted, ...]:
+    """Each limit on each result it is about."""
+    return tuple(
+        Asserted(assertion=each.text, result=result.name, value=value, holds=each.holds(value))
+        for each in assertions
+        for result in results
+        if each.concerns(result)
+        for value in [paths_of(result).get(each.path)]
+    )
+
+
+def require(asserted: Sequence[Asserted]) -> None:
+    """A failed check that names each broken limit and the value that broke it."""
+    broken = [each for each in asserted if not each.holds]
+    if broken:
+        raise CheckFailed(
+            f"{len(broken)} of {len(asserted)} assertions {'does' if len(broken) == 1 else 'do'} not hold",
+            details=[f"{each.result}: {each.assertion}, but {_found(each)}" for each in broken],
+        )
+
+
+def _found(each: Asserted) -> str:
+    if each.value is None:
+        return "it was not measured"
+    return f"it is {each.value!r}"

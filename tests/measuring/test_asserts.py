@@ -1,0 +1,211 @@
+"""eval --assert: limits are read before any work, looked up in the report, and broken ones are named with their values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import CheckFailed, UsageError
+from hydrasurgeon.measuring.asserts import (
+    check_paths,
+    judged,
+    parse_assertion,
+    paths_of,
+    require,
+)
+from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
+from hydrasurgeon.measuring.report import Cost, Result
+from hydrasurgeon.measuring.results import rehearsed, result
+from hydrasurgeon.measuring.sets import labelled_sets
+
+SPEC = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("id.ece<=0.02", (None, "id.ece", "<=", 0.02)),
+        (" id.ece <= 2e-2 ", (None, "id.ece", "<=", 0.02)),
+        ("members==3", (None, "members", "==", 3.0)),
+        ("cost.macs<2e9", (None, "cost.macs", "<", 2e9)),
+        ("ood.my.digits.auroc>.9", (None, "ood.my.digits.auroc", ">", 0.9)),
+        ("shift.gaussian_noise:1.accuracy>=0.8", (None, "shift.gaussian_noise:1.accuracy", ">=", 0.8)),
+        ("hydra:id.ece<=0.02", ("hydra", "id.ece", "<=", 0.02)),
+        ("a + b:ood_average.all.auroc>=-1", ("a + b", "ood_average.all.auroc", ">=", -1.0)),
+        ("hf:me/model:shift.fog:5.accuracy>=0", ("hf:me/model", "shift.fog:5.accuracy", ">=", 0.0)),
+        ("sets.CIFAR100.accuracy>0.5", (None, "sets.CIFAR100.accuracy", ">", 0.5)),
+    ],
+)  # fmt: skip
+def test_grammar(text: str, parts: tuple[str | None, str, str, float]) -> None:
+    found = parse_assertion(text)
+    assert (found.result, found.path, found.operator, found.limit) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "id.ece", "id.ece<=", "<=0.02", "id.ece=0.02", "id.ece!=0.02", "id.ece=<0.02", "id.ece<=low", "id.ece<=nan",
+     "id.ece<=inf", "0.02>=id.ece", "0<id.ece<1", "ece<=0.02", "hydra:ece<=0.02", "name==3", "id.<=3", "identity.x<=3"],
+)  # fmt: skip
+def test_what_is_no_assertion(text: str) -> None:
+    with pytest.raises(UsageError, match="--assert") as refused:
+        parse_assertion(text)
+    assert "id.ece<=0.02" in str(refused.value.hint)
+
+
+def measured(name: str, *, cost: bool = True) -> Result:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(20, 2, 3), torch.arange(20) % 3
+    foreign = (OodSet("mnist", "far", logits[:7]), OodSet("a.b", "near", logits[7:]))
+    shifted = (ShiftSet("fog", 5, logits, labels), ShiftSet("fog", 1, logits, labels), ShiftSet("sketch", None, logits, labels))  # fmt: skip
+    about = Cost(params=7, macs=9, latency_ms=None) if cost else None
+    return result(Predictions(name, "hydra", logits, labels, foreign, shifted, about))
+
+
+def test_every_number_has_a_path() -> None:
+    one = measured("m")
+    paths = paths_of(one)
+    assert paths["id.ece"] == one.id.ece
+    assert paths["ood.mnist.auroc"] == one.ood[0].auroc
+    assert paths["ood.a.b.fpr95"] == one.ood[1].fpr95
+    assert paths["ood_average.near.aupr"] == one.ood_average["near"].aupr
+    assert paths["shift.fog:5.accuracy"] == one.shift[0].accuracy
+    assert paths["shift.sketch.brier"] == one.shift[2].brier
+    assert paths["cost.macs"] == 9
+    assert paths["cost.latency_ms"] is None
+    assert paths["members"] == 2
+    # members, id, two OOD sets, three averages, three shifts, diversity, cost
+    assert len(paths) == 1 + 6 + 2 * 5 + 3 * 4 + 3 * 3 + 2 + 3
+
+
+def test_what_is_rehearsed_has_the_paths_of_what_is_measured() -> None:
+    """So an unknown path is refused before the work, whatever is evaluated."""
+    before = rehearsed(
+        "m", labelled_sets(["d.npz"], None), ["far:mnist=x", "near:b=y"], ["fog:5=z", "fog:1=z", "sketch=z"]
+    )  # fmt: skip
+    found = measured("m")
+    expected = {path.replace("ood.a.b.", "ood.b.") for path in paths_of(found)}
+    assert set(paths_of(before)) == expected
+    several = rehearsed("m", labelled_sets(["one=d.npz", "two=e.npz"], None), [], [])
+    assert {"sets.one.ece", "sets.two.accuracy", "sets_average.nll"} <= set(paths_of(several))
+
+
+def test_names_and_values_of_the_broken() -> None:
+    results = [measured("a"), measured("b", cost=False)]
+    ece = results[0].id.ece
+    limits = [parse_assertion(t) for t in ("id.ece<=0", "b:id.accuracy>=0", "cost.macs<=9", "id.ece>=0")]  # fmt: skip
+    outcome = judged(limits, results)
+    assert [(o.assertion, o.result, o.holds) for o in outcome] == [
+        ("id.ece<=0", "a", False), ("id.ece<=0", "b", False), ("b:id.accuracy>=0", "b", True),
+        ("cost.macs<=9", "a", True), ("cost.macs<=9", "b", False), ("id.ece>=0", "a", True), ("id.ece>=0", "b", True),
+    ]  # fmt: skip
+    with pytest.raises(CheckFailed, match="3 of 7 assertions do not hold") as failed:
+        require(outcome)
+    assert failed.value.details == (
+        f"a: id.ece<=0, but it is {ece!r}", f"b: id.ece<=0, but it is {ece!r}", "b: cost.macs<=9, but it was not measured",
+    )  # fmt: skip
+    require(outcome[2:4])
+
+
+@pytest.mark.parametrize("sign", ["<=", ">=", "==", "<", ">"])
+@pytest.mark.parametrize("value", [math.nan, None])
+def test_what_is_no_number_never_passes(sign: str, value: float | None) -> None:
+    assert not parse_assertion(f"id.ece{sign}0.5").holds(value)
+
+
+def test_limits_themselves() -> None:
+    assert parse_assertion("id.ece<=0.5").holds(0.5)
+    assert parse_assertion("id.ece>=0.5").holds(0.5)
+    assert parse_assertion("id.ece==0.5").holds(0.5)
+    assert not parse_assertion("id.ece<0.5").holds(0.5)
+    assert not parse_assertion("id.ece>0.5").holds(0.5)
+
+
+def test_unknown_ones_are_refused_with_what_there_is() -> None:
+    results = [measured("a"), measured("b", cost=False)]
+    for text, says, hint in (
+        ("id.acuracy>=0", "the report has no id.acuracy", "Did you mean id.accuracy? There are"),
+        ("ood.mnits.auroc>=0", "the report has no ood.mnits.auroc", "Did you mean ood.mnist.auroc?"),
+        ("shift.fog.accuracy>=0", "no shift.fog.accuracy", "shift.fog:5.accuracy, "),
+        ("b:cost.macs<=9", "no cost.macs", "diversity.mi"),
+        ("c:id.ece<=0.02", "no result is called c", "There are a, b."),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=says) as refused:
+            check_paths([parse_assertion(text)], results)
+        assert hint in str(refused.value.hint)
+
+
+def test_in_the_command(
+    tiny: Callable[..., Path], images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    tiny()
+    images()
+    monkeypatch.chdir(tmp_path)
+    line = ["eval", "vit", "--data", "data.npz", "--ood", "near:other=data.npz", "--limit", "20"]
+    good = ["--assert", "ood.other.auroc==0.5", "--assert", "vit:members==1"]
+    assert run([*line, *good, "--predictions", "p.safetensors"]) == 0
+    assert "all 2 assertions hold" in capsys.readouterr().out
+    # The report is there for CI to keep, on stdout or in a file, and says which broke.
+    assert run([*line, *good, "--assert", "id.accuracy>1", "--json", "-"]) == 1
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert [a["holds"] for a in report["asserts"]] == [True, True, False]
+    accuracy = report["results"][0]["id"]["accuracy"]
+    assert report["asserts"][2] == {"assertion": "id.accuracy>1", "result": "vit", "value": accuracy, "holds": False}  # fmt: skip
+    assert "error: 1 of 3 assertions does not hold" in err
+    assert f"vit: id.accuracy>1, but it is {accuracy!r}" in err
+    again = ["eval", "--predictions-in", "p.safetensors", "--assert"]
+    assert run([*again, "ood_average.all.auroc>0.6", "--json", "again.json", "--quiet"]) == 1
+    assert capsys.readouterr().out == ""
+    assert json.loads((tmp_path / "again.json").read_text())["asserts"][0]["value"] == 0.5
+    assert run([*again, "id.accuracy>=0"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "specs", "says"),
+    [("--ood", ("near:a=data.npz", "far:a=data.npz"), "--ood: a is there twice"),
+     ("--shift", ("a:1=data.npz", "a:1=data.npz"), "--shift: a:1 is there twice"),
+     ("--shift", ("a=data.npz", "a=data.npz"), "--shift: a is there twice")],
+)  # fmt: skip
+def test_a_name_is_of_one_set(
+    tiny: Callable[..., Path], images: SPEC, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    option: str, specs: tuple[str, str], says: str,
+) -> None:  # fmt: skip
+    """A report and a predictions file would hold the second under the name of the first."""
+    monkeypatch.chdir(tmp_path)
+    tiny(), images()
+    with pytest.raises(UsageError, match=says):
+        hs.evaluate(["vit"], data="data.npz", **{option[2:]: specs})
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [("id.ece=1", "--assert id.ece=1"), ("ood.others.auroc>=0", "Did you mean ood.other.auroc?"), ("vit2:id.ece<=1", "There are vit.")],
+)  # fmt: skip
+def test_refused_before_any_work(
+    tiny: Callable[..., Path], images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], limit: str, says: str,
+) -> None:  # fmt: skip
+    def never(*_: object) -> None:
+        raise AssertionError("a model was run")
+
+    monkeypatch.setattr("hydrasurgeon.stages.evaluate._run", never)
+    line = ["eval", str(tiny()), "--data", images(), "--ood", f"other={images('o.npz')}"]
+    assert run([*line, "--assert", limit]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_several_data_sets(tiny: Callable[..., Path], images: SPEC) -> None:
+    sets = [f"one={images()}", f"two={images('two.npz', seed=3)}"]
+    limits = ["sets.two.accuracy>=0", "sets_average.ece>1", "id.ece>=0"]
+    model = tiny()
+    report = hs.evaluate([model], data=sets, asserts=limits, limit=10).report
+    assert report.asserts is not None
+    assert [a.holds for a in report.asserts] == [True, False, True]
+    assert "asserts" not in json.loads(hs.evaluate([model], data=sets[0], limit=10).report.to_json())  # fmt: skip
