@@ -42,7 +42,7 @@ def by_length(samples: Samples) -> list[int] | None:
     """Texts from long to short, so that a batch holds little padding; None for what has no length."""
     if samples.kind != "text":
         return None
-    lengths = [len(samples.content(i)) for i in range(len(samples))]
+    lengths = [len(samples.content_if_any(i)) for i in range(len(samples))]
     return sorted(range(len(samples)), key=lambda i: -lengths[i])
 
 

@@ -16,25 +16,35 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from hydrasurgeon.data.samples import Rows, Samples, decode, limited
-from hydrasurgeon.data.sources import portable, read_table
+from hydrasurgeon.data.columns import CAPTIONS
+from hydrasurgeon.data.columns import IMAGES as IMAGE_COLUMNS
+from hydrasurgeon.data.failures import reason
+from hydrasurgeon.data.images import MAX_BYTES, decode
+from hydrasurgeon.data.samples import Rows, Samples, limited
+from hydrasurgeon.data.sources import is_there, portable
+from hydrasurgeon.data.tables import Table, read_table
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.foreign import open_regular
 
 __all__ = ["Pairing", "Shards", "open_pairs"]
 
 KINDS = "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, .jsonl or .csv"
 IMAGES = ("jpg", "jpeg", "png", "webp")
 TEXT = "txt"
-RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+# Bytes of one member of a pair.
+SIZES = {"image": MAX_BYTES, TEXT: 1 << 20}
+RANGE = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
+MAX_SHARDS = 100_000
 
 
 def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
     """Pairs behind a spec; with `limit` a seeded random subset of them."""
     path = Path(spec)
+    samples: Samples
     if path.suffix in (".parquet", ".jsonl", ".csv"):
-        if not path.is_file():
+        if not is_there(path):
             raise DataError(f"{spec}: no such file")
-        samples: Samples = read_table(spec, path, _captioned)
+        samples = _captioned(read_table(spec, path))
     else:
         samples = Shards(spec, _shards(spec, path))
     if not len(samples):
@@ -44,26 +54,30 @@ def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples
 
 
 def _shards(spec: str, path: Path) -> list[Path]:
-    if path.is_dir():
-        found = sorted(path.glob("*.tar"))
+    if is_there(path):
+        shards = sorted(path.glob("*.tar")) if path.is_dir() else [path]
     elif (numbers := RANGE.search(spec)) is not None:
-        first, last = numbers[1], numbers[2]
-        count = range(int(first), int(last) + 1)
-        named = (f"{i:0{len(first)}}" for i in count)
-        found = [Path(spec[: numbers.start()] + n + spec[numbers.end() :]) for n in named]
+        first, last = numbers[1], int(numbers[2])
+        if not int(first) <= last < int(first) + MAX_SHARDS:
+            raise DataError(
+                f"{spec}: {numbers[0]} is no range of shards",
+                hint=f"Write {{FIRST..LAST}}, for at most {MAX_SHARDS:,} of them.",
+            )
+        named = (f"{i:0{len(first)}}" for i in range(int(first), last + 1))
+        shards = [Path(spec[: numbers.start()] + n + spec[numbers.end() :]) for n in named]
     else:
-        found = [path] if path.is_file() else [Path(name) for name in sorted(glob.glob(spec))]
-    if not found:
+        shards = [Path(name) for name in sorted(glob.glob(spec))]
+    if not shards:
         raise DataError(f"{spec}: no such image–text pairs", hint=f"Pairs are {KINDS}.")
-    for shard in found:
+    for shard in shards:
         if shard.suffix != ".tar":
             raise DataError(
                 f"{shard}: not image–text pairs",
                 hint=f"Pairs are {KINDS}. A compressed shard must be unpacked to .tar first.",
             )
-        if not shard.is_file():
+        if not is_there(shard):
             raise DataError(f"{shard}: no such file")
-    return found
+    return shards
 
 
 class Shards(Samples):
@@ -76,7 +90,7 @@ class Shards(Samples):
 
     def __init__(self, spec: str, paths: Sequence[Path]) -> None:
         self.spec, self.paths = spec, list(paths)
-        found = []
+        places = []
         for number, path in enumerate(self.paths):
             rows = list(_members(path))
             if not rows:
@@ -84,8 +98,8 @@ class Shards(Samples):
                     f"{path}: holds no image–text pairs",
                     hint=f"A pair is KEY.{'|'.join(IMAGES)} followed by KEY.{TEXT}.",
                 )
-            found.append(np.array([(number, *row) for row in rows], dtype=np.int64))
-        self.where: NDArray[np.int64] = np.concatenate(found)
+            places.append(np.array([(number, *row) for row in rows], dtype=np.int64))
+        self.where: NDArray[np.int64] = np.concatenate(places)
         """[pair, (shard, image offset, image size, text offset, text size)]"""
 
     def __len__(self) -> int:
@@ -120,23 +134,41 @@ class Shards(Samples):
 def _members(path: Path) -> Iterator[tuple[int, int, int, int]]:
     """Where image and text of each pair lie. A key with only one of them is no pair, as for webdataset."""
     key, parts = "", dict[str, tuple[int, int]]()
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                if not member.isfile():
-                    continue
-                folder, name = os.path.split(member.name)
-                stem, _, suffix = name.partition(".")
-                if os.path.join(folder, stem) != key:
-                    yield from _pair(parts)
-                    key, parts = os.path.join(folder, stem), {}
-                kind = "image" if suffix.lower() in IMAGES else suffix.lower()
-                parts[kind] = member.offset_data, member.size
-                if member.offset_data + member.size > path.stat().st_size:
-                    raise tarfile.ReadError("it ends within a member")
+    for member in _files_in(path):
+        folder, name = os.path.split(member.name)
+        stem, _, suffix = name.partition(".")
+        if os.path.join(folder, stem) != key:
             yield from _pair(parts)
-    except (tarfile.TarError, OSError) as error:
-        raise DataError(f"{path}: not a readable tar file ({error})") from error
+            key, parts = os.path.join(folder, stem), {}
+        kind = "image" if suffix.lower() in IMAGES else suffix.lower()
+        if member.size > SIZES.get(kind, member.size):
+            raise DataError(
+                f"{path}: {member.name[:200]} has {member.size:,} bytes",
+                hint=f"At most {SIZES[kind]:,} are read.",
+            )
+        parts[kind] = member.offset_data, member.size
+    yield from _pair(parts)
+
+
+def _files_in(path: Path) -> Iterator[tarfile.TarInfo]:
+    """The regular members of an uncompressed tar file, each behind the one before and within the file."""
+    with open_regular(path, error=DataError) as raw:
+        length, end = raw.seek(0, os.SEEK_END), 0
+        raw.seek(0)
+        try:
+            with tarfile.open(fileobj=raw, mode="r:") as tar:
+                for member in tar:
+                    if member.offset < end or member.size < 0:
+                        raise tarfile.ReadError("its members overlap")
+                    end = member.offset_data + (member.size if member.isfile() else 0)
+                    if end > length:
+                        raise tarfile.ReadError("it ends within a member")
+                    if member.isfile():
+                        yield member
+        except DataError:
+            raise
+        except Exception as error:  # tarfile raises whatever damaged bytes lead it to
+            raise DataError(f"{path}: not a readable tar file ({reason(error)})") from error
 
 
 def _pair(parts: dict[str, tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
@@ -149,38 +181,30 @@ class Captioned(Samples):
 
     kind = "pair"
 
-    def __init__(self, images: Rows, captions: Sequence[Any]) -> None:
+    def __init__(self, images: Rows, captions: Rows) -> None:
         self.spec, self.images, self.captions = images.spec, images, captions
 
     def __len__(self) -> int:
         return len(self.images)
 
     def read(self, i: int) -> tuple[Image.Image, str]:
-        image = self.images.read(i)
+        image, caption = self.images.read(i), self.captions.read(i)
         assert isinstance(image, Image.Image)
-        return image, self._caption(i)
+        assert isinstance(caption, str)
+        return image, caption
 
     def content(self, i: int) -> bytes:
-        return self.images.content(i) + b"\0" + self._caption(i).encode()
-
-    def _caption(self, i: int) -> str:
-        caption = self.captions[i]
-        if not isinstance(caption, str):
-            raise DataError(f"{self.spec}, row {i}: has no caption")
-        return caption
+        return self.images.content(i) + b"\0" + self.captions.content(i)
 
 
-def _captioned(spec: str, table: Any, root: Path | None) -> Samples:
-    image, text = (
-        next((name for name in names if name in table.column_names), None)
-        for names in (("image", "img"), ("caption", "text"))
-    )
+def _captioned(table: Table) -> Samples:
+    image, text = table.find(IMAGE_COLUMNS), table.find(CAPTIONS)
     if image is None or text is None:
         raise DataError(
-            f"{spec}: needs columns image and text or caption (found: {', '.join(table.column_names)})"
+            f"{table.spec}: needs columns image and text or caption (found: {table.found()})"
         )
-    plain = table.with_format(None)
-    return Captioned(Rows(spec, plain[image][:], "image", root=root), plain[text][:])
+    images = Rows(table.spec, table.columns[image], "image", root=table.root)
+    return Captioned(images, Rows(table.spec, table.columns[text], "text"))
 
 
 class Pairing:

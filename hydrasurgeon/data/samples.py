@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from hydrasurgeon.data.images import MAX_BYTES, decode, plain
+from hydrasurgeon.data.labels import Labels
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.foreign import read_bytes
 
 __all__ = ["Arrays", "Files", "Rows", "Samples", "Subset", "fit_classes"]
 
-Labels = NDArray[np.int64]
+# Of one text. No model here reads more than some thousand tokens of it.
+MAX_TEXT = 1_000_000
+
 Raw = Image.Image | str | tuple[Image.Image, str]
 
 
@@ -41,11 +45,18 @@ class Samples(ABC):
     def content(self, i: int) -> bytes:
         """What the fingerprint hashes for this sample."""
 
+    def content_if_any(self, i: int) -> bytes:
+        """`content`, and nothing for a sample that cannot be read: reading it says why, unless such are skipped."""
+        try:
+            return self.content(i)
+        except DataError:
+            return b""
+
     def fingerprint(self) -> dict[str, Any]:
         """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
         total = hashlib.sha256()
         for i in range(len(self)):
-            total.update(hashlib.sha256(self.content(i)).digest())
+            total.update(hashlib.sha256(self.content_if_any(i)).digest())
         if self.labels is not None:
             total.update(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
         return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
@@ -95,10 +106,7 @@ class Files(Samples):
         return decode(self.content(i), str(self.paths[i]))
 
     def content(self, i: int) -> bytes:
-        try:
-            return self.paths[i].read_bytes()
-        except OSError as error:
-            raise DataError(f"{self.paths[i]}: cannot be read ({error.strerror})") from error
+        return read_bytes(self.paths[i], most=MAX_BYTES, error=DataError)
 
 
 class Rows(Samples):
@@ -120,36 +128,36 @@ class Rows(Samples):
         return len(self.column)
 
     def read(self, i: int) -> Raw:
-        value = self.column[i]
         if self.kind == "text":
-            if not isinstance(value, str):
-                raise DataError(f"{self.spec}: row {i} holds {type(value).__name__}, not text")
-            return value
-        return (
-            value
-            if isinstance(value, Image.Image)
-            else decode(self.content(i), f"{self.spec}, row {i}")
-        )
+            return self._text(i)
+        value = self.column[i]
+        if isinstance(value, Image.Image):
+            return plain(value)
+        return decode(self.content(i), f"{self.spec}, row {i}")
 
     def content(self, i: int) -> bytes:
+        if self.kind == "text":
+            return self._text(i).encode()
         value = self.column[i]
-        if isinstance(value, str) and self.kind == "text":
-            return value.encode()
         if isinstance(value, Mapping):
             value = value["bytes"] if value.get("bytes") is not None else value.get("path")
-        if isinstance(value, str):
-            path = (self.root or Path()) / value
-            try:
-                return path.read_bytes()
-            except OSError as error:
-                raise DataError(
-                    f"{self.spec}, row {i}: {path} cannot be read ({error.strerror})"
-                ) from error
+        if isinstance(value, str) and value:
+            return read_bytes((self.root or Path()) / value, most=MAX_BYTES, error=DataError)
         if isinstance(value, bytes):
             return value
         if isinstance(value, Image.Image):
             return value.mode.encode() + value.tobytes()
         raise DataError(f"{self.spec}, row {i}: holds {type(value).__name__}, not an image")
+
+    def _text(self, i: int) -> str:
+        value = self.column[i]
+        if not isinstance(value, str):
+            raise DataError(f"{self.spec}: row {i} holds {type(value).__name__}, not text")
+        if len(value) > MAX_TEXT:
+            raise DataError(
+                f"{self.spec}: row {i} holds a text of {len(value):,} characters; at most {MAX_TEXT:,} are read"
+            )
+        return value
 
 
 class Subset(Samples):
@@ -167,24 +175,6 @@ class Subset(Samples):
 
     def content(self, i: int) -> bytes:
         return self.parent.content(int(self.index[i]))
-
-
-def decode(content: bytes, where: str) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(content))
-        image.load()
-    except (
-        UnidentifiedImageError,
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-    ) as error:
-        raise DataError(
-            f"{where}: not a readable image",
-            hint="Mend or remove it, or give --skip-bad to leave such images out.",
-        ) from error
-    return image
 
 
 def limited(samples: Samples, limit: int | None, seed: int) -> Samples:

@@ -9,6 +9,8 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from hydrasurgeon.data.images import plain
+
 __all__ = ["eval_transform", "train_transform"]
 
 SIZING = ("Resize", "ResizeKeepRatio", "CenterCrop", "CenterCropOrPad")
@@ -21,11 +23,7 @@ class ToMode:
     channels: int
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        if image.mode in ("I", "I;16", "I;16B", "I;16L"):
-            image = image.point(lambda value: value / 256).convert("L")
-        elif image.mode in ("P", "PA", "LA"):
-            image = image.convert("RGBA").convert("RGB")
-        return image.convert("L" if self.channels == 1 else "RGB")
+        return plain(image).convert("L" if self.channels == 1 else "RGB")
 
 
 def eval_transform(preprocess: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:

@@ -1,0 +1,69 @@
+"""Bytes → picture: common formats only, of bounded size, grey or RGB of 8 bits.
+
+A picture is taken as it is stored: like timm and torchvision, we do not turn it by its EXIF orientation. Of
+several frames the first is read, transparency is dropped, and 16 bits are scaled to 8.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from PIL import Image
+
+from hydrasurgeon.errors import DataError
+
+__all__ = ["MAX_BYTES", "SUFFIXES", "check_size", "decode", "plain"]
+
+# Pillow knows many more: some start other programs (EPS), and no collection of pictures needs them.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
+# Of one encoded picture.
+MAX_BYTES = 256 << 20
+# Pillow's own bound against decompression bombs: 256 MiB of RGB.
+MAX_PIXELS = 89_478_485
+# A picture is resized by its shorter side: one of 1 × 20,000 pixels would become 224 × 4,480,000.
+MAX_RATIO = 100
+
+SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
+
+
+def decode(content: bytes, where: str) -> Image.Image:
+    """The picture in `content`; DataError naming `where` when there is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged EXIF data, which we do not read
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+            check_size(*image.size, where)
+            image.load()
+        return plain(image)
+    except DataError:
+        raise
+    except Exception as error:  # decoders raise whatever damaged bytes lead them to
+        raise DataError(
+            f"{where}: not a readable image",
+            hint=f"Mend or remove it (formats read: {', '.join(FORMATS)}), or give --skip-bad to leave such images out.",
+        ) from error
+
+
+def check_size(width: int, height: int, where: str) -> None:
+    """Refuse what would need too much memory, here or in the transforms."""
+    short, long = sorted((width, height))
+    if short < 1 or width * height > MAX_PIXELS or long > MAX_RATIO * short:
+        raise DataError(
+            f"{where}: is a picture of {width} × {height} pixels",
+            hint=f"At most {MAX_PIXELS:,} pixels are read, and sides of at most 1 : {MAX_RATIO}.",
+        )
+
+
+def plain(image: Image.Image) -> Image.Image:
+    """Any mode → grey or RGB of 8 bits; ValueError for what has no place in it (floating-point pixels)."""
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode == "F":
+        raise ValueError("floating-point pixels")
+    if image.mode in SIXTEEN_BITS:
+        return image.point(lambda value: value / 256).convert("L")
+    if image.mode in ("P", "PA", "LA"):
+        image = image.convert("RGBA")
+    return image.convert("L" if image.mode == "1" else "RGB")

@@ -1,0 +1,85 @@
+"""Labels and class names as people write them → class numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from unicodedata import category
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrasurgeon.errors import DataError
+
+__all__ = ["Labels", "class_names", "class_numbers", "labels_of"]
+
+Labels = NDArray[np.int64]
+
+# Far above any data set: a new classifier has a row of weights for every number below the largest label.
+MAX_CLASSES = 1_000_000
+# Characters of a class name.
+MAX_NAME = 500
+
+# Unicode's categories of control characters, lone surrogates (bytes that were not UTF-8) and ends of lines.
+UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
+
+INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def labels_of(spec: str, values: Sequence[Any]) -> tuple[Labels | None, tuple[str, ...] | None]:
+    """A column of whole numbers, or of names: then the classes are the names in their order."""
+    absent = next((row for row, value in enumerate(values) if value is None or value == ""), None)
+    if absent is not None:
+        raise DataError(f"{spec}: row {absent} has no label", hint="Label every row, or none.")
+    if all(isinstance(value, str) for value in values):
+        if not all(NUMBER.fullmatch(value) for value in values):
+            classes = class_names(spec, sorted(set(values)))
+            number = {name: i for i, name in enumerate(classes)}
+            return np.array([number[value] for value in values], dtype=np.int64), classes
+        # Numbers in quotes, as in every csv file.
+        values = [int(value) if INTEGER.fullmatch(value) else value for value in values]
+    wrong = next((row for row, value in enumerate(values) if type(value) is not int), None)
+    if wrong is not None:
+        raise DataError(
+            f"{spec}: row {wrong} has the label {_shown(values[wrong])}",
+            hint="Labels are whole numbers or names, in all rows alike.",
+        )
+    return class_numbers(spec, values), None
+
+
+def class_numbers(spec: str, values: Sequence[int] | NDArray[Any]) -> Labels | None:
+    """Integers as labels; None where every one is -1, which stands for no label."""
+    whole = np.asarray(values) if len(values) else np.zeros(0, dtype=np.int64)
+    outside = np.flatnonzero((whole < -1) | (whole >= MAX_CLASSES))
+    if len(outside):
+        raise DataError(
+            f"{spec}: row {outside[0]} has the label {whole[outside[0]]}",
+            hint=f"Labels are the numbers of classes, from 0 and below {MAX_CLASSES:,}; -1 stands for none.",
+        )
+    labels = whole.astype(np.int64)
+    return None if len(labels) and (labels == -1).all() else labels
+
+
+def class_names(spec: str, names: Sequence[Any]) -> tuple[str, ...]:
+    """Names that a manifest can hold and a terminal can show."""
+    if len(names) > MAX_CLASSES:
+        raise DataError(f"{spec}: has {len(names):,} classes; at most {MAX_CLASSES:,} are read")
+    for name in names:
+        if not isinstance(name, str) or not name.strip() or UNNAMEABLE & set(map(category, name)):
+            raise DataError(
+                f"{spec}: {_shown(name)} is no name of a class",
+                hint="A name is UTF-8 text of one line, without control characters.",
+            )
+        if len(name) > MAX_NAME:
+            raise DataError(
+                f"{spec}: a class name has {len(name):,} characters; at most {MAX_NAME} are read",
+                hint="Is the column of labels a column of texts?",
+            )
+    return tuple(names)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -1,0 +1,163 @@
+"""Data sets that libraries fetch by name: the hub's, through datasets, and torchvision's."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydrasurgeon.data.arrays import pixels
+from hydrasurgeon.data.columns import COLUMNS, IMAGES
+from hydrasurgeon.data.failures import reason
+from hydrasurgeon.data.labels import class_names, class_numbers
+from hydrasurgeon.data.samples import Arrays, Rows, Samples
+from hydrasurgeon.data.tables import Table, rows
+from hydrasurgeon.errors import DataError
+
+__all__ = ["read_hub", "read_torchvision"]
+
+
+def read_hub(spec: str, rest: str) -> Samples:
+    """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is `hf:name[/config]:split`."""
+    from datasets import load_dataset
+
+    name, colon, split = rest.rpartition(":")
+    if not colon or not name:
+        raise DataError(
+            f"{spec}: names no split",
+            hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.",
+        )
+    first, *others = parts = name.split("/")
+    # Two parts may be an organisation and a name, or a name and a config.
+    attempts = [("/".join(parts[:2]), parts[2] if len(parts) > 2 else None)]
+    if len(parts) == 2:
+        attempts.append((first, others[0]))
+    failures = []
+    for repo, config in attempts:
+        try:
+            with _quiet_datasets():
+                loaded = load_dataset(repo, config, split=split)
+        except (
+            Exception
+        ) as error:  # datasets raises many kinds for missing names, splits and networks
+            failures.append(error)
+            continue
+        return rows(_hub_table(spec, loaded))
+    raise DataError(
+        f"{spec}: cannot be loaded ({reason(failures[0])})",
+        hint="Check name, config and split; the hub must be reachable or the set cached.",
+    ) from failures[0]
+
+
+def _hub_table(spec: str, loaded: Any) -> Table:
+    """The columns of a set of the datasets library; it leaves the images to us, which it would open in any format."""
+    from datasets import ClassLabel, Image
+
+    features = loaded.features
+    for name in set(IMAGES) & set(features):
+        if isinstance(features[name], Image):
+            loaded = loaded.cast_column(name, Image(decode=False))
+    plain = loaded.with_format(None)
+    wanted = [name for name in features if name in COLUMNS]
+    return Table(
+        spec,
+        tuple(features),
+        {name: plain[name][:] for name in wanted},
+        {n: class_names(spec, features[n].names) for n in wanted if isinstance(features[n], ClassLabel)},
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    from datasets.utils.logging import (
+        disable_progress_bar,
+        enable_progress_bar,
+        is_progress_bar_enabled,
+    )
+
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()
+
+
+def read_torchvision(spec: str, rest: str) -> Samples:
+    from torchvision import datasets
+
+    name, _, split = rest.partition(":")
+    by_name = {each.lower(): each for each in datasets.__all__}
+    if name.lower() not in by_name:
+        near = difflib.get_close_matches(name, datasets.__all__, n=3)
+        raise DataError(
+            f"{spec}: torchvision has no data set {name}",
+            hint=f"Did you mean {', '.join(near)}?" if near else None,
+        )
+    make = getattr(datasets, by_name[name.lower()])
+    root = Path(os.environ.get("HYDRASURGEON_DATA", Path.home() / ".cache" / "hydrasurgeon"))
+    split = split or "test"
+    # What the sets call it.
+    attempts = ({"split": split}, {"train": split == "train"}, {"image_set": split})
+    failure = None
+    for arguments in attempts:
+        for download in (False, True):
+            try:
+                loaded = make(str(root), **arguments, download=download)
+            except TypeError:
+                break
+            except (
+                Exception
+            ) as error:  # absent, unreachable or an unknown split: each set has its own kind
+                failure = reason(error)
+                continue
+            return _indexed(spec, loaded)
+    raise DataError(
+        f"{spec}: cannot be loaded ({failure or 'it has no splits'})",
+        hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once.",
+    )
+
+
+def _indexed(spec: str, loaded: Any) -> Samples:
+    """A torchvision data set: by its image array where it has one, else sample by sample."""
+    names = ("targets", "labels", "_labels")
+    targets = next((getattr(loaded, name) for name in names if hasattr(loaded, name)), None)
+    if targets is None:
+        targets = [loaded[i][1] for i in range(len(loaded))]
+    try:
+        numbers = np.asarray(targets, dtype=np.int64).reshape(len(loaded))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{spec}: its targets are not one class for each picture",
+            hint="Only data sets for classification can be used.",
+        ) from error
+    labels = class_numbers(spec, numbers)
+    classes = getattr(loaded, "classes", None)
+    if classes is not None:  # ImageNet has several words for each
+        classes = class_names(spec, [c if isinstance(c, str) else ", ".join(c) for c in classes])
+    images = getattr(loaded, "data", None)
+    if images is None or len(images) != len(loaded):
+        return Rows(spec, _First(loaded), "image", labels, classes)
+    array = np.asarray(images)
+    if array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[-1] not in (1, 3):
+        array = array.transpose(0, 2, 3, 1)
+    return Arrays(spec, pixels(spec, array), labels, classes)
+
+
+class _First:
+    """The pictures of a data set of (picture, label) pairs."""
+
+    def __init__(self, pairs: Any) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.pairs[i][0]

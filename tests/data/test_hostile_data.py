@@ -1,0 +1,321 @@
+"""Data sets that are damaged, wrong or made to do harm end in one message and exit 5, whatever the format."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_data import MISTAKES, Mistake, damaged, npz, parquet, picture, png_of_size, tar
+from PIL import Image
+
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.data.images import FORMATS, decode
+from hydrasurgeon.data.pairs import open_pairs
+from hydrasurgeon.data.transforms import eval_transform
+from hydrasurgeon.errors import DataError
+
+PREPROCESS = {"input_size": [3, 8, 8], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.name for mistake in MISTAKES])
+def test_every_mistake_is_named(mistake: Mistake, tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError) as caught:
+        open_data(mistake.make(tmp_path))
+    assert mistake.says in caught.value.message
+    assert caught.value.exit_code == mistake.code
+    assert len(caught.value.message) < 6000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+
+
+def used(path: Path) -> None:
+    """Opened, hashed, and every sample read and made ready for a model."""
+    samples = (open_pairs if path.suffix == ".tar" else open_data)(str(path), limit=4)
+    samples.fingerprint()
+    prepare = eval_transform(PREPROCESS)
+    for i in range(len(samples)):
+        raw = samples.read(i)
+        if isinstance(raw, Image.Image):
+            assert prepare(raw).shape == (3, 8, 8)
+
+
+FILES = {
+    "d.npz": npz(images=np.zeros((3, 8, 8), np.uint8), labels=np.arange(3), classes=np.array(["a", "b", "c"])),
+    "d.jsonl": b'{"text": "one", "label": 0}\n{"text": "two", "label": 1}\n{"text": "", "label": 2}\n',
+    "d.csv": b'text,label\n"one, two",0\nthree,1\n"fo""ur",2\n',
+    "d.parquet": parquet({b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b"]}}}}'}, text=["a", "b", "c"], label=[0, 1, 0]),
+    "i.parquet": parquet(image=[{"bytes": picture(), "path": "x"}] * 3, label=["x", "y", "x"]),
+    "d.txt": b"x.png 0\nx.png 1\n",
+    "d.tar": tar(("0.png", picture()), ("0.txt", b"one"), ("1.jpg", picture("jpeg")), ("1.txt", b"two")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_files(name: str, tmp_path: Path) -> None:
+    """Read, or refused by a DataError: never anything else."""
+    path = tmp_path / name
+    (tmp_path / "x.png").write_bytes(picture())
+    path.write_bytes(FILES[name])
+    used(path)
+    refused = 0
+    for seed in range(100):
+        path.write_bytes(damaged(FILES[name], seed))
+        try:
+            used(path)
+        except DataError:
+            refused += 1
+    assert refused > 5
+
+
+KINDS = [
+    *(("png", mode) for mode in ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")),
+    *(("jpeg", mode) for mode in ("L", "RGB", "CMYK")),
+    *(("webp", mode) for mode in ("RGB", "RGBA")), ("gif", "P"), ("bmp", "RGB"), ("ppm", "RGB"),
+    *(("tiff", mode) for mode in ("RGB", "CMYK", "LAB", "YCbCr")),
+]  # fmt: skip
+
+
+def _picture(kind: str, mode: str) -> bytes:
+    if mode == "I;16":
+        file = io.BytesIO()
+        Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(file, kind)
+        return file.getvalue()
+    if mode == "LAB":
+        file = io.BytesIO()
+        Image.new("LAB", (8, 8)).save(file, kind)
+        return file.getvalue()
+    return picture(kind, mode)
+
+
+@pytest.mark.parametrize(("kind", "mode"), KINDS)
+def test_mutated_images(kind: str, mode: str) -> None:
+    whole = _picture(kind, mode)
+    prepare = eval_transform(PREPROCESS)
+    for seed in range(60):
+        content = damaged(whole, seed)
+        try:
+            image = decode(content, "x")
+        except DataError as error:
+            assert error.message.startswith("x: ")  # noqa: PT017 (not every one fails)
+        else:
+            assert image.mode in ("L", "RGB")
+            assert prepare(image).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "value"),
+    [("png", "1", 255), ("png", "LA", 90), ("png", "I;16", 156), ("png", "P", 102), ("png", "RGBA", 90), ("tiff", "YCbCr", 90), ("tiff", "CMYK", 90)],
+)  # fmt: skip
+def test_modes_keep_their_values(kind: str, mode: str, value: int) -> None:
+    file = io.BytesIO()
+    if mode == "I;16":
+        Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(file, kind)
+    else:
+        Image.new("L", (8, 8), {"1": 255, "P": 102}.get(mode, 90)).convert("RGB").convert(mode).save(file, kind)  # fmt: skip
+    image = decode(file.getvalue(), "x")
+    assert image.mode in ("L", "RGB")
+    assert np.asarray(image).astype(int) == pytest.approx(value, abs=1)
+
+
+def test_other_formats_are_not_opened() -> None:
+    """EPS would start Ghostscript."""
+    for kind in ("eps", "avif", "icns", "pcx", "dds"):
+        with pytest.raises(DataError, match="not a readable image"):
+            decode(picture(kind, size=(16, 16)), "x")
+    assert not {"EPS", "AVIF"} & set(FORMATS)
+
+
+@pytest.mark.parametrize("size", [(20_000, 20_000), (60_000, 60_000), (20_000, 1), (1, 101)])
+def test_pictures_too_large_to_resize(size: tuple[int, int]) -> None:
+    """Between Pillow's warning and its error, too; and a thin one that resizing would make huge."""
+    warnings.simplefilter("error")  # as for all tests; pytest undoes it
+    with pytest.raises(DataError, match=r"pixels|not a readable image"):
+        decode(png_of_size(*size), "x")
+
+
+def test_of_several_frames_the_first_is_read() -> None:
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), (v, v, v)) for v in (10, 200)]
+    frames[0].save(file, "gif", save_all=True, append_images=frames[1:])
+    assert np.asarray(decode(file.getvalue(), "x")).max() < 20
+
+
+def test_orientation_is_left_as_it_is_stored() -> None:
+    image = Image.new("L", (8, 4))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    image.save(file, "jpeg", exif=exif)
+    assert decode(file.getvalue(), "x").size == (8, 4)
+
+
+def test_images_of_a_hub_set_are_opened_by_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The datasets library opens any format that Pillow knows."""
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    rows = {"image": [{"bytes": picture("eps"), "path": None}, {"bytes": picture(), "path": None}], "label": [0, 1]}  # fmt: skip
+    table = datasets.Dataset.from_dict(rows, features=features)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
+    samples = open_data("hf:org/name:test")
+    assert samples.read(1).size == (8, 8)
+    with pytest.raises(DataError, match="row 0: not a readable image"):
+        samples.read(0)
+
+
+def test_hub_failures_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load(*_: object, **__: object) -> None:
+        raise ConnectionError  # without a word
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match="ConnectionError") as caught:
+        open_data("hf:org/name:test")
+    assert "must be reachable" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("targets", [["cat", "dog"], [[0, 1], [1, 0]], [0, None]])
+def test_torchvision_sets_of_other_tasks(monkeypatch: pytest.MonkeyPatch, targets: object) -> None:
+    import torchvision
+
+    class Fake:
+        def __init__(self, root: str, train: bool, download: bool) -> None:
+            self.targets = targets
+
+        def __len__(self) -> int:
+            return 2
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", Fake)
+    with pytest.raises(DataError, match="not one class for each picture"):
+        open_data("torchvision:MNIST:test")
+
+
+def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
+    """As names, "10" would come before "2"."""
+    lines = [{"text": "x", "label": str(i)} for i in range(12)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples = open_data(str(tmp_path / "d.jsonl"))
+    assert samples.labels is not None
+    assert samples.labels.tolist() == list(range(12))
+    assert samples.classes is None
+
+
+@pytest.mark.parametrize("suffix", ["npz", "txt", "jsonl"])
+def test_minus_one_everywhere_is_no_label(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(picture())
+    contents = {
+        "npz": npz(images=np.zeros((2, 8, 8), np.uint8), labels=np.array([-1, -1])),
+        "txt": b"x.png -1\nx.png -1\n",
+        "jsonl": b'{"text": "a", "label": -1}\n{"text": "b", "label": -1}\n',
+    }
+    (tmp_path / f"d.{suffix}").write_bytes(contents[suffix])
+    assert open_data(str(tmp_path / f"d.{suffix}")).labels is None
+
+
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
+    for name, content in (
+        ("d.csv", "text,label\nä,1\n"),
+        ("d.jsonl", '{"text": "ä", "label": 1}\n'),
+    ):
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+        samples = open_data(str(tmp_path / name))
+        assert samples.read(0) == "ä"
+        assert samples.labels is not None
+        assert samples.labels.tolist() == [1]
+
+
+def test_long_fields_of_a_csv(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text(f"text,label\n{'x' * 200_000},1\n")
+    assert len(str(open_data(str(tmp_path / "d.csv")).read(0))) == 200_000
+
+
+def test_samples_that_cannot_be_read_are_left_out_on_request(tmp_path: Path) -> None:
+    """Missing files and empty rows too: the fingerprint must not stop at them."""
+    (tmp_path / "x.png").write_bytes(picture())
+    (tmp_path / "d.txt").write_text("x.png 0\ngone.png 1\nx.png 1\n")
+    samples = open_data(str(tmp_path / "d.txt"))
+    assert samples.fingerprint()["rows"] == 3
+    batches = Batches(samples, eval_transform(PREPROCESS), batch_size=2, skip_bad=True)
+    assert sum(len(batch.index) for batch in batches) == 2
+    assert "gone.png" in batches.skipped[0]
+    with pytest.raises(DataError, match=r"gone\.png"):
+        list(Batches(samples, eval_transform(PREPROCESS), batch_size=2))
+
+
+def test_links_that_lead_in_circles(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(picture())
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    (tmp_path / "a" / "self.png").symlink_to("self.png")
+    samples = open_data(str(tmp_path))
+    assert len(samples) == 2
+    with pytest.raises(DataError, match=r"self\.png: cannot be read"):
+        samples.read(0)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.png").write_bytes(picture())
+    scan = os.scandir
+
+    def refuse(path: object) -> object:
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"/b: cannot be read \(Permission denied\)"):
+        open_data(str(tmp_path))
+
+
+def test_parquet_that_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary of one value, named by a million rows; and rows that take no bytes at all."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    monkeypatch.setattr("hydrasurgeon.data.bounds.FREE", 50_000_000)
+    one = pa.DictionaryArray.from_arrays(pa.array(np.zeros(400_000, np.int32)), pa.array(["x" * 200_000]))  # fmt: skip
+    pq.write_table(pa.table({"text": one}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": pa.nulls(30_000_000, pa.string())}), tmp_path / "b.parquet")
+    for name, says in (("a", "unpacks to more than"), ("b", "has 30,000,000 rows in")):
+        assert (tmp_path / f"{name}.parquet").stat().st_size < 5_000_000
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(DataError, match=says):
+            open_data(str(tmp_path / f"{name}.parquet"))
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("shards-{0..99999999999}.tar", "no such image–text pairs"),
+        ("shards-{0..999999999}.tar", "is no range of shards"),
+        ("shards-{5..3}.tar", "is no range of shards"),
+        ("shards-{000..001}.tar", "no such file"),
+    ],
+)
+def test_ranges_of_shards(tmp_path: Path, spec: str, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        open_pairs(str(tmp_path / spec))
+
+
+def test_a_tar_file_that_goes_in_circles(tmp_path: Path) -> None:
+    """A member of negative size: its successor lies before it."""
+    content = bytearray(tar(("0.png", picture()), ("0.txt", b"one")))
+    content[124:136] = b"\xff" * 12  # -1 in base 256
+    content[148:156] = b"        "
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    (tmp_path / "d.tar").write_bytes(content)
+    with pytest.raises(DataError, match="not a readable tar file"):
+        open_pairs(str(tmp_path / "d.tar"))

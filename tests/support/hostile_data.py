@@ -1,0 +1,252 @@
+"""Data sets that are wrong in one way each, and bytes changed at random: what a reader of files must survive."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+__all__ = ["MISTAKES", "Mistake", "damaged", "npz", "parquet", "picture", "png_of_size", "tar"]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Data that cannot be used: how it is made, the exit code it ends with, and a part of what is said."""
+
+    name: str
+    make: Callable[[Path], str]
+    """Writes it into a folder; the data spec."""
+    says: str
+    code: int = 5
+
+
+def damaged(content: bytes, seed: int) -> bytes:
+    """`content` cut, flipped, doubled, zeroed or lengthened somewhere, in one to three places."""
+    random = Random(seed)
+    changed = bytearray(content)
+    for _ in range(random.randint(1, 3)):
+        at = random.randrange(len(changed) + 1)
+        length = random.choice((1, 1, 2, 4, 8, 64))
+        change = random.randrange(6)
+        if change == 0:
+            del changed[at:]
+        elif change == 1:
+            changed[at : at + length] = random.randbytes(length)
+        elif change == 2:
+            changed[at:at] = random.randbytes(length)
+        elif change == 3:
+            changed[at : at + length] = bytes(length)
+        elif change == 4:
+            changed[at : at + length] = b"\xff" * length
+        else:
+            del changed[at : at + length]
+    return bytes(changed)
+
+
+def picture(kind: str = "png", mode: str = "RGB", size: tuple[int, int] = (8, 8)) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    """A few bytes that claim to be a picture of any size."""
+    import struct
+    import zlib
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))  # fmt: skip
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")  # fmt: skip
+
+
+def npz(**arrays: Any) -> bytes:
+    """An archive of arrays, pickled ones too, and of bytes as they are."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            content = array
+            if not isinstance(array, bytes):
+                part = io.BytesIO()
+                np.lib.format.write_array(part, np.asarray(array), allow_pickle=True)
+                content = part.getvalue()
+            archive.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def parquet(metadata: dict[bytes, bytes] | None = None, **columns: Any) -> bytes:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file)
+    return file.getvalue()
+
+
+def tar(*members: tuple[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+IMAGES = np.zeros((3, 8, 8), np.uint8)
+
+
+def _file(name: str, content: bytes | str) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        path = folder / name
+        path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)  # fmt: skip
+        return str(path)
+
+    return make
+
+
+def _lines(*records: Any) -> Callable[[Path], str]:
+    return _file("d.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+
+
+def _bomb(folder: Path) -> str:
+    """Two megabytes that would unpack to two gigabytes."""
+    path = folder / "d.npz"
+    head = b"\x93NUMPY\x01\x00" + b"v\x00" + b"{'descr': '|u1', 'fortran_order': False, 'shape': (33554432, 8, 8), }".ljust(117) + b"\n"  # fmt: skip
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("images.npy", head + bytes(1 << 20))
+    # The sizes of the directory are what a reader plans with.
+    content = bytearray(path.read_bytes())
+    at = content.rindex(b"PK\x01\x02") + 24
+    content[at : at + 4] = (len(head) + 33554432 * 64).to_bytes(4, "little")
+    path.write_bytes(content)
+    return str(path)
+
+
+def _fifo(folder: Path) -> str:
+    os.mkfifo(folder / "d.npz")
+    return str(folder / "d.npz")
+
+
+def _surrogates(folder: Path) -> str:
+    for name in (b"ok", b"\xff\xfe"):
+        (folder / os.fsdecode(name)).mkdir()
+        (folder / os.fsdecode(name) / "x.png").write_bytes(picture())
+    return str(folder)
+
+
+def _mistakes() -> Iterator[Mistake]:
+    yield Mistake("an npz that is a single array", _file("d.npz", b"\x93NUMPY\x01\x00"), "not a readable .npz file")  # fmt: skip
+    yield Mistake(
+        "a truncated npz", _file("d.npz", npz(images=IMAGES)[:-30]), "not a readable .npz file"
+    )
+    yield Mistake("a pickled array of images", _file("d.npz", npz(images=np.array([{}, print], dtype=object))), "images must be uint8 N×H×W")  # fmt: skip
+    yield Mistake("pickled labels", _file("d.npz", npz(images=IMAGES, labels=np.array([1, "a", None], dtype=object))), "labels must be integers, found object")  # fmt: skip
+    yield Mistake(
+        "images of floats", _file("d.npz", npz(images=IMAGES.astype("f4"))), "images must be uint8"
+    )
+    yield Mistake("flat images", _file("d.npz", npz(images=np.zeros((3, 64), np.uint8))), "images must be uint8 N×H×W")  # fmt: skip
+    yield Mistake("images without height", _file("d.npz", npz(images=np.zeros((3, 0, 8), np.uint8))), "8 × 0 pixels")  # fmt: skip
+    yield Mistake("images of one long line", _file("d.npz", npz(images=np.zeros((1, 1, 5000), np.uint8))), "5000 × 1 pixels")  # fmt: skip
+    yield Mistake("labels of floats", _file("d.npz", npz(images=IMAGES, labels=np.array([0.5, 1, 2]))), "labels must be integers, found float64")  # fmt: skip
+    yield Mistake("labels of booleans", _file("d.npz", npz(images=IMAGES, labels=np.array([True, False, True]))), "labels must be integers, found bool")  # fmt: skip
+    yield Mistake("labels beyond 64 bits", _file("d.npz", npz(images=IMAGES, labels=np.array([0, 2**64 - 1, 2], np.uint64))), "row 1 has the label 18446744073709551615")  # fmt: skip
+    yield Mistake("a label for every atom", _file("d.npz", npz(images=IMAGES, labels=np.array([0, 1, 2**40]))), "row 2 has the label 1099511627776")  # fmt: skip
+    yield Mistake("negative labels", _file("d.npz", npz(images=IMAGES, labels=np.array([0, -7, 2]))), "row 1 has the label -7")  # fmt: skip
+    yield Mistake("too few labels", _file("d.npz", npz(images=IMAGES, labels=np.arange(2))), "labels must be 3 integers")  # fmt: skip
+    yield Mistake("class names of a table", _file("d.npz", npz(images=IMAGES, classes=np.array([["a"], ["b"]]))), "classes must be a list of names")  # fmt: skip
+    yield Mistake("a class name that moves the cursor", _file("d.npz", npz(images=IMAGES, classes=np.array(["a", "\x1b[2J"]))), "is no name of a class")  # fmt: skip
+    yield Mistake("a header that lies about the size", _file("d.npz", npz(images=b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000, 28, 28), }".ljust(117) + b"\n")), "images: cannot be read")  # fmt: skip
+    yield Mistake("a header of brackets", _file("d.npz", npz(images=b"\x93NUMPY\x01\x00\x10\x27" + b"(" * 10_000)), "images: cannot be read")  # fmt: skip
+    yield Mistake("a header of another version", _file("d.npz", npz(images=b"\x93NUMPY\x09\x00" + bytes(64))), "images: cannot be read")  # fmt: skip
+    yield Mistake("an npz that fills the memory", _bomb, "would unpack to 2,147,483,776 bytes")
+    yield Mistake("an npz without images", _file("d.npz", npz(pixels=IMAGES)), "has no array 'images' (found: pixels)")  # fmt: skip
+    yield Mistake("an npz of no images", _file("d.npz", npz(images=IMAGES[:0])), "holds no samples")
+    yield Mistake("a pipe", _fifo, "is not a regular file")
+
+    yield Mistake("jsonl that is not UTF-8", _file("d.jsonl", b'{"text": "caf\xe9", "label": 0}\n'), "d.jsonl, line 1: is not UTF-8 text")  # fmt: skip
+    yield Mistake(
+        "jsonl in UTF-16", _file("d.jsonl", '{"text": "a"}\n'.encode("utf-16")), "is not UTF-8"
+    )
+    yield Mistake("half a line of jsonl", _file("d.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "la'), "d.jsonl, line 2: is not JSON")  # fmt: skip
+    yield Mistake("jsonl of lists", _lines(["a", 0]), "d.jsonl, line 1: is no record")
+    yield Mistake("jsonl nested beyond reason", _file("d.jsonl", '{"text": ' + "[" * 100_000 + "\n"), "nested more than")  # fmt: skip
+    yield Mistake(
+        "a key twice", _file("d.jsonl", '{"text": "a", "label": 0, "label": 1}\n'), "there twice"
+    )
+    yield Mistake("jsonl without a text", _lines({"words": "a", "label": 0}), "needs a column image or text (found: words, label)")  # fmt: skip
+    yield Mistake(
+        "a row without a label",
+        _lines({"text": "a", "label": 0}, {"text": "b"}),
+        "row 1 has no label",
+    )
+    yield Mistake("a label of a float", _lines({"text": "a", "label": 0}, {"text": "b", "label": 1.5}), "row 1 has the label 1.5")  # fmt: skip
+    yield Mistake(
+        "a label of a boolean", _lines({"text": "a", "label": True}), "row 0 has the label True"
+    )
+    yield Mistake(
+        "a label of a list", _lines({"text": "a", "label": [0, 1]}), "row 0 has the label [0, 1]"
+    )
+    yield Mistake("numbers and names", _lines({"text": "a", "label": 0}, {"text": "b", "label": "dog"}), "row 1 has the label 'dog'")  # fmt: skip
+    yield Mistake("a label that is a text", _lines({"text": "a", "label": "word " * 200}), "a class name has 1,000 characters")  # fmt: skip
+    yield Mistake("an empty jsonl", _file("d.jsonl", ""), "holds no samples")
+    yield Mistake("a csv with a short line", _file("d.csv", "text,label\na,0\nb\n"), "d.csv, line 3: has 1 fields, the first line 2")  # fmt: skip
+    yield Mistake("a csv with two columns of one name", _file("d.csv", "text,text\na,b\n"), "two columns have one name")  # fmt: skip
+    yield Mistake(
+        "a csv with an open quote",
+        _file("d.csv", 'text,label\n"a,0\nb,1\n'),
+        "not a readable .csv file",
+    )
+    yield Mistake(
+        "a csv of fractions",
+        _file("d.csv", "text,label\na,0.0\nb,1.0\n"),
+        "row 0 has the label '0.0'",
+    )
+    yield Mistake("a csv that is not UTF-8", _file("d.csv", b"text,label\ncaf\xe9,0\n"), "d.csv, line 2: is not UTF-8 text")  # fmt: skip
+
+    yield Mistake(
+        "bytes called parquet",
+        _file("d.parquet", b"PAR1nothingPAR1"),
+        "not a readable .parquet file",
+    )
+    yield Mistake("half a parquet file", _file("d.parquet", parquet(text=["a"], label=[0])[:-100]), "not a readable .parquet file")  # fmt: skip
+    yield Mistake("parquet without a label", _file("d.parquet", parquet(text=["a", "b"], label=["x", None])), "row 1 has no label")  # fmt: skip
+    yield Mistake("parquet with a huge label", _file("d.parquet", parquet(text=["a"], label=[2**62])), "row 0 has the label 4611686018427387904")  # fmt: skip
+    yield Mistake("a description nested beyond reason", _file("d.parquet", parquet({b"huggingface": b"[" * 5000}, text=["a"], label=[0])), "its description")  # fmt: skip
+    yield Mistake("a description of another shape", _file("d.parquet", parquet({b"huggingface": b'{"info": {"features": {"label": {"names": 3}}}}'}, text=["a"], label=[0])), "its description")  # fmt: skip
+
+    yield Mistake(
+        "a list that is not UTF-8", _file("d.txt", b"caf\xe9.png 0\n"), "is not UTF-8 text"
+    )
+    yield Mistake("a list without labels", _file("d.txt", "a.png 0\nb.png\n"), "d.txt, line 2: not a line of an image list")  # fmt: skip
+    yield Mistake("a list with a raised label", _file("d.txt", "a.png ²\n"), "d.txt, line 1: not a line of an image list")  # fmt: skip
+    yield Mistake(
+        "a list with a label of two signs",
+        _file("d.txt", "a.png --5\n"),
+        "d.txt, line 1: not a line",
+    )
+    yield Mistake("a list with a label of 5,000 digits", _file("d.txt", "a.png " + "9" * 5000), "d.txt, line 1: not a line")  # fmt: skip
+    yield Mistake("a list of missing images", _file("d.txt", "a.png 0\n"), "a.png is not there")
+    yield Mistake("a folder whose name is not UTF-8", _surrogates, "is no name of a class")
+    yield Mistake("an empty folder", str, "holds no samples")
+    yield Mistake("a name of another demo set", lambda _: "demo:tets", "did you mean demo:test?")
+    yield Mistake("a hub set without a split", lambda _: "hf:cifar100", "names no split")
+    yield Mistake("a torchvision set of another name", lambda _: "torchvision:MINST:test", "torchvision has no data set MINST")  # fmt: skip
+    yield Mistake("a name longer than names are", lambda _: "x" * 5000 + ".npz", "cannot be read")
+    yield Mistake("a name with a NUL", lambda _: "a\0b.npz", "no such file")
+    yield Mistake("a suffix that nobody reads", _file("d.xlsx", "x"), "no such data")
+
+
+MISTAKES = tuple(_mistakes())
