@@ -24,7 +24,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.families import backend
-from hydrasurgeon.files.tensors import Planned, digest
+from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.measuring.cost import launches, macs, parameters
 from hydrasurgeon.measuring.timing import Sequence as InTurn
 from hydrasurgeon.measuring.timing import interleaved, machine, peak_bytes
@@ -80,7 +80,7 @@ def perturb(path: Path, *, first: int, seed: int) -> None:
             tensor = to_tensor(raw, info.dtype)
             noise = 1e-3 * torch.randn(tensor.shape, generator=generator)
             raw = to_raw(tensor + noise)[0]
-        return Planned(name, info.dtype, info.shape, lambda: (raw, digest(raw)))
+        return Planned(name, info.dtype, info.shape, lambda: whole(raw))
 
     plans = [planned(name) for name in opened.tensors]
     save(path, plans, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))

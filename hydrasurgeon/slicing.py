@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["HeadTensor", "sliced_shape", "take_heads"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["HeadTensor", "head_mask", "sliced_shape", "take_heads"]
 
 Array = TypeVar("Array", bound=Any)
 
@@ -39,3 +43,14 @@ def sliced_shape(
 ) -> tuple[int, ...]:
     """The shape that `take_heads` gives for `heads` heads."""
     return (*shape[: spec.axis], spec.blocks * heads * head_dim, *shape[spec.axis + 1 :])
+
+
+def head_mask(
+    length: int, at: Sequence[int], *, spec: HeadTensor, head_dim: int
+) -> NDArray[np.bool_]:
+    """Which of the `length` rows (or columns) along the heads' axis belong to the heads at positions `at`."""
+    import numpy as np
+
+    mask = np.zeros((spec.blocks, length // (spec.blocks * head_dim), head_dim), dtype=bool)
+    mask[:, list(at)] = True
+    return mask.reshape(-1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.foreign import parse_json, read_text
-from hydrasurgeon.files.tensors import MAX_HEADER
+from hydrasurgeon.files.header import MAX_HEADER
 
 __all__ = ["check_names", "companions_beside", "companions_inside"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.tensors import CARRIER, ITEMSIZE, THREADS, TensorInfo, Tensors
+from hydrasurgeon.files.header import ITEMSIZE
+from hydrasurgeon.files.tensors import CARRIER, THREADS, Tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,33 +46,12 @@ def scan(tensors: Tensors) -> dict[str, Scanned]:
 
 
 def _scan(tensors: Tensors, name: str) -> Scanned:
-    import numpy as np
-
-    file, info = tensors.home(name)
+    dtype = tensors[name].dtype
     total, sound = hashlib.sha256(), True
-    piece = np.empty(min(info.nbytes, PIECE_BYTES), dtype="u1")
-    with file.path.open("rb", buffering=0) as stream:
-        stream.seek(info.start)
-        left = info.nbytes
-        while left:
-            part = piece[: min(left, PIECE_BYTES)]
-            _fill(stream, part.data, info, file.path)
-            total.update(part.data)
-            sound = sound and finite(part, info.dtype)
-            left -= len(part)
+    for block in tensors.blocks(name, most=PIECE_BYTES):
+        total.update(block.data)
+        sound = sound and finite(block.view("u1"), dtype)
     return Scanned(total.hexdigest(), sound)
-
-
-def _fill(stream: Any, view: memoryview, info: TensorInfo, path: Any) -> None:
-    done = 0
-    while done < len(view):
-        got = stream.readinto(view[done:])
-        if not got:
-            raise CheckpointError(
-                f"{path}: ends inside tensor {info.name}",
-                hint="The file is truncated: copy it again.",
-            )
-        done += got
 
 
 def finite(content: NDArray[np.uint8], dtype: str) -> bool:

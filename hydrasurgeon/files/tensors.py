@@ -11,19 +11,24 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.files.foreign import open_regular
+from hydrasurgeon.files.header import ITEMSIZE, MAX_HEADER, TensorInfo, read_header
 
 if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, and reads no header
     import numpy as np
     from numpy.typing import NDArray
 
     Raw = NDArray[Any]
+    Parts = Generator[Raw, None, str]
+    """The arrays that make up a tensor, one behind the other, and in the end the sha256 of their bytes."""
 
 __all__ = [
     "Planned",
@@ -33,34 +38,22 @@ __all__ = [
     "as_float",
     "digest",
     "from_float",
+    "hashed",
+    "sha256_of",
     "weights_sha256",
+    "whole",
     "write_tensors",
 ]
 
-ITEMSIZE = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
-}  # fmt: skip
 # Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has no bfloat16).
 CARRIER = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-MAX_HEADER = 100_000_000
-THREADS = 2
+# How much of a tensor is in memory at once where it need not be whole.
+BLOCK_BYTES = 8 << 20
+# What workers may hold that is not written yet.
 LOOKAHEAD_BYTES = 128 << 20
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One entry of a safetensors header; `start` counts from the beginning of the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    nbytes: int
-
-    def named(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        """What a hash of weights takes from it, for a part of this tensor under another name."""
-        return replace(self, name=name, shape=shape)
+# From this size on, a tensor is written block by block.
+LARGE_BYTES = 32 << 20
+THREADS = 2
 
 
 class TensorFile:
@@ -68,81 +61,66 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                self.metadata, self.infos = _read_header(path, file.read(8), file.read, size)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        with open_regular(path) as file:
+            self._stamp = _stamp(file)
+            try:
+                header = read_header(file, path)
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        self.metadata, self.infos = header.metadata, header.infos
 
     def read(self, name: str) -> Raw:
         """The tensor's bytes as unsigned integers of its item size."""
-        import numpy as np
-
         info = self.infos[name]
-        array: Raw = np.empty(info.shape, dtype=CARRIER[ITEMSIZE[info.dtype]])
-        view = array.reshape(-1).view("u1").data if info.nbytes else memoryview(b"")
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(info.start)
-            done = 0
-            while done < info.nbytes:
-                got = file.readinto(view[done:])
-                if not got:
+        (array,) = self.blocks(name, most=info.nbytes) if info.nbytes else (_empty(info, 0),)
+        return array.reshape(info.shape)
+
+    def blocks(
+        self, name: str, *, start: int = 0, stop: int | None = None, most: int = BLOCK_BYTES
+    ) -> Iterator[Raw]:
+        """The same as flat arrays of at most `most` bytes, one behind the other; of elements `start` to `stop`."""
+        info = self.infos[name]
+        width = ITEMSIZE[info.dtype]
+        end = math.prod(info.shape) if stop is None else stop
+        with open_regular(self.path) as file:
+            if _stamp(file) != self._stamp:
+                raise CheckpointError(
+                    f"{self.path}: changed while it was read", hint="Run the command again."
+                )
+            while start < end:
+                count = min(max(1, most // width), end - start)
+                array = _empty(info, count)
+                self._fill(file, info, start * width, array)
+                yield array
+                start += count
+
+    def _fill(self, file: FileIO, info: TensorInfo, at: int, array: Raw) -> None:
+        view = array.view("u1").data
+        done = 0
+        try:
+            file.seek(info.start + at)
+            while done < len(view):
+                count = file.readinto(view[done:])
+                if not count:
                     raise CheckpointError(
-                        f"{self.path}: ends inside tensor {name}",
+                        f"{self.path}: ends inside tensor {info.name}",
                         hint="The file is truncated: copy it again.",
                     )
-                done += got
-        return array
+                done += count
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be read ({error.strerror})") from error
 
 
-def _read_header(
-    path: Path, prefix: bytes, read: Callable[[int], bytes], size: int
-) -> tuple[dict[str, str], dict[str, TensorInfo]]:
-    broken = "Only safetensors files are read; convert other formats with their own library first."
-    if len(prefix) < 8:
-        raise CheckpointError(
-            f"{path}: not a safetensors file (only {size} bytes long)", hint=broken
-        )
-    (length,) = struct.unpack("<Q", prefix)
-    if length > MAX_HEADER:
-        raise CheckpointError(
-            f"{path}: not a safetensors file (no header where one must be)", hint=broken
-        )
-    if 8 + length > size:
-        raise CheckpointError(
-            f"{path}: the header should be {length} bytes long, but the file ends after {size}",
-            hint="The file is truncated or not safetensors: copy or convert it again.",
-        )
-    try:
-        header = json.loads(read(length))
-        metadata = header.pop("__metadata__", {})
-        infos = {}
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            infos[name] = TensorInfo(
-                name, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin
-            )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path}: the safetensors header is damaged ({error})", hint=broken
-        ) from error
-    for info in infos.values():
-        if info.dtype not in ITEMSIZE:
-            raise CheckpointError(
-                f"{path}: tensor {info.name} has dtype {info.dtype}, which is not supported"
-            )
-        if info.nbytes != ITEMSIZE[info.dtype] * math.prod(info.shape):
-            raise CheckpointError(
-                f"{path}: tensor {info.name}: {info.nbytes} bytes do not fit shape {info.shape}",
-                hint=broken,
-            )
-        if info.start + info.nbytes > size or info.start < 8 + length:
-            raise CheckpointError(
-                f"{path}: tensor {info.name} lies beyond the end of the file ({size} bytes)",
-                hint="The file is truncated: copy it again.",
-            )
-    return metadata, infos
+def _empty(info: TensorInfo, count: int) -> Raw:
+    import numpy as np
+
+    return np.empty(count, dtype=CARRIER[ITEMSIZE[info.dtype]])
+
+
+def _stamp(file: FileIO) -> tuple[int, int, int, int]:
+    """Which file it is, and in which state."""
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Tensors(Mapping[str, TensorInfo]):
@@ -151,7 +129,14 @@ class Tensors(Mapping[str, TensorInfo]):
     def __init__(self, files: Sequence[TensorFile], names: Mapping[str, str] | None = None) -> None:
         """With `names` (ours → the file's) only these tensors, under our names."""
         self.files = tuple(files)
-        homes = {name: file for file in self.files for name in file.infos}
+        homes: dict[str, TensorFile] = {}
+        for file in self.files:
+            if both := homes.keys() & file.infos:
+                name = min(both)
+                raise CheckpointError(
+                    f"{file.path}: tensor {name} is in {homes[name].path.name} too"
+                )
+            homes |= dict.fromkeys(file.infos, file)
         pairs = {name: name for name in homes} if names is None else names
         self._home = {name: (homes[stored], stored) for name, stored in pairs.items()}
 
@@ -174,22 +159,52 @@ class Tensors(Mapping[str, TensorInfo]):
         file, stored = self._home[name]
         return file.read(stored)
 
-    def home(self, name: str) -> tuple[TensorFile, TensorInfo]:
-        """The file that holds a tensor, and where in it."""
+    def blocks(
+        self, name: str, *, start: int = 0, stop: int | None = None, most: int = BLOCK_BYTES
+    ) -> Iterator[Raw]:
+        """The tensor as flat arrays of at most `most` bytes, one behind the other; of elements `start` to `stop`."""
         file, stored = self._home[name]
-        return file, file.infos[stored]
+        return file.blocks(stored, start=start, stop=stop, most=most)
+
+    def rows(self, name: str) -> Iterator[Raw]:
+        """The tensor as arrays of a few rows of its first dimension, one behind the other."""
+        shape = self[name].shape
+        file, stored = self._home[name]
+        row = self[name].nbytes // max(1, shape[0])
+        most = max(1, BLOCK_BYTES // max(1, row)) * row
+        for block in file.blocks(stored, most=most):
+            yield block.reshape((-1, *shape[1:]))
 
     def digests(self) -> dict[str, str]:
         """sha256 of every tensor's bytes."""
         names = list(self)
         with ThreadPoolExecutor(THREADS) as pool:
-            return dict(
-                zip(names, pool.map(lambda name: digest(self.read(name)), names), strict=True)
-            )
+            return dict(zip(names, pool.map(self._digest, names), strict=True))
+
+    def _digest(self, name: str) -> str:
+        total = hashlib.sha256()
+        for block in self.blocks(name):
+            total.update(block.data)
+        return total.hexdigest()
 
 
 def digest(array: Raw) -> str:
     return hashlib.sha256(_bytes(array)).hexdigest()
+
+
+def whole(array: Raw) -> Parts:
+    """A tensor in one part."""
+    yield array
+    return digest(array)
+
+
+def hashed(arrays: Iterable[Raw]) -> Parts:
+    """A tensor in the parts that come."""
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(_bytes(array))
+        yield array
+    return total.hexdigest()
 
 
 def _bytes(array: Raw) -> memoryview:
@@ -236,8 +251,8 @@ class Planned:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    produce: Callable[[], tuple[Raw, str]]
-    """Gives the array and the sha256 of its bytes; runs in a worker thread."""
+    produce: Callable[[], Parts]
+    """Runs in a worker thread."""
 
     @property
     def nbytes(self) -> int:
@@ -271,13 +286,21 @@ def write_tensors(
 
     with path.open("wb") as file:
         first = header(None)
+        if len(first) > MAX_HEADER:
+            raise CheckpointError(
+                f"{path}: the header would have {len(first):,} bytes; a safetensors file may have {MAX_HEADER:,}",
+                hint="Write a directory (-o DIR/): there the texts lie beside the weights.",
+            )
         file.write(struct.pack("<Q", len(first)) + first)
         digests = []
-        for plan, array, one in _produced(planned):
-            assert array.shape == plan.shape, (
-                f"{plan.name}: planned {plan.shape}, produced {array.shape}"
-            )
-            file.write(_bytes(array))
+        for plan, parts in _produced(planned):
+            start, one = file.tell(), ""
+            for part in parts:
+                if isinstance(part, str):
+                    one = part
+                else:
+                    file.write(_bytes(part))
+            assert file.tell() - start == plan.nbytes, f"{plan.name}: not {plan.shape}"
             digests.append((plan.name, plan.dtype, plan.shape, one))
         sha256 = _combine(digests)
         final = header(sha256)
@@ -291,21 +314,54 @@ def write_tensors(
     return sha256
 
 
-def _produced(planned: Sequence[Planned]) -> Iterator[tuple[Planned, Raw, str]]:
-    """Read, cut and hash ahead of the writer, a bounded number of bytes at a time."""
+def _produced(planned: Sequence[Planned]) -> Iterator[tuple[Planned, Iterable[Raw | str]]]:
+    """Each tensor's parts, its hash last: read, cut and hashed ahead of the writer, a bounded number of bytes at a time."""
     with ThreadPoolExecutor(THREADS) as pool:
-        waiting: list[tuple[Planned, Future[tuple[Raw, str]]]] = []
+        waiting: list[tuple[Planned, Future[list[Raw | str]] | None]] = []
         ahead = 0
         queue = iter(planned)
         upcoming = next(queue, None)
         while waiting or upcoming is not None:
             while upcoming is not None and (
-                not waiting or ahead + upcoming.nbytes <= LOOKAHEAD_BYTES
+                not waiting or ahead + _held(upcoming) <= LOOKAHEAD_BYTES
             ):
-                waiting.append((upcoming, pool.submit(upcoming.produce)))
-                ahead += upcoming.nbytes
+                large = upcoming.nbytes > LARGE_BYTES
+                waiting.append((upcoming, None if large else pool.submit(_all_parts, upcoming)))
+                ahead += _held(upcoming)
                 upcoming = next(queue, None)
             plan, future = waiting.pop(0)
-            array, one = future.result()
-            ahead -= plan.nbytes
-            yield plan, array, one
+            yield plan, _parts_of(plan, pool) if future is None else future.result()
+            ahead -= _held(plan)
+
+
+def _held(plan: Planned) -> int:
+    """How much of a tensor is in memory at once."""
+    return plan.nbytes if plan.nbytes <= LARGE_BYTES else 2 * BLOCK_BYTES
+
+
+def sha256_of(parts: Parts) -> str:
+    """The hash of a tensor of which nothing else is wanted."""
+    try:
+        while True:
+            next(parts)
+    except StopIteration as end:
+        sha256: str = end.value
+        return sha256
+
+
+def _all_parts(plan: Planned) -> list[Raw | str]:
+    return list(_with_hash(plan.produce()))
+
+
+def _parts_of(plan: Planned, pool: ThreadPoolExecutor) -> Iterator[Raw | str]:
+    """The parts of a large tensor, of which a worker makes the next one while this one is written."""
+    parts = _with_hash(plan.produce())
+    following = pool.submit(next, parts, None)
+    while (part := following.result()) is not None:
+        following = pool.submit(next, parts, None)
+        yield part
+
+
+def _with_hash(parts: Parts) -> Iterator[Raw | str]:
+    sha256 = yield from parts
+    yield sha256

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.tensors import Planned, digest
+from hydrasurgeon.files.tensors import Planned, whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,6 +69,6 @@ def plan_module(module: nn.Module) -> list[Planned]:
 
     def plan(name: str, tensor: Tensor) -> Planned:
         raw, dtype = to_raw(tensor)
-        return Planned(name, dtype, tuple(tensor.shape), lambda: (raw, digest(raw)))
+        return Planned(name, dtype, tuple(tensor.shape), lambda: whole(raw))
 
     return [plan(name, tensor) for name, tensor in module.state_dict().items()]

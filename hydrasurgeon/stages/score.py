@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
@@ -19,6 +20,9 @@ from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.run import Progress
 from hydrasurgeon.runtime.processes import is_main_process
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Parts
 
 __all__ = ["Scored", "score"]
 
@@ -140,6 +144,9 @@ def _same_scoring(entry: Step, method: str) -> bool:
 
 def _unchanged(checkpoint: Checkpoint, name: str, digests: dict[str, str]) -> Planned:
     info = checkpoint.tensors[name]
-    return Planned(
-        name, info.dtype, info.shape, lambda: (checkpoint.tensors.read(name), digests[name])
-    )
+
+    def produce() -> Parts:
+        yield from checkpoint.tensors.blocks(name)
+        return digests[name]
+
+    return Planned(name, info.dtype, info.shape, produce)

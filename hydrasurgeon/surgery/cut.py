@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.families import backend
-from hydrasurgeon.files.tensors import Planned, digest
+from hydrasurgeon.files.tensors import Planned, digest, hashed
 from hydrasurgeon.heads import Kept, positions
-from hydrasurgeon.slicing import HeadTensor, sliced_shape, take_heads
+from hydrasurgeon.slicing import HeadTensor, head_mask, sliced_shape
 
 if TYPE_CHECKING:
-    from hydrasurgeon.files.tensors import Raw
+    from hydrasurgeon.files.tensors import Parts, Raw
 
 __all__ = ["plan_pruning"]
 
@@ -28,47 +29,56 @@ def plan_pruning(
     `repaired` tensors are written instead of the ones in the file.
     """
     repaired = repaired or {}
+    tensors, cuts = opened.tensors, _cuts(opened, kept)
+
+    def copied(name: str) -> Parts:
+        inputs[name] = yield from hashed(tensors.blocks(name))
+        return inputs[name]
+
+    def mended(name: str) -> Parts:
+        for _ in copied(name):
+            pass
+        yield repaired[name]
+        return digest(repaired[name])
+
+    def cut(name: str) -> Parts:
+        original = hashlib.sha256()
+
+        def parts() -> Iterator[Raw]:
+            spec, at, head_dim = cuts[name]
+            keep = head_mask(tensors[name].shape[spec.axis], at, spec=spec, head_dim=head_dim)
+            start = 0
+            for rows in tensors.rows(name):
+                original.update(rows.data)
+                yield rows[keep[start : start + len(rows)]] if spec.axis == 0 else rows[:, keep]
+                start += len(rows)
+
+        sha256 = yield from hashed(parts())
+        inputs[name] = original.hexdigest()
+        return sha256
+
+    def plan(name: str) -> Planned:
+        info = tensors[name]
+        if name in repaired:
+            return Planned(name, info.dtype, repaired[name].shape, lambda: mended(name))
+        if name not in cuts:
+            return Planned(name, info.dtype, info.shape, lambda: copied(name))
+        spec, at, head_dim = cuts[name]
+        shape = sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim)
+        return Planned(name, info.dtype, shape, lambda: cut(name))
+
+    return [plan(name) for name in tensors]
+
+
+def _cuts(opened: Checkpoint, kept: Kept) -> dict[str, tuple[HeadTensor, list[int], int]]:
+    """The tensors that lose heads: where they keep them, which positions stay, and how wide a head is."""
     manifest = opened.manifest
     assert manifest.kept is not None
     family = backend(manifest.model.family)
-    cuts: dict[str, tuple[HeadTensor, list[int], int]] = {}
-    for tower, rows in manifest.kept.items():
-        for layer, row in enumerate(rows):
-            if kept[tower][layer] == row:
-                continue
-            for spec in family.head_tensors(manifest.model, tower, layer):
-                cuts[spec.name] = (
-                    spec,
-                    positions(row, kept[tower][layer]),
-                    manifest.towers[tower].head_dim,
-                )
-
-    def plan(name: str) -> Planned:
-        info = opened.tensors[name]
-
-        def whole() -> tuple[Raw, str]:
-            array = opened.tensors.read(name)
-            inputs[name] = digest(array)
-            return array, inputs[name]
-
-        def cut() -> tuple[Raw, str]:
-            array = opened.tensors.read(name)
-            inputs[name] = digest(array)
-            spec, at, head_dim = cuts[name]
-            part = take_heads(array, at, spec=spec, head_dim=head_dim)
-            return part, digest(part)
-
-        def mended() -> tuple[Raw, str]:
-            inputs[name] = digest(opened.tensors.read(name))
-            return repaired[name], digest(repaired[name])
-
-        if name in repaired:
-            return Planned(name, info.dtype, repaired[name].shape, mended)
-        if name not in cuts:
-            return Planned(name, info.dtype, info.shape, whole)
-        spec, at, head_dim = cuts[name]
-        return Planned(
-            name, info.dtype, sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim), cut
-        )
-
-    return [plan(name) for name in opened.tensors]
+    return {
+        spec.name: (spec, positions(row, kept[tower][layer]), manifest.towers[tower].head_dim)
+        for tower, rows in manifest.kept.items()
+        for layer, row in enumerate(rows)
+        if kept[tower][layer] != row
+        for spec in family.head_tensors(manifest.model, tower, layer)
+    }

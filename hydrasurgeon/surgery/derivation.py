@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.at_hand import Found
 from hydrasurgeon.checkpoints.reading import Checkpoint, with_manifest
 from hydrasurgeon.families import backend
-from hydrasurgeon.files.tensors import THREADS, Planned
+from hydrasurgeon.files.tensors import THREADS, Planned, sha256_of
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.surgery.cut import plan_pruning
 from hydrasurgeon.surgery.fusion import plan_fusion
@@ -64,9 +64,8 @@ def _compare(child: Found, planned: Sequence[Planned], without: Collection[str])
         if (plans[name].dtype, plans[name].shape) == (tensors[name].dtype, tensors[name].shape)
     ]
     differing |= (set(plans) & stored) - set(same_header)
-    # The array of each tensor is gone again once it is hashed.
     with ThreadPoolExecutor(THREADS) as pool:
-        hashes = pool.map(lambda name: plans[name].produce()[1], same_header)
+        hashes = pool.map(lambda name: sha256_of(plans[name].produce()), same_header)
         differing |= {n for n, h in zip(same_header, hashes, strict=True) if h != child.digests[n]}
     return Derived(len(stored), tuple(sorted(differing)))
 

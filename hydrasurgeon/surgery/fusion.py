@@ -6,23 +6,25 @@ that any member keeps, in rising order. A member's own tensor is named `members.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hydrasurgeon.checkpoints.hydra_layout import PREFIX, head_specs
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.families import backend
-from hydrasurgeon.files.tensors import Planned, as_float, digest, from_float
-from hydrasurgeon.heads import Kept, intersect_union, positions
-from hydrasurgeon.slicing import HeadTensor, take_heads
+from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float, hashed
+from hydrasurgeon.heads import Kept, intersect_union
+from hydrasurgeon.slicing import HeadTensor
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Parts, Raw
 
 __all__ = ["FusionPlan", "plan_fusion"]
-
-Raw = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -93,23 +95,28 @@ def _trunk(
     return min(broken, default=len(rows))
 
 
-def _copy(member: Checkpoint, name: str, stored: str, known: str) -> Planned:
+def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:
     info = member.tensors[name]
-    return Planned(stored, info.dtype, info.shape, lambda: (member.tensors.read(name), known))
+
+    def produce() -> Parts:
+        yield from member.tensors.blocks(name)
+        return sha256
+
+    return Planned(stored, info.dtype, info.shape, produce)
 
 
 def _average(members: Sequence[Checkpoint], name: str) -> Planned:
     """Paper section 4.2: the merged MLP is the mean of the members' weights."""
     info = members[0].tensors[name]
 
-    def produce() -> tuple[Raw, str]:
-        total = np.zeros(info.shape, dtype=np.float64)
-        for member in members:
-            total += as_float(member.tensors.read(name), info.dtype)
-        mean = from_float(total / len(members), info.dtype)
-        return mean, digest(mean)
+    def means() -> Iterator[Raw]:
+        for parts in zip(*(member.tensors.blocks(name) for member in members), strict=True):
+            total = np.zeros(parts[0].shape, dtype=np.float64)
+            for part in parts:
+                total += as_float(part, info.dtype)
+            yield from_float(total / len(members), info.dtype)
 
-    return Planned(name, info.dtype, info.shape, produce)
+    return Planned(name, info.dtype, info.shape, lambda: hashed(means()))
 
 
 def _union(
@@ -121,40 +128,78 @@ def _union(
 ) -> Planned | None:
     """All heads that any member keeps, if members that share a head agree on its weights."""
     tower, layer, spec = place
+    rows = [kept[tower][layer] for kept in kepts]
     heads = union[tower][layer]
-    head_dim = members[0].manifest.towers[tower].head_dim
-
-    def head(member: int, array: Raw, index: int) -> Raw:
-        return take_heads(
-            array, positions(kepts[member][tower][layer], [index]), spec=spec, head_dim=head_dim
-        )
-
-    def gather() -> dict[int, Raw] | None:
-        found: dict[int, Raw] = {}
-        for i, member in enumerate(members):
-            array = member.tensors.read(name)
-            for index in kepts[i][tower][layer]:
-                rows = head(i, array, index)
-                if index in found and not np.array_equal(found[index], rows):
-                    return None
-                found.setdefault(index, rows)
-        return found
-
-    if gather() is None:
-        return None
     info = members[0].tensors[name]
-    width = spec.blocks * len(heads) * head_dim
-    shape = (*info.shape[: spec.axis], width, *info.shape[spec.axis + 1 :])
+    head_dim = members[0].manifest.towers[tower].head_dim
+    shape = list(info.shape)
+    shape[spec.axis] = spec.blocks * len(heads) * head_dim
+    inner = head_dim * math.prod(info.shape[spec.axis + 1 :])
 
-    def produce() -> tuple[Raw, str]:
-        found = gather()
-        assert found is not None
-        grouped = [_grouped(found[index], spec) for index in heads]
-        joined = np.concatenate(grouped, axis=spec.axis + 1).reshape(shape)
-        return joined, digest(joined)
+    def merged() -> Iterator[Raw]:
+        if spec.axis == 0:
+            return _merged_rows(members, name, rows, heads, blocks=spec.blocks, inner=inner)
+        return _merged_columns(members, name, rows, heads, height=info.shape[0], inner=inner)
 
-    return Planned(name, info.dtype, shape, produce)
+    try:
+        for _ in merged():
+            pass
+    except _DifferError:
+        return None
+    return Planned(name, info.dtype, tuple(shape), lambda: hashed(merged()))
 
 
-def _grouped(rows: Raw, spec: HeadTensor) -> Raw:
-    return rows.reshape((*rows.shape[: spec.axis], spec.blocks, -1, *rows.shape[spec.axis + 1 :]))
+class _DifferError(Exception):
+    """Members that share a head have other weights for it."""
+
+
+def _same(parts: Sequence[Raw]) -> Raw:
+    if any(not np.array_equal(parts[0], part) for part in parts[1:]):
+        raise _DifferError
+    return parts[0]
+
+
+def _merged_rows(
+    members: Sequence[Checkpoint],
+    name: str,
+    rows: Sequence[tuple[int, ...]],
+    heads: Sequence[int],
+    *,
+    blocks: int,
+    inner: int,
+) -> Iterator[Raw]:
+    """Tensors [block, head, inner], which lie head after head: read and joined so."""
+    for block, head in product(range(blocks), heads):
+        sources = []
+        for member, row in zip(members, rows, strict=True):
+            if head in row:
+                start = (block * len(row) + row.index(head)) * inner
+                sources.append(member.tensors.blocks(name, start=start, stop=start + inner))
+        for parts in zip(*sources, strict=True):
+            yield _same(parts)
+
+
+def _merged_columns(
+    members: Sequence[Checkpoint],
+    name: str,
+    rows: Sequence[tuple[int, ...]],
+    heads: Sequence[int],
+    *,
+    height: int,
+    inner: int,
+) -> Iterator[Raw]:
+    """Tensors [height, head, inner]: read and joined a few of the first at a time."""
+    widest = max(len(row) for row in rows) * inner * 8
+    step = max(1, BLOCK_BYTES // widest)
+    for top in range(0, height, step):
+        count = min(step, height - top)
+        joined: list[list[Raw]] = [[] for _ in heads]
+        for member, row in zip(members, rows, strict=True):
+            width = len(row) * inner
+            if not row:
+                continue
+            flat = member.tensors.blocks(name, start=top * width, stop=(top + count) * width)
+            part = np.concatenate(list(flat)).reshape(count, len(row), inner)
+            for at, head in enumerate(row):
+                joined[heads.index(head)].append(part[:, at])
+        yield np.stack([_same(parts) for parts in joined], axis=1)

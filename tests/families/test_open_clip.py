@@ -450,7 +450,7 @@ def test_a_locked_image_tower_runs_once(clip: Path, tmp_path: Path) -> None:
     """Members that differ in every tensor of the text tower share all layers that images run through."""
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
-    from hydrasurgeon.files.tensors import Planned, digest
+    from hydrasurgeon.files.tensors import Planned, whole
     from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
     members = []
@@ -463,7 +463,7 @@ def test_a_locked_image_tower_runs_once(clip: Path, tmp_path: Path) -> None:
             if not name.startswith("visual."):
                 tensor = tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
             raw, dtype = to_raw(tensor)
-            planned.append(Planned(name, dtype, info.shape, lambda raw=raw: (raw, digest(raw))))
+            planned.append(Planned(name, dtype, info.shape, lambda raw=raw: whole(raw)))
         members.append(tmp_path / f"t{seed}.safetensors")
         save(members[-1], planned, lambda sha256, m=opened.manifest: rewritten(m, weights_sha256=sha256))  # fmt: skip
     options = {"mlp": "separate", "classes": ",".join(NAMES)}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
-from hydrasurgeon.files.tensors import Planned, digest
+from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
 
@@ -19,6 +19,6 @@ def edited(path: Path, out: Path, change: Callable[[str, Tensor], Tensor]) -> Pa
     planned = []
     for name, info in source.tensors.items():
         raw, dtype = to_raw(change(name, to_tensor(source.tensors.read(name), info.dtype).clone()))
-        planned.append(Planned(name, dtype, raw.shape, lambda raw=raw: (raw, digest(raw))))
+        planned.append(Planned(name, dtype, raw.shape, lambda raw=raw: whole(raw)))
     save(out, planned, lambda sha256: rewritten(source.manifest, weights_sha256=sha256), files=source.files)  # fmt: skip
     return out

@@ -179,7 +179,7 @@ def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -
     """A member whose tensors of some names were 'tuned': random noise added, manifest made afresh."""
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
-    from hydrasurgeon.files.tensors import Planned, digest
+    from hydrasurgeon.files.tensors import Planned, whole
     from hydrasurgeon.runtime.tensors import to_raw
 
     generator = torch.Generator().manual_seed(seed)
@@ -192,9 +192,7 @@ def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -
             else tensor
         )
         raw, dtype = to_raw(noisy)
-        planned.append(
-            Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: (raw, digest(raw)))
-        )
+        planned.append(Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: whole(raw)))
     save(out, planned, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))
     return out
 

@@ -1,0 +1,162 @@
+"""The header of a safetensors file: read once, checked whole, and trusted from then on.
+
+A file is 8 bytes of length, a JSON object of that length, and the tensors' bytes: in the header's order of
+offsets they cover the rest of the file exactly, without holes and without overlaps.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.files.foreign import parse_json
+
+__all__ = ["ITEMSIZE", "MAX_HEADER", "Header", "TensorInfo", "read_header"]
+
+ITEMSIZE = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
+# The format's own limit; what a header may hold is bounded further by the number of its values.
+MAX_HEADER = 100_000_000
+# A name of a tensor or of a header's entry; the longest in use have some 150 characters.
+MAX_NAME = 512
+# Dimensions of one tensor; numpy and torch both know at least 32.
+MAX_RANK = 16
+# Elements of one tensor, empty dimensions counted as one: what numpy can lay out.
+MAX_ELEMENTS = 2**48
+# Entries of the metadata, ours and others'.
+MAX_ENTRIES = 1000
+
+ONLY = "Only safetensors files are read; convert other formats with their own library first."
+TRUNCATED = "The file is truncated: copy it again."
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of a safetensors header; `start` counts from the beginning of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+    def named(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """What a hash of weights takes from it, for a part of this tensor under another name."""
+        return replace(self, name=name, shape=shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself: texts for whoever reads it, and where each tensor lies."""
+
+    metadata: dict[str, str]
+    infos: dict[str, TensorInfo]
+
+
+def read_header(file: FileIO, path: Path) -> Header:
+    """The header of an open file; CheckpointError for whatever the format does not allow."""
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise CheckpointError(f"{path}: not a safetensors file (only {size} bytes long)", hint=ONLY)
+    (length,) = struct.unpack("<Q", prefix)
+    if length > MAX_HEADER:
+        raise CheckpointError(
+            f"{path}: not a safetensors file (no header where one must be)", hint=ONLY
+        )
+    if 8 + length > size:
+        raise CheckpointError(
+            f"{path}: the header should be {length} bytes long, but the file ends after {size}",
+            hint="The file is truncated or not safetensors: copy or convert it again.",
+        )
+    content = _read_all(file, length)
+    if not content.startswith(b"{"):
+        raise CheckpointError(
+            f"{path}: not a safetensors file (no header where one must be)", hint=ONLY
+        )
+    entries = parse_json(content, f"{path} (safetensors header)", most=MAX_HEADER)
+    try:
+        metadata = _metadata(entries.pop("__metadata__", {}))
+        infos = {name: _info(name, entry, 8 + length) for name, entry in entries.items()}
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path}: the safetensors header is damaged ({error})", hint=ONLY
+        ) from error
+    _check_layout(infos.values(), 8 + length, size, path)
+    return Header(metadata, infos)
+
+
+def _read_all(file: FileIO, length: int) -> bytes:
+    content = bytearray()
+    while len(content) < length and (chunk := file.read(length - len(content))):
+        content += chunk
+    return bytes(content)
+
+
+def _metadata(entry: Any) -> dict[str, str]:
+    if not isinstance(entry, dict) or not all(isinstance(text, str) for text in entry.values()):
+        raise ValueError("__metadata__ is not a record of texts")
+    if len(entry) > MAX_ENTRIES:
+        raise ValueError(f"__metadata__ has more than {MAX_ENTRIES} entries")
+    for name in entry:
+        _check_name(name)
+    return entry
+
+
+def _info(name: str, entry: Any, data: int) -> TensorInfo:
+    _check_name(name)
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {name} does not have dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEMSIZE:
+        raise ValueError(f"tensor {name} has dtype {str(dtype)[:40]!r}, which is not supported")
+    if not _naturals(shape) or len(shape) > MAX_RANK:
+        raise ValueError(f"tensor {name} has no shape of at most {MAX_RANK} whole numbers")
+    if math.prod(max(1, length) for length in shape) > MAX_ELEMENTS:
+        raise ValueError(f"tensor {name} is too large")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"tensor {name} has no two rising offsets")
+    nbytes = offsets[1] - offsets[0]
+    if nbytes != ITEMSIZE[dtype] * math.prod(shape):
+        raise ValueError(f"tensor {name}: {nbytes} bytes do not fit {dtype} of shape {shape}")
+    return TensorInfo(name, dtype, tuple(shape), data + offsets[0], nbytes)
+
+
+def _check_name(name: str) -> None:
+    # Control characters would let two sets of names have one hash, and move a terminal's cursor.
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise ValueError(
+            f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed"
+        )
+
+
+def _naturals(values: Any) -> bool:
+    """Whether it is a list of whole numbers from 0 up; JSON's true is not 1."""
+    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+
+
+def _check_layout(infos: Iterable[TensorInfo], at: int, size: int, path: Path) -> None:
+    """The tensors cover the file's rest, one behind the other."""
+    for info in sorted(infos, key=lambda info: (info.start, info.nbytes)):
+        if info.start + info.nbytes > size:
+            raise CheckpointError(
+                f"{path}: tensor {info.name} lies beyond the end of the file ({size} bytes)",
+                hint=TRUNCATED,
+            )
+        if info.start != at:
+            what = "overlaps the one before" if info.start < at else "has a gap before it"
+            raise CheckpointError(f"{path}: tensor {info.name} {what}", hint=ONLY)
+        at += info.nbytes
+    if at != size:
+        raise CheckpointError(
+            f"{path}: {size - at} bytes behind the last tensor belong to none", hint=ONLY
+        )
