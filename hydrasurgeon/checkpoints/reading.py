@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
 from hydrasurgeon.checkpoints.hub import SCHEMES, fetch, pinned
 from hydrasurgeon.checkpoints.writing import CLIP_WEIGHTS
@@ -26,6 +28,7 @@ from hydrasurgeon.files.manifest import (
     Input,
     Manifest,
     Model,
+    first_mistake,
     parse_manifest,
     read_manifest,
     sidecar,
@@ -120,10 +123,13 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
             arch.partition(":")[0] if arch is not None else (config or {}).get("__family__", "timm")
         )
         companions = _companions(path, files[0], family)
-        known = backend(family).identify(
-            tensors, arch=arch.partition(":")[2] if arch else None, config=config,
-            files=companions, where=str(path),
-        )  # fmt: skip
+        try:
+            known = backend(family).identify(
+                tensors, arch=arch.partition(":")[2] if arch else None, config=config,
+                files=companions, where=str(path),
+            )  # fmt: skip
+        except ValidationError as error:
+            raise CheckpointError(f"{path}: {first_mistake(error)}") from error
         manifest = Manifest(
             kind="backbone",
             model=known.model,

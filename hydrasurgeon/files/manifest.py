@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from hydrasurgeon.errors import ManifestError
+from hydrasurgeon.files.foreign import parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 
 __all__ = [
@@ -32,83 +41,147 @@ __all__ = [
 
 FORMAT = "hydrasurgeon.manifest/1"
 HEADER_KEY = "hydrasurgeon"
+UNKNOWN = "0" * 64
+"""A digest that is not known yet."""
+FILES_KEY = "hydrasurgeon.files"
+"""Header key of the companions' texts, so that a lone file keeps its tokenizer."""
+
+# A million labels, or a hundred circuits of a large model, fit into this.
+MAX_BYTES = 16 << 20
+# Layers, heads and members far beyond any model there is: what loops and masks are made of.
+MAX_COUNT = 4096
+MAX_WIDTH = 1 << 20
+MAX_CLASSES = 1 << 24
+# How deep config, preprocess, settings and args may be nested.
+MAX_DEPTH = 16
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of JSON values, finite and not too deep; walked without recursion."""
+    pending: list[tuple[Any, int]] = [(record, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} deep")
+        if isinstance(value, dict):
+            if not all(isinstance(key, str) for key in value):
+                raise ValueError("keys must be texts")
+            pending += [(each, depth + 1) for each in value.values()]
+        elif isinstance(value, list | tuple):
+            pending += [(each, depth + 1) for each in value]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{value} is not a finite number")
+        elif value is not None and not isinstance(value, str | int | float):
+            raise ValueError(f"a {type(value).__name__} is not a JSON value")
+    return record
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must not hold control characters")
+    return text
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+Index = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Text = Annotated[str, Field(max_length=10_000)]
+TowerName = Annotated[str, Field(pattern="^(vision|text)$")]
+Rows = tuple[tuple[Index, ...], ...]
+Json = Annotated[dict[str, Any], AfterValidator(_plain)]
+"""JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it needs."""
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class Model(_Record):
     """What the family's library must be told to build the model before anything was pruned."""
 
     family: Literal["timm", "transformers", "open_clip"]
-    arch: str
-    config: dict[str, Any] = {}
-    num_classes: int = Field(ge=0)
-    labels: tuple[str, ...] | None = None
-    preprocess: dict[str, Any] = {}
+    arch: Name
+    config: Json = {}
+    num_classes: int = Field(ge=0, le=MAX_CLASSES)
+    labels: tuple[Text, ...] | None = None
+    preprocess: Json = {}
+
+    @model_validator(mode="after")
+    def _as_many_labels_as_classes(self) -> Model:
+        if self.labels is not None and len(self.labels) != self.num_classes:
+            raise ValueError(f"{len(self.labels)} labels for {self.num_classes} classes")
+        return self
 
 
 class Tower(_Record):
     """Sizes of one stack of layers, as they were before pruning."""
 
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    dim: int = Field(ge=1)
+    layers: Count
+    heads: Count
+    head_dim: Width
+    dim: Width
 
 
 class DataRecord(_Record):
     """Data a step has seen: rows and content, not where it lay."""
 
-    spec: str
-    rows: int
-    sha256: str
+    spec: Text
+    rows: int = Field(ge=0, lt=2**63)
+    sha256: Sha256
 
 
 class Score(_Record):
     """One criterion's verdict: a number per head, or the order in which heads go."""
 
-    values: dict[str, tuple[tuple[float, ...], ...]] | None = None
+    values: dict[TowerName, tuple[tuple[float, ...], ...]] | None = None
     """tower → [layer][head]; higher = keep; heads that were already gone score 0."""
-    order: tuple[tuple[str, int, int], ...] | None = None
+    order: tuple[tuple[TowerName, Index, Index], ...] | None = None
     trace: tuple[float, ...] | None = None
-    settings: dict[str, Any] = {}
+    settings: Json = {}
     data: tuple[DataRecord, ...] = ()
 
     @model_validator(mode="after")
     def _says_something(self) -> Score:
         if self.values is None and self.order is None:
             raise ValueError("a score needs values or an order")
+        if self.trace is not None and len(self.trace) != len(self.order or ()):
+            raise ValueError(
+                f"a trace of {len(self.trace)} for an order of {len(self.order or ())}"
+            )
         return self
 
 
 class Member(_Record):
     """One member inside a hydra."""
 
-    kept: dict[str, Layers]
-    sha256: str
+    kept: dict[TowerName, Rows]
+    sha256: Sha256
 
 
 class Fusion(_Record):
     mlp: Literal["average", "separate"]
-    trunk: int = Field(ge=0)
+    trunk: int = Field(ge=0, le=MAX_COUNT)
 
 
 class Input(_Record):
-    name: str
-    sha256: str
+    name: Text
+    sha256: Sha256
 
 
 class Step(_Record):
     """One command that helped to make this checkpoint."""
 
-    command: str
-    args: dict[str, Any] = {}
+    command: Name
+    args: Json = {}
     inputs: tuple[Input, ...] = ()
     data: tuple[DataRecord, ...] = ()
-    seed: int | None = None
-    versions: dict[str, str] = {}
+    seed: Seed | None = None
+    versions: dict[Name, Name] = {}
 
 
 class Manifest(_Record):
@@ -117,35 +190,52 @@ class Manifest(_Record):
     format: Literal["hydrasurgeon.manifest/1"] = "hydrasurgeon.manifest/1"
     kind: Literal["backbone", "member", "hydra"]
     model: Model
-    towers: dict[str, Tower]
-    kept: dict[str, Layers] | None = None
-    scores: dict[str, Score] = {}
-    members: tuple[Member, ...] | None = None
+    towers: dict[TowerName, Tower] = Field(min_length=1)
+    kept: dict[TowerName, Rows] | None = None
+    scores: dict[Name, Score] = {}
+    members: tuple[Member, ...] | None = Field(default=None, min_length=2, max_length=MAX_COUNT)
     fusion: Fusion | None = None
-    weights_sha256: str
+    weights_sha256: Sha256
     history: tuple[Step, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         if self.kind == "hydra":
-            if self.members is None or self.fusion is None or len(self.members) < 2:
-                raise ValueError("a hydra needs at least two members and a fusion record")
+            if self.members is None or self.fusion is None or self.kept is not None:
+                raise ValueError("a hydra needs members and a fusion record, and no kept heads")
+            layers = next(iter(self.towers.values())).layers
+            if self.fusion.trunk > layers:
+                raise ValueError(f"a trunk of {self.fusion.trunk} layers, the tower has {layers}")
             selections = [member.kept for member in self.members]
         else:
-            if self.kept is None:
-                raise ValueError(f"a {self.kind} needs kept heads")
+            if self.kept is None or self.members is not None or self.fusion is not None:
+                raise ValueError(f"a {self.kind} needs kept heads, and no members")
             selections = [self.kept]
         for kept in selections:
             _check_kept(kept, self.towers)
+        if self.kind == "backbone" and any(
+            len(row) != self.towers[tower].heads
+            for tower, rows in (self.kept or {}).items()
+            for row in rows
+        ):
+            raise ValueError("a backbone keeps all its heads")
+        for name, score in self.scores.items():
+            _check_score(name, score, self.towers)
         return self
 
     def to_json(self) -> str:
         """Readable, stable JSON: the sidecar file's content."""
-        return json.dumps(self._plain(), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(self._plain(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def to_header(self) -> str:
         """Compact JSON for the safetensors header."""
-        return json.dumps(self._plain(), separators=(",", ":"), ensure_ascii=True)
+        text = json.dumps(self._plain(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        if len(text) > MAX_BYTES:
+            raise ManifestError(
+                f"the manifest would have {len(text):,} bytes; it may have {MAX_BYTES:,}",
+                hint="Its labels, scores or history are too long.",
+            )
+        return text
 
     def _plain(self) -> dict[str, Any]:
         plain = self.model_dump(mode="json")
@@ -175,35 +265,61 @@ def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None
                 f"{name}: kept heads for {len(rows)} layers, the tower has {tower.layers}"
             )
         for layer, row in enumerate(rows):
-            if list(row) != sorted(set(row)) or any(not 0 <= h < tower.heads for h in row):
+            if list(row) != sorted(set(row)) or any(head >= tower.heads for head in row):
                 raise ValueError(
                     f"{name} layer {layer}: {list(row)} are not sorted heads below {tower.heads}"
                 )
 
 
+def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
+    """A score speaks of heads that the model has."""
+    for tower, rows in (score.values or {}).items():
+        sizes = {len(row) for row in rows}
+        if (
+            tower not in towers
+            or len(rows) != towers[tower].layers
+            or sizes != {towers[tower].heads}
+        ):
+            raise ValueError(f"score {name}: {tower} has no value for every head of the model")
+    order = score.order or ()
+    if len(set(order)) != len(order):
+        raise ValueError(f"score {name}: the order names a head twice")
+    for tower, layer, head in order:
+        if tower not in towers or layer >= towers[tower].layers or head >= towers[tower].heads:
+            raise ValueError(f"score {name}: the model has no head {tower} {layer} {head}")
+
+
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
     """A manifest from JSON; `where` names the source in the error."""
+    content = text.encode() if isinstance(text, str) else text
+    raw = parse_json(content, where, most=MAX_BYTES, error=ManifestError)
+    version = raw.get("format") if isinstance(raw, dict) else None
+    if version != FORMAT:
+        newer = str(version).startswith("hydrasurgeon.manifest/")
+        raise ManifestError(
+            f"{where}: format {_shortened(repr(version))}; this version reads {FORMAT!r}",
+            hint="Upgrade hydrasurgeon." if newer else None,
+        )
     try:
-        raw = json.loads(text)
-    except ValueError as error:
-        raise ManifestError(f"{where}: the manifest is not JSON ({error})") from error
-    found = raw.get("format") if isinstance(raw, dict) else None
-    if found != FORMAT:
-        hint = "Upgrade hydrasurgeon." if str(found).startswith("hydrasurgeon.manifest/") else None
-        raise ManifestError(f"{where}: format {found!r}; this version reads {FORMAT!r}", hint=hint)
-    try:
-        return Manifest.model_validate(raw)
+        # From the text: in Python's own values a list could not be told from a tuple, which strict types do.
+        return Manifest.model_validate_json(content, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(str(part) for part in first["loc"])
-        raise ManifestError(f"{where}: {at + ': ' if at else ''}{first['msg']}") from error
+        raise ManifestError(f"{where}: {first_mistake(error)}") from error
+
+
+def first_mistake(error: ValidationError) -> str:
+    """What is wrong and where, in one sentence."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    at = ".".join(str(part)[:40] for part in first["loc"])
+    return _shortened(f"{at}: {first['msg']}" if at else first["msg"])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300]}…"
 
 
 def read_manifest(path: Path) -> Manifest:
-    try:
-        return parse_manifest(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read ({error.strerror})") from error
+    return parse_manifest(read_bytes(path, most=MAX_BYTES, error=ManifestError), str(path))
 
 
 def sidecar(weights: Path) -> Path:
@@ -214,11 +330,3 @@ def sidecar(weights: Path) -> Path:
 def json_schema() -> str:
     """The manifest's JSON Schema."""
     return json.dumps({"$id": FORMAT, **Manifest.model_json_schema()}, indent=1)
-
-
-UNKNOWN = "0" * 64
-"""A digest that is not known yet."""
-
-
-FILES_KEY = "hydrasurgeon.files"
-"""Header key of the companions' texts, so that a lone file keeps its tokenizer."""

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.header import MAX_HEADER
@@ -138,19 +137,6 @@ def test_hostile_lengths(tmp_path: Path, what: str) -> None:
     path.write_bytes(LENGTHS[what])
     with pytest.raises(CheckpointError, match=r"x\.safetensors"):
         TensorFile(path)
-
-
-def test_whatever_the_library_refuses_is_refused(tmp_path: Path) -> None:
-    """safetensors' own reader is the reference: nothing that it refuses comes through."""
-    for what, (entries, _) in HOSTILE.items():
-        path = written(tmp_path / "x.safetensors", entries)
-        try:
-            load_file(path)
-        except (SafetensorError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
-            continue
-        with pytest.raises(CheckpointError):
-            TensorFile(path)
-            pytest.fail(what)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7)])
