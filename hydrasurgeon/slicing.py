@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HeadTensor", "head_mask", "sliced_shape", "take_heads"]
+__all__ = ["HeadTensor", "head_mask", "masked", "sliced_shape", "take_heads"]
 
 Array = TypeVar("Array", bound=Any)
 
@@ -54,3 +54,9 @@ def head_mask(
     mask = np.zeros((spec.blocks, length // (spec.blocks * head_dim), head_dim), dtype=bool)
     mask[:, list(at)] = True
     return mask.reshape(-1)
+
+
+def masked(rows: Array, mask: NDArray[np.bool_], start: int, *, spec: HeadTensor) -> Array:
+    """What `head_mask` leaves of a tensor's rows from `start` on."""
+    kept: Array = rows[mask[start : start + len(rows)]] if spec.axis == 0 else rows[:, mask]
+    return kept

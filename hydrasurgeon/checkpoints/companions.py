@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from hydrasurgeon.checkpoints.folder import entries
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.foreign import parse_json, read_text
@@ -41,9 +42,5 @@ def companions_inside(text: str, *, family: str, where: str) -> dict[str, str]:
 
 def companions_beside(folder: Path, *, family: str) -> dict[str, str]:
     """Name → text, out of the folder that holds the weights."""
-    try:
-        present = {entry.name for entry in folder.iterdir()}
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be listed ({error.strerror})") from error
-    names = backend(family).companions(present)
+    names = backend(family).companions(set(entries(folder)))
     return {name: read_text(folder / name, most=MAX_TEXT) for name in names}

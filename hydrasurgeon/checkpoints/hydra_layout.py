@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, head_shapes
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.checkpoints.expected import check_dtypes, expected_shapes, head_specs
+from hydrasurgeon.errors import CheckpointError, ManifestError
 from hydrasurgeon.families import backend
-from hydrasurgeon.heads import intersect_union, positions
-from hydrasurgeon.slicing import HeadTensor, take_heads
+from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.tensors import (
+    THREADS,
+    TensorInfo,
+    Tensors,
+    as_bytes,
+    weights_sha256,
+)
+from hydrasurgeon.heads import Kept, intersect_union, positions
+from hydrasurgeon.slicing import HeadTensor, head_mask, masked, sliced_shape, take_heads
 
 if TYPE_CHECKING:
+    from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["PREFIX", "Source", "check_shape", "head_specs", "member_sources"]
+__all__ = [
+    "PREFIX",
+    "Source",
+    "check_hydra",
+    "check_members",
+    "hydra_digests",
+    "member_sources",
+    "shared_layers",
+]
 
 PREFIX = "members.{}.{}"
 
@@ -36,52 +57,147 @@ class Source:
 
 def member_sources(checkpoint: Checkpoint) -> list[dict[str, Source]]:
     """For each member of a hydra, where each of its tensors comes from."""
-    manifest = checkpoint.manifest
-    members = manifest.members or ()
-    family = backend(manifest.model.family)
-    full = family.expected(manifest.model, manifest.towers)
-    _, union = intersect_union([member.kept for member in members])
-    specs = head_specs(checkpoint)
-    found: list[dict[str, Source]] = []
-    for i, member in enumerate(members):
-        shapes = {**full, **head_shapes(manifest, full, member.kept)}
-        sources = {}
-        for name in full:
-            own = PREFIX.format(i, name)
-            source = Source(own if own in checkpoint.tensors else name)
-            if source.stored not in checkpoint.tensors:
-                raise CheckpointError(f"{checkpoint.path}: tensor {name} of member {i} is missing")
-            if source.stored == name and name in specs:
-                tower, layer, spec = specs[name]
-                at = tuple(positions(union[tower][layer], member.kept[tower][layer]))
-                if len(at) != len(union[tower][layer]):
-                    source = Source(name, at, spec, manifest.towers[tower].head_dim)
-            check_shape(checkpoint, source, shapes[name], i)
-            sources[name] = source
-        found.append(sources)
-    return found
+    return _sources(checkpoint.manifest, checkpoint.tensors)
 
 
-def check_shape(
-    checkpoint: Checkpoint, source: Source, shape: tuple[int, ...], member: int
-) -> None:
-    stored = checkpoint.tensors[source.stored].shape
-    if source.at is not None and source.spec is not None:
-        axis = source.spec.axis
-        stored = (*stored[:axis], shape[axis], *stored[axis + 1 :])
-    if stored != shape:
-        raise CheckpointError(
-            f"{checkpoint.path}: tensor {source.stored} has shape {stored}, member {member} needs {shape}"
+def _sources(manifest: Manifest, tensors: Collection[str]) -> list[dict[str, Source]]:
+    kepts = [member.kept for member in manifest.members or ()]
+    _, union = intersect_union(kepts)
+    specs = head_specs(manifest)
+
+    def source(member: int, name: str) -> Source:
+        own = PREFIX.format(member, name)
+        if own in tensors:
+            return Source(own)
+        if name not in specs:
+            return Source(name)
+        tower, layer, spec = specs[name]
+        heads, row = union[tower][layer], kepts[member][tower][layer]
+        if row == heads:
+            return Source(name)
+        at = tuple(positions(heads, row))
+        return Source(name, at, spec, manifest.towers[tower].head_dim)
+
+    full = backend(manifest.model.family).expected(manifest.model, manifest.towers)
+    return [{name: source(member, name) for name in full} for member in range(len(kepts))]
+
+
+def check_hydra(manifest: Manifest, tensors: Tensors, path: Path) -> None:
+    """The tensors are those of these members, no more and no fewer, and the trunk is really shared."""
+    assert manifest.fusion is not None
+    kepts = [member.kept for member in manifest.members or ()]
+    _, union = intersect_union(kepts)
+    shared = expected_shapes(manifest, union)
+    apart = {name for name in shared if PREFIX.format(0, name) in tensors}
+    shapes = {name: shape for name, shape in shared.items() if name not in apart}
+    for member, kept in enumerate(kepts):
+        own = expected_shapes(manifest, kept)
+        shapes |= {PREFIX.format(member, name): own[name] for name in apart}
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise CheckpointError(f"{path}: tensor {name} is missing")
+        if tensors[name].shape != shape:
+            raise CheckpointError(
+                f"{path}: tensor {name} has shape {tensors[name].shape}, the members need {shape}"
+            )
+    foreign = next((name for name in tensors if name not in shapes), None)
+    if foreign is not None:
+        raise CheckpointError(f"{path}: tensor {foreign} belongs to none of {len(kepts)} members")
+    check_dtypes(tensors, shapes, path)
+    longest = shared_layers(manifest, kepts, apart)
+    if manifest.fusion.trunk > longest:
+        raise ManifestError(
+            f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share {longest}"
         )
 
 
-def head_specs(checkpoint: Checkpoint) -> dict[str, tuple[str, int, HeadTensor]]:
-    """Head tensors by name, with the (tower, layer) they belong to."""
-    manifest = checkpoint.manifest
+def shared_layers(manifest: Manifest, kepts: Sequence[Kept], apart: Collection[str]) -> int:
+    """Leading layers whose tensors and kept heads are equal in all members, in the tower that inputs run through.
+
+    `apart` are the tensors of which members have one of their own.
+    """
     family = backend(manifest.model.family)
-    return {
-        spec.name: (name, layer, spec)
-        for name, tower in manifest.towers.items()
-        for layer in range(tower.layers)
-        for spec in family.head_tensors(manifest.model, name, layer)
-    }
+    tower, size = next(iter(manifest.towers.items()))
+    if any(family.embedding_of(name) == tower for name in apart):
+        return 0
+    broken = {place[1] for name in apart if (place := family.layer_of(name)) and place[0] == tower}
+    rows = [kept[tower] for kept in kepts]
+    broken |= {layer for layer in range(size.layers) if len({row[layer] for row in rows}) > 1}
+    return min(broken, default=size.layers)
+
+
+def hydra_digests(checkpoint: Checkpoint) -> tuple[dict[str, str], list[str]]:
+    """sha256 of every stored tensor, and for each member the weights' hash of what can be put together for it again.
+
+    All of it in one pass over the file. Where MLPs were averaged, what comes together is not what was fused.
+    """
+    tensors, sources = checkpoint.tensors, member_sources(checkpoint)
+    cuts: dict[str, set[Source]] = {}
+    for each in sources:
+        for source in each.values():
+            if source.at is not None:
+                cuts.setdefault(source.stored, set()).add(source)
+
+    def digests_of(name: str) -> dict[Source, str]:
+        return _digests_of(tensors, name, cuts.get(name, ()))
+
+    names = list(tensors)
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = {
+            source: sha256
+            for of_one in pool.map(digests_of, names)
+            for source, sha256 in of_one.items()
+        }
+    return {name: digests[Source(name)] for name in names}, [
+        _hash_of(tensors, each, digests) for each in sources
+    ]
+
+
+def check_members(manifest: Manifest, hashes: Sequence[str], path: Path) -> None:
+    """Refuse a manifest that names other members than the file's, as far as `hashes` of `hydra_digests` tell."""
+    assert manifest.fusion is not None
+    recorded = [member.sha256 for member in manifest.members or ()]
+    equal = [one == other for one, other in zip(hashes, recorded, strict=True)]
+    # An average of MLPs is none of its terms: either no member can be put together again, or all can.
+    if all(equal) or (manifest.fusion.mlp == "average" and not any(equal)):
+        return
+    wrong = equal.index(False)
+    raise ManifestError(
+        f"{path}: member {wrong} is not the one that the manifest names (it says {recorded[wrong][:12]}…, "
+        f"the member's tensors hash to {hashes[wrong][:12]}…)",
+        hint="The file was changed after `fuse` wrote it: fuse the members again.",
+    )
+
+
+def _digests_of(tensors: Tensors, name: str, cuts: Collection[Source]) -> dict[Source, str]:
+    """sha256 of a stored tensor, and of what its heads make for each of `cuts`."""
+    shape = tensors[name].shape
+    masks = {
+        source: head_mask(shape[source.spec.axis], source.at, spec=source.spec, head_dim=source.head_dim)
+        for source in cuts
+        if source.at is not None and source.spec is not None
+    }  # fmt: skip
+    whole = hashlib.sha256()
+    totals = {source: hashlib.sha256() for source in masks}
+    start = 0
+    for rows in tensors.rows(name):
+        whole.update(as_bytes(rows))
+        for source, keep in masks.items():
+            assert source.spec is not None
+            totals[source].update(as_bytes(masked(rows, keep, start, spec=source.spec)))
+        start += len(rows)
+    return {Source(name): whole.hexdigest(), **{s: t.hexdigest() for s, t in totals.items()}}
+
+
+def _hash_of(tensors: Tensors, sources: Mapping[str, Source], digests: Mapping[Source, str]) -> str:
+    """The weights' hash of a member, from the digests of its tensors."""
+
+    def info(name: str, source: Source) -> TensorInfo:
+        stored = tensors[source.stored]
+        shape = stored.shape
+        if source.at is not None and source.spec is not None:
+            shape = sliced_shape(shape, len(source.at), spec=source.spec, head_dim=source.head_dim)
+        return replace(stored, name=name, shape=shape)
+
+    infos = {name: info(name, source) for name, source in sources.items()}
+    return weights_sha256(infos, {name: digests[source] for name, source in sources.items()})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,8 +10,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
+from hydrasurgeon.checkpoints.expected import check_single, check_towers
+from hydrasurgeon.checkpoints.folder import (
+    CLIP_WEIGHTS,
+    WEIGHTS,
+    Content,
+    config_of,
+    find,
+    present,
+    read_folder,
+)
 from hydrasurgeon.checkpoints.hub import SCHEMES, fetch, pinned
-from hydrasurgeon.checkpoints.writing import CLIP_WEIGHTS
+from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hydra_digests
 from hydrasurgeon.errors import (
     CheckpointError,
     ManifestError,
@@ -34,15 +42,8 @@ from hydrasurgeon.files.manifest import (
     sidecar,
 )
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
-from hydrasurgeon.heads import Kept
-from hydrasurgeon.slicing import sliced_shape
 
 __all__ = ["Checkpoint", "open_checkpoint", "rewritten", "single", "with_manifest"]
-
-FLOATS = {"F16", "BF16", "F32", "F64"}
-# OpenCLIP's name first: its repositories hold transformers' weights of the same model too.
-WEIGHT_FILES = (CLIP_WEIGHTS, "model.safetensors", "model.safetensors.index.json")
-PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,13 @@ class Checkpoint:
 
     def digests(self) -> dict[str, str]:
         """Hash all weights; refuse when the manifest was made for others."""
-        digests = self.tensors.digests()
+        if self.manifest.kind != "hydra":
+            digests = self.tensors.digests()
+            self.check(digests)
+            return digests
+        digests, members = hydra_digests(self)
         self.check(digests)
+        check_members(self.manifest, members, self.path)
         return digests
 
     def check(self, digests: Mapping[str, str]) -> str:
@@ -94,63 +100,80 @@ class Checkpoint:
 def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     """Any checkpoint DESIGN section 3 names: a file, a name without suffix, a directory, a hub id."""
     text = str(spec)
-    scheme = text.partition(":")[0]
-    hub = scheme in SCHEMES and not Path(text).exists()
-    path = fetch(text) if hub else _find(text)
-    config: dict[str, Any] | None = None
-    if path.is_dir():
-        files, config = _directory(path)
+    hub = text.partition(":")[0] in SCHEMES and not present(Path(text))
+    path = fetch(text) if hub else find(text)
+    is_folder = path.is_dir()
+    beside = _manifest_beside(path / "heads.json" if is_folder else sidecar(path))
+    if is_folder:
+        content = read_folder(path, family=beside.model.family if beside is not None else None)
     else:
-        files, config = [TensorFile(path)], _config_beside(path)
-    tensors = Tensors(files)
+        content = Content([TensorFile(path)], *_config_beside(path))
+    tensors = Tensors(content.files)
     if not len(tensors):
         raise CheckpointError(f"{path}: holds no tensors")
-    manifest = _manifest_of(path, files)
-    companions: dict[str, str] = {}
-    if manifest is not None:
-        backend(manifest.model.family).check(manifest.model, manifest.towers, str(path))
-        companions = _companions(path, files[0], manifest.model.family)
-        if arch is not None:
-            raise UsageError(
-                f"--arch {arch}: {path} already says that it is {manifest.model.family}:{manifest.model.arch}"
-            )
-        wrong = backend(manifest.model.family).check_files(manifest.model, companions)
-        if wrong is not None:
-            raise ManifestError(f"{path}: {wrong}", hint="Restore the matching files.")
-        checkpoint = Checkpoint(path, tensors, manifest, recorded=True, files=companions)
-    else:
-        family = (
-            arch.partition(":")[0] if arch is not None else (config or {}).get("__family__", "timm")
-        )
-        companions = _companions(path, files[0], family)
-        try:
-            known = backend(family).identify(
-                tensors, arch=arch.partition(":")[2] if arch else None, config=config,
-                files=companions, where=str(path),
-            )  # fmt: skip
-        except ValidationError as error:
-            raise CheckpointError(f"{path}: {first_mistake(error)}") from error
-        manifest = Manifest(
-            kind="backbone",
-            model=known.model,
-            towers=known.towers,
-            kept={
-                name: (tuple(range(tower.heads)),) * tower.layers
-                for name, tower in known.towers.items()
-            },
-            weights_sha256=UNKNOWN,
-        )
-        checkpoint = Checkpoint(
-            path, tensors, manifest, recorded=False, note=known.note, files=companions
-        )
-    if manifest.kind != "hydra":
-        names = backend(manifest.model.family).names(manifest.model, tensors)
-        if names is not None:
-            checkpoint = replace(checkpoint, tensors=Tensors(files, names))
+    manifest = _agreed(_manifest_inside(content.files), beside, path)
+    checkpoint = (
+        _identified(path, content, tensors, arch)
+        if manifest is None
+        else _recorded(path, content, tensors, manifest, arch)
+    )
     if hub:
         checkpoint = replace(checkpoint, hub_id=pinned(text, path))
-    _check_tensors(checkpoint)
+    check_towers(checkpoint.manifest, path)
+    if checkpoint.manifest.kind == "hydra":
+        check_hydra(checkpoint.manifest, checkpoint.tensors, path)
+    else:
+        check_single(checkpoint.manifest, checkpoint.tensors, path, recorded=checkpoint.recorded)
     return checkpoint
+
+
+def _recorded(
+    path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str | None
+) -> Checkpoint:
+    """A checkpoint that says what it is."""
+    model = manifest.model
+    if arch is not None:
+        raise UsageError(
+            f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}"
+        )
+    layers = sum(tower.layers for tower in manifest.towers.values())
+    if layers > len(tensors):
+        raise ManifestError(
+            f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors"
+        )
+    family = backend(model.family)
+    companions = _companions(path, content.files, model.family)
+    wrong = family.check_files(model, companions)
+    if wrong is not None:
+        raise ManifestError(f"{path}: {wrong}", hint="Restore the matching files.")
+    names = family.names(model, tensors) if manifest.kind != "hydra" else None
+    if names is not None:
+        tensors = Tensors(content.files, names)
+    return Checkpoint(path, tensors, manifest, recorded=True, files=companions)
+
+
+def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None) -> Checkpoint:
+    """A bare checkpoint, recognised by its config, or by the names and shapes of its tensors."""
+    named, _, architecture = (arch or "").partition(":")
+    family = backend(named or content.family or "timm")
+    companions = _companions(path, content.files, family.family)
+    try:
+        known = family.identify(
+            tensors, arch=architecture or None, config=content.config, files=companions, where=str(path)
+        )  # fmt: skip
+        kept = {
+            name: (tuple(range(tower.heads)),) * tower.layers
+            for name, tower in known.towers.items()
+        }
+        manifest = Manifest(
+            kind="backbone", model=known.model, towers=known.towers, kept=kept, weights_sha256=UNKNOWN
+        )  # fmt: skip
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {first_mistake(error)}") from error
+    names = family.names(known.model, tensors)
+    if names is not None:
+        tensors = Tensors(content.files, names)
+    return Checkpoint(path, tensors, manifest, recorded=False, note=known.note, files=companions)
 
 
 def single(checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
@@ -164,139 +187,48 @@ def single(checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
     return manifest.model, dict(manifest.kept)
 
 
-def _find(text: str) -> Path:
-    path = Path(text)
-    for candidate in (path, path.with_name(path.name + ".safetensors")):
-        if candidate.exists():
-            return candidate
-    if path.suffix in PICKLED:
-        raise _not_read(path)
-    raise CheckpointError(
-        f"{text}: no such checkpoint",
-        hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in SCHEMES)}).",
-    )
+def _config_beside(path: Path) -> tuple[str | None, dict[str, Any] | None]:
+    """The config of the directory a weight file lies in, and its family, for those who name the file itself."""
+    if path.name not in (CLIP_WEIGHTS, WEIGHTS):
+        return None, None
+    family, config = config_of(path.parent)
+    # A timm model is known by its tensors, and these weights may be another library's than that of the config.
+    fits = family == ("open_clip" if path.name == CLIP_WEIGHTS else "transformers")
+    return (family, config) if fits else (None, None)
 
 
-def _not_read(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: pickled checkpoints are not read",
-        hint="Convert it to safetensors with its own library.",
-    )
-
-
-def _directory(path: Path) -> tuple[list[TensorFile], dict[str, Any]]:
-    """The weight files and the config of a timm, transformers or open_clip directory."""
-    config: dict[str, Any] = {}
-    for name, family in (("open_clip_config.json", "open_clip"), ("config.json", "timm")):
-        if (path / name).is_file():
-            try:
-                config = json.loads((path / name).read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise CheckpointError(f"{path / name}: not JSON ({error})") from error
-            config["__family__"] = "transformers" if "model_type" in config else family
-            break
-    for name in WEIGHT_FILES:
-        weights = path / name
-        if not weights.is_file():
-            continue
-        if name == CLIP_WEIGHTS and config.get("__family__") != "open_clip":
-            continue
-        if name.endswith(".json"):
-            shards = sorted(
-                set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-            missing = [shard for shard in shards if not (path / shard).is_file()]
-            if missing:
-                raise CheckpointError(f"{path}: shard {missing[0]} is missing")
-            return [TensorFile(path / shard) for shard in shards], config
-        return [TensorFile(weights)], config
-    found = sorted(path.glob("*.safetensors"))
-    if len(found) == 1:
-        return [TensorFile(found[0])], config
-    pickled = next((p.name for p in sorted(path.iterdir()) if p.suffix in PICKLED), None)
-    if pickled is not None:
-        raise _not_read(path / pickled)
-    raise CheckpointError(
-        f"{path}: no weights found", hint=f"Looked for {', '.join(WEIGHT_FILES)}."
-    )
-
-
-def _config_beside(path: Path) -> dict[str, Any] | None:
-    """The config of the directory a weight file lies in, for those who name the file itself."""
-    clip = path.name == CLIP_WEIGHTS
-    beside = path.parent / ("open_clip_config.json" if clip else "config.json")
-    if path.name not in (CLIP_WEIGHTS, "model.safetensors") or not beside.is_file():
-        return None
-    with contextlib.suppress(ValueError, OSError):
-        config = json.loads(beside.read_text(encoding="utf-8"))
-        if clip or "model_type" in config:
-            return {**config, "__family__": "open_clip" if clip else "transformers"}
-    return None
-
-
-def _companions(path: Path, file: TensorFile, family: str) -> dict[str, str]:
+def _companions(path: Path, files: Sequence[TensorFile], family: str) -> dict[str, str]:
     """The texts that travel with a checkpoint: from its header, else from its directory."""
+    file = files[0]
     if FILES_KEY in file.metadata:
         where = f"{file.path} ({FILES_KEY})"
         return companions_inside(file.metadata[FILES_KEY], family=family, where=where)
-    if path.is_file() and path.name != "model.safetensors":
+    if path.is_file() and path.name != WEIGHTS:
         return {}
     return companions_beside(path if path.is_dir() else path.parent, family=family)
 
 
-def _manifest_of(path: Path, files: Sequence[TensorFile]) -> Manifest | None:
-    embedded = files[0].metadata.get(HEADER_KEY)
-    inside = parse_manifest(embedded, f"{files[0].path} (header)") if embedded is not None else None
-    outside_path = path / "heads.json" if path.is_dir() else sidecar(path)
-    outside = read_manifest(outside_path) if outside_path.is_file() else None
-    if inside is not None and outside is not None and inside != outside:
+def _manifest_beside(path: Path) -> Manifest | None:
+    return read_manifest(path) if present(path) else None
+
+
+def _manifest_inside(files: Sequence[TensorFile]) -> Manifest | None:
+    """The manifest in the header; shards that carry it must agree."""
+    texts = {file.metadata[HEADER_KEY]: file.path for file in files if HEADER_KEY in file.metadata}
+    if len(texts) > 1:
+        first, second = list(texts.values())[:2]
+        raise ManifestError(f"{second}: carries another manifest than {first.name}")
+    return next((parse_manifest(text, f"{where} (header)") for text, where in texts.items()), None)
+
+
+def _agreed(inside: Manifest | None, beside: Manifest | None, path: Path) -> Manifest | None:
+    if inside is not None and beside is not None and inside != beside:
+        where = path / "heads.json" if path.is_dir() else sidecar(path)
         raise ManifestError(
-            f"{outside_path}: disagrees with the manifest inside {files[0].path.name}",
-            hint=f"Delete {outside_path.name} to use the one inside, or restore the matching file.",
+            f"{where}: disagrees with the manifest in the weights' header",
+            hint=f"Delete {where.name} to use the one inside, or restore the matching file.",
         )
-    return inside or outside
-
-
-def _check_tensors(checkpoint: Checkpoint) -> None:
-    """Every tensor the architecture needs is there, with the shape the kept heads give it."""
-    manifest = checkpoint.manifest
-    if manifest.kind == "hydra":
-        return  # its plan is checked where its members are put together
-    family = backend(manifest.model.family)
-    shapes = dict(family.expected(manifest.model, manifest.towers))
-    shapes.update(head_shapes(manifest, shapes, manifest.kept or {}))
-    source = f"{manifest.model.family}:{manifest.model.arch}"
-    for name, shape in shapes.items():
-        if name not in checkpoint.tensors:
-            raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} is missing",
-                hint=f"{source} needs it: the file is incomplete.",
-            )
-        info = checkpoint.tensors[name]
-        if info.shape != shape:
-            raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} has shape {info.shape}, {source} with these heads needs {shape}"
-            )
-        if info.dtype not in FLOATS:
-            raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} has dtype {info.dtype}; weights must be one of {', '.join(sorted(FLOATS))}",
-                hint="Quantised checkpoints cannot be cut: start from the floating-point one.",
-            )
-
-
-def head_shapes(
-    manifest: Manifest, full: Mapping[str, tuple[int, ...]], kept: Kept
-) -> dict[str, tuple[int, ...]]:
-    """The shapes that `kept` gives to the tensors that hold heads."""
-    family = backend(manifest.model.family)
-    return {
-        spec.name: sliced_shape(
-            full[spec.name], len(row), spec=spec, head_dim=manifest.towers[tower].head_dim
-        )
-        for tower, rows in kept.items()
-        for layer, row in enumerate(rows)
-        for spec in family.head_tensors(manifest.model, tower, layer)
-    }
+    return inside or beside
 
 
 def rewritten(manifest: Manifest, **changes: Any) -> Manifest:

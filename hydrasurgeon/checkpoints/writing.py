@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.card import CARD, model_card
 from hydrasurgeon.checkpoints.companions import check_names
+from hydrasurgeon.checkpoints.folder import CLIP_WEIGHTS, WEIGHTS
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, sidecar
@@ -25,8 +26,6 @@ __all__ = [
     "write_bytes",
     "write_text",
 ]
-
-CLIP_WEIGHTS = "open_clip_model.safetensors"
 
 
 def output_path(out: str | Path, *, force: bool) -> Path:
@@ -90,7 +89,7 @@ def save(
 
 def weights_name(family: str) -> str:
     """What the weights are called in a directory."""
-    return CLIP_WEIGHTS if family == "open_clip" else "model.safetensors"
+    return CLIP_WEIGHTS if family == "open_clip" else WEIGHTS
 
 
 def weights_in(out: Path, family: str) -> Path:

@@ -71,6 +71,8 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
             pending += [(each, depth + 1) for each in value]
         elif isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{value} is not a finite number")
+        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ValueError("holds a number beyond 64 bits")
         elif value is not None and not isinstance(value, str | int | float):
             raise ValueError(f"a {type(value).__name__} is not a JSON value")
     return record

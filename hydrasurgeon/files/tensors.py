@@ -35,6 +35,7 @@ __all__ = [
     "TensorFile",
     "TensorInfo",
     "Tensors",
+    "as_bytes",
     "as_float",
     "digest",
     "from_float",
@@ -189,7 +190,7 @@ class Tensors(Mapping[str, TensorInfo]):
 
 
 def digest(array: Raw) -> str:
-    return hashlib.sha256(_bytes(array)).hexdigest()
+    return hashlib.sha256(as_bytes(array)).hexdigest()
 
 
 def whole(array: Raw) -> Parts:
@@ -202,12 +203,12 @@ def hashed(arrays: Iterable[Raw]) -> Parts:
     """A tensor in the parts that come."""
     total = hashlib.sha256()
     for array in arrays:
-        total.update(_bytes(array))
+        total.update(as_bytes(array))
         yield array
     return total.hexdigest()
 
 
-def _bytes(array: Raw) -> memoryview:
+def as_bytes(array: Raw) -> memoryview:
     import numpy as np
 
     return np.ascontiguousarray(array).reshape(-1).view("u1").data
@@ -299,7 +300,7 @@ def write_tensors(
                 if isinstance(part, str):
                     one = part
                 else:
-                    file.write(_bytes(part))
+                    file.write(as_bytes(part))
             assert file.tell() - start == plan.nbytes, f"{plan.name}: not {plan.shape}"
             digests.append((plan.name, plan.dtype, plan.shape, one))
         sha256 = _combine(digests)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.families import backend
-from hydrasurgeon.files.tensors import Planned, digest, hashed
+from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed
 from hydrasurgeon.heads import Kept, positions
-from hydrasurgeon.slicing import HeadTensor, head_mask, sliced_shape
+from hydrasurgeon.slicing import HeadTensor, head_mask, masked, sliced_shape
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts, Raw
@@ -49,8 +49,8 @@ def plan_pruning(
             keep = head_mask(tensors[name].shape[spec.axis], at, spec=spec, head_dim=head_dim)
             start = 0
             for rows in tensors.rows(name):
-                original.update(rows.data)
-                yield rows[keep[start : start + len(rows)]] if spec.axis == 0 else rows[:, keep]
+                original.update(as_bytes(rows))
+                yield masked(rows, keep, start, spec=spec)
                 start += len(rows)
 
         sha256 = yield from hashed(parts())

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hydrasurgeon.checkpoints.hydra_layout import PREFIX, head_specs
+from hydrasurgeon.checkpoints.expected import head_specs
+from hydrasurgeon.checkpoints.hydra_layout import PREFIX, shared_layers
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float, hashed
@@ -47,11 +48,11 @@ def plan_fusion(
     """Decide for every tensor whether the members can share it."""
     first = members[0]
     family = backend(first.manifest.model.family)
-    specs = head_specs(first)
+    specs = head_specs(first.manifest)
     kepts: list[Kept] = [m.manifest.kept or {} for m in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
-    apart: set[str] = set()  # tensors that members do not share in one whole
+    apart: set[str] = set()  # tensors of which members have one of their own
     for name in family.expected(first.manifest.model, first.manifest.towers):
         tower_layer = specs.get(name)
         alike = (
@@ -65,34 +66,19 @@ def plan_fusion(
         if average_mlp and family.is_mlp(name) and len(infos) == 1:
             planned.append(_average(members, name))
             continue
-        apart.add(name)
         shared = None
         if tower_layer is not None and not alike and len(infos) == 1:
             shared = _union(members, name, kepts, union, tower_layer)
         if shared is not None:
             planned.append(shared)
         else:
+            apart.add(name)
             planned += [
                 _copy(m, name, PREFIX.format(i, name), digests[i][name])
                 for i, m in enumerate(members)
             ]
-    return FusionPlan(
-        planned, _trunk(first, apart, specs, both, union), sum(m.tensors.nbytes for m in members)
-    )
-
-
-def _trunk(
-    first: Checkpoint, apart: set[str], specs: Mapping[str, Any], both: Kept, union: Kept
-) -> int:
-    """Leading layers whose tensors and kept heads are equal in all members, in the tower that inputs run through."""
-    family = backend(first.manifest.model.family)
-    tower, rows = next(iter(both.items()))
-    if any(family.embedding_of(name) == tower for name in apart):
-        return 0
-    places = [place for name in apart if (place := family.layer_of(name)) is not None]
-    broken = {layer for where, layer in places if where == tower}
-    broken |= {layer for layer, row in enumerate(rows) if row != union[tower][layer]}
-    return min(broken, default=len(rows))
+    trunk = shared_layers(first.manifest, kepts, apart)
+    return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members))
 
 
 def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:

@@ -240,14 +240,13 @@ def test_a_history_that_does_not_hang_together(members: list[Path], tmp_path: Pa
 def test_a_parents_history_must_be_continued(members: list[Path], tmp_path: Path) -> None:
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
-    from hydrasurgeon.files.tensors import Planned
+    from hydrasurgeon.files.tensors import Planned, whole
 
     opened = open_checkpoint(members[0])
-    digests = opened.digests()
     first = opened.manifest.history[0].model_copy(update={"seed": 7})
     save(
         tmp_path / "other.safetensors",
-        [Planned(n, i.dtype, i.shape, lambda n=n: (opened.tensors.read(n), digests[n])) for n, i in opened.tensors.items()],
+        [Planned(n, i.dtype, i.shape, lambda n=n: whole(opened.tensors.read(n))) for n, i in opened.tensors.items()],
         lambda sha: rewritten(opened.manifest, weights_sha256=sha, history=(first, *opened.manifest.history[1:])),
     )  # fmt: skip
     found = outcomes(verify(tmp_path / "other.safetensors", parents=tmp_path))

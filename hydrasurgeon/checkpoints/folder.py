@@ -1,0 +1,171 @@
+"""Where a checkpoint lies: a name becomes a path, and a folder its config and its weight files."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.checkpoints.hub import SCHEMES
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.tensors import TensorFile
+
+__all__ = [
+    "CLIP_WEIGHTS",
+    "WEIGHTS",
+    "Content",
+    "config_of",
+    "entries",
+    "find",
+    "present",
+    "read_folder",
+]
+
+WEIGHTS = "model.safetensors"
+CLIP_WEIGHTS = "open_clip_model.safetensors"
+INDEX = ".index.json"
+PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
+# A config with the labels of 22,000 classes has 2 MB.
+MAX_CONFIG = 16 << 20
+# An index names every tensor once: enough for a million.
+MAX_INDEX = 128 << 20
+# Files that one model is cut into; the largest published ones have some 200.
+MAX_SHARDS = 1000
+
+
+@dataclass(frozen=True)
+class Content:
+    """The weight files of a checkpoint, and the config beside them with the family whose config it is."""
+
+    files: list[TensorFile]
+    family: str | None = None
+    config: dict[str, Any] | None = None
+
+
+def find(text: str) -> Path:
+    """The path behind a name: as it stands, or with the suffix that may be left out."""
+    path = Path(text)
+    if text and path.name in ("", ".."):
+        path = path.resolve()  # `.` has no name, and outputs are called by it
+    if not text or not path.name:
+        raise CheckpointError(
+            f"{text!r} is not a checkpoint's path", hint="Give a .safetensors file or a directory."
+        )
+    for candidate in (path, path.with_name(path.name + ".safetensors")):
+        if present(candidate):
+            return candidate
+    if path.suffix in PICKLED:
+        raise _not_read(path)
+    raise CheckpointError(
+        f"{text}: no such checkpoint",
+        hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in SCHEMES)}).",
+    )
+
+
+def present(path: Path) -> bool:
+    """Whether there is something at `path`; CheckpointError where that cannot be told."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:  # a NUL character
+        raise CheckpointError(f"{str(path)!r} is not a checkpoint's path") from error
+    return True
+
+
+def entries(folder: Path) -> list[str]:
+    """The names in a folder, in order."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be listed ({error.strerror})") from error
+
+
+def read_folder(folder: Path, *, family: str | None) -> Content:
+    """Config and weights of a directory in timm's, transformers' or OpenCLIP's layout.
+
+    Which weights are its own follows from the `family` that its manifest names, else from its config: a
+    repository of OpenCLIP's holds transformers' weights of the same model too.
+    """
+    of_config, config = config_of(folder)
+    is_clip = (family or of_config) == "open_clip"
+    for name in (CLIP_WEIGHTS, WEIGHTS) if is_clip else (WEIGHTS,):
+        if present(folder / name):
+            return Content([TensorFile(folder / name)], of_config, config)
+        if present(folder / f"{name}{INDEX}"):
+            return Content(_shards(folder / f"{name}{INDEX}"), of_config, config)
+    names = entries(folder)
+    weights = [name for name in names if name.endswith(".safetensors") and name[0] != "."]
+    if len(weights) == 1:
+        return Content([TensorFile(folder / weights[0])], of_config, config)
+    pickled = next((name for name in names if Path(name).suffix in PICKLED), None)
+    if pickled is not None and not weights:
+        raise _not_read(folder / pickled)
+    beside = folder.with_name(f"{folder.name}.safetensors")
+    raise CheckpointError(
+        f"{folder}: {len(weights)} .safetensors files, none of them named {WEIGHTS}"
+        if weights
+        else f"{folder}: no weights found",
+        hint=f"Did you mean {beside}?"
+        if present(beside)
+        else f"Looked for {WEIGHTS}, {WEIGHTS}{INDEX} and {CLIP_WEIGHTS} with its config.",
+    )
+
+
+def config_of(folder: Path) -> tuple[str | None, dict[str, Any] | None]:
+    """The config in a folder, and the family whose it is."""
+    for name, family in (("open_clip_config.json", "open_clip"), ("config.json", "timm")):
+        if present(folder / name):
+            config = read_json(folder / name, most=MAX_CONFIG)
+            if not isinstance(config, dict):
+                raise CheckpointError(f"{folder / name}: is not a JSON object")
+            return "transformers" if "model_type" in config else family, config
+    return None, None
+
+
+def _shards(index: Path) -> list[TensorFile]:
+    """The files that an index names: plain names beside it, which hold what it says."""
+    content = read_json(index, most=MAX_INDEX)
+    homes = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(homes, dict) or not homes:
+        raise CheckpointError(f"{index}: has no weight_map of tensors and files")
+    for name in homes.values():
+        if not isinstance(name, str) or not _is_plain(name):
+            raise CheckpointError(
+                f"{index}: names a file {str(name)[:80]!r}, which is not one beside it",
+                hint="The index was not written by a library of models: do not use it.",
+            )
+    names = sorted(set(homes.values()))
+    if len(names) > MAX_SHARDS:
+        raise CheckpointError(f"{index}: names more than {MAX_SHARDS} files")
+    missing = next((name for name in names if not present(index.parent / name)), None)
+    if missing is not None:
+        raise CheckpointError(f"{index.parent}: shard {missing} is missing")
+    files = {name: TensorFile(index.parent / name) for name in names}
+    for tensor, name in homes.items():
+        if tensor not in files[name].infos:
+            raise CheckpointError(f"{index}: tensor {tensor[:80]!r} is not in {name}")
+    return list(files.values())
+
+
+def _is_plain(name: str) -> bool:
+    return (
+        name.endswith(".safetensors")
+        and name.isprintable()
+        and len(name.encode()) <= 255
+        and not set(name) & set("/\\:")
+        and name[0] != "."
+    )
+
+
+def _not_read(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: pickled checkpoints are not read",
+        hint="Convert it to safetensors with its own library.",
+    )
