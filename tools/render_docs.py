@@ -146,6 +146,8 @@ def fused(results: dict[str, Any]) -> list[str]:
         f"turn in one process, medians of {min(runs)} to {max(runs)} runs. Times are relative to the single model at the same batch and",
         "dtype; a hydra that uses the machine as well as the single model does takes the time of the column *multiply-adds*,",
         "and on a device that waits for launches that of *launches* (operations of a pass of one sample that compute or copy).",
+        "Single models and members run, and are counted, as their libraries run them: with a last layer for all tokens. (`eval` and",
+        "`bench` run and count them like hydras, for the tokens that are read.)",
     ]
     for arch, points in results["results"].items():
         found = {(p["contender"], p["dtype"], p["batch"]): p for p in points}

@@ -43,6 +43,8 @@ Labels = Int[Tensor, " sample"]
 Scores = Float[Tensor, " sample"]
 
 BINS = 15
+# Of a score, after the point: sums in another order differ behind them, and would pass for a ranking.
+DIGITS = 12
 # Smallest positive probability: keeps the log finite for a class that got exactly 0.
 TINY = 1e-300
 
@@ -100,10 +102,10 @@ def nll(probs: Probs, labels: Labels) -> float:
 
 
 def ece(probs: Probs, labels: Labels) -> float:
-    """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins of confidence."""
+    """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins [low, high), and one of a confidence of 1."""
     confidence, predicted = probs.max(dim=-1)
-    edges = torch.linspace(0, 1, BINS + 1, dtype=probs.dtype)
-    bins = torch.bucketize(confidence, edges[1:-1])
+    # Bins are told apart in float32, as torchmetrics does: what is 1 there has a bin to itself.
+    bins = torch.bucketize(confidence.float(), torch.linspace(0, 1, BINS + 1), right=True) - 1
     return _calibration(confidence, predicted == labels, bins)
 
 
@@ -117,7 +119,7 @@ def aece(probs: Probs, labels: Labels) -> float:
 
 
 def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
-    gap = torch.zeros(BINS, dtype=torch.float64).index_add_(
+    gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
         0, bins, correct.double() - confidence.double()
     )
     return float(gap.abs().sum() / len(confidence))
@@ -189,14 +191,14 @@ OOD_SCORES: dict[str, Callable[[Logits, float], Scores]] = {
 
 
 def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
-    """How foreign each sample looks; higher = more so."""
+    """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
     if kind not in OOD_SCORES:
         near = difflib.get_close_matches(kind, OOD_SCORES, n=1)
         raise UsageError(
             f"--ood-score {kind}: not known" + (f" (did you mean {near[0]}?)" if near else ""),
             hint=f"Available: {', '.join(OOD_SCORES)}.",
         )
-    return OOD_SCORES[kind](logits, temperature)
+    return OOD_SCORES[kind](logits, temperature).round(decimals=DIGITS)
 
 
 def id_metrics(logits: Logits, labels: Labels, temperature: float = 1.0) -> dict[str, float]:

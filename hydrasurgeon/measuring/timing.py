@@ -6,7 +6,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ from torch import nn
 
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["Sequence", "interleaved", "machine", "peak_bytes"]
+__all__ = ["Sequence", "SideBySide", "interleaved", "machine", "peak_bytes"]
+
+# Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no such limit.
+HELD = 4 * 2**30
+# Rounds in which a table's models are timed.
+ROUNDS = 5
 
 
 class Sequence(nn.Module):
@@ -29,16 +35,45 @@ class Sequence(nn.Module):
         return [model(inputs) for model in self.models]
 
 
-@torch.inference_mode()
 def interleaved(
     models: Mapping[str, nn.Module], inputs: Any, *, runs: int, warm_up: bool = True
 ) -> dict[str, float]:
     """Median seconds of each, run in turn so that a slow moment of the machine hits all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+    passes = {name: partial(model, inputs) for name, model in models.items()}
+    return _in_turn(passes, runs=runs, warm_up=warm_up)
+
+
+class SideBySide:
+    """The models of one table, kept until all of them can be timed in turn."""
+
+    def __init__(self) -> None:
+        self._passes: dict[str, Callable[[], object]] = {}
+        self._bytes = 0
+        self._count = 0
+
+    def add(self, model: nn.Module, inputs: Any) -> None:
+        self._count += 1
+        self._bytes += sum(p.nbytes for p in model.parameters())
+        self._passes[str(self._count)] = partial(model, inputs)
+        if self._count > 1 and self._bytes > HELD:
+            self._passes.clear()
+
+    def milliseconds(self) -> list[float | None]:
+        """Of one batch, model after model as they came; None where they are too large to be held together."""
+        if len(self._passes) < self._count:
+            return [None] * self._count
+        return [1000 * taken for taken in _in_turn(self._passes, runs=ROUNDS).values()]
+
+
+@torch.inference_mode()
+def _in_turn(
+    passes: Mapping[str, Callable[[], object]], *, runs: int, warm_up: bool = True
+) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in passes}
     for run in range(0 if warm_up else 1, runs + 1):
-        for name, model in models.items():
+        for name, run_once in passes.items():
             start = time.perf_counter()
-            model(inputs)
+            run_once()
             _wait()
             if run:  # 0 is the warm-up
                 seconds[name].append(time.perf_counter() - start)

@@ -65,13 +65,20 @@ def load(
 
 
 def as_classifier(
-    checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32"
+    checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32", lean: bool = False
 ) -> Classifier:
-    """The live model of an opened checkpoint, in eval mode."""
+    """The live model of an opened checkpoint, in eval mode.
+
+    `lean` runs a single model as hydras run their members, its last layer for the tokens that the classifier reads:
+    models that are compared must be. Without it, the family's own module runs as its library does.
+    """
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
     module = _hydra(checkpoint) if manifest.kind == "hydra" else live_module(checkpoint)
-    transform = backend(manifest.model.family).transform(manifest.model, files=checkpoint.files)
+    family = backend(manifest.model.family)
+    if lean and not isinstance(module, Hydra):
+        module = Hydra([module], family.anatomy, mode="apart")
+    transform = family.transform(manifest.model, files=checkpoint.files)
     model = Classifier(module, manifest, transform)
     return model.to(device=target, dtype=precision).eval()
 

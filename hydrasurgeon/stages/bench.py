@@ -112,7 +112,9 @@ def bench(
     for i, name in enumerate(dtypes):
         models: dict[str, Any] = {}
         for entry in entries:
-            loaded = [as_classifier(c, device=device, dtype=name) for c in entry.checkpoints]
+            loaded = [
+                as_classifier(c, device=device, dtype=name, lean=True) for c in entry.checkpoints
+            ]
             models[entry.name] = loaded[0] if len(loaded) == 1 else InTurn(list(loaded))
             if entry.name not in sizes:
                 one = family.example(model, 1, device=where, dtype=dtype_of(name))

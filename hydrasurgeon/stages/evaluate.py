@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.writing import write_text
@@ -31,7 +31,13 @@ from hydrasurgeon.measuring.sets import (
 from hydrasurgeon.run import Progress
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
+if TYPE_CHECKING:
+    from hydrasurgeon.measuring.timing import SideBySide
+
 __all__ = ["Evaluation", "evaluate"]
+
+# Samples in the batch whose time the table shows.
+TIMED = 16
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ def evaluate(
     """
     from hydrasurgeon.measuring import metrics
     from hydrasurgeon.measuring.predictions import read_predictions, write_predictions
+    from hydrasurgeon.measuring.timing import SideBySide
 
     assertions = [parse_assertion(text) for text in asserts]
     labelled = labelled_sets(data, classes)
@@ -96,6 +103,7 @@ def evaluate(
     further: list[Further] = []
     used: dict[str, DataRecord] = {}
     how = _How(device, dtype, batch_size, skip_bad, progress)
+    timed = SideBySide()
     if opened:
         plain, (first, *others) = opened, labelled
         opened = first.named(plain, template)
@@ -107,7 +115,7 @@ def evaluate(
         for numbers in [tuple(everyone)] if ensemble else [(i,) for i in everyone]:
             job = [opened[i] for i in numbers]
             models = [how.load(checkpoint) for checkpoint in job]
-            found, val_logits = _run(job, models, sets, how)
+            found, val_logits = _run(job, models, sets, how, timed)
             t = _fitted(fixed, val_logits)
             measured = result(found, ood_score=ood_score, temperature=t)
             if further:
@@ -116,6 +124,7 @@ def evaluate(
             results.append(measured)
             if predictions is not None:
                 write_predictions(found, Path(predictions))
+    results = [_with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)]
     results += computed
     report = Report(
         settings={
@@ -148,7 +157,7 @@ class _How:
     def load(self, checkpoint: Checkpoint) -> Any:
         from hydrasurgeon.runtime.classifier import as_classifier
 
-        return as_classifier(checkpoint, device=self.device, dtype=self.dtype)
+        return as_classifier(checkpoint, device=self.device, dtype=self.dtype, lean=True)
 
     def logits(self, models: Sequence[Any], samples: Any) -> Any:
         from hydrasurgeon.runtime.inference import logits_of
@@ -226,13 +235,20 @@ def _temperature(given: str | float, val: str | None) -> float | None:
     return value
 
 
+def _with_time(measured: Result, milliseconds: float | None) -> Result:
+    assert measured.cost is not None
+    cost = measured.cost.model_copy(update={"latency_ms": milliseconds})
+    return measured.model_copy(update={"cost": cost})
+
+
 def _run(
-    job: Sequence[Checkpoint], models: Sequence[Any], sets: DataSets, how: _How
+    job: Sequence[Checkpoint], models: Sequence[Any], sets: DataSets, how: _How, timed: SideBySide
 ) -> tuple[Any, Any]:
     """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble; logits on the validation set."""
     from hydrasurgeon.data import Batches, moved
     from hydrasurgeon.measuring.cost import cost_of
     from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
+    from hydrasurgeon.measuring.timing import Sequence as InTurn
 
     def logits(samples: Any) -> Any:
         return how.logits(models, samples)
@@ -243,11 +259,16 @@ def _run(
     for name, severity, samples in sets.shift:
         found, truth = logits(samples)
         shifted.append(ShiftSet(name, severity, found, truth))
-    first = next(models[0].parameters())
-    few = Batches(
-        sets.id, models[0].transform, batch_size=min(how.batch_size or 16, 16), workers=0, skip_bad=how.skip_bad
-    )  # fmt: skip
-    inputs = moved(next(iter(few)).inputs, first.device, first.dtype)
+
+    def first(count: int) -> Any:
+        few = Batches(
+            sets.id, models[0].transform, batch_size=count, workers=0, skip_bad=how.skip_bad
+        )
+        weight = next(models[0].parameters())
+        return moved(next(iter(few)).inputs, weight.device, weight.dtype)
+
+    together = models[0] if len(models) == 1 else InTurn(list(models))
+    timed.add(together, first(min(how.batch_size or TIMED, TIMED)))
     single = job[0]
     found = Predictions(
         name=_name(job),
@@ -256,6 +277,6 @@ def _run(
         labels=labels,
         ood=foreign,
         shift=tuple(shifted),
-        cost=cost_of(list(models), inputs),
+        cost=cost_of(models, first(1)),  # a text without the padding that others bring
     )
     return found, logits(sets.val) if sets.val is not None else None

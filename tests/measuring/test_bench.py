@@ -13,7 +13,8 @@ from torch import nn
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError, MissingDependency, OutputError, UsageError
-from hydrasurgeon.measuring.timing import Sequence, interleaved, peak_bytes
+from hydrasurgeon.measuring import timing
+from hydrasurgeon.measuring.timing import Sequence, SideBySide, interleaved, peak_bytes
 
 MAKE = Callable[..., Path]
 
@@ -74,21 +75,59 @@ def test_peak_memory_is_weights_and_activations() -> None:
     assert twice == pytest.approx(2 * weights + hidden + 2 * out, rel=0.05)
 
 
-def test_interleaved_medians() -> None:
-    calls: list[str] = []
+class Named(nn.Module):
+    """Writes down when it runs, and makes the clock go on by its seconds."""
 
-    class Named(nn.Module):
-        def __init__(self, name: str, size: int) -> None:
-            super().__init__()
-            self.name, self.size = name, size
+    def __init__(self, name: str, clock: Clock, *seconds: float) -> None:
+        super().__init__()
+        self.name, self.clock, self.seconds = name, clock, list(seconds)
+        self.weight = nn.Parameter(torch.zeros(8))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            calls.append(self.name)
-            return torch.randn(self.size, self.size) @ torch.randn(self.size, self.size)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.clock.calls.append(self.name)
+        self.clock.now += self.seconds.pop(0)
+        return x
 
-    found = interleaved({"a": Named("a", 4), "b": Named("b", 700)}, torch.zeros(1), runs=3)
-    assert calls == ["a", "b"] * 4
-    assert 0 < found["a"] < found["b"]
+
+class Clock:
+    def __init__(self) -> None:
+        self.now, self.calls = 0.0, list[str]()
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "time", made)
+    return made
+
+
+def test_interleaved_medians(clock: Clock) -> None:
+    models = {"a": Named("a", clock, 9, 1, 5, 2), "b": Named("b", clock, 9, 7, 3, 30)}
+    assert interleaved(models, torch.zeros(1), runs=3) == {"a": 2, "b": 7}
+    assert clock.calls == ["a", "b"] * 4
+
+
+def test_the_models_of_a_table_are_timed_in_turn(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def table(*names: str) -> SideBySide:
+        made = SideBySide()
+        for i, name in enumerate(names, 1):
+            made.add(Named(name, clock, *[i / 4] * 6), torch.zeros(1))
+        return made
+
+    assert table("a", "b", "c").milliseconds() == [250, 500, 750]
+    assert clock.calls == ["a", "b", "c"] * 6
+    assert table().milliseconds() == []
+    # Models too large to be held together have no time; one alone is never too large.
+    monkeypatch.setattr(timing, "HELD", 2 * 32)
+    assert table("a", "b").milliseconds() == [250, 500]
+    assert table("a", "b", "c").milliseconds() == [None] * 3
+    monkeypatch.setattr(timing, "HELD", 0)
+    assert table("a").milliseconds() == [250]
 
 
 def test_what_cannot_be_compiled_is_measured_as_it_is(

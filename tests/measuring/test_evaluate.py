@@ -137,14 +137,22 @@ def test_the_report_is_the_contracts(members: list[Path], images: SPEC, tmp_path
     assert str(tmp_path) not in out.read_text()
 
 
-def test_multiply_adds_by_hand(tiny: MAKE, images: SPEC) -> None:
-    """Per layer 12·d² a token plus attention's two T×T products; plus patches and classifier."""
-    cost = hs.evaluate([tiny()], data=images()).report.results[0].cost
+def test_multiply_adds_by_hand(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """Per layer 12·d² a token plus attention's two T×T products; plus patches and classifier.
+
+    In the last layer keys and values of all tokens, and the rest for the class token alone: of every model alike.
+    """
     tokens, dim, layers, klasses = 17, 32, 3, 5
-    expected = (
-        layers * (tokens * 12 * dim**2 + 2 * tokens * tokens * dim) + 16 * 49 * dim + dim * klasses
-    )
-    assert cost.macs == expected
+    whole = tokens * 12 * dim**2 + 2 * tokens * tokens * dim
+    last = tokens * 2 * dim**2 + 10 * dim**2 + 2 * tokens * dim
+    single = 16 * 49 * dim + (layers - 1) * whole + last + dim * klasses
+    paths = [tiny(f"{seed}.safetensors", seed=seed) for seed in range(3)]
+    hydra = hs.fuse(paths, out=tmp_path / "h.safetensors", mlp="separate").path
+    alone = hs.evaluate([*paths, hydra], data=images()).report.results
+    together = hs.evaluate(paths, ensemble=True, data=images()).report.results
+    assert [r.cost.macs for r in alone] == [single] * 3 + [3 * single]
+    assert [r.cost.macs for r in together] == [3 * single]
+    assert [r.macs for r in hs.bench([*paths, hydra], batch="1", runs=1).results] == [single] * 3 + [3 * single]  # fmt: skip
 
 
 def test_class_counts_must_match(tiny: MAKE, images: SPEC) -> None:

@@ -52,6 +52,24 @@ CASES = {
 }
 
 
+EDGES = torch.linspace(0, 1, 16)[3:].double()
+CONFIDENT = {
+    "on the edges of bins": torch.stack([EDGES, *[(1 - EDGES) / 4] * 4], dim=1),
+    "certain": metrics.mean_probs(logits(scale=1e4)),
+    "nearly certain": metrics.mean_probs(logits(members=1, scale=12)),
+}
+
+
+@pytest.mark.parametrize("case", CONFIDENT)
+def test_a_confidence_on_the_edge_of_a_bin(case: str) -> None:
+    p = CONFIDENT[case]
+    y = labels(len(p))
+    reference = tu.CalibrationError(task="multiclass", num_classes=5, num_bins=15, norm="l1")
+    assert metrics.ece(p, y) == pytest.approx(float(_tu(reference, p, y)), abs=CLOSE)
+    again = multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm="l1")
+    assert metrics.ece(p, y) == pytest.approx(float(again), abs=CLOSE)
+
+
 @pytest.mark.parametrize("case", CASES, ids=list(CASES))
 def test_calibration_agrees_with_the_references(case: str) -> None:
     z, y = CASES[case]
@@ -107,6 +125,19 @@ def test_ood_agrees_with_the_references(kind: str) -> None:
     assert found["fpr95"] == pytest.approx(
         float(_tu(tu.FPR95(pos_label=1), scores, truth)), abs=CLOSE
     )
+
+
+@pytest.mark.parametrize("kind", metrics.OOD_SCORES)
+@pytest.mark.parametrize("members", [1, 3])
+def test_classes_in_another_order_are_no_ranking(kind: str, members: int) -> None:
+    """The same numbers in another order sum up to others in the last bit; all pairs are ties nevertheless."""
+    one = logits(1, members, 7)
+    generator = torch.Generator().manual_seed(4)
+    inside, outside = (
+        torch.cat([one[..., torch.randperm(7, generator=generator)] for _ in range(60)]) for _ in "ab"
+    )  # fmt: skip
+    found = metrics.ood_metrics(metrics.ood_score(inside, kind), metrics.ood_score(outside, kind))
+    assert (found["auroc"], found["fpr95"], found["aupr"]) == (0.5, 1.0, 0.5)
 
 
 def test_diversity_agrees_with_torch_uncertainty() -> None:
