@@ -15,7 +15,7 @@ def escaped(character: str) -> str:
 
 
 def code(text: object) -> str:
-    r"""A Markdown code span, in which no link, tag or emphasis means anything; `|` as `\x7c`, as it may stand in a table."""
+    r"""A Markdown code span, in which no link, tag or emphasis means anything, fit for a table."""
     shown = visible(text).replace("|", r"\x7c") or " "
     fence = "`"
     while fence in shown:

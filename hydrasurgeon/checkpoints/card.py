@@ -9,6 +9,7 @@ from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import Manifest, Step
 from hydrasurgeon.heads import Kept, count
+from hydrasurgeon.visible import code
 
 __all__ = ["BEGIN", "CARD", "END", "model_card", "on_hub"]
 
@@ -27,7 +28,9 @@ def model_card(manifest: Manifest, usage: Usage) -> str:
     }
     head = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
-    names = f" ({', '.join(model.labels[:10])}{', …' if len(model.labels) > 10 else ''})" if model.labels else ""  # fmt: skip
+    labels = [code(label) for label in (model.labels or ())[:10]]
+    more = ["…"] if len(model.labels or ()) > 10 else []
+    names = f" ({', '.join([*labels, *more])})" if labels else ""
     return f"""---
 {head}
 ---
@@ -36,7 +39,7 @@ def model_card(manifest: Manifest, usage: Usage) -> str:
 
 {_what(manifest)}
 
-Architecture: `{model.family}:{model.arch}`, {classes}{names}.
+Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 
 ## Load it
 
@@ -81,7 +84,7 @@ def on_hub(card: str, *, scheme: str, repo: str) -> str:
 def _title(manifest: Manifest) -> str:
     members = len(manifest.members or ())
     what = {"hydra": f"Hydra of {members} members", "member": "Pruned", "backbone": "Backbone"}
-    return f"{what[manifest.kind]}: {manifest.model.arch}"
+    return f"{what[manifest.kind]}: {code(manifest.model.arch)}"
 
 
 def _what(manifest: Manifest) -> str:
@@ -109,7 +112,7 @@ def _heads(manifest: Manifest) -> str:
 
 def _per_layer(kept: Kept) -> str:
     return "; ".join(
-        f"{tower}: {', '.join(str(len(row)) for row in rows)} heads by layer"
+        f"{code(tower)}: {', '.join(str(len(row)) for row in rows)} heads by layer"
         for tower, rows in kept.items()
     )
 
@@ -117,7 +120,7 @@ def _per_layer(kept: Kept) -> str:
 def _history(manifest: Manifest) -> str:
     if not manifest.history:
         return "Nothing was recorded."
-    lines = [f"{i}. `{_command(entry)}`{_seen(entry)}" for i, entry in enumerate(manifest.history, 1)]  # fmt: skip
+    lines = [f"{i}. {code(_command(entry))}{_seen(entry)}" for i, entry in enumerate(manifest.history, 1)]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -126,7 +129,7 @@ def _command(entry: Step) -> str:
 
 
 def _seen(entry: Step) -> str:
-    seen = ", ".join(f"{data.rows} rows, sha256 {data.sha256[:12]}…" for data in entry.data)
+    seen = ", ".join(f"{data.rows} rows, sha256 {code(data.sha256[:12])}…" for data in entry.data)
     return f" ({seen})" if seen else ""
 
 
@@ -134,9 +137,9 @@ def _measured(manifest: Manifest) -> str:
     lines = []
     for name, score in manifest.scores.items():
         if score.trace:
-            rows = ", ".join(f"{data.rows} rows of {data.spec}" for data in score.data)
+            rows = ", ".join(f"{data.rows} rows of {code(data.spec)}" for data in score.data)
             lines.append(
-                f"- {name}: the search's objective went from {score.trace[0]:.4f} to {score.trace[-1]:.4f}"
+                f"- {code(name)}: the search's objective went from {score.trace[0]:.4f} to {score.trace[-1]:.4f}"
                 + (f" on {rows}" if rows else "")
             )
     nothing = "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, OOD detection and cost here."

@@ -14,6 +14,7 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families.open_clip.zero_shot import record_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import SetResult
+from hydrasurgeon.visible import code
 
 __all__ = [
     "DataSets",
@@ -140,9 +141,9 @@ class DataSets:
 def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
     """What each data set was for, the labelled one first."""
     found = {"in distribution": sets.id}
-    found |= {f"also `{each.name}`": each.samples for each in further}
-    found |= {f"{group}-OOD `{name}`": samples for name, group, samples in sets.ood}
-    found |= {f"shift `{name}`{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
+    found |= {f"also {code(each.name)}": each.samples for each in further}
+    found |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
+    found |= {f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
     if sets.val is not None and fitted:
         found["temperature"] = sets.val
     return {use: DataRecord(**samples.fingerprint()) for use, samples in found.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import OodAverage, OodResult, Result, SetAverage
+from hydrasurgeon.visible import code, visible
 
 __all__ = ["cards_of", "measured", "with_measured", "write_cards"]
 
@@ -71,16 +71,16 @@ def with_measured(
 
 
 def _place(card: str) -> tuple[int, int] | None:
-    """Where the text between the markers begins and ends."""
-    start, end = card.find(BEGIN), card.rfind(END)
-    return None if start < 0 or end < start else (start + len(BEGIN), end)
+    """Where the text between the markers begins and ends; a marker has a line to itself, which no name has."""
+    start, end = card.find(f"\n{BEGIN}\n"), card.rfind(f"\n{END}\n")
+    return None if start < 0 or end < start else (start + len(f"\n{BEGIN}"), end + len("\n"))
 
 
 def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
     """One result as Markdown: quality, OOD detection, shifts, cost, and what it was measured on."""
     parts = [_table(QUALITY, [_cells(result.id, QUALITY)])]
     if result.sets is not None and result.sets_average is not None:
-        rows = [[each.name, str(each.n), *_cells(each, QUALITY)] for each in result.sets]
+        rows = [[code(each.name), str(each.n), *_cells(each, QUALITY)] for each in result.sets]
         rows.append(["mean", "", *_cells(result.sets_average, QUALITY)])
         parts = [_table(["data set", "samples", *QUALITY], rows)]
     if result.members > 1:
@@ -90,11 +90,11 @@ def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[s
             f"mutual information {diversity.mi:.4f} nats."
         )
     if result.ood:
-        rows = [[o.name, o.group, str(o.n), *_cells(o, FOREIGN)] for o in result.ood]
+        rows = [[code(o.name), o.group, str(o.n), *_cells(o, FOREIGN)] for o in result.ood]
         rows += [[f"mean, {group}", "", "", *_cells(mean, FOREIGN)] for group, mean in result.ood_average.items() if len(_of(result.ood, group)) > 1]  # fmt: skip
         parts.append(_table(["OOD data", "group", "samples", *FOREIGN], rows))
     if result.shift:
-        rows = [[s.name, "" if s.severity is None else str(s.severity), f"{s.accuracy:.4f}", f"{s.brier:.4f}"] for s in result.shift]  # fmt: skip
+        rows = [[code(s.name), "" if s.severity is None else str(s.severity), f"{s.accuracy:.4f}", f"{s.brier:.4f}"] for s in result.shift]  # fmt: skip
         parts.append(_table(["shifted data", "severity", "accuracy ↑", "Brier ↓"], rows))
     if result.cost is not None:
         parts.append(f"{result.cost.params / 1e6:.4g} M parameters, {result.cost.macs / 1e6:.4g} M multiply-adds for one sample.")  # fmt: skip
@@ -112,13 +112,13 @@ def _cells(found: SetAverage | OodAverage, columns: Mapping[str, str]) -> list[s
 
 def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     names = list(head)
-    lines = [names, ["---:"] * len(names), *([cell.replace("|", "\\|") for cell in row] for row in rows)]  # fmt: skip
+    lines = [names, ["---:"] * len(names), *map(list, rows)]  # fmt: skip
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _seen(data: Mapping[str, DataRecord]) -> Iterable[str]:
     for use, record in data.items():
-        yield f"- {use}: `{record.spec}`, {record.rows} samples, sha256 {record.sha256}"
+        yield f"- {use}: {code(record.spec)}, {record.rows} samples, sha256 {record.sha256}"
 
 
 def _how(settings: Mapping[str, Any]) -> str:
@@ -132,18 +132,27 @@ def _indexed(card: str, result: Result, data: DataRecord) -> str:
     front = re.match(r"---\n(.*?\n)---\n", card, re.DOTALL)
     if front is None:
         return card
-    lines = [line for line in front[1].splitlines() if not line.startswith(f"{INDEX}[")]
+    lines = [line for line in front[1].rstrip("\n").split("\n") if not line.startswith(f"{INDEX}[")]
     task = next((line.partition(": ")[2].strip('"') for line in lines if line.startswith("pipeline_tag: ")), None)  # fmt: skip
     if task is None or any(line.startswith("model-index:") for line in lines):
         return card
-    metrics = [{"type": key, "name": name[:-2], "value": round(getattr(result.id, key), 6)} for name, key in QUALITY.items()]  # fmt: skip
-    entry = {
-        "name": result.name,
-        "results": [{
-            "task": {"type": task},
-            "dataset": {"name": data.spec, "type": data.spec, "args": {"sha256": data.sha256}},
-            "metrics": metrics,
-        }],
-    }  # fmt: skip
-    lines.append(INDEX + json.dumps([entry], ensure_ascii=False))
+    lines.append(INDEX + _model_index(task, result, data))
     return "---\n" + "\n".join(lines) + "\n---\n" + card[front.end() :]
+
+
+def _model_index(task: str, result: Result, data: DataRecord) -> str:
+    """The result as the hub's own writer puts it, on one line that the next run replaces."""
+    from huggingface_hub import EvalResult
+    from huggingface_hub.repocard_data import eval_results_to_model_index
+    from huggingface_hub.utils import yaml_dump
+
+    spec = visible(data.spec)
+    figures = [
+        EvalResult(
+            task_type=task, dataset_type=spec, dataset_name=spec, dataset_args={"sha256": data.sha256},
+            metric_type=key, metric_name=name[:-2], metric_value=round(getattr(result.id, key), 6),
+        )
+        for name, key in QUALITY.items()
+    ]  # fmt: skip
+    index = eval_results_to_model_index(visible(result.name), figures)
+    return yaml_dump(index, default_flow_style=True, width=float("inf"), sort_keys=False).strip()

@@ -51,11 +51,11 @@ def test_each_card_gets_its_own_figures(
         i, near, far = result.id, *result.ood
         numbers = " | ".join(f"{v:.4f}" for v in (i.accuracy, i.brier, i.nll, i.ece, i.aece))
         assert f"| {numbers} |" in section
-        assert f"| held\\|out | near | 40 | {near.auroc:.4f} | {near.fpr95:.4f} | {near.aupr:.4f} |" in section  # fmt: skip
-        assert f"| f | far | 30 | {far.auroc:.4f} | {far.fpr95:.4f} | {far.aupr:.4f} |" in section
+        assert f"| `held\\x7cout` | near | 40 | {near.auroc:.4f} | {near.fpr95:.4f} | {near.aupr:.4f} |" in section  # fmt: skip
+        assert f"| `f` | far | 30 | {far.auroc:.4f} | {far.fpr95:.4f} | {far.aupr:.4f} |" in section
         assert f"| mean, all |  |  | {result.ood_average['all'].auroc:.4f} |" in section
         assert "mean, near" not in section  # of one set, that is the set
-        assert f"| noise | 3 | {result.shift[0].accuracy:.4f} |" in section
+        assert f"| `noise` | 3 | {result.shift[0].accuracy:.4f} |" in section
         assert f"{result.cost.params / 1e6:.4g} M parameters" in section
         assert ("members disagree on" in section) == (result.kind == "hydra")
         sha256[folder] = re.findall(r"`(\w+\.npz)`, (\d+) samples, sha256 ([0-9a-f]{64})", section)
@@ -83,7 +83,7 @@ def test_several_data_sets_stand_in_one_table(pair: tuple[Path, Path], images: S
     (result,) = report.results
     assert result.sets is not None
     assert result.sets_average is not None
-    for name, found in (*((f"{s.name} | {s.n}", s) for s in result.sets), ("mean | ", result.sets_average)):  # fmt: skip
+    for name, found in (*((f"`{s.name}` | {s.n}", s) for s in result.sets), ("mean | ", result.sets_average)):  # fmt: skip
         assert f"| {name} | {found.accuracy:.4f} | {found.brier:.4f} |" in section
     assert "- also `two`: `other.npz`, 40 samples" in section
 
