@@ -13,28 +13,44 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.foreign import read_text
 
 __all__ = ["Augment", "Recipe", "load_recipe", "recipe_names"]
+
+# Of a recipe's file.
+MAX_BYTES = 1 << 20
+# timm's notation without its tables of weights; what else stands there, timm answers with an assertion.
+RAND_AUGMENT = r"^rand(-(m|n|mmax|inc)\d{1,3}|-(mstd|p)\d{1,3}(\.\d{1,6})?)*$"
+Share = Annotated[float, Field(ge=0, lt=1)]
+Area = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
 class Augment(BaseModel):
     """Training transforms for images."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    random_resized_crop: tuple[float, float] | None = None
+    random_resized_crop: tuple[Area, Area] | None = None
     """Range of the crop's share of the area."""
     hflip: float = Field(0.0, ge=0, le=1)
-    rand_augment: str | None = None
+    rand_augment: Annotated[str, Field(pattern=RAND_AUGMENT)] | None = None
     """timm's notation: rand-m12-n2 is two operations of magnitude 12."""
-    pad_crop: int | None = Field(None, ge=1)
+    pad_crop: int | None = Field(None, ge=1, le=1024)
     """Pad by this many pixels, then crop back at random: for small images."""
+
+    @model_validator(mode="after")
+    def _smaller_first(self) -> Augment:
+        crop = self.random_resized_crop
+        if crop is not None and crop[0] > crop[1]:
+            raise ValueError("random_resized_crop: the smaller share comes first")
+        return self
 
 
 class Recipe(BaseModel):
     """How to train; every field can be overridden with --set field=value."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     objective: Literal["labels", "pairs"] = "labels"
     """Cross-entropy on labels; or, for CLIP, contrast on image–text pairs with the image tower locked."""
@@ -42,8 +58,8 @@ class Recipe(BaseModel):
     lr: float = Field(gt=0)
     lr_grid: tuple[float, ...] = ()
     """The learning rates that the source of the recipe chose from; for information."""
-    momentum: float = 0.9
-    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: Share = 0.9
+    betas: tuple[Share, Share] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     """Acts on matrices, not on biases and norms."""
@@ -52,21 +68,21 @@ class Recipe(BaseModel):
     """Steps of linear warm-up; below 1 it is a share of all steps."""
     floor: float = Field(0.0, ge=0, le=1)
     """Where the cosine ends, as a share of lr."""
-    steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0)
-    batch_size: int = Field(64, ge=1)
-    accumulate: int = Field(1, ge=1)
+    steps: Count | None = None
+    epochs: float | None = Field(None, gt=0, le=1e9)
+    batch_size: Count = 64
+    accumulate: Count = 1
     clip: float | None = Field(None, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float | None = Field(None, ge=0, lt=1)
     """Inside the transformer layers (attention weights excepted); null leaves the model's own."""
     augment: Augment = Augment()
-    last_blocks: int | None = Field(None, ge=1)
+    last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
     freeze: tuple[Literal["mlp", "attention", "embedding", "classifier"], ...] = ()
     classifier: Literal["keep", "zero", "fresh"] = "keep"
     """Anything but keep adapts the model to the classes of the data."""
-    max_length: int | None = Field(None, ge=1)
+    max_length: Count | None = None
     """Tokens of a text."""
 
     @model_validator(mode="after")
@@ -93,7 +109,7 @@ def load_recipe(
     if str(name) in recipe_names():
         text = (files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
     elif Path(name).suffix == ".toml" and Path(name).is_file():
-        text = Path(name).read_text(encoding="utf-8")
+        text = read_text(Path(name), most=MAX_BYTES, error=UsageError)
     else:
         near = difflib.get_close_matches(str(name), recipe_names(), n=1)
         raise UsageError(
@@ -102,8 +118,12 @@ def load_recipe(
         )
     try:
         fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers too long for Python, tables too deep
         raise UsageError(f"--recipe {name}: not TOML ({error})") from error
+    if not isinstance(fields.get("augment", {}), dict) or not isinstance(
+        fields.get("freeze", []), list
+    ):
+        raise UsageError(f"--recipe {name}: augment is a table, freeze a list")
     for key, value in overrides.items():
         _override(fields, key, value)
     if batch_size is not None:
@@ -117,7 +137,7 @@ def load_recipe(
         return Recipe.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in first["loc"])[:100]
         raise UsageError(
             f"recipe {name}: {where + ': ' if where else ''}{first['msg']}",
             hint=f"Fields: {', '.join(_known())}.",
@@ -140,7 +160,7 @@ def _override(fields: dict[str, Any], key: str, value: str) -> None:
         )
     try:
         parsed = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = value
     if key in ("steps", "epochs"):  # one replaces the other
         fields.pop("epochs" if key == "steps" else "steps", None)
