@@ -1,4 +1,4 @@
-"""Write the README's table, docs/hydra.svg and docs/benchmarks.md from result files: figures are never typed in.
+"""Write the README's table, docs/hydra.svg, docs/benchmarks.md and docs/reliability.md: figures come from result files.
 
 make demo && python tools/render_docs.py --demo hydra-demo
 """
@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from reliability import reliability
 
 ROOT = Path(__file__).parents[1]
 BEGIN = "<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->"
@@ -388,6 +390,11 @@ def benchmarks() -> str:
     return "\n".join(lines) + "\n"
 
 
+def result(name: str) -> dict[str, Any] | None:
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -408,6 +415,8 @@ def main() -> None:
     if curve.exists():
         trunk_plot(json.loads(curve.read_text()), ROOT / "docs" / "trunk.svg")
     (ROOT / "docs" / "benchmarks.md").write_text(benchmarks(), encoding="utf-8")
+    tried = reliability(result("fuzz"), result("crash"))
+    (ROOT / "docs" / "reliability.md").write_text(tried, encoding="utf-8")
 
 
 if __name__ == "__main__":
