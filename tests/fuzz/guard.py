@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hydrasurgeon
 from hydrasurgeon.errors import HydraError
 
 __all__ = ["Attempt", "Fifo", "Link", "Outcome", "Sandbox", "place"]
@@ -30,6 +32,10 @@ NEVER = {
 }  # fmt: skip
 # Where an interpreter and its libraries read from, whatever the input.
 READABLE = ("/proc", "/sys", "/usr", "/lib", "/dev/null", "/dev/urandom", "/etc/mime.types", "/etc/localtime", "/etc/ssl", "/etc/nsswitch.conf")  # fmt: skip
+# libtiff says on the terminal what it finds wrong, and Pillow cannot stop it.
+DECODER = re.compile(
+    r"\w*(?:TIFF|Decode|Deflate|Fax|LZW|Thunder|NeXT|PackBits|fetch|JPEG)\w*: [ -~]+"
+)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -51,6 +57,8 @@ class Attempt:
     """(folder of the files, folder for outputs) → anything, or a HydraError."""
     command: tuple[str, ...]
     """The same through the command; {} stands for the folder of the files, {out} for that of outputs."""
+    reads: bool = False
+    """Whether its files may name others anywhere, as lists of images do: to be read, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,8 @@ class _Watch:
     readable: tuple[str, ...] = ()
     links: bool = True
     """Whether the sandbox holds links, so that a name inside may lead out."""
+    reads: bool = False
+    """Whether files elsewhere may be read."""
     on: bool = False
     noticed: list[str] = field(default_factory=list)
 
@@ -94,7 +104,7 @@ class _Watch:
         if self._inside(path):
             return
         name = os.path.realpath(os.fsdecode(path))
-        if name == os.devnull or (not writes and name.startswith(self.readable)):
+        if name == os.devnull or (not writes and (self.reads or name.startswith(self.readable))):
             return
         self.noticed.append(f"{'written' if writes else 'read'}: {name[:200]}")
 
@@ -126,14 +136,14 @@ class Sandbox:
         # Decoys: what an input may name with ../ is there to be read.
         (root / "outside.json").write_text("{}")
         (root / "outside.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-        repository = Path(__file__).resolve().parents[2]
+        package = Path(hydrasurgeon.__file__).resolve().parents[1]
         library = {
             sys.prefix,
             sys.base_prefix,
             sys.exec_prefix,
             *(p for p in sys.path if "site-packages" in p),
         }
-        self.readable = (*READABLE, *library, str(repository), *map(str, readable))
+        self.readable = (*READABLE, *library, str(package), *map(str, readable))
         if not _hooked:
             sys.addaudithook(_watch)
             _hooked = True
@@ -174,6 +184,7 @@ class Sandbox:
         before = self._seen()
         self.printed()
         try:
+            _watch.reads = attempt.reads
             _watch.links = any(isinstance(content, Link) for content in attempt.files.values())
             with self._watched() as said:
                 outcome = _outcome(call)
@@ -187,9 +198,9 @@ class Sandbox:
     def _unwanted(self, before: set[Any], said: list[str]) -> str | None:
         if _watch.noticed:
             return f"touched what is not its own: {'; '.join(_watch.noticed[:3])}"
-        printed = self.printed()
+        printed = [line for line in self.printed().splitlines() if not DECODER.fullmatch(line)]
         if said or printed:
-            return f"printed: {(said or [printed])[0][:300]}"
+            return f"printed: {(said or printed)[0][:300]}"
         if self._seen() != before:
             return "changed its input's folder"
         left = [entry.name for entry in os.scandir(self.tmp)]

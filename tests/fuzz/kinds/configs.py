@@ -199,21 +199,9 @@ def _elsewhere(files: dict[str, Any], random: Random) -> None:
     """A companion that is a link to another's file, a folder, or a pipe."""
     name = random.choice([n for n in files if not n.endswith(".safetensors")] or ["config.json"])
     files.pop(name, None)
-    what = random.randrange(4)
-    if what == 0:
-        files[name] = Link(
-            random.choice(
-                ("/etc/hostname", "../../outside.json", "nowhere", name, "/dev/zero", "..")
-            )
-        )
-    elif what == 1:
-        files[f"{name}/"] = b""
-    elif what == 2:
-        files[name] = Fifo()
-    else:
-        files["model.safetensors"] = Link(
-            random.choice(("../../outside.safetensors", "/dev/zero", "/etc/hostname"))
-        )
+    files[random.choice((name, name, f"{name}/"))] = random.choice((
+        Link("/etc/hostname"), Link("../../outside.json"), Link("nowhere"), Link(name), Link("/dev/zero"), Link(".."), Fifo(),
+    ))  # fmt: skip
 
 
 def _tokenizer(files: dict[str, Any], random: Random) -> None:

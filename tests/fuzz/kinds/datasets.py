@@ -25,9 +25,8 @@ EXITS = {0, 5}
 def make(random: Random, bases: Bases) -> Attempt:
     name, files = random.choice(WAYS)(random)
     seed = random.randrange(100)
-    return Attempt(
-        files, lambda folder, out: use(folder / name, seed), _command(random, name, bases)
-    )
+    command = _command(random, name, bases)
+    return Attempt(files, lambda folder, out: use(folder / name, seed), command, reads=True)
 
 
 def _command(random: Random, name: str, bases: Bases) -> tuple[str, ...]:
@@ -219,7 +218,7 @@ def _header(content: bytes, random: Random) -> bytes:
 
 def _bomb(random: Random) -> bytes:
     """A small archive that unpacks to far more than it is."""
-    size = random.choice((1 << 20, 1 << 28))
+    size = random.choice((*(1 << 20,) * 30, 1 << 28))
     head = (
         f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({size >> 6}, 8, 8), }}".encode()
         + b"\n"

@@ -60,7 +60,8 @@ def make(random: Random, bases: Bases) -> Attempt:
 def use(path: Path, score: str, temperature: float) -> None:
     """Read, measured, and written as a report."""
     from hydrasurgeon.measuring.predictions import read_predictions
-    from hydrasurgeon.measuring.report import Report, result
+    from hydrasurgeon.measuring.report import Report
+    from hydrasurgeon.measuring.results import result
 
     measured = result(read_predictions(path), ood_score=score, temperature=temperature)
     json.loads(Report(settings={}, results=(measured,)).to_json(), parse_constant=_strict)
