@@ -3,50 +3,103 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.card import CARD, model_card
+from hydrasurgeon.checkpoints.card import BEGIN, CARD, model_card
 from hydrasurgeon.checkpoints.companions import check_names
 from hydrasurgeon.checkpoints.folder import CLIP_WEIGHTS, WEIGHTS
-from hydrasurgeon.errors import OutputError
-from hydrasurgeon.families import backend
+from hydrasurgeon.errors import CheckpointError, OutputError
+from hydrasurgeon.families import FAMILIES, backend
+from hydrasurgeon.files.atomic import (
+    SUFFIX,
+    fill,
+    output_path,
+    real,
+    staged,
+    sweep,
+    whole,
+    write_text,
+)
+from hydrasurgeon.files.locks import hold
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, sidecar
-from hydrasurgeon.files.tensors import Planned, write_tensors
+from hydrasurgeon.files.tensors import Planned, TensorFile, digest, write_tensors
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Raw
 
 __all__ = [
-    "output_path",
+    "claim_checkpoint",
+    "claim_in_place",
+    "record_in_place",
     "save",
     "texts_beside",
     "weights_in",
     "weights_name",
-    "write_bytes",
-    "write_text",
 ]
 
 
-def output_path(out: str | Path, *, force: bool) -> Path:
-    """`-o` as a path: NAME.safetensors, NAME (suffix added) or a directory; refused when it exists."""
-    path = Path(out)
-    if not (str(out).endswith(("/", os.sep)) or path.is_dir() or path.suffix == ".safetensors"):
-        path = path.with_name(path.name + ".safetensors")
-    taken = [
-        p
-        for p in ((path,) if path.suffix != ".safetensors" else (path, sidecar(path)))
-        if p.exists()
-    ]
-    if path.is_dir() and not any(path.iterdir()):
-        taken = []
-    if taken and not force:
+WEIGHTS_NAMES = re.compile(
+    r"(open_clip_)?model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+)
+LAYOUT = {"heads.json", "config.json", "open_clip_config.json", "modeling_hydrasurgeon.py"}
+"""What a directory of ours holds besides weights, model card and companions."""
+
+
+def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
+    """`-o` as a path that is this command's to write; a folder is replaced only if all in it is ours."""
+    path = output_path(out, force=force, inputs=inputs)
+    foreign = _foreign(path) if path.is_dir() else []
+    if foreign:
+        names = ", ".join(foreign[:5]) + (", …" if len(foreign) > 5 else "")
         raise OutputError(
-            f"{taken[0]}: already exists", hint="Give --force to replace it, or another -o."
+            f"{path}: holds what hydrasurgeon did not write ({names})",
+            hint="A folder is replaced as a whole: move it away, or give another -o.",
         )
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent}: no such folder", hint="Create it first.")
     return path
+
+
+def claim_in_place(path: Path) -> None:
+    """Keep others from writing a checkpoint that is to get another manifest."""
+    place = real(path)
+    hold(place, option="score")
+    if place.is_dir():
+        _sweep_within(place)
+    else:
+        sweep(place, sidecar(place))
+
+
+def _sweep_within(folder: Path) -> None:
+    for weights in (folder / name for name in os.listdir(folder) if WEIGHTS_NAMES.fullmatch(name)):
+        sweep(weights, folder / "heads.json")
+
+
+def _foreign(folder: Path) -> list[str]:
+    """The names in a folder that do not belong to a checkpoint which we wrote there; all, if none did."""
+    _sweep_within(folder)
+    names = {entry.name for entry in folder.iterdir()}
+    weights = {name for name in names if WEIGHTS_NAMES.fullmatch(name)}
+    ours = {*weights, *LAYOUT}
+    for family in FAMILIES:
+        ours |= set(backend(family).companions(names))
+    if CARD in names and BEGIN in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
+        ours.add(CARD)
+    return sorted(names - ours if any(_is_ours(folder / name) for name in weights) else names)
+
+
+def _is_ours(weights: Path) -> bool:
+    with contextlib.suppress(CheckpointError):
+        return _carries_manifest(TensorFile(weights))
+    return False
+
+
+def _carries_manifest(file: TensorFile) -> bool:
+    """Whether we wrote a weight file: a bare one is its owner's, and never written to."""
+    return HEADER_KEY in file.metadata
 
 
 def save(
@@ -57,34 +110,63 @@ def save(
     files: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Write weights and manifest, each whole or not at all; the file is usable alone at every moment."""
-    weights = weights_in(out, manifest(UNKNOWN).model.family)
-    folder = weights.parent
-    beside = sidecar(out) if weights is out else out / "heads.json"
+    if out.suffix == SUFFIX:
+        with whole(out, sidecar(out)) as (weights, beside):
+            final = _write(weights, planned, manifest, files)
+            fill(beside, final.to_json().encode())
+        return final
+    with staged(out) as folder:
+        final = _write(folder / weights_name(manifest(UNKNOWN).model.family), planned, manifest)
+        for name, text in texts_beside(final, files).items():
+            fill(folder / name, text.encode())
+    return final
+
+
+def _write(
+    weights: Path,
+    planned: Sequence[Planned],
+    manifest: Callable[[str], Manifest],
+    files: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Write a weight file that carries its manifest, and companions that do not lie beside it."""
     final: list[Manifest] = []
 
     def metadata(sha256: str | None) -> dict[str, str]:
         final.append(manifest(sha256 or UNKNOWN))
         header = {HEADER_KEY: final[-1].to_header()}
-        if files and weights is out:
+        if files:
             check_names(files, family=final[-1].model.family, where="the companions")
             header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
         return header
 
-    with _whole_or_nothing(weights) as part:
-        made = not folder.exists()
-        folder.mkdir(exist_ok=True)
-        try:
-            write_tensors(part, planned, metadata)
-        except BaseException:
-            if made:
-                part.unlink(missing_ok=True)
-                folder.rmdir()
-            raise
-        beside.unlink(missing_ok=True)  # an old sidecar must never stand beside new weights
-    alone = {beside.name: final[-1].to_json()}
-    for name, text in (alone if weights is out else texts_beside(final[-1], files)).items():
-        write_text(folder / name, text)
+    write_tensors(weights, planned, metadata)
     return final[-1]
+
+
+def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
+    """Give the checkpoint at `path` another manifest; `file` is where its first tensors lie.
+
+    Weights that carry no manifest are their owner's and never written to: only the sidecar appears beside them.
+    """
+    folder = path.is_dir()
+    if not _carries_manifest(file):
+        beside = path / "heads.json" if folder else real(sidecar(path))
+        write_text(beside, manifest.to_json())
+        return
+    # A link within a folder may lead into a cache of the hub's: it is replaced, what it leads to stays.
+    weights = file.path if folder else real(file.path)
+    header = {**file.metadata, HEADER_KEY: manifest.to_header()}
+
+    def plan(name: str) -> Planned:
+        def unchanged() -> tuple[Raw, str]:
+            array = file.read(name)
+            return array, digest(array)
+
+        return Planned(name, file.infos[name].dtype, file.infos[name].shape, unchanged)
+
+    with whole(weights, path / "heads.json" if folder else sidecar(weights)) as (part, text):
+        write_tensors(part, [plan(name) for name in file.infos], lambda _: header)
+        fill(text, manifest.to_json().encode())
 
 
 def weights_name(family: str) -> str:
@@ -94,7 +176,7 @@ def weights_name(family: str) -> str:
 
 def weights_in(out: Path, family: str) -> Path:
     """The weight file of an output: the output itself, or the file in its directory."""
-    return out if out.suffix == ".safetensors" else out / weights_name(family)
+    return out if out.suffix == SUFFIX else out / weights_name(family)
 
 
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:
@@ -106,34 +188,3 @@ def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[st
     own = {CARD: card, "heads.json": manifest.to_json(), **family.directory(manifest)}
     # On the family's list there is no name of ours but preprocessor_config.json, which the model came with.
     return {**own, **companions}
-
-
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """A small file, whole or not at all."""
-    with _whole_or_nothing(path) as part, part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _whole_or_nothing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when the block succeeds."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        reason = (
-            "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-        )
-        raise OutputError(
-            f"{path}: cannot be written ({reason})", hint="Nothing was left half-written."
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

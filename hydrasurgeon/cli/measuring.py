@@ -86,6 +86,7 @@ def evaluate(
     dtype: options.Dtype = "float32",
     batch_size: options.Batch = "auto",
     skip_bad: options.SkipBad = False,
+    force: options.Force = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Accuracy, calibration, OOD detection, diversity and cost, in one table.
@@ -101,7 +102,7 @@ def evaluate(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes, template=template or [], ensemble=ensemble,
             temperature=temperature, ood_score=ood_score, json=None if json == "-" else json, predictions=predictions,
             predictions_in=predictions_in or [], card=card, asserts=asserts or [], arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
-            batch_size=options.batch(batch_size), skip_bad=skip_bad, progress=tick,
+            batch_size=options.batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
         )  # fmt: skip
     render.evaluated(evaluation, json=json == "-", quiet=quiet)
     require(evaluation.report.asserts or ())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.writing import write_bytes
-from hydrasurgeon.errors import OutputError, UsageError
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import output_file, write_bytes
 from hydrasurgeon.lookup import need
 
 __all__ = ["check_plot", "figure", "save_figure"]
@@ -15,18 +16,12 @@ __all__ = ["check_plot", "figure", "save_figure"]
 SUFFIXES = (".png", ".svg")
 
 
-def check_plot(path: Path, *, force: bool) -> Path:
+def check_plot(path: Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
     """Refuse what could not be drawn, before anything is computed."""
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--plot {path}: must end in {' or '.join(SUFFIXES)}")
-    if path.exists() and not force:
-        raise OutputError(
-            f"{path}: already exists", hint="Give --force to replace it, or another --plot."
-        )
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent}: no such folder", hint="Create it first.")
     need("matplotlib", purpose="--plot")
-    return path
+    return output_file(path, option="--plot", force=force, inputs=inputs)
 
 
 def figure(width: float = 7, height: float = 4.5) -> Any:

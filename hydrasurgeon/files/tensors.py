@@ -285,7 +285,7 @@ def write_tensors(
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
         return text + b" " * (-len(text) % 8)
 
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         first = header(None)
         if len(first) > MAX_HEADER:
             raise CheckpointError(

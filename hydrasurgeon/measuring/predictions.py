@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from hydrasurgeon.checkpoints.writing import write_bytes
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.measuring.report import Cost
 
 __all__ = ["OodSet", "Predictions", "ShiftSet", "read_predictions", "write_predictions"]

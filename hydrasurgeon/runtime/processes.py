@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["World", "is_main_process", "joined", "own_device"]
+__all__ = ["World", "joined", "own_device"]
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,6 @@ def joined() -> Iterator[World]:
     finally:
         if ours:
             dist.destroy_process_group()
-
-
-def is_main_process() -> bool:
-    """Whether this process writes: the first of those that torchrun started."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def own_device(name: str) -> str:

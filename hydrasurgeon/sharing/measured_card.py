@@ -10,8 +10,8 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, END
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import OodAverage, OodResult, Result, SetAverage
 from hydrasurgeon.visible import code, visible

@@ -10,8 +10,9 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.card import CARD, on_hub
 from hydrasurgeon.checkpoints.hub import SCHEME_OF, network_errors, refused_token
-from hydrasurgeon.checkpoints.writing import texts_beside, weights_in, weights_name, write_text
+from hydrasurgeon.checkpoints.writing import texts_beside, weights_in, weights_name
 from hydrasurgeon.errors import OutputError, UsageError
+from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.manifest import Manifest, sidecar
 
 __all__ = ["Repository", "destination", "publish"]

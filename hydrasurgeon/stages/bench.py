@@ -11,8 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.run import Progress
 
 __all__ = ["Benched", "Point", "bench"]
@@ -63,6 +64,7 @@ class _Entry:
     checkpoints: tuple[Checkpoint, ...]
 
 
+@releases_claims
 def bench(
     checkpoints: Sequence[str | Path],
     *,
@@ -84,7 +86,11 @@ def bench(
     from hydrasurgeon.files.plots import check_plot
 
     batches, dtypes = _batches(batch), _dtypes(dtype)
-    target = None if plot is None else check_plot(Path(plot), force=force)
+    inputs = [*checkpoints, *vs, backbone]
+    target = None if plot is None else check_plot(Path(plot), force=force, inputs=inputs)
+    report = (
+        None if json is None else output_file(json, option="--json", force=force, inputs=inputs)
+    )
     if runs < 1:
         raise UsageError(f"--runs {runs}: must be at least 1")
     entries = _entries(checkpoints, vs, backbone, arch)
@@ -148,8 +154,8 @@ def bench(
         ),
         notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
-    if json is not None:
-        write_text(Path(json), json_.dumps(found.model_dump(), indent=1) + "\n")
+    if report is not None:
+        write_text(report, json_.dumps(found.model_dump(), indent=1) + "\n")
     if target is not None:
         _plot(found, target)
     return found

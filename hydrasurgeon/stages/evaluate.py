@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.open_clip.zero_shot import record_of
+from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.report import Report, Result
@@ -48,6 +49,7 @@ class Evaluation:
     """Model cards that the results were written into."""
 
 
+@releases_claims
 def evaluate(
     checkpoints: Sequence[str | Path],
     *,
@@ -72,6 +74,7 @@ def evaluate(
     predictions_in: Sequence[str | Path] = (),
     card: bool = False,
     asserts: Sequence[str] = (),
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Evaluate checkpoints (or predictions files) side by side.
@@ -85,6 +88,11 @@ def evaluate(
     assertions = [parse_assertion(text) for text in asserts]
     labelled = labelled_sets(data, classes)
     _check(checkpoints, labelled, predictions_in, ensemble, one_model=predictions, card=card)
+    inputs = [checkpoints, data, ood, shift, val, classes, template, predictions_in]
+    if json is not None:
+        json = output_file(json, option="--json", force=force, inputs=inputs)
+    if predictions is not None:
+        predictions = output_file(predictions, option="--predictions", force=force, inputs=inputs)
     fixed = _temperature(temperature, val)
     if ood_score not in metrics.OOD_SCORES:
         metrics.ood_score(_nothing(), ood_score)

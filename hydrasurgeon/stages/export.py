@@ -8,8 +8,9 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.checkpoints.writing import write_bytes
-from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.atomic import output_file, write_bytes
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.lookup import need
 
 __all__ = ["Export", "export"]
@@ -27,6 +28,7 @@ class Export:
     """Largest difference of any output from torch's."""
 
 
+@releases_claims
 def export(
     checkpoint: str | Path,
     *,
@@ -46,10 +48,7 @@ def export(
         open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
     )
     target = Path(out) if out is not None else opened.home.with_name(f"{opened.home.stem}.onnx")
-    if target.exists() and not force:
-        raise OutputError(f"{target}: already exists", hint="Give --force to replace it.")
-    if not target.parent.is_dir():
-        raise OutputError(f"{target.parent}: no such folder", hint="Create it first.")
+    target = output_file(target, option="-o", force=force, inputs=[checkpoint, classes, template])
     if not opened.manifest.model.num_classes:
         raise SurgeryError(
             f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import asked
-from hydrasurgeon.checkpoints.writing import output_path, save
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import backend
 from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot
 from hydrasurgeon.files.history import step
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
 from hydrasurgeon.run import Progress
 from hydrasurgeon.runtime.tensors import plan_module
@@ -43,6 +44,7 @@ class Finetuned:
     """Where on the hub it was uploaded to."""
 
 
+@releases_claims
 def finetune(
     checkpoint: str | Path,
     *,
@@ -76,7 +78,9 @@ def finetune(
 
     plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
     repository = destination(push_to_hub, private=private)
-    target = output_path(out, force=force)
+    target = claim_checkpoint(
+        out, force=force, inputs=[checkpoint, data, val, recipe, classes, template]
+    )
     start = starting_point(checkpoint, arch)
     paired = plan.objective == "pairs"
     if paired and not is_zero_shot(start.manifest.model):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
-from hydrasurgeon.checkpoints.writing import output_path, save
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Fusion, Manifest, Member
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.run import Progress
@@ -46,6 +47,7 @@ class Fused:
     """Where on the hub it was uploaded to."""
 
 
+@releases_claims
 def fuse(
     members: Sequence[str | Path],
     *,
@@ -79,7 +81,7 @@ def fuse(
     names = None if check is None else names_in(check)
     opened = [with_class_names(m, classes=classes, templates=template, names=names) for m in opened]
     _fusable(opened)
-    target = output_path(out, force=force)
+    target = claim_checkpoint(out, force=force, inputs=[members, check, classes, template])
     digests = [member.digests() for member in opened]
     plan = plan_fusion(opened, digests, average_mlp=mlp == "average")
     first = opened[0].manifest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.checkpoints.writing import output_path, save
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
 from hydrasurgeon.criteria.circuits.state import clear_search
@@ -17,6 +17,7 @@ from hydrasurgeon.criteria.scoring import compute, counted
 from hydrasurgeon.criteria.selection import kept_from_file, select
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Score
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.heads import count
@@ -41,6 +42,7 @@ class Pruned:
     """Where on the hub it was uploaded to."""
 
 
+@releases_claims
 def prune(
     checkpoint: str | Path,
     *,
@@ -96,7 +98,10 @@ def prune(
     label = method or "mask"
     scores = dict(opened.manifest.scores)
     default = _default_name(opened.home, label, keep, remove, sample, seed, compensate, tower)
-    target = output_path(out if out is not None else default, force=force)
+    target = claim_checkpoint(
+        out if out is not None else default, force=force,
+        inputs=[checkpoint, mask, data, ood, classes, template],
+    )  # fmt: skip
     runs = {
         "data": data, "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": batch_size,
         "skip_bad": skip_bad, "progress": progress,

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.checkpoints.writing import output_path, save, write_text
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
 from hydrasurgeon.criteria.scoring import compute, counted
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import Manifest, Score, Step, sidecar
+from hydrasurgeon.files.locks import releases_claims
+from hydrasurgeon.files.manifest import Manifest, Score, Step
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.files.tensors import Planned
-from hydrasurgeon.run import Progress
-from hydrasurgeon.runtime.processes import is_main_process
+from hydrasurgeon.run import Progress, is_main_process
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
@@ -42,6 +42,7 @@ class Scored:
         return self.manifest.scores[self.method]
 
 
+@releases_claims
 def score(
     checkpoint: str | Path,
     *,
@@ -73,17 +74,25 @@ def score(
     heads_kept = counted(method, keep)
     if plot is not None and method != "cahp":
         raise UsageError(f"--plot: {method} has no curve to draw", hint="Use --method cahp.")
-    picture = None if plot is None else check_plot(Path(plot), force=force)
+    picture = (
+        None if plot is None else check_plot(Path(plot), force=force, inputs=[checkpoint, data])
+    )
     opened = open_checkpoint(checkpoint, arch=arch)
     single(opened)
-    names = None if method in WITHOUT_DATA else names_in(data)
-    opened = with_class_names(opened, classes=classes, templates=template, names=names)
     if opened.hub_id is not None and out is None:
         raise UsageError(
             f"{opened.hub_id}: scores cannot be written into the hub's cache",
             hint="Give -o NAME.safetensors: a copy that carries them.",
         )
-    target = None if out is None else output_path(out, force=force)
+    target = None
+    if out is not None:
+        inputs = [checkpoint, data, ood, classes, template]
+        target = claim_checkpoint(out, force=force, inputs=inputs)
+    else:
+        claim_in_place(opened.path)
+        opened = open_checkpoint(checkpoint, arch=arch)  # another score may have ended just now
+    names = None if method in WITHOUT_DATA else names_in(data)
+    opened = with_class_names(opened, classes=classes, templates=template, names=names)
     digests = opened.digests()
     found, used = compute(
         opened, method=key, data=data, ood=ood, search=search, keep=heads_kept, remove=remove, layers=layers, tower=tower,
@@ -119,8 +128,6 @@ def score(
     if not is_main_process():
         return Scored(target or opened.path, manifest(record.sha256), key, is_main=False)
 
-    if target is None and opened.recorded:
-        target = opened.path
     if target is not None:
         written = save(
             target,
@@ -130,10 +137,8 @@ def score(
         )
         clear_search(target, key)
         return Scored(target, written, key)
-    # A bare file of the user's own is left as it is: only the sidecar appears beside it.
     written = manifest(record.sha256)
-    beside = opened.path / "heads.json" if opened.path.is_dir() else sidecar(opened.path)
-    write_text(beside, written.to_json())
+    record_in_place(opened.path, opened.tensors.files[0], written)
     clear_search(opened.path, key)
     return Scored(opened.path, written, key)
 

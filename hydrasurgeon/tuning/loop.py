@@ -23,9 +23,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hydrasurgeon.checkpoints.writing import write_bytes
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.run import Progress
 from hydrasurgeon.tuning.recipes import Recipe
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.checkpoints.writing import output_path, save
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.history import step
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, Input, Manifest, Model, Step
 from hydrasurgeon.runtime.tensors import plan_module
 
@@ -46,11 +47,12 @@ FRESH = "init:"
 ATTENTION_DROPOUT = ("attn_drop", "attention.self.dropout", "attention.attn.dropout")
 
 
+@releases_claims
 def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> Manifest:
     """Write random weights of an `init:` spec as a backbone."""
     from hydrasurgeon.tuning.recipes import load_recipe
 
-    target = output_path(out, force=force)
+    target = claim_checkpoint(out, force=force)
     source = starting_point(spec, None)
     module = starting_module(source, source.manifest.model, load_recipe("scratch", {}), seed)
     entry = step(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.writing import write_text
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import write_text
 
 __all__ = ["FORMAT", "State", "clear_search", "state_path"]
 
