@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 from hydrasurgeon import render
 from hydrasurgeon.errors import OutputError
+from hydrasurgeon.files.atomic import WEIGHTS, real, write_bytes
+from hydrasurgeon.files.locks import hold, releases_claims
+from hydrasurgeon.files.manifest import sidecar
 
 __all__ = ["COMMANDS", "demo"]
 
@@ -38,20 +41,42 @@ COMMANDS = (
 )  # fmt: skip
 
 
+SHIPPED = ("backbone", "independent-2", "independent-3")
+
+
+def written(commands: Sequence[str]) -> set[str]:
+    """The names of all files that the demo leaves in its folder."""
+    words = [word for command in commands for word in shlex.split(command)]
+    outputs = [
+        after for word, after in pairwise(words) if word in ("-o", "--json", "--predictions")
+    ]
+    weights = [*outputs, *(f"{name}.safetensors" for name in SHIPPED)]
+    return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(WEIGHTS))}
+
+
+@releases_claims
 def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
-    """Run the commands in `folder`, printing each before it runs."""
+    """Run the commands in `folder`, printing each before it runs; with `force` its own files there are replaced."""
     import os
 
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"-o {folder}: is no folder", hint="Give another -o.")
     if folder.exists() and any(folder.iterdir()) and not force:
         raise OutputError(
-            f"{folder}: is not empty", hint="Give --force to replace it, or another -o."
+            f"{folder}: is not empty",
+            hint="Give --force to replace the demo's files in it, or another -o.",
         )
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        hold(real(folder), option="-o")
+        for name in written([command for _, command in COMMANDS]):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"-o {folder}: cannot be written ({error.strerror})") from error
     source = files("hydrasurgeon") / "demo"
-    for name in ("backbone", "independent-2", "independent-3"):
-        (folder / f"{name}.safetensors").write_bytes((source / f"{name}.safetensors").read_bytes())
+    for name in SHIPPED:
+        weights = f"{name}.safetensors"
+        write_bytes(folder / weights, (source / weights).read_bytes())
     started, here = time.monotonic(), Path.cwd()
     render.say(f"cd {folder}", style="bold cyan")
     os.chdir(folder)
