@@ -96,7 +96,7 @@ def test_quiet_is_quiet(tiny: MAKE, shell: Callable[[str], tuple[int, str, str]]
         ("eval vit --data seven.npz --device tpu", 2, "--device tpu"),
         ("finetune vit --data seven.npz --recipe none -o t", 2, "no such recipe"),
         ("finetune vit --data seven.npz --set lr -o t", 2, "not KEY=VALUE"),
-        ("finetune vit --data seven.npz --recipe demo -o vit", 2, "already exists"),
+        ("finetune vit --data seven.npz --recipe demo -o vit", 2, "is an input of this command"),
         ("inspect timm:", 3, "not a repository name"),
         ("score --nonsense", 2, "No such option"),
         ("nonsense", 2, "No such command"),
