@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.checks import Check
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.checkpoints.writing import write_text
-from hydrasurgeon.errors import OutputError, UsageError
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.lookup import need
 
@@ -37,6 +38,7 @@ class Signed:
     files: tuple[Path, ...]
 
 
+@releases_claims
 def sign(
     checkpoint: str | Path, *, key: str | Path, out: str | Path | None = None, force: bool = False
 ) -> Signed:
@@ -44,12 +46,9 @@ def sign(
     need("model_signing", "OpenSSL", purpose="sign")
     opened = open_checkpoint(checkpoint)
     target = signature_beside(opened) if out is None else Path(out)
-    if target.exists() and not force:
-        raise OutputError(
-            f"{target}: already exists", hint="Give --force to replace it, or another -o."
-        )
-    opened.digests()  # what does not fit its own manifest is not signed
     folder, files = covered(opened, target)
+    target = output_file(target, option="-o", force=force, inputs=[key, *files])
+    opened.digests()  # what does not fit its own manifest is not signed
     from model_signing.signing import Config
 
     try:
