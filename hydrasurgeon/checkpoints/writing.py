@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, model_card
 from hydrasurgeon.checkpoints.companions import check_names
@@ -20,17 +19,14 @@ from hydrasurgeon.files.atomic import (
     fill,
     output_path,
     real,
+    replacing,
     staged,
     sweep,
-    whole,
     write_text,
 )
 from hydrasurgeon.files.locks import hold
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, sidecar
-from hydrasurgeon.files.tensors import Planned, TensorFile, digest, write_tensors
-
-if TYPE_CHECKING:
-    from hydrasurgeon.files.tensors import Raw
+from hydrasurgeon.files.tensors import Planned, TensorFile, hashed, write_tensors
 
 __all__ = [
     "claim_checkpoint",
@@ -111,7 +107,7 @@ def save(
 ) -> Manifest:
     """Write weights and manifest, each whole or not at all; the file is usable alone at every moment."""
     if out.suffix == SUFFIX:
-        with whole(out, sidecar(out)) as (weights, beside):
+        with replacing(out, sidecar(out)) as (weights, beside):
             final = _write(weights, planned, manifest, files)
             fill(beside, final.to_json().encode())
         return final
@@ -157,15 +153,12 @@ def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
     weights = file.path if folder else real(file.path)
     header = {**file.metadata, HEADER_KEY: manifest.to_header()}
 
-    def plan(name: str) -> Planned:
-        def unchanged() -> tuple[Raw, str]:
-            array = file.read(name)
-            return array, digest(array)
-
-        return Planned(name, file.infos[name].dtype, file.infos[name].shape, unchanged)
-
-    with whole(weights, path / "heads.json" if folder else sidecar(weights)) as (part, text):
-        write_tensors(part, [plan(name) for name in file.infos], lambda _: header)
+    planned = [
+        Planned(name, info.dtype, info.shape, lambda name=name: hashed(file.blocks(name)))  # type: ignore[misc]
+        for name, info in file.infos.items()
+    ]
+    with replacing(weights, path / "heads.json" if folder else sidecar(weights)) as (part, text):
+        write_tensors(part, planned, lambda _: header)
         fill(text, manifest.to_json().encode())
 
 

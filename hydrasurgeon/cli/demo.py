@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydrasurgeon import render
 from hydrasurgeon.errors import OutputError
-from hydrasurgeon.files.atomic import WEIGHTS, real, write_bytes
+from hydrasurgeon.files.atomic import SUFFIX, real, write_bytes
 from hydrasurgeon.files.locks import hold, releases_claims
 from hydrasurgeon.files.manifest import sidecar
 
@@ -51,7 +51,7 @@ def written(commands: Sequence[str]) -> set[str]:
         after for word, after in pairwise(words) if word in ("-o", "--json", "--predictions")
     ]
     weights = [*outputs, *(f"{name}.safetensors" for name in SHIPPED)]
-    return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(WEIGHTS))}
+    return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(SUFFIX))}
 
 
 @releases_claims

@@ -28,9 +28,9 @@ __all__ = [
     "output_file",
     "output_path",
     "real",
+    "replacing",
     "staged",
     "sweep",
-    "whole",
     "write_bytes",
     "write_text",
 ]
@@ -180,7 +180,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """A small file, whole or not at all."""
-    with whole(path) as (part,):
+    with replacing(path) as (part,):
         fill(part, content)
 
 
@@ -193,7 +193,7 @@ def fill(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def whole(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
+def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
     """Temporary names of files that take their places when the block succeeds.
 
     `first` must be usable alone: the files beside it are set aside before it is replaced and new ones come after
