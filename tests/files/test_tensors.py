@@ -65,4 +65,4 @@ def test_a_mistake_in_a_part_reaches_the_caller(
     for limit in (0, 1 << 20):
         monkeypatch.setattr(module, "LARGE_BYTES", limit)
         with pytest.raises(RuntimeError, match="halfway"):
-            write_tensors(tmp_path / "x", [Planned("x", "F32", (6,), broken)], lambda _: {})
+            write_tensors(tmp_path / f"x{limit}", [Planned("x", "F32", (6,), broken)], lambda _: {})
