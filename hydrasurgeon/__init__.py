@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.finetune import finetune
     from hydrasurgeon.stages.fuse import fuse
     from hydrasurgeon.stages.prune import prune
+    from hydrasurgeon.stages.replay import replay
     from hydrasurgeon.stages.score import score
     from hydrasurgeon.stages.verify import verify
 
@@ -24,13 +25,13 @@ from hydrasurgeon.sharing.timm_hook import install
 
 install()
 
-__all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "score", "verify"]
+__all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "replay", "score", "verify"]
 
 _HOME = {
     "load": "hydrasurgeon.runtime.classifier",
     **{
         name: f"hydrasurgeon.stages.{name}"
-        for name in ("bench", "evaluate", "finetune", "fuse", "prune", "score", "verify")
+        for name in ("bench", "evaluate", "finetune", "fuse", "prune", "replay", "score", "verify")
     },
 }
 

@@ -35,6 +35,7 @@ for name, command in (
     ("inspect", measuring.inspect),
     ("compare", measuring.compare),
     ("verify", trusting.verify),
+    ("replay", trusting.replay),
     ("sign", trusting.sign),
     ("export", measuring.export),
     ("schema", measuring.schema),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hydrasurgeon.cli import options
-from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.errors import CheckFailed, UsageError
 
-__all__ = ["sign", "verify"]
+if TYPE_CHECKING:
+    from hydrasurgeon.checkpoints.checks import Check
+
+__all__ = ["replay", "sign", "verify"]
 
 
 def verify(
@@ -63,13 +67,64 @@ def verify(
         device=device, dtype=dtype, batch_size=options.batch(batch_size), arch=arch,
     )  # fmt: skip
     render.verified(result, json=json, quiet=quiet)
-    if not result.holds:
-        broken = [check for check in result.checks if check.holds is False]
+    _must_hold(str(result.path), result.checks)
+
+
+def _must_hold(path: str, checks: Sequence[Check]) -> None:
+    broken = [check for check in checks if check.holds is False]
+    if broken:
         raise CheckFailed(
-            f"{result.path}: {broken[0].name} does not hold ({broken[0].detail})"
-            + (f", nor do {len(broken) - 1} other checks" if len(broken) > 1 else ""),
-            hint="Do not use it before you know why.",
+            f"{path}: {broken[0].name} does not hold ({broken[0].detail})"
+            + (f", nor do {len(broken) - 1} more" if len(broken) > 1 else ""),
+            hint="Do not rely on it before you know why.",
         )
+
+
+def replay(
+    checkpoint: options.Checkpoint,
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Where the backbone (found by its hash), data, recipes and masks lie.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="DIR", help="Keep the files on the way in this new folder."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look for all files, show the commands, run nothing.")
+    ] = False,
+    shell: Annotated[
+        bool, typer.Option("--shell", help="With --dry-run: print a shell script that does it.")
+    ] = False,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", metavar="T", help="Largest difference of a weight to accept."),
+    ] = 0.0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Run a checkpoint's whole history again and compare hash by hash; exit 1 when it comes out otherwise.
+
+    The same versions on the same processor give the same bytes; else the largest difference is reported.
+    """
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.replay import replay as stage
+
+    if shell and not dry_run:
+        raise UsageError("--shell: runs nothing", hint="Give --dry-run --shell.")
+    with render.progress(quiet) as tick:
+        result = stage(
+            checkpoint, folder=folder, out=out, dry_run=dry_run, tolerance=tolerance, device=device, progress=tick
+        )  # fmt: skip
+    render.replayed(result, shell=shell, json=json, quiet=quiet)
+    _must_hold(str(result.path), result.checks)
 
 
 def sign(

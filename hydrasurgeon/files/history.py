@@ -9,7 +9,7 @@ from typing import Any
 
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
 
-__all__ = ["changes_weights", "command_line", "lineage", "merged", "step"]
+__all__ = ["changes_weights", "command_line", "installed", "lineage", "merged", "step"]
 
 # What is printed before the options, not as one.
 POSITIONAL = ("checkpoint",)
@@ -36,7 +36,7 @@ def step(
         data=tuple(data),
         seed=seed,
         versions={
-            name: found for name in ("hydrasurgeon", "numpy", *uses) if (found := _version(name))
+            name: found for name in ("hydrasurgeon", "numpy", *uses) if (found := installed(name))
         },
     )
 
@@ -95,7 +95,8 @@ def _portable(value: Any) -> Any:
     return value
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """The version of a package, None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

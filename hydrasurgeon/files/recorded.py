@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.manifest import Step
@@ -27,6 +27,16 @@ class StepOptions(BaseModel):
     """Options as they were given; what was not given has the command's default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @field_validator("*")
+    @classmethod
+    def _printable(cls, value: Any) -> Any:
+        """Options become words of a shell script: nothing in them may end a line or speak to a terminal."""
+        texts = [*value, *value.values()] if isinstance(value, dict) else value
+        for text in texts if isinstance(texts, list) else [texts]:
+            if isinstance(text, str) and not text.isprintable():
+                raise ValueError("holds control characters")
+        return value
 
 
 class _Named(StepOptions):

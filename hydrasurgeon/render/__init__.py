@@ -6,7 +6,7 @@ from hydrasurgeon.render.described import compared, inspected
 from hydrasurgeon.render.made import exported, finetuned, fused, pruned, scored
 from hydrasurgeon.render.measured import benched, evaluated
 from hydrasurgeon.render.streams import finish_streams, prepare_streams, writing
-from hydrasurgeon.render.trusted import signed, verified
+from hydrasurgeon.render.trusted import replayed, signed, verified
 
 __all__ = [
     "as_json",
@@ -23,6 +23,7 @@ __all__ = [
     "progress",
     "pruned",
     "raw",
+    "replayed",
     "say",
     "scored",
     "show",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.render.console import as_json, show
+from hydrasurgeon.render.console import as_json, raw, show
 from hydrasurgeon.render.pieces import notes
 
 if TYPE_CHECKING:
+    from hydrasurgeon.checkpoints.checks import Check
+    from hydrasurgeon.stages.replay import Replay
     from hydrasurgeon.stages.sign import Signed
     from hydrasurgeon.stages.verify import Verification
 
 
-__all__ = ["signed", "verified"]
+__all__ = ["replayed", "signed", "verified"]
 
 MARKS = {
     True: ("holds", "green"),
@@ -32,10 +35,31 @@ def verified(result: Verification, *, json: bool, quiet: bool) -> None:
         notes([result.note])
     model = result.manifest.model
     show((str(result.path), "bold"), f": {result.manifest.kind} of {model.family}:{model.arch}")
-    for check in result.checks:
+    _checks(result.checks)
+    return None
+
+
+def _checks(checks: Iterable[Check]) -> None:
+    for check in checks:
         mark, style = MARKS[check.holds]
         detail = f": {check.detail}" if check.detail else ""
         show((mark.ljust(MARK_CELLS), style), check.name, (detail, "dim"), hang=MARK_CELLS)
+
+
+def replayed(result: Replay, *, shell: bool, json: bool, quiet: bool) -> None:
+    if json:
+        return as_json(result.to_json())
+    if shell:
+        return raw(result.script)
+    if quiet:
+        return None
+    if result.versions:
+        pairs = (f"{name} {then} (now {now})" for name, (then, now) in result.versions.items())
+        notes([f"recorded with {', '.join(pairs)}"])
+    if not result.ran:
+        for command in result.commands:
+            show(f"hydrasurgeon {command}")
+    _checks(result.checks)
     return None
 
 

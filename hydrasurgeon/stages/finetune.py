@@ -139,6 +139,7 @@ def finetune(
         validation=validation, progress=progress,
     )  # fmt: skip
     arguments = {
+        "checkpoint": None if source.inputs else str(checkpoint),  # random weights: no input tells of them
         "recipe": str(recipe), "set": dict(set) if set else None, "freeze": freeze, "data": data, "val": val,
         **asked(classes, template), "limit": limit, "dtype": dtype, "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
     }  # fmt: skip

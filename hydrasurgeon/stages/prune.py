@@ -148,6 +148,8 @@ def prune(
         "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "tower": tower,
         **asked(classes, template), "data": data, "ood": list(ood) or None, "search": search,
         "compensate": compensate if repairs else None, "limit": limit, "mask": mask and Path(mask), "arch": arch,
+        # Only where they are not the default: whoever repeats the command must know.
+        "dtype": dtype if dtype != "float32" else None, "batch_size": batch_size, "skip_bad": skip_bad,
     }  # fmt: skip
     inputs: dict[str, str] = {}
 

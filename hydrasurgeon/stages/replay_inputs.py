@@ -1,0 +1,125 @@
+"""What a replay needs besides weights: data, recipes and masks, found in a folder by name, or data by its content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+from hydrasurgeon.checkpoints.checks import short
+from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.files.recorded import FinetuneOptions, PruneOptions, RunOptions, StepOptions
+from hydrasurgeon.stages.replay_plan import Plan, Run
+
+__all__ = ["derived_mask", "with_files"]
+
+Options = TypeVar("Options", bound=StepOptions)
+
+ELSEWHERE = ("demo:", "hf:", "torchvision:")
+"""Data that lies in no folder of the user's."""
+PATTERN = "*?[{"
+"""Several files in one name: shards of image–text pairs."""
+
+
+def with_files(run: Run, folder: Path) -> StepOptions:
+    """The step's options with names of files that can be opened from `folder`; DataError for what is not there."""
+    options = run.options
+    if not isinstance(options, RunOptions):
+        return options
+    changes: dict[str, object] = {}
+    if options.data is not None:
+        changes["data"] = _data(options.data, run, folder)
+    if isinstance(options, FinetuneOptions):
+        if options.val is not None:
+            changes["val"] = _data(options.val, run, folder)
+        if options.recipe.endswith(".toml"):
+            changes["recipe"] = _file(options.recipe, "recipe", folder)
+    elif getattr(options, "ood", None):
+        changes["ood"] = [_data(spec, run, folder) for spec in options.ood]  # type: ignore[attr-defined]
+    if isinstance(options, PruneOptions) and options.mask is not None:
+        changes["mask"] = _mask(options.mask, folder)
+    return options.model_copy(update=changes)
+
+
+def _data(spec: str, run: Run, folder: Path) -> str:
+    """A data spec as it can be opened: as it was recorded where that works, else by file name, else by content."""
+    if spec.startswith(ELSEWHERE) or any(character in spec for character in PATTERN):
+        return spec
+    file, at, root = spec.partition("@")
+    path = _inside(file, folder)
+    if path is None:
+        record = next((r for r in run.entry.data if r.spec in (spec, Path(spec).name)), None)
+        path = None if record is None else _by_content(record, run, folder)
+    if path is None:
+        raise DataError(
+            f"--data {spec}: is not in {folder}{_told(spec, run)}",
+            hint="Put it there under this name.",
+        )
+    return path + (at + (_inside(root, folder) or root) if at else "")
+
+
+def _told(spec: str, run: Run) -> str:
+    for record in run.entry.data:
+        if record.spec == spec:
+            return f" ({record.rows} rows, sha256 {short(record.sha256)})"
+    return ""
+
+
+def _inside(name: str, folder: Path) -> str | None:
+    """How to call a file of the folder that is its current one: as recorded if it lies there, else by its name."""
+    path = Path(name)
+    if not path.is_absolute() and ".." not in path.parts and (folder / path).exists():
+        return name
+    return (
+        str(folder.resolve() / path.name) if path.name and (folder / path.name).exists() else None
+    )
+
+
+def _by_content(record: DataRecord, run: Run, folder: Path) -> str | None:
+    """The file of the folder whose samples hash to what was recorded."""
+    from hydrasurgeon.data import open_data
+
+    options = run.options
+    assert isinstance(options, RunOptions)
+    suffix = Path(record.spec).suffix
+    for path in sorted(folder.iterdir()):
+        if path.suffix != suffix or path.is_dir() != (suffix == ""):
+            continue
+        try:
+            samples = open_data(str(path), limit=options.limit, seed=run.entry.seed or 0)
+        except HydraError:  # some other file
+            continue
+        if samples.fingerprint()["sha256"] == record.sha256:
+            return str(path.resolve())
+    return None
+
+
+def _file(name: str, what: str, folder: Path) -> str:
+    path = _inside(name, folder)
+    if path is None:
+        raise DataError(
+            f"--{what} {name}: is not in {folder}", hint="Put it there under this name."
+        )
+    return path
+
+
+def _mask(name: str, folder: Path) -> str:
+    """The mask's file, or its bare name where there is none: then the heads of later files tell it."""
+    return _inside(name, folder) or Path(name).name
+
+
+def derived_mask(plan: Plan, run: Run, folder: Path) -> str | None:
+    """For a mask that is not at hand: the heads that the file it made kept, as a mask; None where it is."""
+    options = run.options
+    if not isinstance(options, PruneOptions) or options.mask is None:
+        return None
+    if _inside(options.mask, folder) is not None:
+        return None
+    kept = plan.kept_of(run.output)
+    if kept is None:
+        raise DataError(
+            f"--mask {options.mask}: is not in {folder}, and no later file tells the heads it kept",
+            hint="Put it there under this name.",
+        )
+    return json.dumps({"kept": kept})

@@ -1,0 +1,366 @@
+"""replay: what history records is enough to make every file again, byte for byte, here and by a shell script."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from edited import edited
+from torch import Tensor
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.writing import save
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, OutputError
+from hydrasurgeon.files.tensors import Planned
+from hydrasurgeon.stages.replay import Replay, replay
+from hydrasurgeon.tuning.start import fresh
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+TUNE = "--recipe demo --set steps=2 --freeze mlp,embedding --data data.npz --batch-size 8"
+PIPELINE = (
+    "score --method taylor --keep 3 --data data.npz --limit 20 vit",
+    "prune --method taylor --keep 3 vit -o taylor",
+    "prune --method taylor --sample 4/6 --seed 1 vit -o m1",
+    "prune --method taylor --sample 4/6 --seed 2 vit -o m2",
+    f"finetune m1 {TUNE} --seed 1 -o t1",
+    f"finetune m2 {TUNE} --seed 2 --val data.npz -o t2",
+    "fuse t1 t2 -o hydra.safetensors",
+)
+
+
+@pytest.fixture
+def made(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
+    """A folder in which commands were run."""
+    tiny()
+    images()
+    monkeypatch.chdir(tmp_path)
+
+    def pipeline(*lines: str) -> Path:
+        for line in lines:
+            assert run([*shlex.split(line), "--quiet"]) == 0, line
+        return tmp_path
+
+    return pipeline
+
+
+def outcomes(result: Replay) -> list[bool | None]:
+    return [check.holds for check in result.checks]
+
+
+def only(folder: Path, *names: str) -> Path:
+    """A folder that holds these files and nothing else."""
+    kept = folder / "from"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    for name in names:
+        shutil.copy(folder / name, kept / name)
+    return kept
+
+
+def test_the_demos_pipeline_comes_out_the_same(made: Callable[..., Path]) -> None:
+    folder = made(*PIPELINE)
+    source = only(folder, "vit.safetensors", "data.npz")
+    result = replay(folder / "hydra.safetensors", folder=source, out=folder / "again")
+    assert outcomes(result) == [True] * 8
+    assert result.checks[-1].detail == "identical, and so are the files"
+    assert [command.split()[0] for command in result.commands] == [
+        "score", "prune", "finetune", "prune", "finetune", "fuse",
+    ]  # fmt: skip
+    for name in ("hydra", "t1", "t2", "m1", "m2", "vit"):
+        again = folder / "again" / f"{name}.safetensors"
+        assert again.read_bytes() == (folder / again.name).read_bytes(), name
+    assert sorted(p.name for p in source.iterdir()) == ["data.npz", "vit.safetensors"]
+
+
+def test_the_script_makes_the_same_files(made: Callable[..., Path]) -> None:
+    folder = made(*PIPELINE)
+    source = only(folder, "vit.safetensors", "data.npz")
+    text = replay(folder / "hydra.safetensors", folder=source, dry_run=True).script
+    fresh_folder = folder / "it's fresh"
+    fresh_folder.mkdir()
+    assert _sh(text, fresh_folder).returncode == 0
+    for name in ("hydra.safetensors", "t2.safetensors", "m1.safetensors"):
+        assert (fresh_folder / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def _sh(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = f'hydrasurgeon() {{ {shlex.quote(sys.executable)} -m hydrasurgeon "$@" --quiet; }}\n{script}'
+    root = str(Path(hs.__file__).parents[1])
+    return subprocess.run(
+        ["sh", "-c", command], cwd=folder, env={**os.environ, "PYTHONPATH": root}, check=False, text=True
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("prune --method random --keep 2 --seed 3 vit -o out", ("vit.safetensors",)),
+        ("prune --mask mask.json vit -o out", ("vit.safetensors", "mask.json")),
+        ("prune --mask mask.json vit -o out", ("vit.safetensors",)),
+        ("prune --method taylor --keep 2 --data data.npz --batch-size 7 vit -o out", ("vit.safetensors", "data.npz")),
+        ("prune --method magnitude --keep 2 --compensate lstsq --data data.npz --dtype bfloat16 vit -o out",
+         ("vit.safetensors", "data.npz")),
+        ("score --method circuit --objective acc --data data.npz --remove 3 vit -o out", ("vit.safetensors", "data.npz")),
+        ("score --method circuit --objective avg --data data.npz --ood data.npz --ood ood.npz --remove 2 vit -o out",
+         ("vit.safetensors", "data.npz", "ood.npz")),
+        ("finetune vit --recipe own.toml --data data.npz -o out", ("vit.safetensors", "data.npz", "own.toml")),
+        ("prune --method random --keep 2 vit -o out/", ("vit.safetensors",)),
+    ],
+)  # fmt: skip
+def test_single_steps(
+    made: Callable[..., Path], images: SPEC, line: str, names: tuple[str, ...]
+) -> None:
+    folder = made()
+    images("ood.npz", seed=5, labels=False)
+    (folder / "mask.json").write_text(json.dumps({"vision": [[0, 2], [], [1, 2, 3]]}))
+    (folder / "own.toml").write_text('optimizer = "sgd"\nlr = 0.01\nsteps = 2\nbatch_size = 8\n')
+    made(line)
+    out = folder / "out" if (folder / "out").is_dir() else folder / "out.safetensors"
+    result = replay(out, folder=only(folder, *names))
+    assert outcomes(result) == [True] * 3, result.checks
+    assert result.checks[-1].detail == "identical, and so are the files"
+
+
+def test_the_script_writes_a_mask_that_is_gone(made: Callable[..., Path]) -> None:
+    folder = made()
+    (folder / "mask.json").write_text(json.dumps({"vision": [[0, 2], [], [1, 2, 3]]}))
+    made("prune --mask mask.json vit -o out", "score --method random out")
+    source = only(folder, "vit.safetensors")
+    text = replay(folder / "out.safetensors", folder=source, dry_run=True).script
+    place = folder / "place"
+    place.mkdir()
+    assert _sh(text, place).returncode == 0
+    assert (place / "out.safetensors").read_bytes() == (folder / "out.safetensors").read_bytes()
+
+
+def test_names_that_need_quoting(made: Callable[..., Path]) -> None:
+    folder = made()
+    shutil.move(folder / "vit.safetensors", folder / "it's $(a) vit.safetensors")
+    shutil.move(folder / "data.npz", folder / "my `data`.npz")
+    made(
+        "score --method taylor --keep 3 --data 'my `data`.npz' \"it's $(a) vit\"",
+        "prune --method taylor --keep 3 \"it's $(a) vit\" -o 'a b'",
+    )
+    text = replay(folder / "a b.safetensors", folder=folder, dry_run=True).script
+    place = folder / "place"
+    place.mkdir()
+    assert _sh(text, place).returncode == 0
+    assert (place / "a b.safetensors").read_bytes() == (folder / "a b.safetensors").read_bytes()
+
+
+def test_scores_that_came_later_do_not_matter(made: Callable[..., Path]) -> None:
+    folder = made(*PIPELINE[:2], "score --method random vit", "score --method magnitude vit")
+    result = replay(folder / "taylor.safetensors", folder=only(folder, "vit.safetensors", "data.npz"))  # fmt: skip
+    assert result.checks[-1].detail == "identical, and so are the files"
+
+
+def test_a_bare_backbone_with_a_sidecar(bare: MAKE, made: Callable[..., Path]) -> None:
+    arch = {"img_size": 28, "patch_size": 7, "in_chans": 1, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}  # fmt: skip
+    bare("stock.safetensors", **arch)
+    spec = "timm:vit_tiny_patch16_224," + ",".join(f"{k}={v}" for k, v in arch.items())
+    folder = made(
+        f"score --method taylor --data data.npz --arch {spec} stock",
+        "prune --method taylor --keep 2 stock -o p",
+    )
+    assert (folder / "stock.heads.json").exists()
+    for names in (("stock.safetensors", "data.npz"), ("stock.safetensors", "stock.heads.json", "data.npz")):  # fmt: skip
+        source = only(folder, *names)
+        result = replay(folder / "p.safetensors", folder=source)
+        assert outcomes(result) == [True] * 4
+        assert result.checks[-1].detail == "identical, and so are the files"
+
+
+def test_files_of_other_names_and_folders(made: Callable[..., Path]) -> None:
+    folder = made(*PIPELINE[:2])
+    source = only(folder, "vit.safetensors", "data.npz")
+    (source / "vit.safetensors").rename(source / "renamed.safetensors")
+    (source / "data.npz").rename(source / "other.npz")
+    shutil.copy(folder / "taylor.safetensors", source / "decoy.safetensors")
+    result = replay(folder / "taylor.safetensors", folder=source)
+    assert outcomes(result) == [True] * 4
+    assert "names of files" in result.checks[-1].detail
+
+
+def test_two_files_of_one_name(made: Callable[..., Path]) -> None:
+    folder = made()
+    for seed in (1, 2):
+        (folder / str(seed)).mkdir()
+        made(f"prune --method random --remove 4 --seed {seed} vit -o {seed}/m")
+    made("fuse 1/m 2/m -o h")
+    result = replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors"))
+    assert outcomes(result) == [True] * 5
+    assert result.checks[-1].detail == "identical, and so are the files"
+
+
+def test_members_of_several_backbones(tiny: MAKE, made: Callable[..., Path]) -> None:
+    folder = made()
+    tiny("second.safetensors", seed=1)
+    made(
+        "prune --method random --keep 2 vit -o a",
+        "prune --method random --keep 3 second -o b",
+        "prune --method random --keep 1 b -o c",
+        "fuse a b c vit -o h",
+    )
+    result = replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors", "second.safetensors"))  # fmt: skip
+    assert outcomes(result) == [True] * 6
+    # How the second one was begun is in the history too.
+    result = replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors"))
+    assert [command.split()[0] for command in result.commands].count("init") == 1
+    assert outcomes(result) == [True] * 7
+
+
+def test_from_random_weights(made: Callable[..., Path], tmp_path: Path) -> None:
+    arch = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=2,num_heads=2,num_classes=5"
+    folder = made(
+        f"finetune {arch} --recipe scratch --set steps=2 --data data.npz -o start",
+        "prune --method random --keep 1 start -o p",
+    )
+    result = replay(folder / "p.safetensors", folder=only(folder, "data.npz"))
+    assert outcomes(result) == [True] * 4
+    fresh(arch, tmp_path / "fresh.safetensors", seed=4)
+    made("prune --method random --keep 1 fresh -o q")
+    empty = folder / "empty"
+    empty.mkdir()
+    assert outcomes(replay(folder / "q.safetensors", folder=empty)) == [True] * 4
+    text = replay(folder / "q.safetensors", folder=empty, dry_run=True).script
+    place = folder / "place"
+    place.mkdir()
+    assert _sh(text, place).returncode == 0
+    assert (place / "q.safetensors").read_bytes() == (folder / "q.safetensors").read_bytes()
+
+
+def forge(path: Path, out: Path, **changes: object) -> Path:
+    """The same weights under another manifest."""
+    opened = open_checkpoint(path)
+    digests = opened.digests()
+    planned = [
+        Planned(n, i.dtype, i.shape, lambda n=n: (opened.tensors.read(n), digests[n]))
+        for n, i in opened.tensors.items()
+    ]
+    save(out, planned, lambda sha: rewritten(opened.manifest, weights_sha256=sha, **changes))
+    return out
+
+
+def test_what_was_edited_does_not_come_out(made: Callable[..., Path]) -> None:
+    folder = made(*PIPELINE[:2])
+
+    def nudge(name: str, tensor: Tensor) -> Tensor:
+        if name == "head.weight":
+            tensor[2, 3] += 0.25
+        return tensor
+
+    path = edited(folder / "taylor.safetensors", folder / "forged.safetensors", nudge)
+    result = replay(path, folder=folder)
+    weights = result.checks[-2]
+    assert weights.holds is False
+    assert weights.difference == pytest.approx(0.25)
+    assert "1 of" in weights.detail
+    assert "head.weight" in weights.detail
+    assert list(result.differences) == ["head.weight"]
+    assert replay(path, folder=folder, tolerance=0.3).holds
+    assert run(["replay", str(path), "--from", str(folder), "--quiet"]) == 1
+
+
+def test_scores_that_were_edited_do_not_come_out(made: Callable[..., Path]) -> None:
+    folder = made(*PIPELINE[:2])
+    scores = open_checkpoint(folder / "taylor.safetensors").manifest.scores
+    plain = {name: score.model_dump(mode="json") for name, score in scores.items()}
+    plain["taylor"]["values"]["vision"][0][0] += 1.0
+    path = forge(folder / "taylor.safetensors", folder / "forged.safetensors", scores=plain)
+    result = replay(path, folder=folder)
+    assert outcomes(result) == [True, True, True, False]
+    assert result.checks[-1].detail == "differs in scores"
+
+
+def test_other_data_of_the_same_name_is_told(made: Callable[..., Path], images: SPEC) -> None:
+    folder = made(*PIPELINE[:2])
+    images(seed=9)
+    result = replay(folder / "taylor.safetensors", folder=folder)
+    assert result.checks[0].holds is False
+    assert "data.npz is other data than then" in result.checks[0].detail
+
+
+def test_other_versions_are_named(made: Callable[..., Path]) -> None:
+    folder = made(*PIPELINE[:2])
+    history = [e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history]  # fmt: skip
+    history[1]["versions"]["torch"] = "1.0"
+    path = forge(folder / "taylor.safetensors", folder / "old.safetensors", history=history)
+    result = replay(path, folder=folder)
+    assert result.versions == {"torch": ("1.0", torch.__version__.partition("+")[0])}
+    assert outcomes(result) == [True] * 4
+    assert "versions" in result.checks[-1].detail
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"command": "rm"}, "cannot be done again"),
+        ({"args": {"keep": 2, "method": "random", "out": "/etc/passwd"}}, "out"),
+        ({"args": {"keep": 2, "method": "random", "push_to_hub": "me/you"}}, "push_to_hub"),
+        ({"args": {"keep": [2], "method": "random"}}, "keep"),
+        ({"args": {"keep": 2, "method": "random\n rm -rf"}}, "control characters"),
+        ({"inputs": [{"name": "../../up.safetensors", "sha256": None}]}, "names a file"),
+        ({"inputs": [{"name": "a\nb.safetensors", "sha256": None}]}, "names a file"),
+    ],
+)
+def test_a_hostile_history_is_refused(
+    made: Callable[..., Path], change: dict[str, object], says: str
+) -> None:
+    folder = made("prune --method random --keep 2 vit -o p")
+    history = [e.model_dump() for e in open_checkpoint(folder / "p.safetensors").manifest.history]
+    if "inputs" in change:
+        name = change["inputs"][0]["name"]  # type: ignore[index]
+        change = {"inputs": [{**history[-1]["inputs"][0], "name": name}]}
+    history[-1] |= change
+    try:
+        path = forge(folder / "p.safetensors", folder / "hostile.safetensors", history=history)
+    except Exception:  # refused where it would be written
+        return
+    with pytest.raises(ManifestError, match=says):
+        replay(path, folder=folder)
+
+
+def test_mistakes(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(*PIPELINE[:2])
+    with pytest.raises(DataError, match=r"data\.npz: is not in"):
+        replay(folder / "taylor.safetensors", folder=only(folder, "vit.safetensors"))
+    (folder / "elsewhere").mkdir()
+    history = [e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history]  # fmt: skip
+    orphan = forge(
+        folder / "taylor.safetensors", folder / "orphan.safetensors", history=history[1:]
+    )
+    with pytest.raises(CheckpointError, match=r"vit\.safetensors .* is not in"):
+        replay(orphan, folder=folder / "elsewhere")
+    with pytest.raises(OutputError, match="not an empty folder"):
+        replay(folder / "taylor.safetensors", folder=folder, out=folder)
+    assert run(["replay", "taylor", "--from", ".", "--shell"]) == 2
+    assert "--dry-run --shell" in capsys.readouterr().err
+
+
+def test_the_command(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    made(*PIPELINE[:2])
+    before = sorted(Path().iterdir())
+    assert run(["replay", "taylor", "--from", ".", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "hydrasurgeon prune vit.safetensors --method taylor --keep 3\n" in out
+    assert run(["replay", "taylor", "--from", ".", "--dry-run", "--shell"]) == 0
+    assert capsys.readouterr().out.startswith("#!/bin/sh\n")
+    assert run(["replay", "taylor", "--from", "."]) == 0
+    assert "taylor.safetensors, weights: " in capsys.readouterr().out
+    assert run(["replay", "taylor", "--from", ".", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["format"], report["holds"]) == ("hydrasurgeon.replay/1", True)
+    assert sorted(Path().iterdir()) == before
