@@ -5,6 +5,7 @@ A name becomes a path only if it is on the family's own list; anything else is r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,4 +44,17 @@ def companions_inside(text: str, *, family: str, where: str) -> dict[str, str]:
 def companions_beside(folder: Path, *, family: str) -> dict[str, str]:
     """Name → text, out of the folder that holds the weights."""
     names = backend(family).companions(set(entries(folder)))
-    return {name: read_text(folder / name, most=MAX_TEXT) for name in names}
+    return {name: read_text(_its_own(folder / name), most=MAX_TEXT) for name in names}
+
+
+def _its_own(path: Path) -> Path:
+    """A file of its folder, or of the hub's cache: what a link elsewhere leads to would travel on in what we write."""
+    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    blobs = home.parent.parent / "blobs"  # snapshots/COMMIT/NAME are links to them
+    if real.is_relative_to(home) or (
+        home.parent.name == "snapshots" and real.is_relative_to(blobs)
+    ):
+        return path
+    raise CheckpointError(
+        f"{path}: is a link to a file outside its directory", hint="Copy the file there."
+    )

@@ -145,3 +145,34 @@ def test_a_manifests_own_companions_travel(bert: Path, tmp_path: Path) -> None:
     made = hs.prune(bert, method="random", keep=1, out=f"{tmp_path}/out/")
     assert open_checkpoint(made.path).files == files
     assert isinstance(made.manifest, Manifest)
+
+
+def test_a_companion_is_no_link_to_a_file_elsewhere(tmp_path: Path) -> None:
+    """Its text would travel on in the header of what is written."""
+    folder = tmp_path / "bert"
+    FAMILIES["BERT"].write(folder)
+    (tmp_path / "secret").write_text('{"key": 1}')
+    config = folder / "tokenizer_config.json"
+    text = config.read_text()
+    config.unlink()
+    config.symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: is a link"):
+        hs.prune(folder, method="random", keep=2, out=tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+    config.unlink()
+    (folder / "real").write_text(text)
+    config.symlink_to("real")
+    assert open_checkpoint(folder).files["tokenizer_config.json"] == text
+
+
+def test_links_within_the_hubs_cache_are_followed(tmp_path: Path) -> None:
+    repository = tmp_path / "models--me--bert"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "snapshots").mkdir()
+    snapshot = repository / "snapshots" / ("0" * 40)
+    FAMILIES["BERT"].write(snapshot)
+    for number, path in enumerate(sorted(snapshot.iterdir())):
+        path.rename(repository / "blobs" / str(number))
+        path.symlink_to(f"../../blobs/{number}")
+    assert "tokenizer.json" in open_checkpoint(snapshot).files
+    assert "tokenizer.json" in open_checkpoint(snapshot / "model.safetensors").files

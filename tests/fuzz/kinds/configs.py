@@ -32,11 +32,12 @@ def make(random: Random, bases: Bases) -> Attempt:
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         random.choice(WAYS)(files, random)
     runs = random.random()
+    # A config is read wherever it lies, and a few fields of it; a tokenizer's texts would travel on.
+    linked = {name for name, content in files.items() if isinstance(content, Link)}
     return Attempt(
-        {f"m/{name}": content for name, content in files.items()},
-        lambda folder, out: use(folder / "m", runs),
-        _command(random),
-    )
+        {f"m/{name}": content for name, content in files.items()}, lambda folder, out: use(folder / "m", runs), _command(random),
+        reads=bool(linked & {"config.json", "open_clip_config.json", "heads.json", "model.safetensors.index.json"}),
+    )  # fmt: skip
 
 
 def _command(random: Random) -> tuple[str, ...]:
