@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import Check, short
@@ -32,6 +32,9 @@ from hydrasurgeon.run import Progress
 from hydrasurgeon.stages.replay_inputs import derived_mask, with_files
 from hydrasurgeon.stages.replay_plan import Artifact, Plan, Run, plan_replay
 from hydrasurgeon.stages.replay_script import mask_place, script
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Parts
 
 __all__ = ["Replay", "replay"]
 
@@ -231,9 +234,12 @@ def _bring(source: Found, place: Path) -> None:
 
 def _copied(source: Found, name: str) -> Planned:
     info = source.checkpoint.tensors[name]
-    return Planned(
-        name, info.dtype, info.shape, lambda: (source.checkpoint.tensors.read(name), source.digests[name])
-    )  # fmt: skip
+
+    def produce() -> Parts:
+        yield from source.checkpoint.tensors.blocks(name)
+        return source.digests[name]
+
+    return Planned(name, info.dtype, info.shape, produce)
 
 
 def _step_check(run: Run, made: Checkpoint) -> Check:
