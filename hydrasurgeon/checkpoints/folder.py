@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.hub import SCHEMES
+from hydrasurgeon.checkpoints.hub import MAX_CONFIG, SCHEMES
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.tensors import TensorFile
@@ -27,8 +27,6 @@ WEIGHTS = "model.safetensors"
 CLIP_WEIGHTS = "open_clip_model.safetensors"
 INDEX = ".index.json"
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
-# A config with the labels of 22,000 classes has 2 MB.
-MAX_CONFIG = 16 << 20
 # An index names every tensor once: enough for a million.
 MAX_INDEX = 128 << 20
 # Files that one model is cut into; the largest published ones have some 200.

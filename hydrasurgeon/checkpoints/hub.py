@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import re
 from pathlib import Path
 
 from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.files.foreign import read_json
 
-__all__ = ["SCHEMES", "SCHEME_OF", "fetch", "network_errors", "pinned", "refused_token"]
+__all__ = [
+    "MAX_CONFIG",
+    "SCHEMES",
+    "SCHEME_OF",
+    "fetch",
+    "network_errors",
+    "pinned",
+    "refused_token",
+]
 
 SCHEME_OF = {"timm": "timm", "transformers": "hf", "open_clip": "open_clip"}
 SCHEMES = tuple(SCHEME_OF.values())
@@ -16,6 +24,10 @@ SCHEMES = tuple(SCHEME_OF.values())
 CLIP_PATTERNS = ["open_clip_model.safetensors", "open_clip_config.json", "heads.json"]
 TEXTS = ["*.json", "*.txt", "*.model"]
 PATTERNS = ["*.safetensors", *TEXTS]
+# A config with the labels of 22,000 classes has 2 MB.
+MAX_CONFIG = 16 << 20
+# A branch, a tag, a commit or a pull request's ref; it becomes a part of a path in the cache.
+REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 
 
 def pinned(spec: str, path: Path) -> str:
@@ -59,16 +71,20 @@ def _check(folder: Path, spec: str) -> None:
     path = folder / "config.json"
     if (folder / "heads.json").exists() or not path.exists():
         return
-    with contextlib.suppress(ValueError):  # a damaged file gets its message where it is read
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if "model_type" in config and not (folder / "open_clip_config.json").exists():
-            check_config(config, spec)
+    config = read_json(path, most=MAX_CONFIG)
+    foreign = (folder / "open_clip_config.json").exists()
+    if isinstance(config, dict) and "model_type" in config and not foreign:
+        check_config(config, spec)
 
 
 def fetch(spec: str) -> Path:
     """Download (or find in the cache) the repository behind a hub id; `@revision` may follow."""
     scheme, _, rest = spec.partition(":")
     name, _, revision = rest.partition("@")
+    if revision and not REVISION.fullmatch(revision):
+        raise CheckpointError(
+            f"{spec}: {revision!r} is not a revision", hint="Give a branch, a tag or a commit."
+        )
     repo = _repository(scheme, name)
     patterns = CLIP_PATTERNS if scheme == "open_clip" else PATTERNS
     from huggingface_hub import snapshot_download

@@ -77,11 +77,12 @@ class TensorFile:
         return array.reshape(info.shape)
 
     def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int = BLOCK_BYTES
+        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
     ) -> Iterator[Raw]:
-        """The same as flat arrays of at most `most` bytes, one behind the other; of elements `start` to `stop`."""
+        """The same as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other; of elements `start` to `stop`."""
         info = self.infos[name]
         width = ITEMSIZE[info.dtype]
+        step = max(1, (most or BLOCK_BYTES) // width)
         end = math.prod(info.shape) if stop is None else stop
         with open_regular(self.path) as file:
             if _stamp(file) != self._stamp:
@@ -89,7 +90,7 @@ class TensorFile:
                     f"{self.path}: changed while it was read", hint="Run the command again."
                 )
             while start < end:
-                count = min(max(1, most // width), end - start)
+                count = min(step, end - start)
                 array = _empty(info, count)
                 self._fill(file, info, start * width, array)
                 yield array
@@ -161,9 +162,9 @@ class Tensors(Mapping[str, TensorInfo]):
         return file.read(stored)
 
     def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int = BLOCK_BYTES
+        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
     ) -> Iterator[Raw]:
-        """The tensor as flat arrays of at most `most` bytes, one behind the other; of elements `start` to `stop`."""
+        """The tensor as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other; of elements `start` to `stop`."""
         file, stored = self._home[name]
         return file.blocks(stored, start=start, stop=stop, most=most)
 
