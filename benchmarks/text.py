@@ -26,10 +26,10 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria import criterion
 from hydrasurgeon.criteria.base import Subject
+from hydrasurgeon.criteria.feed import Feed
 from hydrasurgeon.data import by_length, open_data
 from hydrasurgeon.measuring.timing import machine
 from hydrasurgeon.runtime.inference import logits_of
-from hydrasurgeon.stages.score import _Feed
 
 RESULTS = Path(__file__).parent / "results" / "text.json"
 # Words in a text: lognormal with the mean (18) and spread (9) of sentences in reviews and newspapers.
@@ -133,7 +133,7 @@ class Plain:
 
 def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callable[[], Any]]:
     opened = open_checkpoint(folder)
-    feed = _Feed.open(
+    feed = Feed.open(
         opened, data, (), method="taylor", towers=("text",), limit=len(samples), seed=0, device="cpu",
         dtype="float32", batch_size=batch, skip_bad=False, progress=None,
     )  # fmt: skip
