@@ -130,11 +130,13 @@ def finetuned(result: Finetuned, *, json: bool, quiet: bool) -> None:
                 "steps": trained.steps,
                 "loss": trained.loss,
                 "log": list(trained.log),
+                "notes": list(result.notes),
                 "hub": result.hub,
             }
         )
     if quiet:
         return None
+    notes(result.notes)
     for entry in trained.log:
         measured = (
             f"  val accuracy {entry['val_accuracy']:.4f}  val nll {entry['val_nll']:.4f}"

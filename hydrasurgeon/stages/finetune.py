@@ -40,6 +40,7 @@ class Finetuned:
     path: Path
     manifest: Manifest
     trained: Trained
+    notes: tuple[str, ...] = ()
     hub: str | None = None
     """Where on the hub it was uploaded to."""
 
@@ -73,7 +74,7 @@ def finetune(
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
     from hydrasurgeon.data import Batches, fit_classes, open_data
     from hydrasurgeon.data.pairs import open_pairs
-    from hydrasurgeon.tuning.loop import State, epoch_order, train
+    from hydrasurgeon.tuning.loop import State, check_state, epoch_order, train
     from hydrasurgeon.tuning.recipes import load_recipe
 
     plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
@@ -81,6 +82,7 @@ def finetune(
     target = claim_checkpoint(
         out, force=force, inputs=[checkpoint, data, val, recipe, classes, template]
     )
+    interrupted = check_state(_state_path(target), resume=resume, force=force)
     start = starting_point(checkpoint, arch)
     paired = plan.objective == "pairs"
     if paired and not is_zero_shot(start.manifest.model):
@@ -153,7 +155,8 @@ def finetune(
     written = save(target, plan_module(module), manifest, files=source.files)
     state.clear()
     hub = publish(target, written, source.files, at=repository, bars=progress is not None)
-    return Finetuned(target, written, trained, hub)
+    notes = ("nothing was left to resume: trained from the beginning",)
+    return Finetuned(target, written, trained, notes if resume and not interrupted else (), hub)
 
 
 def _state_path(target: Path) -> Path:

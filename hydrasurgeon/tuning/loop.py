@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +24,25 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.data import Batch, Batches, moved
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import write_bytes
+from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
+from hydrasurgeon.files.atomic import sweep, write_bytes
+from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.run import Progress
 from hydrasurgeon.tuning.recipes import Recipe
 
-__all__ = ["CrossEntropy", "Objective", "State", "Trained", "epoch_order", "learning_rate", "train"]
+__all__ = [
+    "CrossEntropy",
+    "Objective",
+    "State",
+    "Trained",
+    "check_state",
+    "epoch_order",
+    "learning_rate",
+    "train",
+]
+
+STATE, FORMAT = "hydrasurgeon.state", "hydrasurgeon.training/1"
+"""Header entry by which a state is told from other files."""
 
 EpochBatches = Callable[[int, int, int, int], Batches]
 """(epoch, rank, world, batches to skip) → this process's batches."""
@@ -80,6 +93,7 @@ class State:
             {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
             metadata={
                 "format": "pt",
+                STATE: FORMAT,
                 "identity": json.dumps(self.identity, sort_keys=True),
                 "position": json.dumps(position),
             },
@@ -118,7 +132,33 @@ class State:
             )
 
     def clear(self) -> None:
-        self.path.unlink(missing_ok=True)
+        if is_state(self.path):
+            self.path.unlink()
+
+
+def is_state(path: Path) -> bool:
+    """Whether an interrupted run wrote this file."""
+    with suppress(CheckpointError):
+        return TensorFile(path).metadata.get(STATE) == FORMAT
+    return False
+
+
+def check_state(path: Path, *, resume: bool, force: bool) -> bool:
+    """Whether there is a state to continue from; refused before the work where it, or something else, would be lost."""
+    sweep(path)
+    if not os.path.lexists(path):
+        return False
+    if not is_state(path):
+        raise OutputError(
+            f"{path}: is no state of an interrupted run, and would stand where one is kept",
+            hint="Move it away, or give another -o.",
+        )
+    if not (resume or force):
+        raise OutputError(
+            f"{path}: an interrupted run left its state",
+            hint="Continue it with --resume, or start over with --force.",
+        )
+    return True
 
 
 def epoch_order(

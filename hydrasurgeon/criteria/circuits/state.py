@@ -1,7 +1,11 @@
-"""Where a killed search continues: one JSON file beside the output, written after every removal."""
+"""Where a killed search continues: one JSON file beside the output, written after every removal.
+
+It lies outside of a directory that is being made: that one appears as a whole, when all is done.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import write_text
+from hydrasurgeon.files.atomic import real, sweep, write_text
 
 __all__ = ["FORMAT", "State", "clear_search", "state_path"]
 
@@ -17,10 +21,9 @@ FORMAT = "hydrasurgeon.search/1"
 
 
 def state_path(output: Path, key: str) -> Path:
-    """`vit.safetensors` → `vit.circuit-avg.search.json`; within a directory `circuit-avg.search.json`."""
-    if output.suffix != ".safetensors":
-        return output / f"{key}.search.json"
-    return output.with_name(f"{output.name.removesuffix('.safetensors')}.{key}.search.json")
+    """`vit.safetensors`, or the directory `vit/` → `vit.circuit-avg.search.json`."""
+    place = real(output)
+    return place.with_name(f"{place.name.removesuffix('.safetensors')}.{key}.search.json")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class State:
 
     def read(self) -> dict[str, Any] | None:
         """The position of an interrupted search; None where there is none."""
+        sweep(self.path)
         if not self.path.is_file():
             return None
         try:
@@ -59,9 +63,6 @@ class State:
         position: dict[str, Any] = found
         return position
 
-    def clear(self) -> None:
-        self.path.unlink(missing_ok=True)
-
     @property
     def _hint(self) -> str:
         return f"Repeat the command that was interrupted, or delete {self.path.name} to start over."
@@ -73,5 +74,8 @@ def _short(value: Any) -> str:
 
 
 def clear_search(output: Path, key: str) -> None:
-    """What an interrupted search left is of no use once the order is written."""
-    state_path(output, key).unlink(missing_ok=True)
+    """What an interrupted search left is of no use once the order is written; what it did not leave stays."""
+    path = state_path(output, key)
+    with contextlib.suppress(OSError, ValueError):
+        if path.read_text(encoding="utf-8").startswith(f'{{"format": "{FORMAT}"'):
+            path.unlink()
