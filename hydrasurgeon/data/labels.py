@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Any
-from unicodedata import category
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.names import MAX_NAME, is_name
 
 __all__ = ["Labels", "class_names", "class_numbers", "labels_of"]
 
 Labels = NDArray[np.int64]
 
-# Far above any data set: a new classifier has a row of weights for every number below the largest label.
+# Above any data set: a new classifier has a row of weights for every number up to the largest label.
 MAX_CLASSES = 1_000_000
-# Characters of a class name.
-MAX_NAME = 500
 
-# Unicode's categories of control characters, lone surrogates (bytes that were not UTF-8) and ends of lines.
-UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 
 INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -67,15 +63,15 @@ def class_names(spec: str, names: Sequence[Any]) -> tuple[str, ...]:
     if len(names) > MAX_CLASSES:
         raise DataError(f"{spec}: has {len(names):,} classes; at most {MAX_CLASSES:,} are read")
     for name in names:
-        if not isinstance(name, str) or not name.strip() or UNNAMEABLE & set(map(category, name)):
-            raise DataError(
-                f"{spec}: {_shown(name)} is no name of a class",
-                hint="A name is UTF-8 text of one line, without control characters.",
-            )
-        if len(name) > MAX_NAME:
+        if isinstance(name, str) and len(name) > MAX_NAME:
             raise DataError(
                 f"{spec}: a class name has {len(name):,} characters; at most {MAX_NAME} are read",
                 hint="Is the column of labels a column of texts?",
+            )
+        if not isinstance(name, str) or not is_name(name):
+            raise DataError(
+                f"{spec}: {_shown(name)} is no name of a class",
+                hint="A name is UTF-8 text of one line, without control characters.",
             )
     return tuple(names)
 

@@ -175,10 +175,11 @@ def disagreement(logits: Logits) -> float:
     members = votes.shape[1]
     if members < 2:
         return 0.0
-    pairs = [(i, j) for i in range(members) for j in range(i + 1, members)]
-    return float(
-        torch.stack([(votes[:, i] != votes[:, j]).double().mean() for i, j in pairs]).mean()
-    )
+    # Of the n (n − 1) / 2 pairs, those of one class: counted class by class, however many members there are.
+    counts = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
+    counts.scatter_add_(1, votes, torch.ones(votes.shape, dtype=torch.float64))
+    agreeing = (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
+    return float((1 - agreeing).mean())
 
 
 OOD_SCORES: dict[str, Callable[[Logits, float], Scores]] = {

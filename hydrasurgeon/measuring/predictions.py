@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from safetensors.torch import save
 from torch import Tensor
 
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
+from hydrasurgeon.files.foreign import parse_json
+from hydrasurgeon.files.manifest import MAX_CLASSES
+from hydrasurgeon.files.names import is_name
+from hydrasurgeon.files.tensors import TensorFile, TensorInfo
 from hydrasurgeon.measuring.report import Cost
+from hydrasurgeon.runtime.tensors import to_tensor
 
 __all__ = ["OodSet", "Predictions", "ShiftSet", "read_predictions", "write_predictions"]
 
 Group = Literal["near", "far"]
+
+# Header key of what the file says of itself.
+ABOUT = "hydrasurgeon.predictions"
+MAX_ABOUT = 1 << 20
+# OOD sets, and shifted sets, of one file.
+MAX_SETS = 1000
+MAX_MEMBERS = 1000
+OOD = re.compile(r"ood\.(.+)\.logits", re.DOTALL)
+FLOATS = ("F16", "BF16", "F32", "F64")
+INTEGERS = {"I8": "<i1", "U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,8 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     tensors = {"logits": predictions.logits, "labels": predictions.labels}
     tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood}
     for s in predictions.shift:
-        tensors |= {f"shift.{_key(s)}.logits": s.logits, f"shift.{_key(s)}.labels": s.labels}
+        key = f"shift.{_key(s.name, s.severity)}"
+        tensors |= {f"{key}.logits": s.logits, f"{key}.labels": s.labels}
     about: dict[str, Any] = {
         "name": predictions.name,
         "kind": predictions.kind,
@@ -70,77 +87,164 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
         about["cost"] = {"params": predictions.cost.params, "macs": predictions.cost.macs}
     content = save(
         {name: tensor.contiguous().clone() for name, tensor in tensors.items()},
-        metadata={"format": "pt", "hydrasurgeon.predictions": json.dumps(about)},
+        metadata={"format": "pt", ABOUT: json.dumps(about)},
     )
     write_bytes(path, content)
 
 
-def _key(shift: ShiftSet) -> str:
-    return shift.name if shift.severity is None else f"{shift.name}.{shift.severity}"
+def _key(name: str, severity: int | None) -> str:
+    return name if severity is None else f"{name}.{severity}"
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits`."""
+    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits`; other tensors are left alone."""
     try:
-        with safe_open(str(path), framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            about = json.loads((file.metadata() or {}).get("hydrasurgeon.predictions", "{}"))
-    except (OSError, SafetensorError, ValueError) as error:
+        file = TensorFile(path)
+    except CheckpointError as error:
         raise DataError(
-            f"{path}: not a readable predictions file ({error})",
+            f"{path}: not a readable predictions file ({error.message.removeprefix(f'{path}: ')})",
             hint="Write one with eval --predictions.",
         ) from error
-    labels = tensors.get("labels")
-    logits = _logits(path, tensors, "logits")
-    if labels is None or labels.shape != logits.shape[:1] or labels.is_floating_point():
-        raise DataError(
-            f"{path}: needs integer labels, one for each of the {len(logits)} rows of logits"
-        )
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[-1]:
-        raise DataError(f"{path}: labels must lie in 0-{logits.shape[-1] - 1}")
-    groups = dict(about.get("ood", []))
-    names = [
-        name[4:-7]
-        for name in sorted(tensors)
-        if name.startswith("ood.") and name.endswith(".logits")
-    ]
-    order = [*groups, *(name for name in names if name not in groups)]
-    severities = [tuple(entry) for entry in about.get("shift", [])]
+    about = _about(path, file.metadata.get(ABOUT))
+    contents = _Contents(path, file)
+    logits = contents.logits("logits")
+    groups = dict(about.ood)
+    groups |= {name: "far" for name in contents.ood_names() if name not in groups}
+    if max(len(groups), len(about.shift)) > MAX_SETS:
+        raise DataError(f"{path}: holds more than {MAX_SETS:,} sets")
     shifts = []
-    for name, severity in severities:
-        key = name if severity is None else f"{name}.{severity}"
+    for name, severity in about.shift:
+        key = f"shift.{_key(name, severity)}"
+        shifted = contents.logits(f"{key}.logits", like=logits)
         shifts.append(
-            ShiftSet(
-                name,
-                severity,
-                _logits(path, tensors, f"shift.{key}.logits"),
-                tensors[f"shift.{key}.labels"],
-            )
+            ShiftSet(name, severity, shifted, contents.labels(f"{key}.labels", of=shifted))
         )
     return Predictions(
-        name=about.get("name", path.name.removesuffix(".safetensors")),
-        kind=about.get("kind", "unknown"),
+        name=about.name or path.name.removesuffix(".safetensors"),
+        kind=about.kind,
         logits=logits,
-        labels=labels.long(),
+        labels=contents.labels("labels", of=logits),
         ood=tuple(
-            OodSet(n, groups.get(n, "far"), _logits(path, tensors, f"ood.{n}.logits"))
-            for n in order
+            OodSet(name, group, contents.logits(f"ood.{name}.logits", like=logits))
+            for name, group in groups.items()
         ),
         shift=tuple(shifts),
-        cost=Cost(**about["cost"], latency_ms=None) if "cost" in about else None,
+        cost=None if about.cost is None else Cost(**about.cost.model_dump(), latency_ms=None),
     )
 
 
-def _logits(path: Path, tensors: dict[str, Tensor], name: str) -> Tensor:
-    tensor = tensors.get(name)
-    if tensor is None:
-        raise DataError(f"{path}: tensor {name} is missing")
-    if tensor.dim() == 2:
-        tensor = tensor[:, None]
-    if tensor.dim() != 3 or not tensor.is_floating_point() or not len(tensor):
-        raise DataError(
-            f"{path}: {name} must be floating-point [sample, member, class], found {tensor.dtype} {tuple(tensor.shape)}"
+def _named(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(
+            "is no name: it must be short, of one line, and without control characters"
         )
-    if not torch.isfinite(tensor).all():
-        raise DataError(f"{path}: {name} holds values that are not finite")
-    return tensor
+    return text
+
+
+Name = Annotated[str, AfterValidator(_named)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _AboutCost(BaseModel):
+    params: Count
+    macs: Count
+
+
+class _About(BaseModel):
+    """What a file says of itself."""
+
+    name: Name | None = None
+    kind: Name = "unknown"
+    ood: list[tuple[Name, Group]] = []
+    shift: list[tuple[Name, Count | None]] = []
+    cost: _AboutCost | None = None
+
+    @model_validator(mode="after")
+    def _each_once(self) -> _About:
+        keys = [name for name, _ in self.ood], [_key(*shift) for shift in self.shift]
+        if any(len(set(names)) != len(names) for names in keys):
+            raise ValueError("names a set twice")
+        return self
+
+
+def _about(path: Path, text: str | None) -> _About:
+    if text is None:
+        return _About()
+    where = f"{path}: its description"
+    content = parse_json(text, where, most=MAX_ABOUT, error=DataError)
+    try:
+        return _About.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        raise DataError(
+            f"{where}: {place}: {first['msg']}",
+            hint="Write the file again with eval --predictions.",
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The tensors of a predictions file; what the header says of one is checked before it is read."""
+
+    path: Path
+    file: TensorFile
+
+    def ood_names(self) -> list[str]:
+        matches = (
+            OOD.fullmatch(name) for name in sorted(self.file.infos) if ".scores." not in name
+        )
+        names = [match[1] for match in matches if match is not None]
+        for name in names:
+            if not is_name(name):
+                raise DataError(f"{self.path}: {name[:80]!r} is no name of a set")
+        return names
+
+    def logits(
+        self, name: str, *, like: Tensor | None = None
+    ) -> Float[Tensor, "sample member klass"]:
+        """Finite, for one member or several; with as many members and classes as `like`."""
+        info = self._info(name)
+        shape = (info.shape[0], 1, info.shape[1]) if len(info.shape) == 2 else info.shape
+        if len(shape) != 3 or info.dtype not in FLOATS or not all(shape):
+            raise DataError(
+                f"{self.path}: {name} must be floating-point [sample, member, class], found {info.dtype} {info.shape}"
+            )
+        if shape[1] > MAX_MEMBERS or shape[2] > MAX_CLASSES:
+            raise DataError(
+                f"{self.path}: {name} has {shape[1]:,} members and {shape[2]:,} classes",
+                hint=f"At most {MAX_MEMBERS:,} members and {MAX_CLASSES:,} classes are read.",
+            )
+        if like is not None and shape[1:] != like.shape[1:]:
+            raise DataError(
+                f"{self.path}: {name} has {shape[1]} members and {shape[2]} classes, logits has {like.shape[1]} and {like.shape[2]}"
+            )
+        tensor = to_tensor(self.file.read(name), info.dtype).reshape(shape)
+        # In float32: sums and quotients of float64's largest numbers would overflow.
+        if not torch.isfinite(tensor.float()).all():
+            raise DataError(
+                f"{self.path}: {name} holds values that are not finite",
+                hint="The model that gave them overflowed, or its weights hold NaN.",
+            )
+        return tensor
+
+    def labels(self, name: str, *, of: Tensor) -> Int[Tensor, " sample"]:
+        info = self._info(name)
+        rows, klasses = len(of), of.shape[-1]
+        if info.shape != (rows,) or info.dtype not in INTEGERS:
+            raise DataError(
+                f"{self.path}: needs integer {name}, one for each of the {rows} rows of logits, found {info.dtype} {info.shape}"
+            )
+        values = self.file.read(name).view(INTEGERS[info.dtype])
+        wrong = ((values < 0) | (values >= klasses)).nonzero()[0]
+        if len(wrong):
+            raise DataError(
+                f"{self.path}: {name}: row {wrong[0]} has the label {values[wrong[0]]}; labels must lie in 0-{klasses - 1}"
+            )
+        return torch.from_numpy(values.astype("i8"))
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self.file.infos.get(name)
+        if info is None:
+            raise DataError(f"{self.path}: tensor {name} is missing")
+        return info

@@ -25,7 +25,8 @@ __all__ = [
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # What is not a number must have been refused before it gets here.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class SetAverage(_Record):

@@ -13,6 +13,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families.open_clip.zero_shot import record_of
 from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.files.names import is_name
 from hydrasurgeon.measuring.report import SetResult
 from hydrasurgeon.visible import code
 
@@ -32,6 +33,7 @@ __all__ = [
     "uses_of",
 ]
 
+SEVERITY = re.compile(r"[0-9]{1,9}")
 NAMED = re.compile(r"([\w-]+)=(.+)")
 
 
@@ -234,7 +236,7 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
     name, equals, spec = text.partition("=")
     if not equals:
         name, spec = Path(text.rpartition(":")[2]).stem, text
-    if not name or not spec or "." in name:
+    if not is_name(name) or not spec or "." in name:
         raise UsageError(f"--ood {text}: not near:NAME=D or far:NAME=D")
     return group, name, spec
 
@@ -243,6 +245,6 @@ def parse_shift(text: str) -> tuple[str, int | None, str]:
     """`NAME=D` or `NAME:SEVERITY=D`."""
     name, equals, spec = text.partition("=")
     name, colon, severity = name.partition(":")
-    if not equals or not name or not spec or (colon and not severity.isdigit()):
+    if not equals or not is_name(name) or not spec or (colon and not SEVERITY.fullmatch(severity)):
         raise UsageError(f"--shift {text}: not NAME=D or NAME:SEVERITY=D")
     return name, int(severity) if colon else None, spec

@@ -238,8 +238,8 @@ def _temperature(given: str | float, val: str | None) -> float | None:
         value = float(given)
     except ValueError as error:
         raise UsageError(f"--temperature {given}: neither a number nor fit") from error
-    if value <= 0:
-        raise UsageError(f"--temperature {given}: must be positive")
+    if not 1e-3 <= value <= 1e3:
+        raise UsageError(f"--temperature {given}: must lie between 0.001 and 1000")
     return value
 
 

@@ -1,0 +1,18 @@
+"""Names that files of others give to things: short, of one line, and fit to be written and shown."""
+
+from __future__ import annotations
+
+from unicodedata import category
+
+__all__ = ["MAX_NAME", "is_name"]
+
+# Characters of a name.
+MAX_NAME = 500
+# Unicode's categories of control characters, lone surrogates (bytes that were not UTF-8) and ends of lines.
+UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
+
+
+def is_name(text: str) -> bool:
+    return 0 < len(text.strip()) <= len(text) <= MAX_NAME and not UNNAMEABLE & set(
+        map(category, text)
+    )

@@ -1,0 +1,200 @@
+"""Predictions files of strangers: read when they are what they say, refused by name when not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hostile_data import damaged
+from safetensors.torch import load_file, save_file
+
+import hydrasurgeon as hs
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.predictions import read_predictions
+from hydrasurgeon.measuring.results import result
+
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors() -> Tensors:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "logits": torch.randn(6, 2, 3, generator=generator), "labels": torch.arange(6) % 3,
+        "ood.a.logits": torch.randn(4, 2, 3, generator=generator), "ood.b.logits": torch.randn(5, 2, 3, generator=generator),
+        "shift.fog.1.logits": torch.randn(4, 2, 3, generator=generator), "shift.fog.1.labels": torch.tensor([0, 1, 2, 0]),
+    }  # fmt: skip
+
+
+ABOUT: dict[str, Any] = {
+    "name": "theirs", "kind": "hydra", "ood": [["a", "near"]], "shift": [["fog", 1]],
+    "cost": {"params": 10, "macs": 100},
+}  # fmt: skip
+
+
+def write(path: Path, *, about: Any = ABOUT, **changes: torch.Tensor | None) -> Path:
+    """A good file with some tensors replaced or left out."""
+    changed = {
+        name: tensor for name, tensor in {**tensors(), **changes}.items() if tensor is not None
+    }
+    text = about if isinstance(about, str) else json.dumps(about)
+    save_file(changed, path, metadata={"hydrasurgeon.predictions": text})
+    return path
+
+
+def test_a_good_file_is_read_whole(tmp_path: Path) -> None:
+    found = read_predictions(write(tmp_path / "p.safetensors"))
+    assert (found.name, found.kind, found.members) == ("theirs", "hydra", 2)
+    assert [(s.name, s.group) for s in found.ood] == [("a", "near"), ("b", "far")]
+    assert torch.equal(found.shift[0].labels, torch.tensor([0, 1, 2, 0]))
+    assert torch.equal(found.logits, tensors()["logits"])
+    assert found.cost is not None
+    assert (found.cost.params, found.cost.macs) == (10, 100)
+
+
+def value(name: str, row: int, number: float) -> Tensors:
+    tensor = tensors()[name]
+    tensor.view(-1)[row] = number
+    return {name: tensor}
+
+
+# What is wrong, with which tensors, and what is said.
+MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
+    ("no logits", {"logits": None}, "tensor logits is missing"),
+    ("no labels", {"labels": None}, "tensor labels is missing"),
+    ("logits of one dimension", {"logits": torch.randn(6)}, "logits must be floating-point [sample, member, class]"),
+    ("logits of integers", {"logits": torch.ones(6, 2, 3, dtype=torch.int64)}, "logits must be floating-point"),
+    ("no rows", {"logits": torch.randn(0, 2, 3), "labels": torch.arange(0)}, "logits must be floating-point"),
+    ("no members", {"logits": torch.randn(6, 0, 3)}, "logits must be floating-point"),
+    ("no classes", {"logits": torch.randn(6, 2, 0)}, "logits must be floating-point"),
+    ("too many members", {"logits": torch.randn(1, 1001, 2), "labels": torch.arange(1)}, "has 1,001 members"),
+    ("NaN", value("logits", 7, float("nan")), "logits holds values that are not finite"),
+    ("infinity in an OOD set", value("ood.b.logits", 0, float("inf")), "ood.b.logits holds values that are not finite"),
+    ("beyond float32", {"logits": torch.full((6, 2, 3), 1e300, dtype=torch.float64)}, "not finite"),
+    ("labels of floats", {"labels": torch.arange(6).float()}, "needs integer labels"),
+    ("labels of booleans", {"labels": torch.ones(6, dtype=torch.bool)}, "needs integer labels"),
+    ("too few labels", {"labels": torch.arange(3)}, "one for each of the 6 rows"),
+    ("labels in a column", {"labels": torch.arange(6)[:, None]}, "needs integer labels"),
+    ("a label of no class", {"labels": torch.tensor([0, 1, 3, 0, 0, 0])}, "row 2 has the label 3; labels must lie in 0-2"),
+    ("a negative label", {"labels": torch.tensor([0, 1, 2, 0, -1, 0], dtype=torch.int8)}, "row 4 has the label -1"),
+    ("other classes for OOD", {"ood.a.logits": torch.randn(4, 2, 5)}, "ood.a.logits has 2 members and 5 classes, logits has 2 and 3"),
+    ("other members for OOD", {"ood.b.logits": torch.randn(4, 3, 3)}, "ood.b.logits has 3 members and 3 classes"),
+    ("a shift without labels", {"shift.fog.1.labels": None}, "tensor shift.fog.1.labels is missing"),
+    ("a shift with too few labels", {"shift.fog.1.labels": torch.tensor([0])}, "needs integer shift.fog.1.labels"),
+    ("a shift of other classes", {"shift.fog.1.logits": torch.randn(4, 2, 9)}, "shift.fog.1.logits has 2 members and 9 classes"),
+    ("a shift with a label of no class", {"shift.fog.1.labels": torch.tensor([0, 1, 7, 0])}, "row 2 has the label 7"),
+    ("an OOD set that is not there", {"ood.a.logits": None}, "tensor ood.a.logits is missing"),
+    ("a name that moves the cursor", {"ood.\x1b[2J.logits": torch.randn(4, 2, 3)}, "is not a name"),
+    ("a name of blanks", {"ood. .logits": torch.randn(4, 2, 3)}, "is no name of a set"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "says"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_tensors_that_do_not_fit(name: str, changes: Any, says: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.safetensors", **changes)
+    with pytest.raises(DataError) as caught:
+        hs.evaluate([], predictions_in=[path])
+    assert says in caught.value.message
+    assert str(path) in caught.value.message
+
+
+DESCRIPTIONS: list[tuple[str, Any, str]] = [
+    ("no record", [], "valid dictionary"),
+    ("not JSON", "{", "is not JSON"),
+    ("nested beyond reason", "[" * 100_000, "nested more than"),
+    ("a key twice", '{"name": "a", "name": "b"}', "there twice"),
+    ("NaN", '{"cost": {"params": NaN, "macs": 1}}', "is not JSON"),
+    ("a name of two lines", {"name": "a\nb"}, "is no name"),
+    ("no name at all", {"name": ""}, "is no name"),
+    ("a name without end", {"name": "x" * 100_000}, "is no name"),
+    ("a kind that is a number", {"kind": 3}, "valid string"),
+    ("OOD sets as a record", {"ood": {"a": "near"}}, "valid list"),
+    ("a group of its own", {"ood": [["a", "middle"]]}, "'near' or 'far'"),
+    ("an OOD set twice", {"ood": [["a", "near"], ["a", "far"]]}, "names a set twice"),
+    ("a shift of three parts", {"shift": [["fog", 1, 2]]}, "shift.0"),
+    ("two shifts of one name", {"shift": [["fog", 1], ["fog.1", None]]}, "names a set twice"),
+    ("a severity below zero", {"shift": [["fog", -1]]}, "greater than or equal to 0"),
+    ("no cost", {"cost": {}}, "cost.params: Field required"),
+    ("a cost beyond 64 bits", {"cost": {"params": 2**70, "macs": 1}}, "cost.params"),
+    ("a negative cost", {"cost": {"params": -1, "macs": 1}}, "greater than or equal to 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "about", "says"), DESCRIPTIONS, ids=[d[0] for d in DESCRIPTIONS])
+def test_descriptions_that_do_not_fit(name: str, about: Any, says: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.safetensors", about=about)
+    with pytest.raises(DataError) as caught:
+        read_predictions(path)
+    assert "its description" in caught.value.message
+    assert says in caught.value.message
+    assert len(caught.value.message) < 1000
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    """Read, or refused by a DataError; what is read can be measured and written as strict JSON."""
+    path = write(tmp_path / "p.safetensors")
+    whole = path.read_bytes()
+    measured = 0
+    for seed in range(150):
+        path.write_bytes(damaged(whole, seed))
+        try:
+            found = read_predictions(path)
+        except DataError:
+            continue
+        for kind in metrics.OOD_SCORES:
+            text = result(found, ood_score=kind).model_dump_json()
+            json.loads(text, parse_constant=pytest.fail)
+        measured += 1
+    assert 0 < measured < 150
+
+
+def test_scores_beside_logits_are_left_alone(tmp_path: Path) -> None:
+    more = {"scores.rmds": torch.randn(6), "ood.a.scores.rmds": torch.randn(4), "ood.a.scores.logits": torch.randn(4)}  # fmt: skip
+    path = write(tmp_path / "p.safetensors", **more)
+    plain = write(tmp_path / "q.safetensors")
+    assert result(read_predictions(path)) == result(read_predictions(plain))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_labels_of_any_integer_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = write(tmp_path / "p.safetensors", labels=tensors()["labels"].to(dtype))
+    assert torch.equal(read_predictions(path).labels, tensors()["labels"])
+
+
+def test_disagreement_of_many_members_is_that_of_the_pairs() -> None:
+    logits = torch.randn(7, 12, 4, generator=torch.Generator().manual_seed(1))
+    votes = logits.argmax(-1)
+    pairs = [(i, j) for i in range(12) for j in range(i + 1, 12)]
+    expected = torch.stack([(votes[:, i] != votes[:, j]).double() for i, j in pairs]).mean()
+    assert metrics.disagreement(logits) == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("temperature", ["nan", "inf", "-1", "0", "1e-300", "1e300"])
+def test_temperatures_that_leave_no_probabilities(tmp_path: Path, temperature: str) -> None:
+    path = write(tmp_path / "p.safetensors")
+    with pytest.raises(UsageError, match="must lie between"):
+        hs.evaluate([], predictions_in=[path], temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    "line", [{"ood": ["\x1b[2J=d.npz"]}, {"shift": ["fog:²=d.npz"]}, {"shift": [f"fog:{'9' * 5000}=d.npz"]}]
+)  # fmt: skip
+def test_names_of_sets_on_the_command_line(
+    tiny: Callable[..., Path], images: Callable[..., str], line: dict[str, list[str]]
+) -> None:
+    with pytest.raises(UsageError, match=r"not (near:)?NAME"):
+        hs.evaluate([tiny()], data=images(), **line)  # type: ignore[arg-type]
+
+
+def test_what_is_written_can_be_read(tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path) -> None:  # fmt: skip
+    out = tmp_path / "p.safetensors"
+    spec = images()
+    hs.evaluate([tiny()], data=spec, ood=[f"near:n={spec}"], shift=[f"fog:2={spec}"], predictions=out, device="cpu")  # fmt: skip
+    found = read_predictions(out)
+    assert torch.equal(found.logits, load_file(out)["logits"])
+    assert [s.name for s in found.ood] == ["n"]
+    assert [(s.name, s.severity) for s in found.shift] == [("fog", 2)]
