@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import Manifest, Score
 from hydrasurgeon.heads import (
     Head,
@@ -25,6 +25,9 @@ from hydrasurgeon.heads import (
 )
 
 __all__ = ["kept_from_file", "movable", "select"]
+
+# Of a mask's file, which may be a whole manifest.
+MAX_MASK = 16 << 20
 
 
 def select(
@@ -157,10 +160,7 @@ def _not_all(kept: Kept) -> None:
 
 def kept_from_file(path: Path, manifest: Manifest) -> dict[str, Layers]:
     """`--mask`: a manifest, {"kept": …}, or per tower [layer] lists of heads or [layer][head] booleans."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--mask {path}: not readable JSON ({error})") from error
+    raw = read_json(path, most=MAX_MASK, error=UsageError)
     while isinstance(raw, Mapping) and ("kept" in raw or "mask" in raw):
         raw = raw["kept"] if "kept" in raw else raw["mask"]
     if isinstance(raw, list) and len(manifest.towers) == 1:
@@ -171,7 +171,10 @@ def kept_from_file(path: Path, manifest: Manifest) -> dict[str, Layers]:
             hint='For example {"vision": [[0, 2], [1]]}.',
         )
     kept = {tower: _rows(path, rows, manifest, tower) for tower, rows in raw.items()}
-    _not_all(kept)
+    if count(kept) == 0:
+        raise SurgeryError(
+            f"--mask {path}: no head would be left anywhere", hint="Keep more heads."
+        )
     return kept
 
 
@@ -184,15 +187,17 @@ def _rows(path: Path, rows: Any, manifest: Manifest, tower: str) -> Layers:
         or not all(isinstance(row, list) for row in rows)
     ):
         raise UsageError(f"--mask {path}: {tower} needs {size.layers} layers")
-    flat = [value for row in rows for value in row]
-    if flat and all(isinstance(value, bool) for value in flat):
+    kinds = {type(value) for row in rows for value in row}
+    if len(kinds) > 1 or not kinds <= {bool, int}:
+        raise UsageError(f"--mask {path}: {tower} needs numbers of heads, or a boolean for each")
+    if kinds == {bool}:
         if any(len(row) != size.heads for row in rows):
             raise UsageError(f"--mask {path}: {tower} needs {size.heads} booleans in each layer")
         rows = [list(row) for row in kept_from_mask(np.array(rows, dtype=bool))]
     for layer, row in enumerate(rows):
-        wrong = [head for head in row if head not in present[layer]]
-        if wrong:
+        absent = sorted(set(row) - set(present[layer]))
+        if absent:
             raise SurgeryError(
-                f"--mask {path}: {tower} layer {layer} has no head {wrong[0]} (present: {list(present[layer])})"
+                f"--mask {path}: {tower} layer {layer} has no head {absent[0]} (present: {list(present[layer])})"
             )
     return tuple(tuple(sorted(set(row))) for row in rows)

@@ -149,7 +149,7 @@ class Score(_Record):
 
     @model_validator(mode="after")
     def _says_something(self) -> Score:
-        if self.values is None and self.order is None:
+        if self.values == {} or (self.values is None and self.order is None):
             raise ValueError("a score needs values or an order")
         if self.trace is not None and len(self.trace) != len(self.order or ()):
             raise ValueError(
