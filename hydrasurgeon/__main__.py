@@ -1,6 +1,21 @@
-"""`python -m hydrasurgeon`, also under torchrun and accelerate launch."""
+"""`hydrasurgeon` and `python -m hydrasurgeon`, also under torchrun and accelerate launch."""
 
-from hydrasurgeon.cli.app import main
+import sys
+
+from hydrasurgeon.cli.signals import ended
+
+
+def command() -> int:
+    # A signal may come while the commands are imported, too.
+    from hydrasurgeon.cli.app import main
+
+    return main()
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(ended(command))
+
 
 if __name__ == "__main__":
     main()

@@ -92,17 +92,15 @@ def _misused(first: str, error: Any) -> UsageError:
     )
 
 
-def main() -> Any:
-    """The console script."""
+def main() -> int:
+    """The command that this process was started with; its exit code."""
     from hydrasurgeon import render
 
     try:
         render.prepare_streams()
         code = run(sys.argv[1:])
         render.finish_streams()
-    except KeyboardInterrupt:
-        code = 130
     except HydraError as error:  # of the streams themselves
         render.failed(error)
         code = error.exit_code
-    sys.exit(code)
+    return code

@@ -1,0 +1,35 @@
+"""Signals end a command as a shell expects: what was half done is cleaned up, and the code is 128 + the signal's number."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+__all__ = ["ended"]
+
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # fmt: skip
+
+_RECEIVED: list[int] = []
+
+
+def ended(command: Callable[[], int]) -> int:
+    """The exit code of `command`, which a signal may end at any moment."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background job of a script
+            signal.signal(number, _end)
+    try:
+        code = command()
+    except BaseException:
+        if not _RECEIVED:
+            raise
+        code = 1  # libraries turn an interruption into errors of their own
+    return 128 + _RECEIVED[0] if code and _RECEIVED else code
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _RECEIVED.append(number)
+    # Others do not disturb the cleaning up; the same one again ends it at once.
+    for each in ENDING:
+        signal.signal(each, signal.SIG_DFL if each == number else signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
