@@ -81,6 +81,15 @@ def test_the_demo_tells_its_story(folder: Path) -> None:
     assert ensemble["diversity"]["mi"] > hydra["diversity"]["mi"] > 0
 
 
+@pytest.mark.slow
+def test_the_demos_hydra_is_made_again_to_the_same_bytes(folder: Path) -> None:
+    done = shell("hydrasurgeon replay hydra.safetensors --from .", folder)
+    assert done.returncode == 0, done.stderr
+    assert "hydra.safetensors, manifest: identical, and so are the files" in done.stdout
+    proven = shell("hydrasurgeon verify hydra --parents .", folder)
+    assert proven.returncode == 0, proven.stdout
+
+
 def test_the_readmes_commands_run(folder: Path) -> None:
     """Each bash block after the first two (make, pip), in the demo's folder, in order."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

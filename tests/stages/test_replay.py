@@ -21,7 +21,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, OutputError
-from hydrasurgeon.files.tensors import Planned
+from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.stages.replay import Replay, replay
 from hydrasurgeon.tuning.start import fresh
 
@@ -85,7 +85,8 @@ def test_the_demos_pipeline_comes_out_the_same(made: Callable[..., Path]) -> Non
     assert sorted(p.name for p in source.iterdir()) == ["data.npz", "vit.safetensors"]
 
 
-def test_the_script_makes_the_same_files(made: Callable[..., Path]) -> None:
+@pytest.mark.slow
+def test_the_pipelines_script_makes_the_same_files(made: Callable[..., Path]) -> None:
     folder = made(*PIPELINE)
     source = only(folder, "vit.safetensors", "data.npz")
     text = replay(folder / "hydra.safetensors", folder=source, dry_run=True).script
@@ -146,7 +147,7 @@ def test_the_script_writes_a_mask_that_is_gone(made: Callable[..., Path]) -> Non
     assert (place / "out.safetensors").read_bytes() == (folder / "out.safetensors").read_bytes()
 
 
-def test_names_that_need_quoting(made: Callable[..., Path]) -> None:
+def test_a_script_with_names_that_need_quoting(made: Callable[..., Path]) -> None:
     folder = made()
     shutil.move(folder / "vit.safetensors", folder / "it's $(a) vit.safetensors")
     shutil.move(folder / "data.npz", folder / "my `data`.npz")
@@ -245,9 +246,8 @@ def test_from_random_weights(made: Callable[..., Path], tmp_path: Path) -> None:
 def forge(path: Path, out: Path, **changes: object) -> Path:
     """The same weights under another manifest."""
     opened = open_checkpoint(path)
-    digests = opened.digests()
     planned = [
-        Planned(n, i.dtype, i.shape, lambda n=n: (opened.tensors.read(n), digests[n]))
+        Planned(n, i.dtype, i.shape, lambda n=n: whole(opened.tensors.read(n)))
         for n, i in opened.tensors.items()
     ]
     save(out, planned, lambda sha: rewritten(opened.manifest, weights_sha256=sha, **changes))
