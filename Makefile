@@ -31,7 +31,7 @@ test: $(STAMP)  ## the tests, without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 $(ARGS)
 
 test-slow: $(STAMP)  ## the slow tests
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 COUNT ?= 20000
 OUT ?=
@@ -47,7 +47,7 @@ lint: $(STAMP)  ## check format, lint, and that imports fall
 types: $(STAMP)  ## strict types
 	$(BIN)/mypy
 
-check: lint types test  ## what CI runs
+check: lint types test  ## what to run before a commit
 
 bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,18 +51,6 @@ def bare(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
-
-
-@pytest.fixture
-def free_port() -> Callable[[], str]:
-    """A port that processes of torchrun can meet at."""
-
-    def find() -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return str(probe.getsockname()[1])
-
-    return find
 
 
 @pytest.fixture

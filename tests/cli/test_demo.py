@@ -68,6 +68,7 @@ def test_the_demo_data() -> None:
     assert sum(f.stat().st_size for f in Path(str(DEMO)).iterdir()) <= 8_000_000
 
 
+@pytest.mark.slow
 def test_the_demo_tells_its_story(folder: Path) -> None:
     report = json.loads((folder / "results.json").read_text())
     single, member, hydra, ensemble = report["results"]
@@ -90,6 +91,7 @@ def test_the_demos_hydra_is_made_again_to_the_same_bytes(folder: Path) -> None:
     assert proven.returncode == 0, proven.stdout
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_run(folder: Path) -> None:
     """Each bash block after the first two (make, pip), in the demo's folder, in order."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -104,6 +106,7 @@ def test_the_readmes_commands_run(folder: Path) -> None:
         assert done.returncode == 0, f"{block}\n{done.stderr}"
 
 
+@pytest.mark.slow
 def test_the_readmes_python_runs(folder: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
@@ -118,6 +121,7 @@ def test_the_readmes_python_runs(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_examples_run(folder: Path) -> None:
     line = f"{ROOT}/examples/pipeline.sh backbone.safetensors demo:val demo:val demo:test out"
     done = shell(line, folder)

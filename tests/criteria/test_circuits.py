@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from two_processes import in_two_processes
 
 import hydrasurgeon as hs
 from hydrasurgeon.criteria.circuits.objective import Objective, Predictions, margins, odds
@@ -273,33 +270,18 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
         hs.score(path, data=data, **options)
 
 
-@pytest.mark.parametrize("search", ["exact", "fast", pytest.param("naive", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["exact", "fast", "naive"])
 def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str) -> None:
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     path, data, ood = tiny(), images(rows=rows), images("ood.npz", rows=rows, seed=5)
     alone = searched(path, search, data=data, ood=[ood], remove=5, batch_size=7)
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(),
-        "-m", "hydrasurgeon", "score", str(path), "--method", "circuit", "--data", data, "--ood", ood,
+    printed = json.loads(in_two_processes(
+        "score", str(path), "--method", "circuit", "--data", data, "--ood", ood,
         "--remove", "5", "--search", search, "--batch-size", "7", "--device", "cpu", "--json",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)  # one process speaks
+    ))  # one process speaks  # fmt: skip
     assert [tuple(head) for head in printed["score"]["order"]] == list(alone)
     assert read_manifest(sidecar(path)).scores["circuit-avg"].order == alone
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def test_members_from_circuits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:

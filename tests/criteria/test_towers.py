@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
+from two_processes import in_two_processes
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
@@ -239,19 +236,13 @@ def test_a_killed_search_ends_with_the_same_bytes(
     assert hs.score(tmp_path / "cut", **options).result == whole
 
 
-def test_two_processes_find_the_same_order(
-    clip: Path, sets: dict[str, Any], free_port: Callable[[], str]
-) -> None:
+@pytest.mark.slow
+def test_two_processes_find_the_same_order(clip: Path, sets: dict[str, Any]) -> None:
     alone = hs.score(clip, method="circuit", remove=5, **sets).result
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(),
-        "-m", "hydrasurgeon", "score", str(clip), "--method", "circuit", "--data", sets["data"], "--ood", sets["ood"][0],
+    printed = json.loads(in_two_processes(
+        "score", str(clip), "--method", "circuit", "--data", sets["data"], "--ood", sets["ood"][0],
         "--remove", "5", "--batch-size", "7", "--device", "cpu", "--json",
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
+    ))  # fmt: skip
     assert [tuple(head) for head in printed["score"]["order"]] == list(alone.order or ())
     assert read_manifest(clip / "heads.json").scores["circuit-avg"].trace == alone.trace
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,12 +128,10 @@ HYDRA: dict[str, tuple[Change, str]] = {
 
 
 def refused(text: str | bytes, message: str) -> None:
-    start = time.monotonic()
     with pytest.raises(ManifestError, match=message) as error:
         parse_manifest(text, "x.heads.json")
     assert error.value.message.startswith("x.heads.json: ")
     assert len(error.value.message) < 500
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("what", MEMBER)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import subprocess
-import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_families import CLIP, write_clip
 from torch.nn.functional import normalize
+from two_processes import in_two_processes
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -227,23 +224,18 @@ def test_an_interrupted_run_ends_with_the_same_bits(clip: Path, pairs: str, tmp_
     assert cut.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_two_processes_train_like_one(
-    clip: Path, pairs: str, tmp_path: Path, free_port: Callable[[], str]
-) -> None:
+@pytest.mark.slow
+def test_two_processes_train_like_one(clip: Path, pairs: str, tmp_path: Path) -> None:
     """Features are gathered: two processes contrast what one does with twice the batch."""
     one = hs.finetune(
         clip, data=pairs, recipe="lit", set=PLAIN | {"batch_size": "4", "accumulate": "2"}, device="cpu",
         out=tmp_path / "one.safetensors",
     )  # fmt: skip
     sets = [p for k, v in (PLAIN | {"batch_size": "2", "accumulate": "2"}).items() for p in ("--set", f"{k}={v}")]  # fmt: skip
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(),
-        "-m", "hydrasurgeon", "finetune", str(clip), "--data", pairs, "--recipe", "lit", *sets, "--device", "cpu",
+    in_two_processes(
+        "finetune", str(clip), "--data", pairs, "--recipe", "lit", *sets, "--device", "cpu",
         "-o", str(tmp_path / "two.safetensors"),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
+    )  # fmt: skip
     found = weights(tmp_path / "two.safetensors")
     before = weights(clip)
     for name, tensor in weights(one.path).items():

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from two_processes import in_two_processes
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import DataError, UsageError
@@ -235,6 +233,7 @@ def test_a_diverging_run_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> No
     assert not (tmp_path / "t.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """Two gloo processes with half the batch each follow one process with the whole batch."""
     path, spec = tiny(), images()
@@ -259,37 +258,11 @@ def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) 
         for key, value in (plain | {"batch_size": "4"}).items()
         for part in ("--set", f"{key}={value}")
     ]
-    line = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        "29533",
-        "-m",
-        "hydrasurgeon",
-        "finetune",
-    ]
-    arguments = [
-        str(path),
-        "--data",
-        spec,
-        "--recipe",
-        "demo",
-        *sets,
-        "--device",
-        "cpu",
-        "-o",
-        str(tmp_path / "two.safetensors"),
-    ]
-    done = subprocess.run(
-        [sys.executable, *line, *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("two.safetensors: 10 steps") == 1  # only one process speaks
+    printed = in_two_processes(
+        "finetune", str(path), "--data", spec, "--recipe", "demo", *sets, "--device", "cpu",
+        "-o", str(tmp_path / "two.safetensors"),
+    )  # fmt: skip
+    assert printed.count("two.safetensors: 10 steps") == 1  # only one process speaks
     for name, tensor in load_file(one.path).items():
         torch.testing.assert_close(
             load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6

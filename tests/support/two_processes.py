@@ -1,0 +1,20 @@
+"""One command in two processes, as torchrun starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def in_two_processes(*words: str) -> str:
+    """What `hydrasurgeon …` prints; both meet at a port that nothing else uses."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydrasurgeon"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *launch, *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
