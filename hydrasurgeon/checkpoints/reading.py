@@ -142,10 +142,9 @@ def _recorded(
             f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors"
         )
     family = backend(model.family)
+    family.check(model, manifest.towers, str(path))
     companions = _companions(path, content.files, model.family)
-    wrong = family.check_files(model, companions)
-    if wrong is not None:
-        raise ManifestError(f"{path}: {wrong}", hint="Restore the matching files.")
+    family.check_files(model, companions, str(path))
     names = family.names(model, tensors) if manifest.kind != "hydra" else None
     if names is not None:
         tensors = Tensors(content.files, names)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from hydrasurgeon.errors import CheckpointError
-
-__all__ = ["FILES", "Tokenize"]
-
-FILES = frozenset({
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.txt", "vocab.json", "merges.txt",
-})  # fmt: skip
-"""What a tokenizer may be made of: no other name becomes a path."""
+__all__ = ["Tokenize"]
 
 
 class Tokenize:
@@ -26,9 +16,8 @@ class Tokenize:
 
     kind = "text"
 
-    def __init__(self, files: Mapping[str, str], *, model_type: str, max_length: int) -> None:
-        self.files = dict(files)
-        self.model_type = model_type
+    def __init__(self, load: Callable[[], Any], *, max_length: int) -> None:
+        self.load = load
         self.max_length = max_length
 
     def __call__(self, text: str) -> str:
@@ -48,15 +37,4 @@ class Tokenize:
 
     @cached_property
     def tokenizer(self) -> Any:
-        if not any(name in self.files for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
-            raise CheckpointError(
-                "the checkpoint has no tokenizer, so it cannot read texts",
-                hint="Put tokenizer.json (or vocab.txt) beside its config.json.",
-            )
-        from transformers import AutoTokenizer
-
-        with tempfile.TemporaryDirectory() as folder:
-            for name in FILES.intersection(self.files):
-                (Path(folder) / name).write_text(self.files[name], encoding="utf-8")
-            (Path(folder) / "config.json").write_text(f'{{"model_type": "{self.model_type}"}}')
-            return AutoTokenizer.from_pretrained(folder)
+        return self.load()

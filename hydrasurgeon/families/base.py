@@ -72,8 +72,8 @@ class Backend(Protocol):
         """The files in a directory that live data needs (a tokenizer's): they travel with the checkpoint."""
         ...
 
-    def check_files(self, model: Model, files: Mapping[str, str]) -> str | None:
-        """None, or why these companions are not the ones the manifest speaks of."""
+    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
+        """CheckpointError for companions that are not the ones the manifest speaks of, or say what they may not."""
         ...
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str] | None:

@@ -14,9 +14,9 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.checkpoints.writing import texts_beside
-from hydrasurgeon.data.texts import FILES, Tokenize
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import backend
+from hydrasurgeon.families.hf_encoder.tokenizer import load_tokenizer
 from hydrasurgeon.files.manifest import Manifest
 
 FOREIGN = (
@@ -111,33 +111,23 @@ def test_names_of_ours_are_on_no_familys_list(tmp_path: Path) -> None:
 
 
 def test_the_tokenizers_folder_takes_its_own_names_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transformers
 
-    seen: list[list[str]] = []
-    monkeypatch.setattr(
-        transformers.AutoTokenizer,
-        "from_pretrained",
-        lambda folder: seen.append(sorted(p.name for p in Path(folder).iterdir())),
-    )
+    stock = transformers.AutoTokenizer.from_pretrained
+    seen: list[str] = []
+
+    def watched(folder: str, **options: object) -> object:
+        seen.extend(sorted(p.name for p in Path(folder).iterdir()))
+        return stock(folder, **options)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", watched)
     victim = tmp_path / "victim"
-    files = {
-        "vocab.txt": "a",
-        str(victim): "attack",
-        "../victim": "attack",
-        "config.json": "attack",
-    }
-    _ = Tokenize(files, model_type="bert", max_length=8).tokenizer
-    assert seen == [["config.json", "vocab.txt"]]
+    attack = dict.fromkeys((str(victim), "../victim", "config.json", "x.py"), "attack")
+    _ = load_tokenizer({**open_checkpoint(bert).files, **attack}, "bert", 100)
+    assert seen == ["config.json", "tokenizer.json", "tokenizer_config.json"]
     assert not victim.exists()
-
-
-def test_both_lists_of_tokenizer_files_agree() -> None:
-    companions = backend("transformers").companions
-    fast = set(companions({*FILES, "preprocessor_config.json"}))
-    slow = set(companions({*FILES, "preprocessor_config.json"} - {"tokenizer.json"}))
-    assert fast | slow == FILES | {"preprocessor_config.json"}
 
 
 def test_a_manifests_own_companions_travel(bert: Path, tmp_path: Path) -> None:

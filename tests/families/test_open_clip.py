@@ -21,6 +21,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, DataError, HydraError, SurgeryError, UsageError
 from hydrasurgeon.families import backend
+from hydrasurgeon.families.open_clip.configs import stock_config
 from hydrasurgeon.families.open_clip.family import tensor_shapes
 from hydrasurgeon.runtime.hydra import Hydra
 
@@ -122,7 +123,9 @@ def test_every_variant_is_read_and_runs_alike(tmp_path: Path, changes: dict[str,
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
     write_clip(tmp_path / "c", config=config)
     theirs = stock(tmp_path / "c")
-    assert tensor_shapes(config) == {n: tuple(p.shape) for n, p in theirs.state_dict().items()}
+    assert tensor_shapes(stock_config(config, "x")) == {
+        n: tuple(p.shape) for n, p in theirs.state_dict().items()
+    }
     height, width = (28, 14) if "image_size" in changes.get("vision_cfg", {}) else (28, 28)
     images = pictures()[..., :height, :width]
     read = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'c'}")
@@ -138,7 +141,7 @@ def test_the_architecture_gets_its_name() -> None:
     import open_clip
 
     config = open_clip.get_model_config("ViT-L-14")
-    shapes = tensor_shapes(config)
+    shapes = tensor_shapes(stock_config(config, "x"))
     assert shapes["visual.transformer.resblocks.23.attn.in_proj_weight"] == (3072, 1024)
     known = backend("open_clip").identify(
         {}, arch=None, config={"model_cfg": config}, files={}, where="x"

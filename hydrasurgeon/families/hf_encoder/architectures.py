@@ -7,14 +7,23 @@ memory (`vit.layers.0.attention.q_proj`), but reads and writes the old names; fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.families.hf_encoder.configs import (
+    Dinov2Config,
+    ElectraConfig,
+    Encoder,
+    ImageEncoder,
+    MPNetConfig,
+    TextEncoder,
+    TypedTextEncoder,
+    config_of,
+)
+from hydrasurgeon.families.settings import pair, patches
+from hydrasurgeon.files.manifest import Model
 
-__all__ = ["KINDS", "Kind", "canonical", "class_name", "has_pooler", "sizes", "tensor_shapes"]
+__all__ = ["KINDS", "Kind", "canonical", "class_name", "has_pooler", "kind_of", "tensor_shapes"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -38,8 +47,6 @@ class Kind:
     """Linear layers of the classifier with their output: `dim` or `classes`."""
     prenorm: bool = False
     pooler: bool = False
-    keys: Mapping[str, str] | None = None
-    """Where this type's config.json uses its own words."""
 
 
 def _bert(prefix: str, name: str, *, deep: bool) -> Kind:
@@ -74,8 +81,6 @@ KINDS: dict[str, Kind] = {
         "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
         ("ffn.lin1", "ffn.lin2"), ("sa_layer_norm", "output_layer_norm"),
         (("pre_classifier", "dim"), ("classifier", "classes")),
-        keys={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
-              "intermediate_size": "hidden_dim"},
     ),
     "mpnet": Kind(
         "mpnet", "text", ("MPNetForSequenceClassification",), "encoder.layer.{}",
@@ -93,39 +98,19 @@ KINDS: dict[str, Kind] = {
     ),
 }  # fmt: skip
 
-# What transformers assumes where config.json is silent.
-DEFAULTS: dict[str, Any] = {
-    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-    "max_position_embeddings": 512, "type_vocab_size": 2, "vocab_size": 30522, "image_size": 224,
-    "patch_size": 16, "num_channels": 3, "mlp_ratio": 4, "qkv_bias": True, "use_mask_token": True,
-    "relative_attention_num_buckets": 32,
-}  # fmt: skip
-OWN_DEFAULTS: dict[str, dict[str, Any]] = {
-    "distilbert": {"n_layers": 6},
-    "electra": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
-    "roberta": {"vocab_size": 50265},
-    "mpnet": {"vocab_size": 30527},
-    "dinov2": {"patch_size": 14},
-}  # fmt: skip
 
-
-def sizes(config: Mapping[str, Any], key: str) -> Any:
-    """One number of config.json under its common name, or transformers' default."""
-    kind = str(config["model_type"])
-    own = (KINDS[kind].keys or {}).get(key, key)
-    if config.get(own) is not None:
-        return config[own]
-    return OWN_DEFAULTS.get(kind, {}).get(own, DEFAULTS.get(key))
+def kind_of(config: Encoder) -> Kind:
+    return KINDS[config.model_type]
 
 
 def class_name(model: Model) -> str:
     """The table's own spelling of a model's class: the only one that may reach code or an attribute's name."""
-    classes = KINDS[model.config["model_type"]].classes
+    classes = kind_of(config_of(model)).classes
     return classes[classes.index(model.arch)]
 
 
-def has_pooler(config: Mapping[str, Any]) -> bool:
-    return KINDS[str(config["model_type"])].pooler and config.get("add_pooling_layer", True)
+def has_pooler(config: Encoder) -> bool:
+    return kind_of(config).pooler and config.add_pooling_layer
 
 
 def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
@@ -145,17 +130,15 @@ def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def tensor_shapes(config: Mapping[str, Any], arch: str, classes: int) -> Shapes:
+def tensor_shapes(config: Encoder, arch: str, classes: int) -> Shapes:
     """All tensors of an unpruned classifier; without a classifier where there are no classes."""
-    kind = KINDS[str(config["model_type"])]
-    shapes: Shapes = {}
-    for name, shape in _embeddings(config):
-        shapes[f"{kind.prefix}.{name}"] = shape
-    for layer in range(sizes(config, "num_hidden_layers")):
+    kind, dim = kind_of(config), config.hidden_size
+    embeddings = _pictures(config) if isinstance(config, ImageEncoder) else _words(config)
+    shapes = {f"{kind.prefix}.{name}": shape for name, shape in embeddings}
+    one = dict(_layer(config, kind))
+    for layer in range(config.num_hidden_layers):
         place = f"{kind.prefix}.{kind.layer.format(layer)}"
-        for name, shape in _layer(config, kind):
-            shapes[f"{place}.{name}"] = shape
-    dim = sizes(config, "hidden_size")
+        shapes |= {f"{place}.{name}": shape for name, shape in one.items()}
     if kind.tower == "vision":
         shapes |= dict(_norm(f"{kind.prefix}.layernorm", dim))
     if has_pooler(config):
@@ -165,7 +148,7 @@ def tensor_shapes(config: Mapping[str, Any], arch: str, classes: int) -> Shapes:
     linears = kind.classifier
     if arch.endswith("WithTeacher"):
         linears = (("cls_classifier", "classes"), ("distillation_classifier", "classes"))
-    into = 2 * dim if config["model_type"] == "dinov2" else dim
+    into = 2 * dim if isinstance(config, Dinov2Config) else dim
     for name, out in linears:
         shapes |= dict(_linear(name, classes if out == "classes" else dim, into))
     return shapes
@@ -185,52 +168,50 @@ def _norm(name: str, dim: int) -> Named:
     yield f"{name}.bias", (dim,)
 
 
-def _embeddings(config: Mapping[str, Any]) -> Named:
-    kind, dim = str(config["model_type"]), sizes(config, "hidden_size")
-    if KINDS[kind].tower == "vision":
-        patch, image = _pair(sizes(config, "patch_size")), _pair(sizes(config, "image_size"))
-        yield "embeddings.cls_token", (1, 1, dim)
-        if kind == "deit":
-            yield "embeddings.distillation_token", (1, 1, dim)
-        if kind == "dinov2" and sizes(config, "use_mask_token"):
-            yield "embeddings.mask_token", (1, dim)
-        tokens = (image[0] // patch[0]) * (image[1] // patch[1]) + (2 if kind == "deit" else 1)
-        yield "embeddings.position_embeddings", (1, tokens, dim)
-        projection = "embeddings.patch_embeddings.projection"
-        yield f"{projection}.weight", (dim, sizes(config, "num_channels"), *patch)
-        yield f"{projection}.bias", (dim,)
-        return
-    width = sizes(config, "embedding_size") if kind == "electra" else dim
-    yield "embeddings.word_embeddings.weight", (sizes(config, "vocab_size"), width)
-    yield "embeddings.position_embeddings.weight", (sizes(config, "max_position_embeddings"), width)
-    if kind in ("bert", "roberta", "electra"):
-        yield "embeddings.token_type_embeddings.weight", (sizes(config, "type_vocab_size"), width)
+def _pictures(config: ImageEncoder) -> Named:
+    dim, deit = config.hidden_size, config.model_type == "deit"
+    yield "embeddings.cls_token", (1, 1, dim)
+    if deit:
+        yield "embeddings.distillation_token", (1, 1, dim)
+    if isinstance(config, Dinov2Config) and config.use_mask_token:
+        yield "embeddings.mask_token", (1, dim)
+    tokens = patches(config.image_size, config.patch_size) + (2 if deit else 1)
+    yield "embeddings.position_embeddings", (1, tokens, dim)
+    projection = "embeddings.patch_embeddings.projection"
+    yield f"{projection}.weight", (dim, config.num_channels, *pair(config.patch_size))
+    yield f"{projection}.bias", (dim,)
+
+
+def _words(config: Encoder) -> Named:
+    assert isinstance(config, TextEncoder)
+    dim = config.hidden_size
+    width = config.embedding_size if isinstance(config, ElectraConfig) else dim
+    yield "embeddings.word_embeddings.weight", (config.vocab_size, width)
+    yield "embeddings.position_embeddings.weight", (config.max_position_embeddings, width)
+    if isinstance(config, TypedTextEncoder):
+        yield "embeddings.token_type_embeddings.weight", (config.type_vocab_size, width)
     yield from _norm("embeddings.LayerNorm", width)
     if width != dim:
         yield from _linear("embeddings_project", dim, width)
-    if kind == "mpnet":
-        # Fixed by the model's code, whatever the config says: one column for each head of every layer.
-        buckets = sizes(config, "relative_attention_num_buckets")
-        heads = sizes(config, "num_attention_heads")
-        yield "encoder.relative_attention_bias.weight", (buckets, heads)
+    if isinstance(config, MPNetConfig):
+        # One column for each head of every layer.
+        table = (config.relative_attention_num_buckets, config.num_attention_heads)
+        yield "encoder.relative_attention_bias.weight", table
 
 
-def _layer(config: Mapping[str, Any], kind: Kind) -> Named:
-    dim = sizes(config, "hidden_size")
-    bias = bool(sizes(config, "qkv_bias")) if kind.tower == "vision" else True
+def _layer(config: Encoder, kind: Kind) -> Named:
+    dim = config.hidden_size
+    bias = config.qkv_bias if isinstance(config, ImageEncoder) else True
     for name in (kind.q, kind.k, kind.v):
         yield from _linear(name, dim, dim, bias)
     yield from _linear(kind.out, dim, dim)
-    dinov2 = config["model_type"] == "dinov2"
-    inner = int(dim * sizes(config, "mlp_ratio")) if dinov2 else sizes(config, "intermediate_size")
+    inner = config.intermediate_size
+    if isinstance(config, Dinov2Config):
+        inner = dim * config.mlp_ratio
     yield from _linear(kind.mlp[0], inner, dim)
     yield from _linear(kind.mlp[1], dim, inner)
     for norm in kind.norms:
         yield from _norm(norm, dim)
-    if dinov2:
+    if isinstance(config, Dinov2Config):
         yield "layer_scale1.lambda1", (dim,)
         yield "layer_scale2.lambda1", (dim,)
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])

@@ -26,8 +26,9 @@ class PrunedModel(Base):  # type: ignore[misc]
     """The library's classifier with the heads that config.json lists."""
 
     def __init__(self, config: Any) -> None:
+        (rows,) = listed(config)
         super().__init__(config)
-        for layer, row in zip(encoder_layers(self), config.hydrasurgeon["kept"], strict=True):
+        for layer, row in zip(encoder_layers(self), rows, strict=True):
             shrink(attention_site(layer), row)
 
 
@@ -61,15 +62,20 @@ class HydraModel(transformers.PreTrainedModel):
         }
         config = config or transformers.AutoConfig.from_pretrained(path, **hub)
         file = str(cached_file(path, "model.safetensors", **hub))
-        told = config.hydrasurgeon
+        kepts, cut = listed(config), head_tensors(config)
         members = []
-        for number, kept in enumerate(told["members"]):
+        for number, kept in enumerate(kepts):
             own = copy.deepcopy(config)
             own.hydrasurgeon = {"kept": kept}
-            weights = member_weights(file, number, told)
-            members.append(
-                PrunedModel.from_pretrained(None, config=own, state_dict=weights, **wanted)
+            weights = member_weights(file, number, kepts, cut, head_dim(config))
+            member, loaded = PrunedModel.from_pretrained(
+                None, config=own, state_dict=weights, output_loading_info=True, **wanted
             )
+            if loaded["missing_keys"]:
+                raise ValueError(
+                    f"{file}: member {number} lacks {sorted(loaded['missing_keys'])[0]}"
+                )
+            members.append(member)
         share_equal(members)
         model = cls(config, members)
         model.name_or_path = str(path)
@@ -97,14 +103,55 @@ class HydraModel(transformers.PreTrainedModel):
 PrunedModel.__name__ = HydraModel.__name__ = ARCH
 
 
-def member_weights(file: str, number: int, told: Mapping[str, Any]) -> dict[str, Tensor]:
+# More members than anyone fused: each is a model of its own here.
+MAX_MEMBERS = 256
+
+
+def listed(config: Any) -> list[list[list[int]]]:
+    """The heads that every layer of every member keeps; a wrong list would run other heads than it says."""
+    told = getattr(config, "hydrasurgeon", None)
+    if not isinstance(told, dict) or not ("kept" in told or "members" in told):
+        raise ValueError("config.json: hydrasurgeon: lists no heads")
+    members = told["members"] if "members" in told else [told["kept"]]
+    if not isinstance(members, list | tuple) or not 1 <= len(members) <= MAX_MEMBERS:
+        raise ValueError("config.json: hydrasurgeon.members: is no list of members")
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    for number, rows in enumerate(members):
+        at = f"config.json: hydrasurgeon: member {number}"
+        if not isinstance(rows, list | tuple) or len(rows) != layers:
+            raise ValueError(f"{at}: does not list heads for each of {layers} layers")
+        for layer, row in enumerate(rows):
+            numbers = isinstance(row, list | tuple) and all(type(head) is int for head in row)
+            if not numbers or list(row) != sorted(set(row) & set(range(heads))):
+                raise ValueError(f"{at}, layer {layer}: is no sorted list of heads below {heads}")
+    return [[list(row) for row in rows] for rows in members]
+
+
+def head_dim(config: Any) -> int:
+    dim: int = config.hidden_size // config.num_attention_heads
+    return dim
+
+
+def head_tensors(config: Any) -> dict[str, int]:
+    """Names of the tensors that hold heads, `{}` for the layer, and the axis along which they lie."""
+    told = config.hydrasurgeon.get("head_tensors")
+    fine = isinstance(told, dict) and all(name.count("{}") == 1 and axis in (0, 1) for name, axis in told.items())  # fmt: skip
+    if not fine:
+        raise ValueError("config.json: hydrasurgeon.head_tensors: is no table of names and axes")
+    return dict(told)
+
+
+def member_weights(
+    file: str, number: int, kepts: Sequence[Sequence[Sequence[int]]], cut: Mapping[str, int], head_dim: int
+) -> dict[str, Tensor]:  # fmt: skip
     """A member's tensors: its own, the shared ones, and its heads of those that hold a union of heads."""
-    union = [sorted(set().union(*rows)) for rows in zip(*told["members"], strict=True)]
-    cuts: dict[str, tuple[list[int], int]] = {}
-    for layer, row in enumerate(told["members"][number]):
+    union = [sorted(set().union(*rows)) for rows in zip(*kepts, strict=True)]
+    cuts: dict[str, tuple[list[int], int, int]] = {}
+    for layer, row in enumerate(kepts[number]):
         at = [union[layer].index(head) for head in row]
         if len(at) < len(union[layer]):
-            cuts |= {name.format(layer): (at, axis) for name, axis in told["head_tensors"].items()}
+            for name, axis in cut.items():
+                cuts[name.replace("{}", str(layer))] = (at, axis, len(union[layer]))
     prefix = f"members.{number}."
     found = {}
     with safe_open(file, framework="pt") as stored:
@@ -116,8 +163,10 @@ def member_weights(file: str, number: int, told: Mapping[str, Any]) -> dict[str,
             elif not name.startswith("members.") and name not in mine:
                 tensor = stored.get_tensor(name)
                 if name in cuts:
-                    at, axis = cuts[name]
-                    heads = tensor.unflatten(axis, (-1, told["head_dim"]))
+                    at, axis, present = cuts[name]
+                    if tensor.shape[axis] != present * head_dim:
+                        raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}")  # fmt: skip
+                    heads = tensor.unflatten(axis, (-1, head_dim))
                     tensor = heads.index_select(axis, torch.tensor(at, dtype=torch.long)).flatten(axis, axis + 1)  # fmt: skip
                 found[name] = tensor.contiguous()
     return found

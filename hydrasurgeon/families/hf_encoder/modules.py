@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
-from hydrasurgeon.families.hf_encoder.architectures import KINDS, class_name, has_pooler
+from hydrasurgeon.families.hf_encoder.architectures import (
+    KINDS,
+    class_name,
+    has_pooler,
+    kind_of,
+)
+from hydrasurgeon.families.hf_encoder.configs import config_of
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
     attention_site,
     encoder_layers,
@@ -50,7 +56,7 @@ class Encoder(DiskNamed):
     def build(cls, model: Model, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
         import transformers
 
-        kind = str(model.config["model_type"])
+        kind = config_of(model).model_type
         with torch.device("cpu" if fresh else "meta"):
             inner = getattr(transformers, class_name(model))(_config(model))
         if not model.num_classes:
@@ -79,9 +85,10 @@ class Encoder(DiskNamed):
 def _config(model: Model) -> Any:
     from transformers import AutoConfig
 
-    given = {k: v for k, v in model.config.items() if k not in ("model_type", "add_pooling_layer")}
+    said = config_of(model).written()
+    said.pop("add_pooling_layer", None)
     labels = dict(enumerate(model.labels or ()))
-    made = AutoConfig.for_model(model.config["model_type"], **given)
+    made = AutoConfig.for_model(said.pop("model_type"), **said)
     made.num_labels = max(1, model.num_classes)
     if labels:
         made.id2label, made.label2id = labels, {label: i for i, label in labels.items()}
@@ -99,8 +106,9 @@ def _behead(inner: Any, model: Model) -> None:
     for name in ("classifier", "pre_classifier", "cls_classifier", "distillation_classifier"):
         if hasattr(inner, name):
             setattr(inner, name, _Features())
-    base = getattr(inner, KINDS[model.config["model_type"]].prefix)
-    if getattr(base, "pooler", None) is not None and not has_pooler(model.config):
+    config = config_of(model)
+    base = getattr(inner, kind_of(config).prefix)
+    if getattr(base, "pooler", None) is not None and not has_pooler(config):
         base.pooler = _Features()
 
 

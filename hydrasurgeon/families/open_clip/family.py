@@ -10,9 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
 from hydrasurgeon.families.base import Identified, Usage
-from hydrasurgeon.families.open_clip.zero_shot import zero_shot
+from hydrasurgeon.families.open_clip.configs import (
+    SUPPORTED,
+    Config,
+    Preprocess,
+    Text,
+    Vision,
+    config_of,
+    stock_config,
+)
+from hydrasurgeon.families.open_clip.zero_shot import check_prompts, zero_shot
+from hydrasurgeon.families.settings import (
+    Images,
+    agree,
+    check_labels,
+    known,
+    pair,
+    parse,
+    patches,
+)
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
 
@@ -25,28 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenCLIP"]
 
-SUPPORTED = (
-    "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
-)
 # What OpenCLIP's own configurations of ViTs are called; only shown, never looked up.
 NAME = re.compile(r"CLIP|ViT-[A-Za-z0-9._-]{1,60}")
 LAYER = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.")
 PREFIX = {"vision": "visual.transformer", "text": "transformer"}
-PARTS = ("embed_dim", "vision_cfg", "text_cfg")
-OPTIONS = ("quick_gelu", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
-# What a tower's config may not ask for, and how to say it.
-FOREIGN = {
-    "timm_model_name": "a timm model as its image tower",
-    "hf_model_name": "a transformers model as its text tower",
-    "hf_tokenizer_name": "a tokenizer that is not OpenCLIP's own",
-    "attentional_pool": "attentional pooling",
-    "embed_cls": "a class token in its text tower (CoCa)",
-    "output_tokens": "token outputs (CoCa)",
-    **dict.fromkeys(
-        ("block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"),
-        "a custom attention block",
-    ),
-}  # fmt: skip
 COLOURS = {
     "mean": [0.48145466, 0.4578275, 0.40821073],
     "std": [0.26862954, 0.26130258, 0.27577711],
@@ -76,34 +76,41 @@ class OpenCLIP:
                 f"--arch open_clip:{arch}: an OpenCLIP model is known by its open_clip_config.json",
                 hint="Give the directory that holds it and the weights.",
             )
+        where = f"{where}: open_clip_config.json"
         given = (config or {}).get("model_cfg")
-        if not isinstance(given, Mapping) or any(part not in given for part in PARTS):
-            raise CheckpointError(
-                f"{where}: open_clip_config.json has no model_cfg with {', '.join(PARTS)}"
-            )
-        _check(given, where)
-        known = {key: given[key] for key in (*PARTS, *OPTIONS) if key in given}
+        if not isinstance(given, dict):
+            raise CheckpointError(f"{where}: has no model_cfg")
+        read = stock_config(given, where)
         model = Model(
             family="open_clip",
-            arch=_name(known),
-            config=known,
+            arch=_name(read),
+            config=read.written(),
             num_classes=0,
-            preprocess=_preprocess(known, (config or {}).get("preprocess_cfg") or {}, where),
+            preprocess=_preprocess(read, (config or {}).get("preprocess_cfg") or {}, where),
         )
-        return Identified(model, _towers(known, where))
+        return Identified(model, _towers(read))
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         if not NAME.fullmatch(model.arch):
-            raise ManifestError(f"{where}: OpenCLIP calls no model {model.arch!r}", hint=SUPPORTED)
+            raise ManifestError(f"{where}: model.arch: OpenCLIP calls no model {model.arch[:60]!r}", hint=SUPPORTED)  # fmt: skip
+        config = config_of(model, f"{where}: model.config")
+        agree(model, towers, _towers(config), where)
+        check_labels(model, where)
+        check_prompts(model, config.zero_shot, where)
+        at = f"{where}: model.preprocess"
+        images = parse(Images, model.preprocess, at, error=ManifestError)
+        reads = (3, *pair(config.vision_cfg.image_size))
+        if images.input_size != reads:
+            raise ManifestError(f"{at}: input_size: {images.input_size}, the model reads {reads} (image_size)")  # fmt: skip
 
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
         return ()
 
-    def check_files(self, model: Model, files: Mapping[str, str]) -> str | None:
-        return None
+    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
+        assert not files  # there are no companions
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        ours = tensor_shapes(model.config)
+        ours = tensor_shapes(config_of(model))
         return {name: name for name in stored if name in ours}
 
     def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
@@ -115,7 +122,7 @@ class OpenCLIP:
         )
 
     def expected(self, model: Model, towers: Mapping[str, Tower]) -> Mapping[str, tuple[int, ...]]:
-        return tensor_shapes(model.config)
+        return tensor_shapes(config_of(model))
 
     def is_mlp(self, name: str) -> bool:
         return LAYER.match(name) is not None and ".mlp." in name
@@ -144,14 +151,14 @@ class OpenCLIP:
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
-        told = model.preprocess
+        images = parse(Images, model.preprocess, "model.preprocess", error=ManifestError)
         config = {
-            "model_cfg": {key: model.config[key] for key in (*PARTS, *OPTIONS) if key in model.config},
+            "model_cfg": config_of(model).library(),
             "preprocess_cfg": {
-                "mean": told["mean"],
-                "std": told["std"],
-                "interpolation": told["interpolation"],
-                "resize_mode": next(name for name, mode in CROP.items() if mode == told["crop_mode"]),
+                "mean": list(images.mean),
+                "std": list(images.std),
+                "interpolation": images.interpolation,
+                "resize_mode": next(name for name, mode in CROP.items() if mode == images.crop_mode),
             },
         }  # fmt: skip
         return {"open_clip_config.json": json.dumps(config, indent=2) + "\n"}
@@ -191,111 +198,70 @@ class OpenCLIP:
         return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
 
-def _check(config: Mapping[str, Any], where: str) -> None:
-    """SurgeryError for models whose heads lie elsewhere."""
-    found = None
-    if "multimodal_cfg" in config:
-        found = "a text decoder (CoCa)"
-    elif not isinstance(config["vision_cfg"].get("layers", 12), int):
-        found = "a ResNet as its image tower"
-    for part in PARTS[1:]:
-        for key, what in FOREIGN.items():
-            if config[part].get(key) not in (None, False, "default"):
-                found = found or what
-    if found is None and config.get("custom_text"):
-        found = "a text tower of another layout (custom_text)"
-    if found is not None:
-        raise SurgeryError(f"{where}: has {found}, which is not supported", hint=SUPPORTED)
-
-
-def _name(config: Mapping[str, Any]) -> str:
+def _name(config: Config) -> str:
     """What OpenCLIP calls this config; read from its files, without importing it."""
     spec = find_spec("open_clip")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for path in sorted(Path(folder, "model_configs").glob("ViT-*.json")):
-            if json.loads(path.read_text(encoding="utf-8")) == config:
+            if json.loads(path.read_text(encoding="utf-8")) == config.library():
                 return path.stem
     return "CLIP"
 
 
-def _vision(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The image tower's settings, with OpenCLIP's defaults for what the file leaves out."""
-    defaults = {"layers": 12, "width": 768, "head_width": 64, "mlp_ratio": 4.0, "patch_size": 16, "image_size": 224}  # fmt: skip
-    return {**defaults, **config["vision_cfg"]}
-
-
-def _text(config: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0}  # fmt: skip
-    return {**defaults, **config["text_cfg"]}
-
-
-def _towers(config: Mapping[str, Any], where: str) -> dict[str, Tower]:
-    vision, text = _vision(config), _text(config)
+def _towers(config: Config) -> dict[str, Tower]:
     # Inputs run through the first tower; the second one makes the classifier.
-    sizes = {
-        "vision": (vision["layers"], vision["width"] // vision["head_width"], vision["width"]),
-        "text": (text["layers"], text["heads"], text["width"]),
-    }
-    for tower, (_, heads, dim) in sizes.items():
-        if dim % heads:
-            raise CheckpointError(f"{where}: {tower} width {dim} is not a multiple of {heads} heads")  # fmt: skip
     return {
-        tower: Tower(layers=layers, heads=heads, head_dim=dim // heads, dim=dim)
-        for tower, (layers, heads, dim) in sizes.items()
-    }
+        name: Tower(layers=tower.layers, heads=tower.heads, head_dim=tower.width // tower.heads, dim=tower.width)
+        for name, tower in (("vision", config.vision_cfg), ("text", config.text_cfg))
+    }  # fmt: skip
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
-def _preprocess(config: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _preprocess(config: Config, given: object, where: str) -> dict[str, Any]:
     """preprocess_cfg in the words of timm's data configs."""
-    mode = given.get("resize_mode", "shortest")
-    if mode not in CROP:
-        raise CheckpointError(
-            f"{where}: resize_mode {mode!r} is not supported", hint=f"Known: {', '.join(CROP)}."
-        )
-    return {
-        "input_size": [3, *_pair(_vision(config)["image_size"])],
-        "interpolation": given.get("interpolation", "bicubic"),
+    at = f"{where}: preprocess_cfg"
+    if not isinstance(given, dict):
+        raise CheckpointError(f"{at}: is not a record")
+    said = parse(Preprocess, known(Preprocess, given), at)
+    images = {
+        "input_size": [3, *pair(config.vision_cfg.image_size)],
+        "interpolation": said.interpolation or "bicubic",
         "crop_pct": 1.0,
-        "crop_mode": CROP[mode],
-        "mean": list(given.get("mean", COLOURS["mean"])),
-        "std": list(given.get("std", COLOURS["std"])),
+        "crop_mode": CROP[said.resize_mode or "shortest"],
+        "mean": said.mean or COLOURS["mean"],
+        "std": said.std or COLOURS["std"],
     }
+    return parse(Images, images, at).written()
 
 
-def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all weights of the unpruned model."""
-    vision, text, embed = _vision(config), _text(config), int(config["embed_dim"])
-    width, words = int(vision["width"]), int(text["width"])
-    (height, across), (patch_h, patch_w) = _pair(vision["image_size"]), _pair(vision["patch_size"])
-    tokens = (height // patch_h) * (across // patch_w) + 1
-    scalar = (1,) if config.get("nonscalar_logit_scale") else ()
+    vision, text, embed = config.vision_cfg, config.text_cfg, config.embed_dim
+    width, words = vision.width, text.width
+    tokens = patches(vision.image_size, vision.patch_size) + 1
+    scalar = (1,) if config.nonscalar_logit_scale else ()
     shapes: dict[str, tuple[int, ...]] = {
-        "positional_embedding": (int(text["context_length"]), words),
+        "positional_embedding": (text.context_length, words),
         "logit_scale": scalar,
         "visual.class_embedding": (width,),
         "visual.positional_embedding": (tokens, width),
         "visual.proj": (width, embed),
-        "visual.conv1.weight": (width, 3, patch_h, patch_w),
-        "token_embedding.weight": (int(text["vocab_size"]), words),
+        "visual.conv1.weight": (width, 3, *pair(vision.patch_size)),
+        "token_embedding.weight": (text.vocab_size, words),
         **_norm("visual.ln_post", width),
         **_norm("ln_final", words),
     }
-    if config.get("init_logit_bias") is not None:
+    if config.init_logit_bias is not None:
         shapes["logit_bias"] = scalar
-    if not vision.get("no_ln_pre"):
+    if not vision.no_ln_pre:
         shapes |= _norm("visual.ln_pre", width)
-    if text.get("proj_type", "linear") != "none":
+    if text.proj_type != "none":
         shapes |= (
             {"text_projection.weight": (embed, words), "text_projection.bias": (embed,)}
-            if text.get("proj_bias")
+            if text.proj_bias
             else {"text_projection": (words, embed)}
         )
     for prefix, tower in ((PREFIX["vision"], vision), (PREFIX["text"], text)):
-        for layer in range(int(tower["layers"])):
+        for layer in range(tower.layers):
             shapes |= _block(f"{prefix}.resblocks.{layer}", tower)
     return shapes
 
@@ -304,9 +270,8 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-def _block(place: str, tower: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    width = int(tower["width"])
-    hidden = int(width * tower["mlp_ratio"])
+def _block(place: str, tower: Vision | Text) -> dict[str, tuple[int, ...]]:
+    width, hidden = tower.width, int(tower.width * tower.mlp_ratio)
     shapes: dict[str, tuple[int, ...]] = {
         **_norm(f"{place}.ln_1", width),
         f"{place}.attn.in_proj_weight": (3 * width, width),
@@ -319,6 +284,6 @@ def _block(place: str, tower: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         f"{place}.mlp.c_proj.weight": (width, hidden),
         f"{place}.mlp.c_proj.bias": (width,),
     }
-    if tower.get("ls_init_value") is not None:
+    if tower.ls_init_value is not None:
         shapes |= {f"{place}.ls_1.gamma": (width,), f"{place}.ls_2.gamma": (width,)}
     return shapes

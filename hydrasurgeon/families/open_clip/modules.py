@@ -17,6 +17,7 @@ from hydrasurgeon.anatomy.layers import attend
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Prompted, Stack
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.disk_names import DiskNamed
+from hydrasurgeon.families.open_clip.configs import config_of
 from hydrasurgeon.families.open_clip.zero_shot import prompts
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
@@ -84,9 +85,8 @@ class ZeroShot(DiskNamed):
     def build(cls, model: Model, kept: Kept, *, fresh: bool) -> ZeroShot:
         import open_clip
 
-        config = {key: value for key, value in model.config.items() if key != "zero_shot"}
         with torch.device("cpu" if fresh else "meta"):
-            inner: Any = open_clip.CLIP(**config)
+            inner: Any = open_clip.CLIP(**config_of(model).library())
         for tower, stack in (("vision", inner.visual.transformer), ("text", inner.transformer)):
             for layer, (block, row) in enumerate(zip(stack.resblocks, kept[tower], strict=True)):
                 block.attn = HeadAttention(block.attn, tower, layer, row)

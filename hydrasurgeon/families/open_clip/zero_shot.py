@@ -10,10 +10,19 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import ManifestError, UsageError
+from hydrasurgeon.families.open_clip.configs import MAX_PROMPTS, Prompts
 from hydrasurgeon.files.manifest import Model
 
-__all__ = ["is_zero_shot", "prompts", "read_labels", "read_templates", "record_of", "zero_shot"]
+__all__ = [
+    "check_prompts",
+    "is_zero_shot",
+    "prompts",
+    "read_labels",
+    "read_templates",
+    "record_of",
+    "zero_shot",
+]
 
 TEMPLATE = "A photo of a {label}."
 KEY = "zero_shot"
@@ -33,6 +42,25 @@ def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()
     config = {**model.config, KEY: settings}
     changed = {"num_classes": len(labels), "labels": tuple(labels), "config": config}
     return model.model_copy(update=changed)
+
+
+def check_prompts(model: Model, recorded: Prompts | None, where: str) -> None:
+    """ManifestError for classes that no prompts can be made of, or for prompts of others."""
+    if not model.num_classes:
+        return
+    if recorded is None or model.labels is None:
+        raise ManifestError(
+            f"{where}: model.num_classes is {model.num_classes}, without names of classes and templates for them",
+            hint="Give --classes.",
+        )
+    if not all("{label}" in template for template in recorded.templates):
+        raise ManifestError(f"{where}: model.config.zero_shot: a template has no {{label}}")
+    if recorded.sha256 != _sha256(recorded.templates):
+        raise ManifestError(f"{where}: model.config.zero_shot: sha256 is not that of the templates")
+    if len(model.labels) * len(recorded.templates) > MAX_PROMPTS:
+        raise ManifestError(
+            f"{where}: {len(recorded.templates)} templates for {len(model.labels)} classes are more than {MAX_PROMPTS:,} texts"
+        )
 
 
 def prompts(model: Model) -> list[str]:

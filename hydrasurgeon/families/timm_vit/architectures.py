@@ -18,7 +18,17 @@ from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 
-__all__ = ["SUPPORTED", "Architecture", "Match", "fits", "infer", "named", "table", "tensor_shapes"]
+__all__ = [
+    "SUPPORTED",
+    "Architecture",
+    "Match",
+    "fits",
+    "infer",
+    "named",
+    "registered",
+    "table",
+    "tensor_shapes",
+]
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -76,22 +86,36 @@ def table() -> dict[str, Architecture]:
     }
 
 
-def named(name: str) -> Architecture:
-    plain = name.partition(".")[0]  # vit_base_patch16_224.augreg_in21k: the tag names weights
-    if plain in table():
-        return table()[plain]
+# A registered name, and perhaps the tag of its weights: never a path or an address.
+NAME = re.compile(r"([a-z0-9_]+)(\.[a-z0-9_]+)?")
+
+
+def registered(name: str) -> Architecture | None:
+    """The table's row for `vit_base_patch16_224.augreg_in21k`, whatever the tag."""
+    match = NAME.fullmatch(name)
+    return table().get(match[1]) if match else None
+
+
+def named(name: str, where: str = "--arch") -> Architecture:
+    """The registered architecture of this name; what is not registered cannot be pruned."""
+    architecture = registered(name)
+    if architecture is not None:
+        return architecture
+    plain = name[:60].partition(".")[0]
     if RELATIVE.match(plain):
         raise SurgeryError(
-            f"timm:{name} cannot be pruned: it has a table of relative positions in every layer, with a column for each head",
+            f"{where}: timm:{name[:60]} cannot be pruned: it has a table of relative positions in every layer, with a column for each head",
             hint=SUPPORTED,
         )
     near = difflib.get_close_matches(plain, table(), n=3, cutoff=0.75)
     if near:
         raise CheckpointError(
-            f"timm:{name} is not a known architecture", hint=f"Did you mean {', '.join(near)}?"
+            f"{where}: timm:{name[:60]} is not a known architecture",
+            hint=f"Did you mean {', '.join(near)}?",
         )
     raise SurgeryError(
-        f"timm:{name} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED
+        f"{where}: timm:{name[:60]} cannot be pruned: it is not one of timm's VisionTransformers",
+        hint=SUPPORTED,
     )
 
 
@@ -275,8 +299,23 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     return found
 
 
+# How many dimensions the tensors have that tell sizes.
+DIMENSIONS = (
+    (re.compile(r"patch_embed\.proj\.weight"), 4),
+    (re.compile(r"pos_embed"), 3),
+    (re.compile(r"head\.weight|blocks\.\d+\.(attn\.qkv|mlp\.fc1)\.weight"), 2),
+)
+
+
 def _must_look_like_timm(shapes: Shapes, where: str) -> None:
-    if "patch_embed.proj.weight" in shapes and len(shapes["patch_embed.proj.weight"]) == 4:
+    for name, shape in shapes.items():
+        for pattern, dimensions in DIMENSIONS:
+            if pattern.fullmatch(name) and (len(shape) != dimensions or 0 in shape):
+                raise CheckpointError(
+                    f"{where}: {name} is {_x(shape) or 'one number'}, a ViT's has {dimensions} dimensions",
+                    hint=SUPPORTED,
+                )
+    if "patch_embed.proj.weight" in shapes:
         if any(RELATIVE_TABLE in name for name in shapes):
             raise SurgeryError(
                 f"{where}: has tables of relative positions with a column for each head, which are not cut",

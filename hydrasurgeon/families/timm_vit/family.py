@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Identified, Usage
+from hydrasurgeon.families.settings import Images, agree, check_labels, known, parse
 from hydrasurgeon.families.timm_vit.architectures import (
     SUPPORTED,
     Architecture,
     fits,
     infer,
     named,
-    table,
+    registered,
     tensor_shapes,
+)
+from hydrasurgeon.families.timm_vit.arguments import (
+    Asked,
+    Config,
+    Names,
+    check_images,
+    check_whole,
+    recorded,
+    stock_arguments,
 )
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
@@ -37,8 +47,7 @@ import hydrasurgeon, timm
 
 model = timm.create_model("local-dir:DIR", pretrained=True)
 """
-# A registered name, and perhaps the tag of its weights: never a path or an address.
-NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)?")
+PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
@@ -55,71 +64,71 @@ class TimmViT:
         where: str,
     ) -> Identified:
         shapes = {name: info.shape for name, info in tensors.items()}
-        note = None
+        note, preprocess, labels = None, {}, None
         if arch is None and config and "architecture" in config:
-            name = str(config["architecture"])
-            given = dict(config.get("model_args") or {})
-            if "num_classes" in config:
-                given["num_classes"] = config["num_classes"]
-            preprocess = _preprocess(config.get("pretrained_cfg") or {})
-            labels = config.get("label_names") or (config.get("pretrained_cfg") or {}).get(
-                "label_names"
-            )
+            where = f"{where}: config.json"
+            read = parse(Config, known(Config, config), where)
+            name, given = read.architecture, stock_arguments(read, where)
+            pretrained = read.pretrained_cfg or {}
+            preprocess = {key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None}  # fmt: skip
+            labels = read.label_names or parse(Names, known(Names, pretrained), where).label_names
         elif arch is not None:
             name, given = parse_arch(arch)
-            preprocess, labels = {}, None
         else:
-            match = infer(shapes)
+            match = infer(shapes, where)
             name, given = match.architecture.name, dict(match.overrides)
-            preprocess, labels = {}, None
             also = f" (runs like {', '.join(match.alike[:3])})" if match.alike else ""
             note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
-        architecture = named(name)
-        if not architecture.prunable:
-            raise SurgeryError(
-                f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED
-            )
-        head = tensors.get("head.weight")
+        architecture = _prunable(name, where)
         overrides = {
             k: v for k, v in given.items() if architecture.args.get(k) != v and k != "num_classes"
         }
-        num_classes = int(given.get("num_classes") or (head.shape[0] if head else 0))
-        model = Model(
-            family="timm",
-            arch=name,
-            config={"model_args": overrides},
-            num_classes=num_classes,
-            labels=tuple(labels) if labels else None,
-            preprocess={
-                **architecture.preprocess,
-                **_input_size(architecture, overrides),
-                **preprocess,
-            },
-        )
-        difference = fits(
-            architecture,
-            shapes,
-            {**overrides, "num_classes": num_classes},
-        )
+        args = {**architecture.args, **overrides}
+        check_whole(args, where, CheckpointError)
+        head = shapes.get("head.weight", (0,))
+        num_classes = int(given.get("num_classes") or next(iter(head), 0))
+        difference = fits(architecture, shapes, {**overrides, "num_classes": num_classes})
         if difference:
             raise CheckpointError(
                 f"{where}: does not fit timm:{name}: {difference}",
                 hint="Name the right one: --arch timm:NAME[,key=value…].",
             )
+        said = {**architecture.preprocess, **_input_size(architecture, overrides), **preprocess}
+        images = parse(Images, said, f"{where}: pretrained_cfg")
+        check_images(args, images, f"{where}: pretrained_cfg", CheckpointError)
+        model = Model(
+            family="timm",
+            arch=name,
+            config={"model_args": overrides},
+            num_classes=num_classes,
+            # Of the weights that training began with, where it changed the classes.
+            labels=tuple(labels) if labels and len(labels) == num_classes else None,
+            preprocess=images.written(),
+        )
+        check_labels(model, where)
         return Identified(model, towers_of(model), note)
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
-        architecture = table().get(model.arch.partition(".")[0])
-        if not NAME.fullmatch(model.arch) or architecture is None or not architecture.prunable:
+        architecture = registered(model.arch)
+        if architecture is None or not architecture.prunable:
             raise ManifestError(
-                f"{where}: timm has no {model.arch!r} that can be pruned", hint=SUPPORTED
+                f"{where}: model.arch: timm has no {model.arch[:60]!r} that can be pruned",
+                hint=SUPPORTED,
             )
+        args = {**architecture.args, **recorded(model, where, ManifestError)}
+        check_whole(args, f"{where}: model.config", ManifestError)
+        agree(model, towers, towers_of(model), where)
+        check_labels(model, where)
+        at = f"{where}: model.preprocess"
+        check_images(
+            args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError
+        )
 
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
         return ()
 
-    def check_files(self, model: Model, files: Mapping[str, str]) -> str | None:
-        return None
+    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
+        assert not files  # there are no companions
 
     def names(self, model: Model, stored: Iterable[str]) -> None:
         return None
@@ -151,10 +160,10 @@ class TimmViT:
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
-        config = {
+        config: dict[str, Any] = {
             "architecture": model.arch,
             "num_classes": model.num_classes,
-            "model_args": model.config.get("model_args", {}),
+            "model_args": recorded(model, "the manifest", ManifestError),
             "pretrained_cfg": {"num_classes": model.num_classes, **model.preprocess},
         }
         if model.labels:
@@ -163,7 +172,7 @@ class TimmViT:
         if manifest.members is not None or any(len(row) != heads for row in (manifest.kept or {})[TOWER]):  # fmt: skip
             config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
             config["model_args"] = {
-                **model.config.get("model_args", {}),
+                **config["model_args"],
                 "backbone": model.arch,
                 **_heads_per_layer(manifest),
             }
@@ -179,9 +188,12 @@ class TimmViT:
         import torch
 
         with torch.device("cpu" if fresh else "meta"):
-            args = model.config.get("model_args", {})
+            args = recorded(model, "the manifest", ManifestError)
             module: nn.Module = timm.create_model(
-                named(model.arch).name, pretrained=False, num_classes=model.num_classes, **args
+                named(model.arch, "the manifest").name,
+                pretrained=False,
+                num_classes=model.num_classes,
+                **args,
             )
         for block, row in zip(module.blocks, kept[TOWER], strict=True):  # type: ignore[arg-type]
             if len(row) != towers[TOWER].heads:
@@ -258,17 +270,16 @@ def parse_arch(text: str) -> tuple[str, dict[str, Any]]:
             args[key.strip()] = json.loads(value)
         except ValueError:
             args[key.strip()] = value
-    return name, args
+    return name, parse(Asked, args, f"--arch timm:{text}", error=UsageError).written()
 
 
 def fresh_model(arch: str) -> Model:
     """The model that `--arch`-like text describes, for training from scratch."""
     name, given = parse_arch(arch)
-    architecture = named(name)
-    if not architecture.prunable:
-        raise SurgeryError(f"timm:{name} cannot be pruned: {architecture.why}")
+    architecture = _prunable(name, f"timm:{arch}")
     num_classes = int(given.pop("num_classes", architecture.args.get("num_classes", 1000)))
     overrides = {k: v for k, v in given.items() if architecture.args.get(k) != v}
+    check_whole({**architecture.args, **overrides}, f"timm:{arch}", UsageError)
     return Model(
         family="timm",
         arch=name,
@@ -281,15 +292,21 @@ def fresh_model(arch: str) -> Model:
 def towers_of(model: Model) -> dict[str, Tower]:
     args = _args(model)
     dim, heads = int(args["embed_dim"]), int(args["num_heads"])
-    if dim % heads:
-        raise UsageError(
-            f"timm:{model.arch}: embed_dim {dim} is not a multiple of num_heads {heads}"
-        )
     return {TOWER: Tower(layers=int(args["depth"]), heads=heads, head_dim=dim // heads, dim=dim)}
 
 
+def _prunable(name: str, where: str) -> Architecture:
+    architecture = named(name, where)
+    if not architecture.prunable:
+        raise SurgeryError(
+            f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED
+        )
+    return architecture
+
+
 def _args(model: Model) -> dict[str, Any]:
-    return {**named(model.arch).args, **model.config.get("model_args", {})}
+    overrides = recorded(model, "the manifest", ManifestError)
+    return {**named(model.arch, "the manifest").args, **overrides}
 
 
 def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,11 +322,6 @@ def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dic
     if [height, width] != list(size[1:]):
         changed["crop_pct"] = 1.0
     return changed
-
-
-def _preprocess(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
-    return {key: pretrained_cfg[key] for key in keys if pretrained_cfg.get(key) is not None}
 
 
 def _shrink(attn: Any, heads: int) -> None:

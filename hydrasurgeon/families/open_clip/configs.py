@@ -1,0 +1,213 @@
+"""open_clip_config.json as records: what a ViT and OpenCLIP's own text transformer are made of, with its defaults.
+
+Only these fields reach open_clip: no names of models, of tokenizers or of pretrained weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError
+from hydrasurgeon.families.settings import (
+    Chance,
+    Colours,
+    Depth,
+    Epsilon,
+    Heads,
+    Pair,
+    Ratio,
+    Settings,
+    Width,
+    Words,
+    parse,
+    patches,
+)
+from hydrasurgeon.files.manifest import Model
+
+__all__ = [
+    "MAX_PROMPTS",
+    "SUPPORTED",
+    "Config",
+    "Preprocess",
+    "Prompts",
+    "Text",
+    "Vision",
+    "config_of",
+    "stock_config",
+]
+
+SUPPORTED = (
+    "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
+)
+PARTS = ("embed_dim", "vision_cfg", "text_cfg")
+# What a tower's config may not ask for, and how to say it.
+FOREIGN = {
+    "timm_model_name": "a timm model as its image tower",
+    "hf_model_name": "a transformers model as its text tower",
+    "hf_tokenizer_name": "a tokenizer that is not OpenCLIP's own",
+    "tokenizer_kwargs": "a tokenizer with settings of its own",
+    "tokenizer_mode": "a tokenizer with settings of its own",
+    "attentional_pool": "attentional pooling",
+    "embed_cls": "a class token in its text tower (CoCa)",
+    "output_tokens": "token outputs (CoCa)",
+    **dict.fromkeys(
+        ("block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"),
+        "a custom attention block",
+    ),
+}  # fmt: skip
+# What OpenCLIP reads only together with one of them.
+INERT = {
+    "attn_pooler_heads", "attn_pooler_queries", "hf_model_pretrained", "hf_pooler_type", "hf_proj_type", "timm_drop",
+    "timm_drop_path", "timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias",
+}  # fmt: skip
+# A table of who sees whom, one row and one column for each token, is kept as a whole.
+MAX_CONTEXT = 4_096
+# All prompts of all classes run through the text tower: ImageNet-21k with eighty templates has 1.7 million.
+MAX_PROMPTS = 2_000_000
+
+LayerScale = Annotated[float, Field(ge=-1_000, le=1_000)]
+# exp(100) is beyond what a logit could use.
+Logit = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[int, Field(ge=0, le=4_000_000)]
+
+
+class Norm(Settings):
+    eps: Epsilon = 1e-5
+
+
+class Activation(Settings):
+    approximate: Literal["none", "tanh"] = "none"
+
+
+class Vision(Settings):
+    layers: Depth = 12
+    width: Width = 768
+    head_width: Width = 64
+    mlp_ratio: Ratio = 4.0
+    patch_size: Pair = 16
+    image_size: Pair = 224
+    ls_init_value: LayerScale | None = None
+    patch_dropout: Chance = 0.0
+    no_ln_pre: bool = False
+    pos_embed_type: Literal["learnable", "sin_cos_2d"] = "learnable"
+    final_ln_after_pool: bool = False
+    pool_type: Literal["tok", "avg"] = "tok"
+    act_kwargs: Activation | None = None
+    norm_kwargs: Norm | None = None
+
+    @property
+    def heads(self) -> int:
+        return self.width // self.head_width
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.heads or self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
+        patches(self.image_size, self.patch_size)
+        return self
+
+
+class Text(Settings):
+    context_length: Annotated[int, Field(ge=2, le=MAX_CONTEXT)] = 77
+    vocab_size: Words = 49408
+    width: Width = 512
+    heads: Heads = 8
+    layers: Depth = 12
+    mlp_ratio: Ratio = 4.0
+    ls_init_value: LayerScale | None = None
+    pad_id: TokenId = 0
+    eos_id: TokenId = 2
+    no_causal_mask: bool = False
+    final_ln_after_pool: bool = False
+    pool_type: Literal["first", "last", "argmax", "eos"] = "argmax"
+    proj_bias: bool = False
+    proj_type: Literal["linear", "none"] = "linear"
+    act_kwargs: Activation | None = None
+    norm_kwargs: Norm | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
+        return self
+
+
+class Prompts(Settings):
+    """How class names become texts."""
+
+    templates: Annotated[list[Annotated[str, Field(max_length=1_000)]], Field(min_length=1, max_length=10_000)]  # fmt: skip
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Config(Settings):
+    """Both towers and what lies between them; `zero_shot` is ours."""
+
+    embed_dim: Width
+    vision_cfg: Vision
+    text_cfg: Text
+    quick_gelu: bool = False
+    init_logit_scale: Logit = 2.66
+    init_logit_bias: Logit | None = None
+    nonscalar_logit_scale: bool = False
+    zero_shot: Prompts | None = None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.text_cfg.proj_type == "none" and self.text_cfg.width != self.embed_dim:
+            raise ValueError(
+                f"text_cfg.width {self.text_cfg.width} is not projected, and embed_dim is {self.embed_dim}"
+            )
+        if self.quick_gelu and (self.vision_cfg.act_kwargs or self.text_cfg.act_kwargs):
+            raise ValueError("act_kwargs are for GELU, and quick_gelu asks for another")
+        return self
+
+    def library(self) -> dict[str, Any]:
+        """The arguments of open_clip.CLIP."""
+        return {key: value for key, value in self.written().items() if key != "zero_shot"}
+
+
+class Preprocess(Settings):
+    """preprocess_cfg, as far as it is read."""
+
+    mean: Colours | None = None
+    std: Colours | None = None
+    interpolation: Literal["bicubic", "bilinear"] | None = None
+    resize_mode: Literal["shortest", "squash"] | None = None
+
+
+def stock_config(raw: Mapping[str, Any], where: str) -> Config:
+    """The record of a model_cfg as OpenCLIP writes it; SurgeryError for models whose heads lie elsewhere."""
+    for part in PARTS[1:]:
+        if not isinstance(raw.get(part), dict):
+            raise CheckpointError(f"{where}: model_cfg: {part} is missing or no record")
+    _refuse_others(raw, where)
+    # open_clip itself refuses a key that it does not know.
+    said = {key: value for key, value in raw.items() if key not in ("custom_text", "zero_shot")}
+    for part in PARTS[1:]:
+        left_out = {*FOREIGN, *INERT}
+        said[part] = {key: value for key, value in raw[part].items() if key not in left_out}
+    return parse(Config, said, f"{where}: model_cfg")
+
+
+def config_of(model: Model, where: str = "model.config") -> Config:
+    """The record of a manifest's config; ManifestError where it is none."""
+    return parse(Config, model.config, where, error=ManifestError)
+
+
+def _refuse_others(raw: Mapping[str, Any], where: str) -> None:
+    why = None
+    if "multimodal_cfg" in raw:
+        why = "a text decoder (CoCa)"
+    elif isinstance(raw["vision_cfg"].get("layers"), list):
+        why = "a ResNet as its image tower"
+    for part in PARTS[1:]:
+        for key, what in FOREIGN.items():
+            if raw[part].get(key) not in (None, False, "default"):
+                why = why or what
+    if why is None and raw.get("custom_text"):
+        why = "a text tower of another layout (custom_text)"
+    if why is not None:
+        raise SurgeryError(f"{where}: has {why}, which is not supported", hint=SUPPORTED)
