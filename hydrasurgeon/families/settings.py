@@ -15,7 +15,7 @@ from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.files.manifest import Model, Tower
 
 __all__ = [
-    "MAX_WORDS", "Chance", "Channels", "Classes", "Colours", "Depth", "Edge", "Epsilon", "Heads", "Images", "Pair", "Positions", "Ratio",
+    "MAX_WORDS", "Chance", "Channels", "Classes", "Colours", "Depth", "Edge", "Epsilon", "Heads", "Images", "Label", "Pair", "Positions", "Ratio",
     "Settings", "Texts", "Width", "Words", "agree", "check_labels", "known", "pair", "parse", "patches",
 ]  # fmt: skip
 
@@ -58,6 +58,7 @@ Chance = Annotated[int | float, Field(ge=0, lt=1)]
 Epsilon = Annotated[float, Field(gt=0, le=1)]
 # Means and deviations of colours, in pixels of 0 to 1 or of 0 to 255.
 Colours = Annotated[tuple[Annotated[float, Field(ge=-1_000, le=1_000)], ...], Strict(False)]
+Label = Annotated[str, Field(max_length=MAX_LABEL)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -1,16 +1,13 @@
-"""What a hostile or careless hand does to a JSON file: every value replaced, every key taken away or renamed."""
+"""Every single change of a JSON file: each value replaced by each of a list, each key taken away, renamed, doubled."""
 
 from __future__ import annotations
 
 import copy
-import json
 import random
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import strategies as st
-
-__all__ = ["VALUES", "mutated", "mutations", "places", "texts"]
+__all__ = ["VALUES", "mutations", "places", "replaced", "sample", "texts"]
 
 
 def _deep(depth: int) -> Any:
@@ -103,31 +100,3 @@ def sample(value: Any, count: int, seed: int) -> list[tuple[str, Any]]:
     """Some of the mutations, the same for the same seed."""
     every = list(mutations(value))
     return random.Random(seed).sample(every, min(count, len(every)))
-
-
-@st.composite
-def mutated(draw: st.DrawFn, value: Any, most: int = 3) -> Any:
-    """One to `most` changes, by hypothesis's choice."""
-    for _ in range(draw(st.integers(1, most))):
-        place = draw(st.sampled_from(list(places(value))))
-        way = draw(st.sampled_from(("replace", "remove", "rename", "double")))
-        step = place[-1] if place else None
-        if way == "remove" and place:
-            value = removed(value, place)
-        elif way == "rename" and isinstance(step, str):
-            value = renamed(value, place, draw(st.text(max_size=8)))
-        elif way == "double" and isinstance(step, int):
-            value = doubled(value, place)
-        else:
-            value = replaced(value, place, draw(st.sampled_from(VALUES) | _json()))
-    return value
-
-
-def _json() -> st.SearchStrategy[Any]:
-    leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10)
-    return st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=8)  # fmt: skip
-
-
-def written(value: Any) -> str:
-    """The value as JSON, NaN and Infinity as Python writes them."""
-    return json.dumps(value)

@@ -18,6 +18,7 @@ from hydrasurgeon.families.settings import (
     Depth,
     Epsilon,
     Heads,
+    Label,
     Pair,
     Positions,
     Settings,
@@ -59,7 +60,7 @@ class Facts(Settings):
     """What config.json says of a file rather than of an architecture: it follows from the manifest later."""
 
     architectures: list[str] | None = None
-    id2label: dict[str, str | int] | None = None
+    id2label: dict[str, Label | int] | None = None
     problem_type: str | None = None
 
 

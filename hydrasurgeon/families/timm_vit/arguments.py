@@ -18,6 +18,7 @@ from hydrasurgeon.families.settings import (
     Depth,
     Heads,
     Images,
+    Label,
     Pair,
     Ratio,
     Settings,
@@ -100,7 +101,7 @@ class Recorded(Settings):
 class Names(Settings):
     """pretrained_cfg, as far as it names classes."""
 
-    label_names: list[str] | None = None
+    label_names: list[Label] | None = None
 
 
 class Config(Names):

@@ -1,0 +1,403 @@
+"""What a manifest or a library's config may say: typed, bounded, in agreement with itself, and nothing else reaches a library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from mutations import mutations, sample, texts
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_families import CLIP, FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError, UsageError
+from hydrasurgeon.families import backend
+from hydrasurgeon.families.base import Identified
+from hydrasurgeon.files.manifest import Manifest, Model, parse_manifest
+from hydrasurgeon.files.tensors import TensorInfo
+
+T = TypeVar("T")
+KINDS = ("timm ViT", "BERT", "RoBERTa", "DistilBERT", "MPNet", "ViT", "DINOv2", "OpenCLIP")
+
+
+@pytest.fixture(scope="module")
+def stocks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a family, made once; tests only read it."""
+    home = tmp_path_factory.mktemp("stocks")
+
+    def stock(name: str) -> Path:
+        if not (home / name).exists():
+            FAMILIES[name].write(home / name)
+        return home / name
+
+    return stock
+
+
+opened = cache(open_checkpoint)
+
+
+def manifest_of(stock: Path) -> dict[str, Any]:
+    return json.loads(opened(stock).manifest.to_json())
+
+
+def checked(manifest: dict[str, Any], where: str = "m.heads.json") -> Manifest:
+    """Through both boundaries: the manifest's, and the family's."""
+    parsed = parse_manifest(json.dumps(manifest), where)
+    backend(parsed.model.family).check(parsed.model, parsed.towers, where)
+    return parsed
+
+
+def understood(act: Callable[[], T], what: str, names: str) -> T | None:
+    """What `act` returns, or None after a refusal as it should be; whatever else it raises fails the test."""
+    try:
+        return act()
+    except HydraError as error:
+        refused = error
+    assert refused.exit_code in (3, 4), what
+    assert names in refused.message, what
+    return None
+
+
+def changed(value: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A copy with values at dotted places (double underscores) replaced, or taken away by `...`."""
+    value = deepcopy(value)
+    for path, new in changes.items():
+        *steps, last = path.split("__")
+        inner = value
+        for step in steps:
+            inner = inner[step]
+        if new is ...:
+            del inner[last]
+        else:
+            inner[last] = new
+    return value
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_was_recognised_passes(stocks: Callable[[str], Path], name: str) -> None:
+    manifest = manifest_of(stocks(name))
+    assert checked(manifest).model.config == manifest["model"]["config"]
+
+
+CONTRADICTIONS = [
+    ("timm ViT", {"model__config__model_args__num_heads": 2}, r"towers\.vision\.heads is 4, model\.config says 2"),
+    ("timm ViT", {"model__config__model_args__depth": 2}, r"towers\.vision\.layers is 3"),
+    ("timm ViT", {"model__labels": ["a", "b"]}, "names 2 classes, model.num_classes is 3"),
+    ("timm ViT", {"model__labels": ["a", "b", "c" * 2_000]}, "a name of more than"),
+    ("timm ViT", {"model__preprocess__input_size": [1, 28, 28]}, "mean and std must be 1 numbers, one for each channel"),
+    ("timm ViT", {"model__preprocess__input_size": [3, 56, 56]}, "the model reads 3×28×28"),
+    ("timm ViT", {"model__config__model_args__embed_dim": 30}, "embed_dim 30 is not a multiple of num_heads 4"),
+    ("timm ViT", {"model__config__model_args__class_token": False}, "global_pool is token"),
+    ("BERT", {"towers__text__heads": 8, "towers__text__head_dim": 4}, r"towers\.text\.heads is 8, model\.config says 4"),
+    ("BERT", {"model__config__num_attention_heads": 2}, r"towers\.text\.heads is 4"),
+    ("BERT", {"model__config__hidden_size": 30}, "dim 30 is not a multiple of 4 heads"),
+    ("BERT", {"model__config__model_type": "roberta"}, "is no classifier of type 'roberta'"),
+    ("BERT", {"model__arch": "RobertaForSequenceClassification"}, "is no classifier of type 'bert'"),
+    ("BERT", {"model__preprocess__max_length": 33}, "33 tokens, the model has positions for 32"),
+    ("BERT", {"model__config__pad_token_id": 14}, "pad_token_id 14 is none of 14 words"),
+    ("RoBERTa", {"model__preprocess__max_length": 31}, "the model has positions for 30"),
+    ("RoBERTa", {"model__config__pad_token_id": None}, "pad_token_id"),
+    ("DistilBERT", {"model__config__n_heads": 2}, r"towers\.text\.heads is 4"),
+    ("ViT", {"model__preprocess__input_size": [3, 56, 56]}, "the model reads 3×28×28"),
+    ("ViT", {"model__config__patch_size": 56}, "has 0 patches"),
+    ("OpenCLIP", {"towers__text__layers": 4}, r"towers\.text\.layers is 4"),
+    ("OpenCLIP", {"model__config__text_cfg__heads": 2}, r"towers\.text\.heads is 4"),
+    ("OpenCLIP", {"model__labels": ["cat", "dog"]}, "names 2 classes"),
+    ("OpenCLIP", {"model__labels": None}, "without names of classes"),
+    ("OpenCLIP", {"model__config__zero_shot": ...}, "without names of classes and templates"),
+    ("OpenCLIP", {"model__config__zero_shot__templates": ["{label}"]}, "sha256 is not that of the templates"),
+    ("OpenCLIP", {"model__config__zero_shot__templates": ["a photo"]}, "has no {label}"),
+    ("OpenCLIP", {"model__preprocess__input_size": [3, 14, 14]}, "the model reads"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "says"), CONTRADICTIONS)
+def test_a_manifest_that_contradicts_itself_is_refused(
+    stocks: Callable[[str], Path], name: str, changes: dict[str, Any], says: str
+) -> None:
+    manifest = changed(manifest_of(stocks(name)), **changes)
+    for tower, rows in manifest["kept"].items():  # what the manifest's own boundary compares
+        sizes = manifest["towers"][tower]
+        manifest["kept"][tower] = [list(range(sizes["heads"]))] * sizes["layers"]
+        assert rows
+    with pytest.raises(ManifestError, match=says) as refused:
+        checked(manifest)
+    assert "m.heads.json" in refused.value.message
+
+
+def test_opening_asks_the_family(stocks: Callable[[str], Path], tmp_path: Path) -> None:
+    """A model of four heads that says it has two ran with other heads, silently."""
+    path = hs.prune(stocks("timm ViT"), method="magnitude", keep=4, out=tmp_path / "m.safetensors").path  # fmt: skip
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    manifest = changed(json.loads(metadata["hydrasurgeon"]), model__config__model_args__num_heads=2)
+    path.with_suffix(".heads.json").unlink()
+    save_file(load_file(path), path, metadata={**metadata, "hydrasurgeon": json.dumps(manifest)})
+    for use in (open_checkpoint, hs.load, lambda p: hs.prune(p, method="magnitude", keep=1)):
+        with pytest.raises(ManifestError, match=r"towers\.vision\.heads is 4") as refused:
+            use(path)
+        assert str(path) in refused.value.message
+
+
+# What would make a library open a file, ask the hub, or run code; and what is of another type than a size.
+LOADERS = [
+    ("timm ViT", "model_args", {"checkpoint_path": "/tmp/evil.pth"}),
+    ("timm ViT", "model_args", {"pretrained": True}),
+    ("timm ViT", "model_args", {"pretrained_cfg": {"url": "https://evil"}}),
+    ("timm ViT", "model_args", {"cache_dir": "/tmp"}),
+    ("timm ViT", "model_args", {"scriptable": True}),
+    ("BERT", "", {"attn_implementation": "owner/kernel"}),
+    ("BERT", "", {"_attn_implementation": "owner/kernel"}),
+    ("BERT", "", {"quantization_config": {"quant_method": "x"}}),
+    ("BERT", "", {"name_or_path": "owner/model", "_name_or_path": "owner/model"}),
+    ("BERT", "", {"torch_dtype": "float16", "dtype": "float16"}),
+    ("BERT", "", {"trust_remote_code": True}),
+    ("BERT", "", {"experts_implementation": "owner/kernel", "use_kernels": True}),
+    ("ViT", "", {"backbone": "x", "use_timm_backbone": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "place", "extra"), LOADERS)
+def test_what_makes_a_library_load_is_left_out_of_a_stock_config_and_refused_in_a_manifest(
+    stocks: Callable[[str], Path], tmp_path: Path, name: str, place: str, extra: dict[str, Any]
+) -> None:
+    plain = open_checkpoint(stocks(name)).manifest
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for path in stocks(name).iterdir():
+        (hostile / path.name).write_bytes(path.read_bytes())
+    config = json.loads((hostile / "config.json").read_text())
+    (config[place] if place else config).update(extra)
+    (hostile / "config.json").write_text(json.dumps(config))
+    assert open_checkpoint(hostile).manifest == plain
+    manifest = json.loads(plain.to_json())
+    inner = manifest["model"]["config"]
+    (inner[place] if place else inner).update(extra)
+    with pytest.raises(ManifestError, match="is not a setting that is known here") as refused:
+        checked(manifest)
+    assert any(key in refused.value.message for key in extra)
+
+
+def test_timm_gets_the_tables_name_and_known_arguments_only(
+    stocks: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import timm
+
+    stock, calls = timm.create_model, []
+
+    def watched(name: str, **arguments: Any) -> Any:
+        calls.append((name, arguments))
+        return stock(name, **arguments)
+
+    monkeypatch.setattr(timm, "create_model", watched)
+    hs.load(stocks("timm ViT"), device="cpu")
+    sizes = {"img_size": 28, "patch_size": 7, "embed_dim": 32, "depth": 3, "num_heads": 4}
+    assert calls == [("vit_tiny_patch16_224", {"pretrained": False, "num_classes": 3, **sizes})]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"norm_layer": "__import__"}, {"act_layer": "os.system"}, {"norm_layer": "batchnorm2d"}, {"block_fn": "Block"},
+        {"features_only": True}, {"drop_rate": 1}, {"patch_size": True}, {"img_size": [28]}, {"init_values": 0},
+    ],
+)  # fmt: skip
+def test_arguments_of_timm_that_are_not_in_the_table(
+    stocks: Callable[[str], Path], extra: dict[str, Any]
+) -> None:
+    (key,) = extra
+    config = json.loads((stocks("timm ViT") / "config.json").read_text())
+    config["model_args"] |= extra
+    with pytest.raises(CheckpointError, match=rf"here: config\.json: model_args: {key}"):
+        identified("timm", stocks("timm ViT"), config)
+    words = ",".join(f"{name}={json.dumps(value)}" for name, value in extra.items())
+    if "," not in words:
+        with pytest.raises(UsageError, match=key):
+            open_checkpoint(stocks("timm ViT") / "model.safetensors", arch=f"timm:vit_tiny_patch16_224,{words}")  # fmt: skip
+
+
+def identified(
+    family: str, stock: Path, config: Any, files: dict[str, str] | None = None
+) -> Identified:
+    """What a family makes of a directory with another config or other companions."""
+    checkpoint = opened(stock)
+    tensors: dict[str, TensorInfo] = dict(checkpoint.tensors.items())
+    texts_ = checkpoint.files if files is None else files
+    return backend(family).identify(tensors, arch=None, config=config, files=texts_, where="here")
+
+
+HUGE = [
+    ("timm ViT", "config__model_args__depth", 10**7),
+    ("timm ViT", "config__model_args__img_size", 10**6),
+    ("timm ViT", "config__model_args__reg_tokens", 10**9),
+    ("timm ViT", "config__model_args__mlp_ratio", 1e9),
+    ("timm ViT", "config__model_args__depth", True),
+    ("timm ViT", "config__model_args__depth", 0),
+    ("timm ViT", "config__model_args__depth", -3),
+    ("timm ViT", "config__model_args__depth", 3.0),
+    ("BERT", "config__num_hidden_layers", 10**9),
+    ("BERT", "config__num_attention_heads", 0),
+    ("BERT", "config__vocab_size", 2**62),
+    ("BERT", "config__max_position_embeddings", 2**40),
+    ("BERT", "config__layer_norm_eps", "1e-12"),
+    ("MPNet", "config__relative_attention_num_buckets", 2**40),
+    ("DINOv2", "config__mlp_ratio", 2**40),
+    ("ViT", "config__image_size", [2, 10**9]),
+    ("OpenCLIP", "config__text_cfg__layers", 10**9),
+    ("OpenCLIP", "config__text_cfg__context_length", 10**6),
+    ("OpenCLIP", "config__vision_cfg__head_width", 0),
+    ("timm ViT", "preprocess__input_size", [3, 100_000, 100_000]),
+    ("timm ViT", "preprocess__crop_pct", 1e-9),
+    ("timm ViT", "preprocess__std", [0.5, 0.0, 0.5]),
+    ("timm ViT", "preprocess__mean", [0.5]),
+    ("timm ViT", "preprocess__mean", ["0.5", 0.5, 0.5]),
+    ("timm ViT", "preprocess__interpolation", "random"),
+    ("timm ViT", "preprocess__crop_mode", "x"),
+    ("timm ViT", "preprocess__unknown", 1),
+    ("BERT", "preprocess__max_length", 10**12),
+    ("BERT", "preprocess__files_sha256", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "place", "value"), HUGE)
+def test_sizes_are_bounded_before_anything_is_counted(
+    stocks: Callable[[str], Path], name: str, place: str, value: Any
+) -> None:
+    """Ten million layers took minutes to list."""
+    manifest = manifest_of(stocks(name))
+    last = place.rpartition("__")[2]
+    with pytest.raises(ManifestError, match=last):
+        checked(changed(manifest, **{f"model__{place}": value}))
+
+
+def test_no_number_of_a_preprocess_record_is_nan() -> None:
+    model = {"family": "timm", "arch": "vit_tiny_patch16_224", "num_classes": 0}
+    for bad in (float("nan"), float("inf")):
+        told = Model(**model, preprocess={"input_size": [3, 224, 224], "mean": [bad] * 3, "std": [1.0] * 3})  # type: ignore[arg-type]  # fmt: skip
+        with pytest.raises(ManifestError, match=r"mean\.\d: Input should be a finite number"):
+            backend("timm").check(told, {"vision": backend_towers()}, "here")
+
+
+def backend_towers() -> Any:
+    from hydrasurgeon.families.timm_vit.family import towers_of
+
+    (tower,) = towers_of(Model(family="timm", arch="vit_tiny_patch16_224", num_classes=0)).values()
+    return tower
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_change_of_a_manifests_model_is_refused_or_understood(
+    stocks: Callable[[str], Path], name: str
+) -> None:
+    """All single changes, through both boundaries, and then through everything that loops over sizes."""
+    manifest = manifest_of(stocks(name))
+    manifest["scores"] = {}
+    told = {key: manifest[key] for key in ("model", "towers")}
+    refused = 0
+    for what, new in mutations(told):
+        if not isinstance(new, dict):
+            continue
+        parsed = understood(lambda new=new: checked({**manifest, **new}), what, "m.heads.json")
+        if parsed is None:
+            refused += 1
+            continue
+        family = backend(parsed.model.family)
+        assert len(family.expected(parsed.model, parsed.towers)) < 10_000, what
+        for tower, sizes in parsed.towers.items():
+            assert family.head_tensors(parsed.model, tower, sizes.layers - 1), what
+    assert refused > 300
+
+
+CONFIGS = {
+    "timm ViT": "config.json", "BERT": "config.json", "DistilBERT": "config.json", "MPNet": "config.json",
+    "DINOv2": "config.json", "DeiT": "config.json", "OpenCLIP": "open_clip_config.json",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_change_of_a_config_is_refused_or_understood(
+    stocks: Callable[[str], Path], name: str
+) -> None:
+    config = json.loads((stocks(name) / CONFIGS[name]).read_text())
+    config |= {"preprocess_cfg": {"mean": [0.5] * 3, "interpolation": "bicubic"}} if name == "OpenCLIP" else {}  # fmt: skip
+    config |= {"label_names": ["a", "b", "c"]} if name == "timm ViT" else {}
+    family = opened(stocks(name)).manifest.model.family
+    for what, new in mutations(config):
+        if not isinstance(new, dict):
+            continue
+        found = understood(lambda new=new: identified(family, stocks(name), new), what, "here: ")
+        if found is not None:  # what is recorded must be readable again
+            backend(family).check(found.model, found.towers, "here")
+
+
+COMPANIONS: dict[str, Any] = {
+    "tokenizer_config.json": {
+        "tokenizer_class": "BertTokenizer", "model_max_length": 10**30, "do_lower_case": True, "strip_accents": None,
+        "added_tokens_decoder": {"1": {"content": "[PAD]", "special": True}}, "pad_token": {"content": "[PAD]", "__type": "AddedToken"},
+        "additional_special_tokens": ["a", {"content": "b"}], "truncation_side": "right",
+    },
+    "special_tokens_map.json": {"cls_token": "[CLS]", "additional_special_tokens": ["a"]},
+    "added_tokens.json": {"good": 4},
+    "preprocessor_config.json": {
+        "size": {"height": 28, "width": 28}, "crop_size": 28, "resample": 3, "do_normalize": True, "do_center_crop": True,
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_every_change_of_a_companion_is_refused_or_understood(
+    stocks: Callable[[str], Path], name: str
+) -> None:
+    stock = stocks("ViT" if name == "preprocessor_config.json" else "BERT")
+    config = json.loads((stock / "config.json").read_text())
+    value = COMPANIONS[name]
+    identified("transformers", stock, config, {name: json.dumps(value)})
+    texts_ = [(what, json.dumps(new)) for what, new in mutations(value)]
+    for what, text in (*texts_, *texts(json.dumps(value))):
+        understood(
+            lambda text=text: identified("transformers", stock, config, {name: text}),
+            what,
+            f"here: {name}: ",
+        )
+
+
+@pytest.mark.parametrize("name", ["timm ViT", "BERT", "OpenCLIP"])
+def test_some_changes_through_open_inspect_and_prune(
+    stocks: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    path = hs.prune(stocks(name), method="magnitude", keep=2, out=tmp_path / "m.safetensors").path
+    manifest = json.loads(path.with_suffix(".heads.json").read_text())
+    bare = tmp_path / "x.safetensors"
+    save_file(load_file(path), bare)
+    for what, new in sample({key: manifest[key] for key in ("model", "towers")}, 60, seed=0):
+        bare.with_suffix(".heads.json").write_text(json.dumps({**manifest, **new} if isinstance(new, dict) else new))  # fmt: skip
+        understood(
+            lambda: hs.prune(bare, method="random", keep=1, out=tmp_path / "o.safetensors", force=True),
+            what, str(tmp_path),
+        )  # fmt: skip
+
+
+def test_wrong_towers_of_clip_are_still_said_plainly(stocks: Callable[[str], Path]) -> None:
+    with pytest.raises(SurgeryError, match="ResNet"):
+        identified("open_clip", stocks("OpenCLIP"), {"model_cfg": {**CLIP, "vision_cfg": {"layers": [3, 4, 6, 3]}}})  # fmt: skip
+    with pytest.raises(CheckpointError, match="model_cfg: pretrained: is not a setting"):
+        identified("open_clip", stocks("OpenCLIP"), {"model_cfg": {**CLIP, "pretrained": "laion2b"}})  # fmt: skip
+
+
+def test_old_manifests_of_transformers_models_are_read(stocks: Callable[[str], Path]) -> None:
+    """They recorded what no forward reads, too; it reaches nobody."""
+    manifest = manifest_of(stocks("BERT"))
+    told = {"use_cache": True, "eos_token_id": None, "tie_word_embeddings": True}
+    parsed = checked(changed(manifest, model__config=manifest["model"]["config"] | told))
+    module = backend("transformers").build(parsed.model, parsed.towers, parsed.kept or {})
+    assert all(parameter.is_meta for parameter in module.parameters())
+    assert isinstance(module, torch.nn.Module)
