@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from hydrasurgeon.errors import CheckpointError, ManifestError
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.slicing import HeadTensor, sliced_shape
 
-__all__ = ["check_dtypes", "check_single", "check_towers", "expected_shapes", "head_specs"]
+__all__ = ["check_dtypes", "check_single", "expected_shapes", "head_specs"]
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 
@@ -37,21 +37,6 @@ def expected_shapes(manifest: Manifest, kept: Kept) -> dict[str, tuple[int, ...]
         heads = len(kept[tower][layer])
         shapes[name] = sliced_shape(shapes[name], heads, spec=spec, head_dim=head_dim)
     return shapes
-
-
-def check_towers(manifest: Manifest, path: Path) -> None:
-    """The architecture has room for just the heads that the towers speak of."""
-    family = backend(manifest.model.family)
-    full = family.expected(manifest.model, manifest.towers)
-    for name, (tower, _, spec) in head_specs(manifest).items():
-        size = manifest.towers[tower]
-        if full.get(name, ())[spec.axis : spec.axis + 1] != (
-            spec.blocks * size.heads * size.head_dim,
-        ):
-            raise ManifestError(
-                f"{path}: the manifest speaks of {size.heads} heads of {size.head_dim} in {tower}, "
-                f"{manifest.model.family}:{manifest.model.arch} has others"
-            )
 
 
 def check_single(manifest: Manifest, tensors: Tensors, path: Path, *, recorded: bool) -> None:

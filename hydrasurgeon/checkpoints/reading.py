@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
-from hydrasurgeon.checkpoints.expected import check_single, check_towers
+from hydrasurgeon.checkpoints.expected import check_single
 from hydrasurgeon.checkpoints.folder import (
     CLIP_WEIGHTS,
     WEIGHTS,
@@ -119,7 +119,6 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     )
     if hub:
         checkpoint = replace(checkpoint, hub_id=pinned(text, path))
-    check_towers(checkpoint.manifest, path)
     if checkpoint.manifest.kind == "hydra":
         check_hydra(checkpoint.manifest, checkpoint.tensors, path)
     else:

@@ -6,17 +6,17 @@ it is dropped (`known`), where we wrote it, it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
-from hydrasurgeon.files.manifest import Model, Tower
+from hydrasurgeon.files.manifest import MAX_CLASSES, Model, Tower
 
 __all__ = [
     "MAX_WORDS", "Chance", "Channels", "Classes", "Colours", "Depth", "Edge", "Epsilon", "Heads", "Images", "Label", "Pair", "Positions", "Ratio",
-    "Settings", "Texts", "Width", "Words", "agree", "check_labels", "known", "pair", "parse", "patches",
+    "Settings", "Texts", "Width", "Words", "agree", "known", "pair", "parse", "patches",
 ]  # fmt: skip
 
 # The deepest transformer that was ever trained has a thousand layers.
@@ -35,8 +35,6 @@ MAX_EDGE = 2_048
 MAX_CHANNELS = 512
 # Patches of an image of 2,048 × 2,048 pixels, eight pixels each way.
 MAX_PATCHES = 65_536
-# ImageNet-21k has 21,841 classes; some products sort into a million.
-MAX_CLASSES = 10_000_000
 # A name of a class, not an article about it.
 MAX_LABEL = 1_000
 
@@ -184,21 +182,3 @@ def agree(model: Model, towers: Mapping[str, Tower], described: Mapping[str, Tow
                     f"{where}: towers.{name}.{size} is {says}, model.config says {is_}",
                     hint="The manifest was changed by hand: restore the matching one.",
                 )
-
-
-def check_labels(model: Model, where: str) -> None:
-    """ManifestError where names of classes and their number disagree."""
-    if model.num_classes > MAX_CLASSES:
-        raise ManifestError(f"{where}: model.num_classes is {model.num_classes}, more than {MAX_CLASSES:,}")  # fmt: skip
-    if model.labels is None:
-        return
-    if len(model.labels) != model.num_classes:
-        raise ManifestError(
-            f"{where}: model.labels names {len(model.labels)} classes, model.num_classes is {model.num_classes}"
-        )
-    if longest(model.labels) > MAX_LABEL:
-        raise ManifestError(f"{where}: model.labels has a name of more than {MAX_LABEL:,} characters")  # fmt: skip
-
-
-def longest(texts: Collection[str]) -> int:
-    return max(map(len, texts), default=0)

@@ -140,8 +140,14 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda m: m["members"][0]["kept"]["vision"].__setitem__(1, [0, 1, 2, 3]),
         "the members need",
     ),
-    "16 heads": (lambda m: m["towers"]["vision"].update(heads=16), "16 heads of 8"),
-    "other head_dim": (lambda m: m["towers"]["vision"].update(head_dim=16), "4 heads of 16"),
+    "16 heads": (
+        lambda m: m["towers"]["vision"].update(heads=16),
+        "heads is 16, model.config says 4",
+    ),
+    "other head_dim": (
+        lambda m: m["towers"]["vision"].update(head_dim=16),
+        "head_dim is 16, model.config says 8",
+    ),
     "4 layers": (lambda m: m["towers"]["vision"].update(layers=4), "kept heads for 3 layers"),
     "classes": (lambda m: m["model"].update(num_classes=6), "the members need|classes"),
     "labels": (lambda m: m["model"].update(labels=["a", "b", "c"]), "3 labels for 5 classes"),

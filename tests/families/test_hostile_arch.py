@@ -46,7 +46,7 @@ def test_code_in_the_name_of_an_architecture_is_never_written(
     retold(path, arch=CODE.replace("{there}", str(tmp_path / "pwned")))
     assert run(["prune", str(path), "--method", "magnitude", "--keep", "1", "-o", f"{tmp_path}/out/"]) == 3  # fmt: skip
     assert not (tmp_path / "out").exists()
-    assert str(path) in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_name_that_is_not_in_the_table_is_refused(tmp_path: Path, family: str,
     retold(path, arch=arch)
     with pytest.raises(ManifestError) as refused:
         open_checkpoint(path)
-    assert str(path) in refused.value.message
+    assert str(tmp_path) in refused.value.message
 
 
 def test_the_modelling_file_holds_the_tables_spelling(tmp_path: Path) -> None:

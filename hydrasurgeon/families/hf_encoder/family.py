@@ -42,7 +42,7 @@ from hydrasurgeon.families.hf_encoder.tokenizer import (
     files_sha256,
     load_tokenizer,
 )
-from hydrasurgeon.families.settings import Images, Texts, agree, check_labels, known, parse
+from hydrasurgeon.families.settings import Images, Texts, agree, known, parse
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 from hydrasurgeon.slicing import HeadTensor
 
@@ -116,7 +116,6 @@ class HFEncoder:
                 hint=f"Known: {', '.join(kind_of(config).classes)}.",
             )
         agree(model, towers, _towers(config), where)
-        check_labels(model, where)
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
             check_size(config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)  # fmt: skip

@@ -25,7 +25,6 @@ from hydrasurgeon.families.open_clip.zero_shot import check_prompts, zero_shot
 from hydrasurgeon.families.settings import (
     Images,
     agree,
-    check_labels,
     known,
     pair,
     parse,
@@ -95,7 +94,6 @@ class OpenCLIP:
             raise ManifestError(f"{where}: model.arch: OpenCLIP calls no model {model.arch[:60]!r}", hint=SUPPORTED)  # fmt: skip
         config = config_of(model, f"{where}: model.config")
         agree(model, towers, _towers(config), where)
-        check_labels(model, where)
         check_prompts(model, config.zero_shot, where)
         at = f"{where}: model.preprocess"
         images = parse(Images, model.preprocess, at, error=ManifestError)

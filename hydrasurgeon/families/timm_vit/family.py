@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Identified, Usage
-from hydrasurgeon.families.settings import Images, agree, check_labels, known, parse
+from hydrasurgeon.families.settings import Images, agree, known, parse
 from hydrasurgeon.families.timm_vit.architectures import (
     SUPPORTED,
     Architecture,
@@ -105,7 +105,6 @@ class TimmViT:
             labels=tuple(labels) if labels and len(labels) == num_classes else None,
             preprocess=images.written(),
         )
-        check_labels(model, where)
         return Identified(model, towers_of(model), note)
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
@@ -118,7 +117,6 @@ class TimmViT:
         args = {**architecture.args, **recorded(model, where, ManifestError)}
         check_whole(args, f"{where}: model.config", ManifestError)
         agree(model, towers, towers_of(model), where)
-        check_labels(model, where)
         at = f"{where}: model.preprocess"
         check_images(
             args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError
