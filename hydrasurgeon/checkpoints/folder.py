@@ -10,6 +10,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.hub import MAX_CONFIG, SCHEMES
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.shards import INDEX, MAX_SHARDS
 from hydrasurgeon.files.tensors import TensorFile
 
 __all__ = [
@@ -25,12 +26,9 @@ __all__ = [
 
 WEIGHTS = "model.safetensors"
 CLIP_WEIGHTS = "open_clip_model.safetensors"
-INDEX = ".index.json"
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 # An index names every tensor once: enough for a million.
 MAX_INDEX = 128 << 20
-# Files that one model is cut into; the largest published ones have some 200.
-MAX_SHARDS = 1000
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, model_card
 from hydrasurgeon.checkpoints.companions import check_names
 from hydrasurgeon.checkpoints.folder import CLIP_WEIGHTS, WEIGHTS
-from hydrasurgeon.errors import CheckpointError, OutputError
+from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import FAMILIES, backend
 from hydrasurgeon.files.atomic import (
     SUFFIX,
@@ -26,6 +26,7 @@ from hydrasurgeon.files.atomic import (
 )
 from hydrasurgeon.files.locks import hold
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, sidecar
+from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Planned, TensorFile, hashed, write_tensors
 
 __all__ = [
@@ -33,14 +34,15 @@ __all__ = [
     "claim_in_place",
     "record_in_place",
     "save",
+    "shard_size",
     "texts_beside",
-    "weights_in",
+    "weight_files",
     "weights_name",
 ]
 
 
 WEIGHTS_NAMES = re.compile(
-    r"(open_clip_)?model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    r"(open_clip_)?model((-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.json)"
 )
 LAYOUT = {"heads.json", "config.json", "open_clip_config.json", "modeling_hydrasurgeon.py"}
 """What a directory of ours holds besides weights, model card and companions."""
@@ -104,15 +106,20 @@ def save(
     manifest: Callable[[str], Manifest],
     *,
     files: Mapping[str, str] | None = None,
+    shard: int | None = None,
 ) -> Manifest:
-    """Write weights and manifest, each whole or not at all; the file is usable alone at every moment."""
+    """Write weights and manifest, each whole or not at all; the file is usable alone at every moment.
+
+    In a directory, weights are cut into files of at most `shard` bytes.
+    """
     if out.suffix == SUFFIX:
         with replacing(out, sidecar(out)) as (weights, beside):
             final = _write(weights, planned, manifest, files)
             fill(beside, final.to_json().encode())
         return final
     with staged(out) as folder:
-        final = _write(folder / weights_name(manifest(UNKNOWN).model.family), planned, manifest)
+        weights = folder / weights_name(manifest(UNKNOWN).model.family)
+        final = _write(weights, planned, manifest, shard=shard)
         for name, text in texts_beside(final, files).items():
             fill(folder / name, text.encode())
     return final
@@ -123,6 +130,8 @@ def _write(
     planned: Sequence[Planned],
     manifest: Callable[[str], Manifest],
     files: Mapping[str, str] | None = None,
+    *,
+    shard: int | None = None,
 ) -> Manifest:
     """Write a weight file that carries its manifest, and companions that do not lie beside it."""
     final: list[Manifest] = []
@@ -135,7 +144,10 @@ def _write(
             header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
         return header
 
-    write_tensors(weights, planned, metadata)
+    if shard is None:
+        write_tensors(weights, planned, metadata)
+    else:
+        write_shards(weights, planned, metadata, most=shard)
     return final[-1]
 
 
@@ -167,9 +179,20 @@ def weights_name(family: str) -> str:
     return CLIP_WEIGHTS if family == "open_clip" else WEIGHTS
 
 
-def weights_in(out: Path, family: str) -> Path:
-    """The weight file of an output: the output itself, or the file in its directory."""
-    return out if out.suffix == SUFFIX else out / weights_name(family)
+def shard_size(text: str | None, out: Path) -> int | None:
+    """--max-shard-size in bytes, for the directory that `out` is."""
+    if text is None:
+        return None
+    if out.suffix == SUFFIX:
+        raise UsageError("--max-shard-size: only a directory holds several files", hint="Give -o DIR/.")  # fmt: skip
+    return parse_size(text)
+
+
+def weight_files(out: Path) -> list[Path]:
+    """What holds the weights of an output: the output itself, or the files in its directory."""
+    if out.suffix == SUFFIX:
+        return [out]
+    return sorted(path for path in out.iterdir() if WEIGHTS_NAMES.fullmatch(path.name))
 
 
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:

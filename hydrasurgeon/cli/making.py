@@ -124,6 +124,7 @@ def prune(
     batch_size: options.Batch = "auto",
     skip_bad: options.SkipBad = False,
     force: options.Force = False,
+    max_shard_size: options.ShardSize = None,
     push_to_hub: options.PushToHub = None,
     private: options.Private = False,
     quiet: options.Quiet = False,
@@ -142,7 +143,7 @@ def prune(
             sample=sample, mask=mask, layers=layers, tower=tower, classes=classes, template=template or [], data=data,
             compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
             batch_size=options.batch(batch_size),
-            skip_bad=skip_bad, force=force, push_to_hub=push_to_hub, private=private, progress=tick,
+            skip_bad=skip_bad, force=force, max_shard_size=max_shard_size, push_to_hub=push_to_hub, private=private, progress=tick,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
 
@@ -205,6 +206,7 @@ def finetune(
         bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")
     ] = False,
     force: options.Force = False,
+    max_shard_size: options.ShardSize = None,
     push_to_hub: options.PushToHub = None,
     private: options.Private = False,
     quiet: options.Quiet = False,
@@ -221,7 +223,7 @@ def finetune(
         tuned = stage(
             checkpoint, data=data, out=out, val=val, recipe=recipe, set=options.pairs(set_ or []), freeze=freeze, classes=classes, template=template or [], arch=arch,
             limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad,
-            save_every=save_every, resume=resume, force=force, push_to_hub=push_to_hub, private=private, progress=tick,
+            save_every=save_every, resume=resume, force=force, max_shard_size=max_shard_size, push_to_hub=push_to_hub, private=private, progress=tick,
         )  # fmt: skip
     render.finetuned(tuned, json=json, quiet=quiet)
 
@@ -253,6 +255,7 @@ def fuse(
     dtype: options.Dtype = "float32",
     batch_size: options.Batch = "auto",
     force: options.Force = False,
+    max_shard_size: options.ShardSize = None,
     push_to_hub: options.PushToHub = None,
     private: options.Private = False,
     quiet: options.Quiet = False,
@@ -265,6 +268,6 @@ def fuse(
     with render.progress(quiet) as tick:
         fused = stage(
             members, out=out, mlp=mlp, check=check, classes=classes, template=template or [], tolerance=tolerance, limit=limit, seed=seed, device=device,
-            dtype=dtype, batch_size=options.batch(batch_size), force=force, push_to_hub=push_to_hub, private=private, progress=tick,
+            dtype=dtype, batch_size=options.batch(batch_size), force=force, max_shard_size=max_shard_size, push_to_hub=push_to_hub, private=private, progress=tick,
         )  # fmt: skip
     render.fused(fused, json=json, quiet=quiet)

@@ -34,6 +34,7 @@ __all__ = [
     "RequiredOut",
     "Search",
     "Seed",
+    "ShardSize",
     "SkipBad",
     "Template",
     "Tower",
@@ -80,6 +81,14 @@ RequiredOut = Annotated[
     str,
     typer.Option(
         "-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout."
+    ),
+]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(
+        "--max-shard-size",
+        metavar="SIZE",
+        help="Cut a directory's weights into files of at most 5GB, 500MB, …; transformers loads them so.",
     ),
 ]
 Method = Annotated[

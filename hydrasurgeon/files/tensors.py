@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, an
     """The arrays that make up a tensor, one behind the other, and in the end the sha256 of their bytes."""
 
 __all__ = [
+    "Entry",
     "Planned",
     "TensorFile",
     "TensorInfo",
@@ -45,6 +46,9 @@ __all__ = [
     "whole",
     "write_tensors",
 ]
+
+Entry = tuple[str, str, tuple[int, ...], str]
+"""What the weights' hash takes from a tensor: its name, dtype and shape, and the sha256 of its bytes."""
 
 # Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has no bfloat16).
 CARRIER = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
@@ -239,7 +243,7 @@ def weights_sha256(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) 
     )
 
 
-def _combine(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
+def _combine(entries: Iterable[Entry]) -> str:
     total = hashlib.sha256()
     for name, dtype, shape, one in entries:
         total.update(f"{name}\0{dtype}\0{','.join(map(str, shape))}\0{one}\n".encode())
@@ -262,12 +266,16 @@ class Planned:
 
 
 def write_tensors(
-    path: Path, planned: Sequence[Planned], metadata: Callable[[str | None], Mapping[str, str]]
-) -> str:
-    """Stream `planned` into a new file at `path`, fsync it, and return the weights' hash.
+    path: Path,
+    planned: Sequence[Planned],
+    metadata: Callable[[str | None], Mapping[str, str]],
+    *,
+    others: Sequence[Entry] = (),
+) -> list[Entry]:
+    """Stream `planned` into a new file at `path` and fsync it; what the weights' hash takes from each tensor.
 
-    `metadata` is asked twice: with None before the bytes are known, and with the hash after; both answers
-    must be equally long, since the second replaces the first in place.
+    `metadata` is asked twice: with None before the bytes are known, and with the hash after, which counts the
+    tensors of `others` files in; both answers must be equally long, since the second replaces the first in place.
     """
     planned = sorted(planned, key=lambda plan: plan.name)
     offsets, at = {}, 0
@@ -294,7 +302,7 @@ def write_tensors(
                 hint="Write a directory (-o DIR/): there the texts lie beside the weights.",
             )
         file.write(struct.pack("<Q", len(first)) + first)
-        digests = []
+        digests: list[Entry] = []
         for plan, parts in _produced(planned):
             start, one = file.tell(), ""
             for part in parts:
@@ -304,8 +312,7 @@ def write_tensors(
                     file.write(as_bytes(part))
             assert file.tell() - start == plan.nbytes, f"{plan.name}: not {plan.shape}"
             digests.append((plan.name, plan.dtype, plan.shape, one))
-        sha256 = _combine(digests)
-        final = header(sha256)
+        final = header(_combine(sorted((*others, *digests))))
         assert len(final) == len(first), (
             "the manifest changed its length while the weights were written"
         )
@@ -313,7 +320,7 @@ def write_tensors(
         file.write(final)
         file.flush()
         os.fsync(file.fileno())
-    return sha256
+    return digests
 
 
 def _produced(planned: Sequence[Planned]) -> Iterator[tuple[Planned, Iterable[Raw | str]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.card import CARD, on_hub
 from hydrasurgeon.checkpoints.hub import SCHEME_OF, network_errors, refused_token
-from hydrasurgeon.checkpoints.writing import texts_beside, weights_in, weights_name
+from hydrasurgeon.checkpoints.writing import texts_beside, weight_files, weights_name
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.manifest import Manifest, sidecar
@@ -72,7 +72,12 @@ def publish(
     texts = texts_beside(manifest, files)
     texts[CARD] = on_hub(texts[CARD], scheme=SCHEME_OF[family], repo=at.name)
     content: dict[str, Any] = {name: text.encode() for name, text in texts.items()}
-    content[weights_name(family)] = weights_in(target, family)
+    weights = weight_files(target)
+    content |= (
+        {path.name: path for path in weights}
+        if target.is_dir()
+        else {weights_name(family): weights[0]}
+    )
     api = HfApi()
     what = f"{at.name}: was not uploaded, but {target} is written and stays"
     with _refused(OutputError, what, _again(target, manifest, at.name)), _progress_bars(bars):

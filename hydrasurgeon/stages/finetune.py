@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import asked
-from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import backend
 from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
+from hydrasurgeon.files.shards import check_count
 from hydrasurgeon.run import Progress
 from hydrasurgeon.runtime.tensors import plan_module
 from hydrasurgeon.sharing.upload import destination, publish
@@ -67,6 +68,7 @@ def finetune(
     resume: bool = False,
     arch: str | None = None,
     force: bool = False,
+    max_shard_size: str | None = None,
     push_to_hub: str | None = None,
     private: bool = False,
     progress: Progress | None = None,
@@ -82,6 +84,7 @@ def finetune(
     target = claim_checkpoint(
         out, force=force, inputs=[checkpoint, data, val, recipe, classes, template]
     )
+    shard = shard_size(max_shard_size, target)
     interrupted = check_state(_state_path(target), resume=resume, force=force)
     start = starting_point(checkpoint, arch)
     paired = plan.objective == "pairs"
@@ -103,6 +106,8 @@ def finetune(
         samples = fit_classes(samples, **labels)  # type: ignore[arg-type]
     family = backend(model.family)
     module = starting_module(source, model, plan, seed)
+    if shard is not None:
+        check_count(sum(tensor.nbytes for tensor in module.state_dict().values()) // shard)
     used = [samples.fingerprint()]
     validation = None
     if held_out is not None:
@@ -152,7 +157,7 @@ def finetune(
     manifest = manifest_after(source.manifest, model, entry)
     if not trained.is_main:
         return Finetuned(target, manifest(UNKNOWN), trained)
-    written = save(target, plan_module(module), manifest, files=source.files)
+    written = save(target, plan_module(module), manifest, files=source.files, shard=shard)
     state.clear()
     hub = publish(target, written, source.files, at=repository, bars=progress is not None)
     notes = ("nothing was left to resume: trained from the beginning",)

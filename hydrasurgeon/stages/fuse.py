@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
-from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.locks import releases_claims
@@ -63,6 +63,7 @@ def fuse(
     dtype: str = "float32",
     batch_size: int | None = None,
     force: bool = False,
+    max_shard_size: str | None = None,
     push_to_hub: str | None = None,
     private: bool = False,
     progress: Progress | None = None,
@@ -82,6 +83,7 @@ def fuse(
     opened = [with_class_names(m, classes=classes, templates=template, names=names) for m in opened]
     _fusable(opened)
     target = claim_checkpoint(out, force=force, inputs=[members, check, classes, template])
+    shard = shard_size(max_shard_size, target)
     digests = [member.digests() for member in opened]
     plan = plan_fusion(opened, digests, average_mlp=mlp == "average")
     first = opened[0].manifest
@@ -103,7 +105,7 @@ def fuse(
             history=(*merged(member.manifest.history for member in opened), entry),
         )
 
-    written = save(target, plan.planned, manifest, files=opened[0].files)
+    written = save(target, plan.planned, manifest, files=opened[0].files, shard=shard)
     agreement = None
     if check is not None:
         agreement = _agreement(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
 from hydrasurgeon.criteria.circuits.state import clear_search
@@ -69,6 +69,7 @@ def prune(
     arch: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
+    max_shard_size: str | None = None,
     push_to_hub: str | None = None,
     private: bool = False,
     progress: Progress | None = None,
@@ -102,6 +103,7 @@ def prune(
         out if out is not None else default, force=force,
         inputs=[checkpoint, mask, data, ood, classes, template],
     )  # fmt: skip
+    shard = shard_size(max_shard_size, target)
     runs = {
         "data": data, "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": batch_size,
         "skip_bad": skip_bad, "progress": progress,
@@ -178,7 +180,11 @@ def prune(
         )
 
     written = save(
-        target, plan_pruning(opened, kept, inputs, repaired), manifest, files=opened.files
+        target,
+        plan_pruning(opened, kept, inputs, repaired),
+        manifest,
+        files=opened.files,
+        shard=shard,
     )
     clear_search(target, label)
     hub = publish(target, written, opened.files, at=repository, bars=progress is not None)

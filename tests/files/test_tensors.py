@@ -34,11 +34,11 @@ def test_parts_make_the_file_that_one_piece_makes(
             for name, array in arrays.items()
         ]
 
-    hashes = [
+    entries = [
         write_tensors(tmp_path / "one", planned(whole), lambda _: {}),
         write_tensors(tmp_path / "parts", planned(hashed), lambda _: {}),
     ]
-    assert hashes[0] == hashes[1]
+    assert entries[0] == entries[1]
     assert (tmp_path / "one").read_bytes() == (tmp_path / "parts").read_bytes()
     for name, array in load_file(tmp_path / "parts").items():
         assert array.tobytes() == arrays[name].tobytes()

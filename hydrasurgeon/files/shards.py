@@ -1,0 +1,84 @@
+"""Weights cut into several files with an index, in the layout that transformers writes and reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import fill
+from hydrasurgeon.files.tensors import Entry, Planned, write_tensors
+
+__all__ = ["INDEX", "MAX_SHARDS", "check_count", "parse_size", "write_shards"]
+
+INDEX = ".index.json"
+# Files that one model is cut into; the largest published ones have some 200.
+MAX_SHARDS = 1000
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([KMG]?i?B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """`5GB` → bytes."""
+    match = SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * UNITS[(match[2] or "B").upper()]) if match else 0
+    if size < 1:
+        raise UsageError(f"--max-shard-size {text}: not a size", hint="Write 5GB, 500MB or 2GiB.")
+    return size
+
+
+def check_count(count: int) -> None:
+    """Refuse a size that would cut weights into more files than one model may have."""
+    if count > MAX_SHARDS:
+        raise UsageError(
+            f"--max-shard-size: {count:,} files would be needed; at most {MAX_SHARDS} are read",
+            hint="Give a larger size.",
+        )
+
+
+def write_shards(
+    weights: Path,
+    planned: Sequence[Planned],
+    metadata: Callable[[str | None], Mapping[str, str]],
+    *,
+    most: int,
+) -> None:
+    """The files that stand for `weights`, each of at most `most` bytes of tensors or of a single one.
+
+    The first carries the metadata, which knows the hash of all: so it is written last.
+    """
+    shards = _cut(planned, most)
+    if len(shards) == 1:
+        write_tensors(weights, planned, metadata)
+        return
+    check_count(len(shards))
+    stem = weights.name.removesuffix(".safetensors")
+    names = [f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    others: list[Entry] = []
+    for name, shard in list(zip(names, shards, strict=True))[1:]:
+        others += write_tensors(weights.with_name(name), shard, lambda _: {})
+    write_tensors(weights.with_name(names[0]), shards[0], metadata, others=others)
+    index = {
+        "metadata": {"total_size": sum(plan.nbytes for plan in planned)},
+        "weight_map": {
+            plan.name: name
+            for name, shard in zip(names, shards, strict=True)
+            for plan in shard
+        },
+    }  # fmt: skip
+    text = json.dumps(index, indent=2) + "\n"
+    fill(weights.with_name(f"{weights.name}{INDEX}"), text.encode())
+
+
+def _cut(planned: Sequence[Planned], most: int) -> list[list[Planned]]:
+    shards: list[list[Planned]] = [[]]
+    size = 0
+    for plan in sorted(planned, key=lambda plan: plan.name):
+        if shards[-1] and size + plan.nbytes > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(plan)
+        size += plan.nbytes
+    return shards
