@@ -173,8 +173,8 @@ class Tensors(Mapping[str, TensorInfo]):
         return file.blocks(stored, start=start, stop=stop, most=most)
 
     def rows(self, name: str) -> Iterator[Raw]:
-        """The tensor as arrays of a few rows of its first dimension, one behind the other."""
-        shape = self[name].shape
+        """The tensor as arrays of a few rows of its first dimension, one behind the other; a scalar is one row."""
+        shape = self[name].shape or (1,)
         file, stored = self._home[name]
         row = self[name].nbytes // max(1, shape[0])
         most = max(1, BLOCK_BYTES // max(1, row)) * row

@@ -47,12 +47,14 @@ def test_parts_make_the_file_that_one_piece_makes(
 def test_rows_and_blocks_are_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK_BYTES", 64)
     array = np.arange(11 * 6, dtype="f4").reshape(11, 2, 3)
-    save_file({"x": array, "none": array[:0]}, tmp_path / "x.safetensors")
+    scalar = np.array(2.5, dtype="f4")
+    save_file({"x": array, "none": array[:0], "one": scalar}, tmp_path / "x.safetensors")
     tensors = Tensors([TensorFile(tmp_path / "x.safetensors")])
     rows = list(tensors.rows("x"))
     assert [len(part) for part in rows] == [2, 2, 2, 2, 2, 1]
     assert np.array_equal(np.concatenate(rows).view("f4"), array)
     assert list(tensors.rows("none")) == []
+    assert [part.view("f4").tolist() for part in tensors.rows("one")] == [[2.5]]
 
 
 def test_a_mistake_in_a_part_reaches_the_caller(

@@ -6,7 +6,10 @@ Written by hydrasurgeon; needs torch, transformers and safetensors only. config.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
@@ -16,10 +19,11 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
-from transformers.utils.hub import cached_file
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 ARCH = "BertForSequenceClassification"
 Base: Any = getattr(transformers, ARCH)
+WEIGHTS = "model.safetensors"
 
 
 class PrunedModel(Base):  # type: ignore[misc]
@@ -61,7 +65,7 @@ class HydraModel(transformers.PreTrainedModel):
             if options.get(key) is not None
         }
         config = config or transformers.AutoConfig.from_pretrained(path, **hub)
-        file = str(cached_file(path, "model.safetensors", **hub))
+        file = weights_file(path, hub)
         kepts, cut = listed(config), head_tensors(config)
         members = []
         for number, kept in enumerate(kepts):
@@ -154,8 +158,8 @@ def member_weights(
                 cuts[name.replace("{}", str(layer))] = (at, axis, len(union[layer]))
     prefix = f"members.{number}."
     found = {}
-    with safe_open(file, framework="pt") as stored:
-        names = list(stored.keys())
+    with Stored(file) as stored:
+        names = stored.keys()
         mine = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
         for name in names:
             if name.startswith(prefix):
@@ -170,6 +174,48 @@ def member_weights(
                     tensor = heads.index_select(axis, torch.tensor(at, dtype=torch.long)).flatten(axis, axis + 1)  # fmt: skip
                 found[name] = tensor.contiguous()
     return found
+
+
+def weights_file(path: Any, hub: Mapping[Any, Any]) -> str:
+    """The weights, or the index of the files that they are cut into."""
+    found = cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False, **hub)
+    if found is None:
+        index = str(cached_file(path, f"{WEIGHTS}.index.json", **hub))
+        # Brings them from the hub, one by one.
+        get_checkpoint_shard_files(path, index, **hub)  # type: ignore[no-untyped-call]
+        return index
+    return str(found)
+
+
+class Stored:
+    """The tensors of one file, or of those that an index names beside it."""
+
+    def __init__(self, file: str) -> None:
+        names = [file]
+        if file.endswith(".json"):
+            with open(file, encoding="utf-8") as index:
+                shards = sorted(set(json.load(index)["weight_map"].values()))
+
+            if any(os.path.basename(name) != name for name in shards):
+                raise ValueError(f"{file}: names files that do not lie beside it")
+            names = [os.path.join(os.path.dirname(file), name) for name in shards]
+        self.names = names
+
+    def __enter__(self) -> Stored:
+        self.stack = contextlib.ExitStack()
+        files = [self.stack.enter_context(safe_open(name, framework="pt")) for name in self.names]
+        self.homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+    def keys(self) -> list[str]:
+        return list(self.homes)
+
+    def get_tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self.homes[name].get_tensor(name)
+        return tensor
 
 
 def share_equal(members: Sequence[nn.Module]) -> None:
