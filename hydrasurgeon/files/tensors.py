@@ -171,6 +171,9 @@ class Tensors(Mapping[str, TensorInfo]):
     def rows(self, name: str) -> Iterator[Raw]:
         """The tensor as arrays of a few rows of its first dimension, one behind the other."""
         shape = self[name].shape
+        if not shape:  # a scalar has no rows
+            yield from self.blocks(name)
+            return
         file, stored = self._home[name]
         row = self[name].nbytes // max(1, shape[0])
         most = max(1, BLOCK_BYTES // max(1, row)) * row
