@@ -6,6 +6,7 @@ tuple of surviving indices; an empty tuple is a layer that keeps no head.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +31,9 @@ __all__ = [
     "positions",
     "removal_order",
 ]
+
+# One layer, or the first and the last of several.
+RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 Layers = tuple[tuple[int, ...], ...]
 Kept = Mapping[str, Layers]
@@ -124,13 +128,15 @@ def parse_layers(text: str | None, layers: int) -> frozenset[int]:
         return frozenset(range(layers))
     chosen: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        match = RANGE.fullmatch(part.strip())
+        if match is None:
             raise SurgeryError(
                 f"--layers {text}: {part!r} is not a layer or a range of layers",
                 hint="Write 6-11 or 0,2,5-7.",
             )
-        chosen.update(range(int(first), int(last or first) + 1))
+        first, last = int(match[1]), int(match[2] or match[1])
+        # One too many says as much as a billion.
+        chosen.update(range(min(first, layers), min(last, layers) + 1))
     beyond = sorted(layer for layer in chosen if layer >= layers)
     if beyond or not chosen:
         raise SurgeryError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def compute(
         ), feed.records
     more = verdict.settings if isinstance(verdict, Verdict) else {}
     scores = verdict.scores if isinstance(verdict, Verdict) else verdict
-    values = _by_original_number(checkpoint, scores, towers)
+    values = _by_original_number(checkpoint, scores, towers, method)
     settings: dict[str, Any] = (
         {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
     )
@@ -136,7 +137,7 @@ def _objective(method: str, ood: Sequence[str], search: str | None) -> str | Non
 
 
 def _by_original_number(
-    checkpoint: Checkpoint, found: HeadScores, towers: Sequence[str]
+    checkpoint: Checkpoint, found: HeadScores, towers: Sequence[str], method: str
 ) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
     manifest = checkpoint.manifest
@@ -146,6 +147,13 @@ def _by_original_number(
         layers = []
         for layer, row in enumerate(manifest.kept[tower]):
             scores = dict(zip(row, found[tower, layer], strict=True))
+            for head, value in scores.items():
+                if not math.isfinite(value):
+                    raise SurgeryError(
+                        f"--method {method}: the score of head {head} in {tower} layer {layer} is {value}",
+                        hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the tensors), or the model overflows: "
+                        "then use --dtype float32.",
+                    )
             layers.append(
                 tuple(float(scores.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
             )

@@ -17,7 +17,7 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.runtime.hydra import Hydra
-from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_tensor
+from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
 __all__ = ["Classifier", "as_classifier", "live_module", "load"]
 
@@ -26,12 +26,18 @@ class Classifier(nn.Module):
     """Any checkpoint as one kind of model: logits are [batch, member, class]; a single model has one member."""
 
     def __init__(
-        self, module: nn.Module, manifest: Manifest, transform: Callable[[Any], Any]
+        self,
+        module: nn.Module,
+        manifest: Manifest,
+        transform: Callable[[Any], Any],
+        *,
+        name: str = "the model",
     ) -> None:
         super().__init__()
         self.module = module
         self.manifest = manifest
         self.transform = transform
+        self.name = name
 
     @property
     def members(self) -> int:
@@ -79,7 +85,7 @@ def as_classifier(
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
     transform = family.transform(manifest.model, files=checkpoint.files)
-    model = Classifier(module, manifest, transform)
+    model = Classifier(module, manifest, transform, name=checkpoint.name)
     return model.to(device=target, dtype=precision).eval()
 
 
@@ -92,7 +98,9 @@ def live_module(checkpoint: Checkpoint) -> nn.Module:
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
     state = {
-        n: to_tensor(tensors.read(n), tensors[n].dtype).float() for n in tensors if n in expected
+        name: to_weights(tensors.read(name), tensors[name].dtype, name=name, path=checkpoint.path)
+        for name in tensors
+        if name in expected
     }
     _assign(module, state, checkpoint.path)
     return module.eval()
@@ -113,11 +121,11 @@ def _hydra(checkpoint: Checkpoint) -> Hydra:
         for name, source in sources.items():
             key = (source.stored, source.at)
             if key not in shared:
-                info = checkpoint.tensors[source.stored]
-                value = to_tensor(
-                    source.cut(checkpoint.tensors.read(source.stored)), info.dtype
-                ).float()
-                shared[key] = nn.Parameter(value)
+                rows = source.cut(checkpoint.tensors.read(source.stored))
+                dtype = checkpoint.tensors[source.stored].dtype
+                shared[key] = nn.Parameter(
+                    to_weights(rows, dtype, name=source.stored, path=checkpoint.path)
+                )
             state[name] = shared[key]
         _assign(module, state, checkpoint.path)
         modules.append(module)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.data import Batches, Samples, by_length, moved
+from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.runtime.classifier import Classifier
 
 __all__ = ["logits_of"]
@@ -24,7 +25,10 @@ def logits_of(
     progress: Callable[[str, int, int], None] | None = None,
     skipped: list[str] | None = None,
 ) -> tuple[Float[Tensor, "sample member klass"], Int[Tensor, " sample"] | None]:
-    """Logits of all models side by side (a hydra contributes all its members), and the labels if there are any."""
+    """Logits of all models side by side (a hydra contributes all its members), and the labels if there are any.
+
+    NaN and infinity are refused: no measure of them means anything.
+    """
     first = next(models[0].parameters())
     batches = Batches(
         samples, models[0].transform, batch_size=batch_size, order=by_length(samples), skip_bad=skip_bad
@@ -40,5 +44,30 @@ def logits_of(
             progress(samples.spec, done, len(batches))
     if skipped is not None:
         skipped += batches.skipped
+    if not index:
+        raise DataError(
+            f"{samples.spec}: none of its {len(samples)} samples can be read",
+            hint="Run without --skip-bad to see what is wrong with the first.",
+        )
     order = torch.cat(index).argsort()  # as the samples come, whatever order they ran in
-    return torch.cat(logits)[order], torch.cat(labels)[order] if labels else None
+    ordered = torch.cat(logits)[order]
+    _check_finite(ordered, models, samples)
+    return ordered, torch.cat(labels)[order] if labels else None
+
+
+def _check_finite(
+    logits: Float[Tensor, "sample member klass"], models: Sequence[Classifier], samples: Samples
+) -> None:
+    for model, part in zip(models, logits.split([m.members for m in models], dim=1), strict=True):
+        broken = int((~torch.isfinite(part)).any(dim=-1).any(dim=-1).sum())
+        if broken:
+            half = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
+            raise CheckpointError(
+                f"{model.name}: its logits hold NaN or infinity for {broken} of {len(logits)} samples of {samples.spec}",
+                hint="The model overflows"
+                + (
+                    " in half precision: use --dtype float32."
+                    if half
+                    else ": start from a sound one."
+                ),
+            )

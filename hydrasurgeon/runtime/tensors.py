@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.tensors import Planned, whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["SAFETENSORS", "TORCH", "device_of", "dtype_of", "plan_module", "to_raw", "to_tensor"]
+__all__ = [
+    "SAFETENSORS",
+    "TORCH",
+    "device_of",
+    "dtype_of",
+    "plan_module",
+    "to_raw",
+    "to_tensor",
+    "to_weights",
+]
 
 TORCH = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -31,6 +41,17 @@ def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
         array.shape
     )  # numpy makes a vector of a scalar
     return torch.from_numpy(contiguous).view(TORCH[dtype])
+
+
+def to_weights(array: np.ndarray[Any, Any], dtype: str, *, name: str, path: Path) -> Tensor:
+    """Raw safetensors bytes → float32, as live models have them; refused where that is not finite."""
+    weights = to_tensor(array, dtype).float()
+    if not torch.isfinite(weights).all():
+        raise CheckpointError(
+            f"{path}: tensor {name} holds NaN or infinity: nothing that is computed with it means anything",
+            hint="Start from a sound checkpoint; `hydrasurgeon verify` names all such tensors.",
+        )
+    return weights
 
 
 def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:

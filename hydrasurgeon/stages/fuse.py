@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
-from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Fusion, Manifest, Member
@@ -108,15 +107,14 @@ def fuse(
     written = save(target, plan.planned, manifest, files=opened[0].files, shard=shard)
     agreement = None
     if check is not None:
-        agreement = _agreement(
-            opened, target, check, limit, seed, device, dtype, batch_size, progress
-        )
-    if agreement is not None and math.isnan(agreement.mean_difference):
-        raise CheckFailed(
-            f"{target}: cannot be held against its members: class probabilities are NaN",
-            hint="Run `hydrasurgeon eval` on each member: one of them has weights that are not finite, or overflows.",
-        )
-    if agreement is not None and agreement.mean_difference > tolerance:
+        try:
+            agreement = _agreement(
+                opened, target, check, limit, seed, device, dtype, batch_size, progress
+            )
+        except CheckpointError as error:  # weights or logits that are no numbers agree with nothing
+            raise CheckFailed(error.message, hint=error.hint) from error
+    # `not <=`: NaN is larger than nothing.
+    if agreement is not None and not agreement.mean_difference <= tolerance:
         raise CheckFailed(
             f"{target}: a member's class probability differs by {agreement.mean_difference:.4g} on average from the "
             f"unfused member's (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, accuracy "

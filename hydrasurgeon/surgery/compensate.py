@@ -88,8 +88,15 @@ def repaired_tensors(
         weight = names[places[layer]]
         bias = weight.removesuffix("weight") + "bias"
         for name, values in ((weight, repair.weight), (bias, repair.bias)):
-            if values is not None:
-                found[name] = to_raw(values.to(TORCH[checkpoint.tensors[name].dtype]))[0]
+            if values is None:
+                continue
+            rounded = values.to(TORCH[checkpoint.tensors[name].dtype])
+            if not rounded.isfinite().all():
+                raise SurgeryError(
+                    f"--compensate {how}: the repaired {name} would hold NaN or infinity",
+                    hint="The model overflows on this data: prune without --compensate, or use --dtype float32.",
+                )
+            found[name] = to_raw(rounded)[0]
     return found, DataRecord(**samples.fingerprint())
 
 

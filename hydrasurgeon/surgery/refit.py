@@ -196,6 +196,11 @@ def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[int]) -> dict[in
                 hidden = run_block(block, hidden, stack.bias)
             outputs[layer] = seen[1]
         logits = anatomy.readout(hidden).float()
+        if not torch.isfinite(logits).all():
+            raise SurgeryError(
+                "--compensate lstsq: the model's logits hold NaN or infinity",
+                hint="It overflows on this data: use --dtype float32, or check it with eval.",
+            )
         best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
         margin = (best[:, 0] - best[:, -1]) if best.shape[-1] == 2 else best[:, 0]
         gradients = torch.autograd.grad(

@@ -137,7 +137,9 @@ def train(
             if not math.isfinite(loss):
                 raise UsageError(
                     f"finetune: the loss is {loss} in step {run.step + 1} (lr {lr:g})",
-                    hint="Lower the learning rate: --set lr=…",
+                    hint="Lower the learning rate: --set lr=…"
+                    if run.step
+                    else "Nothing was learnt yet: the model overflows on this data. Use --dtype float32, and check it with eval.",
                 )
             run.step += 1
             run.loss_sum += loss

@@ -135,7 +135,7 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
     """The live model: the checkpoint's weights, a new classifier where the recipe asks for one."""
     import torch
 
-    from hydrasurgeon.runtime.tensors import to_tensor
+    from hydrasurgeon.runtime.tensors import to_weights
 
     family = backend(model.family)
     torch.manual_seed(seed)
@@ -146,7 +146,9 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
         for name in state:
             if (family.is_classifier(name) and plan.classifier != "keep") or name not in tensors:
                 continue  # a new classifier, and what only a classifier needs
-            state[name] = to_tensor(tensors.read(name), tensors[name].dtype).float()
+            state[name] = to_weights(
+                tensors.read(name), tensors[name].dtype, name=name, path=source.checkpoint.path
+            )
         module.load_state_dict(state)
     if plan.classifier == "zero":
         with torch.no_grad():

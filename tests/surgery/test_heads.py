@@ -66,6 +66,6 @@ def test_layer_ranges() -> None:
     assert parse_layers(None, 3) == {0, 1, 2}
     assert parse_layers("1-2", 4) == {1, 2}
     assert parse_layers("0, 2-3", 4) == {0, 2, 3}
-    for wrong in ("x", "2-", "-1", "4", "3-9"):
+    for wrong in ("x", "2-", "-1", "4", "3-9", "0-99999999", "9" * 5000, "²", ""):
         with pytest.raises(SurgeryError):
             parse_layers(wrong, 4)

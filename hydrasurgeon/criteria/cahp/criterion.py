@@ -58,6 +58,7 @@ def score(subject: Subject) -> Verdict:
         _observe(anatomy, inputs, labels.cpu().numpy(), moments)
         weigher.add(inputs, labels)
     means, variances = moments.finish()
+    _check_finite(heads, means, variances)
     points = layout(jeffries_matusita(means, variances), seed=subject.seed)
     shares = _min_max(weigher.weights().numpy())
     movable = [i for i, head in enumerate(heads) if head.layer in subject.layers]
@@ -85,6 +86,15 @@ def score(subject: Subject) -> Verdict:
     }
     found = iter(shares.tolist())
     return Verdict({(s.tower, s.layer): [next(found) for _ in s.heads] for s in sites}, settings)
+
+
+def _check_finite(heads: Sequence[Head], means: Array, variances: Array) -> None:
+    for i, head in enumerate(heads):
+        if not np.isfinite(means[:, i]).all() or not np.isfinite(variances[:, i]).all():
+            raise SurgeryError(
+                f"--method cahp: the attention maps of head {head.number} in {head.tower} layer {head.layer} hold NaN or infinity",
+                hint="The model overflows on this data: use --dtype float32, or check it with eval.",
+            )
 
 
 def _check_reach(towers: Sequence[str], anatomy: Anatomy) -> None:

@@ -72,6 +72,7 @@ def score(subject: Subject) -> Removal:
             together=max(subject.batch_size, TOGETHER.get(first.device.type, 64)),
             world=world,
         )
+        _check_finite(problem)
         state = None
         if options.state is not None:
             state = State(options.state, {**options.identity, "budget": budget})
@@ -122,6 +123,18 @@ def _budget(options: CircuitOptions, subject: Subject, candidates: tuple[Head, .
             hint="Keep fewer heads, or give --remove N.",
         )
     return budget
+
+
+@torch.inference_mode()
+def _check_finite(problem: Problem) -> None:
+    """Refuse a model whose logits are no numbers: comparisons with NaN are all false, and would rank heads all the same."""
+    for inputs in (problem.id_inputs, problem.ood_inputs):
+        for _, batch in inputs.batches(problem.batch_size):
+            if not torch.isfinite(problem.module(batch)).all():
+                raise SurgeryError(
+                    "--method circuit: the model's logits hold NaN or infinity before any head is removed",
+                    hint=f"It overflows{'' if problem.precise else ' in half precision: use --dtype float32'}.",
+                )
 
 
 def _notes(problem: Problem) -> list[str]:

@@ -1,0 +1,165 @@
+"""NaN and infinity, in weights or in what is computed with them, are named: no stage passes them on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from edited import edited
+from tiny_families import FAMILIES
+from torch import Tensor
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.stages.export import export
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+QKV = "blocks.1.attn.qkv.weight"
+
+
+def broken(path: Path, value: float = float("nan"), at: str = QKV) -> Path:
+    """One number of head 2 in layer 1 replaced."""
+
+    def change(name: str, tensor: Tensor) -> Tensor:
+        if name == at:
+            tensor.view(-1)[17 * tensor.shape[-1]] = value
+        return tensor
+
+    return edited(path, path.with_name("broken.safetensors"), change)
+
+
+def overflowing(path: Path) -> Path:
+    """Finite weights whose products are not."""
+    return edited(path, path.with_name("huge.safetensors"), lambda _, t: t.sign() * 3e38)
+
+
+DATA_METHODS = ("taylor", "fisher", "cahp", "circuit")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", DATA_METHODS)
+def test_score_names_the_tensor(tiny: MAKE, images: SPEC, method: str, value: float) -> None:
+    path = broken(tiny(), value)
+    before = path.read_bytes()
+    options = {"objective": "acc"} if method == "circuit" else {}
+    with pytest.raises(CheckpointError, match=rf"broken\.safetensors: tensor {QKV} holds NaN"):
+        hs.score(path, method=method, data=images(), device="cpu", **options)
+    assert path.read_bytes() == before
+
+
+def test_score_without_a_model_names_the_head(tiny: MAKE) -> None:
+    path = broken(tiny())
+    before = path.read_bytes()
+    for stage in (hs.score, hs.prune):
+        more = {} if stage is hs.score else {"keep": 2}
+        with pytest.raises(SurgeryError, match="the score of head 2 in vision layer 1 is nan"):
+            stage(path, method="magnitude", **more)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("method", DATA_METHODS)
+def test_models_that_overflow_are_not_scored(tiny: MAKE, images: SPEC, method: str) -> None:
+    path = overflowing(tiny())
+    options = {"objective": "acc"} if method == "circuit" else {}
+    with pytest.raises(SurgeryError, match=r"is (nan|inf)|hold NaN"):
+        hs.score(path, method=method, data=images(), device="cpu", **options)
+
+
+def test_heads_that_hold_nan_can_be_cut_away(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """A mask needs no scores: what is left is sound."""
+    mask = tmp_path / "mask.json"
+    mask.write_text(json.dumps({"vision": [[0, 1], [0, 1, 3], [2]]}))
+    pruned = hs.prune(broken(tiny()), mask=mask, out=tmp_path / "m.safetensors").path
+    assert hs.evaluate([pruned], data=images(), device="cpu").report.results[0].id.n == 40
+
+
+def test_eval_and_load_name_the_tensor(tiny: MAKE, images: SPEC) -> None:
+    path = broken(tiny())
+    for use in (lambda: hs.load(path), lambda: hs.evaluate([path], data=images()), lambda: export(path)):  # fmt: skip
+        with pytest.raises(CheckpointError, match=f"tensor {QKV} holds NaN"):
+            use()
+
+
+def test_logits_that_are_not_finite_are_refused(
+    tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, spec = overflowing(tiny()), images()
+    with pytest.raises(CheckpointError, match=r"huge.* hold NaN or infinity for 40 of 40 samples of data\.npz"):  # fmt: skip
+        hs.evaluate([path], data=spec, device="cpu")
+    assert run(["eval", str(path), "--data", spec, "--device", "cpu", "--json", "-"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "hold NaN or infinity" in captured.err
+
+
+def test_half_precision_that_overflows_is_told_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    large = edited(
+        tiny(),
+        tmp_path / "large.safetensors",
+        lambda name, tensor: tensor * 1e6 if name == "head.weight" else tensor,
+    )
+    assert hs.evaluate([large], data=images(), device="cpu").report.results[0].id.n == 40
+    with pytest.raises(CheckpointError) as caught:
+        hs.evaluate([large], data=images(), device="cpu", dtype="float16")
+    assert "use --dtype float32" in str(caught.value.hint)
+
+
+def test_a_hydra_names_its_tensor(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    whole, masks = tiny(), []
+    for i in range(2):
+        masks.append(tmp_path / f"{i}.json")
+        masks[-1].write_text(json.dumps({"vision": [[0, 1], [1, 2, 3], [i]]}))
+    members = [hs.prune(broken(whole), mask=m, out=tmp_path / f"m{i}.safetensors").path for i, m in enumerate(masks)]  # fmt: skip
+    hydra = hs.fuse(members, out=tmp_path / "h.safetensors").path
+    with pytest.raises(CheckpointError, match=f"tensor {QKV} holds NaN"):
+        hs.evaluate([hydra], data=images(), device="cpu")
+    with pytest.raises(CheckFailed, match=f"tensor {QKV} holds NaN"):
+        hs.fuse(members, out=tmp_path / "again.safetensors", check=images())
+
+
+def test_finetune_names_the_tensor_not_the_learning_rate(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:  # fmt: skip
+    with pytest.raises(CheckpointError, match=f"tensor {QKV} holds NaN"):
+        hs.finetune(broken(tiny()), data=images(), recipe="demo", out=tmp_path / "t.safetensors")
+    with pytest.raises(UsageError, match="the loss is nan in step 1") as caught:
+        hs.finetune(overflowing(tiny("v")), data=images(), recipe="demo", out=tmp_path / "t.safetensors")  # fmt: skip
+    assert "Nothing was learnt yet" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("how", ["mean", "lstsq"])
+def test_repairs_that_are_not_finite_are_not_written(tiny: MAKE, images: SPEC, tmp_path: Path, how: str) -> None:  # fmt: skip
+    mask = tmp_path / "mask.json"
+    mask.write_text(json.dumps({"vision": [[0, 1]] * 3}))
+    path = overflowing(tiny())
+    with pytest.raises(SurgeryError, match="hold NaN or infinity"):
+        hs.prune(path, mask=mask, compensate=how, data=images(), out=tmp_path / "m.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_other_families_too(tmp_path: Path) -> None:
+    for name in ("BERT", "OpenCLIP"):
+        family = FAMILIES[name]
+        family.write(tmp_path / name)
+        opened = open_checkpoint(tmp_path / name)
+        weights = next(n for n in opened.tensors if n.endswith("weight"))
+
+        def change(tensor_name: str, tensor: Tensor, at: str = weights) -> Tensor:
+            return tensor.fill_(torch.inf) if tensor_name == at else tensor
+
+        path = edited(tmp_path / name, tmp_path / f"{name}.safetensors", change)
+        with pytest.raises(CheckpointError, match=f"tensor {weights} holds NaN or infinity"):
+            hs.load(path)
+
+
+def test_all_samples_unreadable(tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    for name in "abcde":
+        (tmp_path / "d" / name).mkdir(parents=True)
+        (tmp_path / "d" / name / "x.png").write_bytes(b"nothing")
+    line = ["eval", str(tiny()), "--data", str(tmp_path / "d"), "--skip-bad", "--device", "cpu"]
+    assert run(line) == 5
+    assert "none of its 5 samples can be read" in capsys.readouterr().err
