@@ -144,7 +144,7 @@ def _model_index(task: str, result: Result, data: DataRecord) -> str:
     """The result as the hub's own writer puts it, on one line that the next run replaces."""
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
-    from huggingface_hub.utils._fixes import yaml_dump
+    from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 
     spec = visible(data.spec)
     figures = [
