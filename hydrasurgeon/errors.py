@@ -6,6 +6,7 @@
     │   └── OutputError    2   the output exists, or cannot be written
     ├── CheckpointError    3   a checkpoint that cannot be read or identified
     │   └── ManifestError  3   a manifest that is damaged or belongs to other weights
+    │       └── Disagreement   parts of a checkpoint that contradict each other (1 in verify)
     ├── SurgeryError       4   heads or members that cannot be cut or fused
     ├── DataError          5   data that cannot be read or does not suit the model
     └── MissingDependency  6   an optional package is not installed
@@ -21,6 +22,7 @@ __all__ = [
     "CheckFailed",
     "CheckpointError",
     "DataError",
+    "Disagreement",
     "HydraError",
     "ManifestError",
     "MissingDependency",
@@ -61,6 +63,10 @@ class CheckpointError(HydraError):
 
 
 class ManifestError(CheckpointError):
+    pass
+
+
+class Disagreement(ManifestError):
     pass
 
 

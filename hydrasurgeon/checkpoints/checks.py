@@ -6,22 +6,21 @@ whole, not where it comes from. `surgery/derivation.py` compares it with what it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.hydra_layout import PREFIX, Source, member_sources
+from hydrasurgeon.checkpoints.hydra_layout import hydra_digests
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.families import backend
 from hydrasurgeon.files.history import changes_weights
 from hydrasurgeon.files.manifest import Member, Step
-from hydrasurgeon.files.scan import Scanned
-from hydrasurgeon.files.tensors import digest, weights_sha256
-from hydrasurgeon.slicing import sliced_shape
+from hydrasurgeon.files.scan import finite, scan
+from hydrasurgeon.files.tensors import weights_sha256
 
-__all__ = ["Check", "checks_alone", "short"]
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Raw
 
-# Tensors that belong to no member by design.
-OWN = "hydrasurgeon."
+__all__ = ["Check", "Contents", "checks_alone", "first", "read_through", "short"]
 
 
 @dataclass(frozen=True)
@@ -40,108 +39,86 @@ def short(sha256: str) -> str:
     return f"{sha256[:12]}…"
 
 
-def checks_alone(checkpoint: Checkpoint, scanned: Mapping[str, Scanned]) -> list[Check]:
-    """Everything that needs no other file; names, shapes and companions were checked on opening."""
-    digests = {name: tensor.sha256 for name, tensor in scanned.items()}
-    manifest = checkpoint.manifest
+@dataclass(frozen=True)
+class Contents:
+    """What one pass over all weights gives."""
+
+    digests: dict[str, str]
+    """sha256 of every tensor."""
+    spoiled: tuple[str, ...]
+    """Tensors that hold NaN or infinity."""
+    members: tuple[str, ...] = ()
+    """Of a hydra, the weights' hash of what can be put together for each member."""
+
+
+def read_through(checkpoint: Checkpoint) -> Contents:
+    """Hash every tensor and look at its numbers on the way."""
+    tensors = checkpoint.tensors
+    if checkpoint.manifest.kind != "hydra":
+        scanned = scan(tensors)
+        digests = {name: tensor.sha256 for name, tensor in scanned.items()}
+        return Contents(digests, tuple(name for name, t in scanned.items() if not t.finite))
+    spoiled: set[str] = set()
+
+    def look(name: str, rows: Raw) -> None:
+        if not finite(rows.reshape(-1).view("u1"), tensors[name].dtype):
+            spoiled.add(name)
+
+    digests, members = hydra_digests(checkpoint, look)
+    return Contents(digests, tuple(sorted(spoiled)), tuple(members))
+
+
+def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
+    """Everything that needs no other file; that its parts agree was checked on opening."""
+    model, manifest = checkpoint.manifest.model, checkpoint.manifest
+    count, companions = len(contents.digests), len(checkpoint.files)
     checks = [
-        _weights(checkpoint, digests),
-        _finite(checkpoint, scanned),
-        _shapes(checkpoint),
-        _companions(checkpoint),
+        _weights(checkpoint, contents.digests),
+        Check("finite weights", True, f"{count} tensors")
+        if not contents.spoiled
+        else Check("finite weights", False, f"NaN or infinity in {first(contents.spoiled)}"),
+        Check("shapes", True, f"those of {model.family}:{model.arch} with the kept heads"),
     ]
+    if companions:
+        checks.append(Check("companions", True, ", ".join(sorted(checkpoint.files))))
     if manifest.members is not None:
-        checks += _members(checkpoint, manifest.members, digests)
-    return [*checks, _history(checkpoint, digests)]
+        checks += _members(checkpoint, manifest.members, contents.members)
+    return [*checks, _history(checkpoint, contents.digests)]
+
+
+def first(names: Sequence[str]) -> str:
+    """One name, and how many more there are."""
+    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
 def _weights(checkpoint: Checkpoint, digests: Mapping[str, str]) -> Check:
     actual = weights_sha256(checkpoint.tensors, digests)
+    recorded = checkpoint.manifest.weights_sha256
     if not checkpoint.recorded:
         return Check("weights hash", None, f"{short(actual)}; no manifest says what it should be")
-    recorded = checkpoint.manifest.weights_sha256
     if actual != recorded:
-        return Check(
-            "weights hash", False, f"the manifest says {short(recorded)}, the tensors {short(actual)}"
-        )  # fmt: skip
+        detail = f"the manifest says {short(recorded)}, the tensors {short(actual)}"
+        return Check("weights hash", False, detail)
     return Check("weights hash", True, short(actual))
 
 
-def _finite(checkpoint: Checkpoint, scanned: Mapping[str, Scanned]) -> Check:
-    wrong = [name for name, tensor in scanned.items() if not tensor.finite]
-    if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return Check("finite weights", False, f"NaN or infinity in {wrong[0]}{more}")
-    return Check("finite weights", True, f"{len(scanned)} tensors")
-
-
-def _shapes(checkpoint: Checkpoint) -> Check:
-    """Missing tensors and wrong shapes are refused on opening; what is left is what no member uses."""
-    model = checkpoint.manifest.model
-    if checkpoint.manifest.members is not None:
-        used = {s.stored for sources in member_sources(checkpoint) for s in sources.values()}
-        idle = [name for name in checkpoint.tensors if name not in used and not name.startswith(OWN)]  # fmt: skip
-        if idle:
-            more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
-            return Check("names and shapes", False, f"no member uses {idle[0]}{more}")
-    return Check("names and shapes", True, f"those of {model.family}:{model.arch} with the kept heads")  # fmt: skip
-
-
-def _companions(checkpoint: Checkpoint) -> Check:
-    count = len(checkpoint.files)
-    if not count:
-        return Check("companions", True, "there are none")
-    return Check("companions", True, f"{count} {'file' if count == 1 else 'files'}")
-
-
 def _members(
-    checkpoint: Checkpoint, members: Sequence[Member], digests: Mapping[str, str]
-) -> list[Check]:
-    """A member's tensors put together again hash to what the manifest says, unless MLPs were averaged."""
+    checkpoint: Checkpoint, members: Sequence[Member], hashes: Sequence[str]
+) -> Iterator[Check]:
+    """A member's tensors, put together again, hash to what the manifest says."""
+    equal = [member.sha256 == sha256 for member, sha256 in zip(members, hashes, strict=True)]
     fusion = checkpoint.manifest.fusion
-    averaged = fusion is not None and fusion.mlp == "average"
-    checks = []
-    for i, (member, sources) in enumerate(zip(members, member_sources(checkpoint), strict=True)):
-        name = f"member {i}"
-        rebuilt = _rebuilt(checkpoint, member, sources, digests)
-        if rebuilt == member.sha256:
-            checks.append(Check(name, True, f"its tensors hash to {short(rebuilt)}"))
-        elif averaged and not _own_mlps(checkpoint, i):
-            checks.append(
-                Check(name, None, "not rebuilt from averaged MLPs: give its folder as --parents")
-            )
+    # An average of MLPs is none of its terms: then no member can be put together again.
+    averaged = fusion is not None and fusion.mlp == "average" and not any(equal)
+    for i, member in enumerate(members):
+        if averaged:
+            detail = "not put together from averaged MLPs: --parents can tell"
+            yield Check(f"member {i}", None, detail)
+        elif equal[i]:
+            yield Check(f"member {i}", True, f"its tensors hash to {short(member.sha256)}")
         else:
-            checks.append(
-                Check(name, False, f"the manifest says {short(member.sha256)}, its tensors {short(rebuilt)}")
-            )  # fmt: skip
-    return checks
-
-
-def _own_mlps(checkpoint: Checkpoint, member: int) -> bool:
-    """Whether the file holds MLPs of this member alone, which are then no averages."""
-    manifest = checkpoint.manifest
-    family = backend(manifest.model.family)
-    mlps = [n for n in family.expected(manifest.model, manifest.towers) if family.is_mlp(n)]
-    return all(PREFIX.format(member, name) in checkpoint.tensors for name in mlps)
-
-
-def _rebuilt(
-    checkpoint: Checkpoint,
-    member: Member,
-    sources: Mapping[str, Source],
-    digests: Mapping[str, str],
-) -> str:
-    """The weights' hash of one member; only tensors it has a part of are read again."""
-    infos, hashes = {}, {}
-    for name, source in sources.items():
-        info = checkpoint.tensors[source.stored]
-        shape = info.shape
-        hashes[name] = digests[source.stored]
-        if source.at is not None and source.spec is not None:
-            shape = sliced_shape(shape, len(source.at), spec=source.spec, head_dim=source.head_dim)
-            hashes[name] = digest(source.cut(checkpoint.tensors.read(source.stored)))
-        infos[name] = info.named(name, shape)
-    return weights_sha256(infos, hashes)
+            detail = f"the manifest says {short(member.sha256)}, its tensors {short(hashes[i])}"
+            yield Check(f"member {i}", False, detail)
 
 
 def _history(checkpoint: Checkpoint, digests: Mapping[str, str]) -> Check:

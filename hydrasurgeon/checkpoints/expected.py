@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.errors import CheckpointError, Disagreement
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import Tensors
@@ -44,20 +44,21 @@ def check_single(manifest: Manifest, tensors: Tensors, path: Path, *, recorded: 
     family = backend(manifest.model.family)
     source = f"{manifest.model.family}:{manifest.model.arch}"
     shapes = expected_shapes(manifest, manifest.kept or {})
+    wrong = Disagreement if recorded else CheckpointError
     for name, shape in shapes.items():
         if name not in tensors:
-            raise CheckpointError(
+            raise wrong(
                 f"{path}: tensor {name} is missing",
                 hint=f"{source} needs it: the file is incomplete.",
             )
         if tensors[name].shape != shape:
-            raise CheckpointError(
+            raise wrong(
                 f"{path}: tensor {name} has shape {tensors[name].shape}, {source} with these heads needs {shape}"
             )
     if recorded and family.names(manifest.model, tensors) is None:
         foreign = next((name for name in tensors if name not in shapes), None)
         if foreign is not None:
-            raise CheckpointError(f"{path}: tensor {foreign} is not part of {source}")
+            raise wrong(f"{path}: tensor {foreign} is not part of {source}")
     check_dtypes(tensors, shapes, path)
 
 

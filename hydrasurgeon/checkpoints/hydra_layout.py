@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.expected import check_dtypes, expected_shapes, head_specs
-from hydrasurgeon.errors import CheckpointError, ManifestError
+from hydrasurgeon.errors import Disagreement
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import (
@@ -95,18 +95,18 @@ def check_hydra(manifest: Manifest, tensors: Tensors, path: Path) -> None:
         shapes |= {PREFIX.format(member, name): own[name] for name in apart}
     for name, shape in shapes.items():
         if name not in tensors:
-            raise CheckpointError(f"{path}: tensor {name} is missing")
+            raise Disagreement(f"{path}: tensor {name} is missing")
         if tensors[name].shape != shape:
-            raise CheckpointError(
+            raise Disagreement(
                 f"{path}: tensor {name} has shape {tensors[name].shape}, the members need {shape}"
             )
     foreign = next((name for name in tensors if name not in shapes), None)
     if foreign is not None:
-        raise CheckpointError(f"{path}: tensor {foreign} belongs to none of {len(kepts)} members")
+        raise Disagreement(f"{path}: tensor {foreign} belongs to none of {len(kepts)} members")
     check_dtypes(tensors, shapes, path)
     longest = shared_layers(manifest, kepts, apart)
     if manifest.fusion.trunk > longest:
-        raise ManifestError(
+        raise Disagreement(
             f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share {longest}"
         )
 
@@ -126,10 +126,13 @@ def shared_layers(manifest: Manifest, kepts: Sequence[Kept], apart: Collection[s
     return min(broken, default=size.layers)
 
 
-def hydra_digests(checkpoint: Checkpoint) -> tuple[dict[str, str], list[str]]:
+def hydra_digests(
+    checkpoint: Checkpoint, look: Callable[[str, Raw], None] | None = None
+) -> tuple[dict[str, str], list[str]]:
     """sha256 of every stored tensor, and for each member the weights' hash of what can be put together for it again.
 
-    All of it in one pass over the file. Where MLPs were averaged, what comes together is not what was fused.
+    All of it in one pass over the file, at which `look` may look on. Where MLPs were averaged, what comes together
+    is not what was fused.
     """
     tensors, sources = checkpoint.tensors, member_sources(checkpoint)
     cuts: dict[str, set[Source]] = {}
@@ -139,7 +142,7 @@ def hydra_digests(checkpoint: Checkpoint) -> tuple[dict[str, str], list[str]]:
                 cuts.setdefault(source.stored, set()).add(source)
 
     def digests_of(name: str) -> dict[Source, str]:
-        return _digests_of(tensors, name, cuts.get(name, ()))
+        return _digests_of(tensors, name, cuts.get(name, ()), look)
 
     names = list(tensors)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -162,14 +165,16 @@ def check_members(manifest: Manifest, hashes: Sequence[str], path: Path) -> None
     if all(equal) or (manifest.fusion.mlp == "average" and not any(equal)):
         return
     wrong = equal.index(False)
-    raise ManifestError(
+    raise Disagreement(
         f"{path}: member {wrong} is not the one that the manifest names (it says {recorded[wrong][:12]}…, "
         f"the member's tensors hash to {hashes[wrong][:12]}…)",
         hint="The file was changed after `fuse` wrote it: fuse the members again.",
     )
 
 
-def _digests_of(tensors: Tensors, name: str, cuts: Collection[Source]) -> dict[Source, str]:
+def _digests_of(
+    tensors: Tensors, name: str, cuts: Collection[Source], look: Callable[[str, Raw], None] | None
+) -> dict[Source, str]:
     """sha256 of a stored tensor, and of what its heads make for each of `cuts`."""
     shape = tensors[name].shape
     masks = {
@@ -182,6 +187,8 @@ def _digests_of(tensors: Tensors, name: str, cuts: Collection[Source]) -> dict[S
     start = 0
     for rows in tensors.rows(name):
         whole.update(as_bytes(rows))
+        if look is not None:
+            look(name, rows)
         for source, keep in masks.items():
             assert source.spec is not None
             totals[source].update(as_bytes(masked(rows, keep, start, spec=source.spec)))

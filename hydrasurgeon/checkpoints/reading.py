@@ -24,7 +24,7 @@ from hydrasurgeon.checkpoints.hub import SCHEMES, fetch, pinned
 from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hydra_digests
 from hydrasurgeon.errors import (
     CheckpointError,
-    ManifestError,
+    Disagreement,
     SurgeryError,
     UsageError,
 )
@@ -86,7 +86,7 @@ class Checkpoint:
     def check(self, digests: Mapping[str, str]) -> str:
         found = weights_sha256(self.tensors, digests)
         if self.recorded and found != self.manifest.weights_sha256:
-            raise ManifestError(
+            raise Disagreement(
                 f"{self.path}: the manifest belongs to other weights (it says {self.manifest.weights_sha256[:12]}…, "
                 f"the tensors hash to {found[:12]}…)",
                 hint="Restore the matching pair, or delete the manifest to treat the file as a bare checkpoint.",
@@ -137,7 +137,7 @@ def _recorded(
         )
     layers = sum(tower.layers for tower in manifest.towers.values())
     if layers > len(tensors):
-        raise ManifestError(
+        raise Disagreement(
             f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors"
         )
     family = backend(model.family)
@@ -215,14 +215,14 @@ def _manifest_inside(files: Sequence[TensorFile]) -> Manifest | None:
     texts = {file.metadata[HEADER_KEY]: file.path for file in files if HEADER_KEY in file.metadata}
     if len(texts) > 1:
         first, second = list(texts.values())[:2]
-        raise ManifestError(f"{second}: carries another manifest than {first.name}")
+        raise Disagreement(f"{second}: carries another manifest than {first.name}")
     return next((parse_manifest(text, f"{where} (header)") for text, where in texts.items()), None)
 
 
 def _agreed(inside: Manifest | None, beside: Manifest | None, path: Path) -> Manifest | None:
     if inside is not None and beside is not None and inside != beside:
         where = path / "heads.json" if path.is_dir() else sidecar(path)
-        raise ManifestError(
+        raise Disagreement(
             f"{where}: disagrees with the manifest in the weights' header",
             hint=f"Delete {where.name} to use the one inside, or restore the matching file.",
         )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
+from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError
 from hydrasurgeon.files.manifest import MAX_CLASSES, Model, Tower
 
 __all__ = [
@@ -169,16 +169,16 @@ def patches(image: int | tuple[int, int], patch: int | tuple[int, int]) -> int:
 
 
 def agree(model: Model, towers: Mapping[str, Tower], described: Mapping[str, Tower], where: str) -> None:  # fmt: skip
-    """ManifestError where the manifest's towers are not the ones that its model describes."""
+    """Disagreement where the manifest's towers are not the ones that its model describes."""
     if set(towers) != set(described):
-        raise ManifestError(
+        raise Disagreement(
             f"{where}: towers {', '.join(towers)[:80]}; {model.family}:{model.arch} has {', '.join(described)}"
         )
     for name, tower in described.items():
         for size in type(tower).model_fields:
             says, is_ = getattr(towers[name], size), getattr(tower, size)
             if says != is_:
-                raise ManifestError(
+                raise Disagreement(
                     f"{where}: towers.{name}.{size} is {says}, model.config says {is_}",
                     hint="The manifest was changed by hand: restore the matching one.",
                 )

@@ -33,8 +33,11 @@ def verified(result: Verification, *, json: bool, quiet: bool) -> None:
         return None
     if result.note:
         notes([result.note])
-    model = result.manifest.model
-    show((str(result.path), "bold"), f": {result.manifest.kind} of {model.family}:{model.arch}")
+    what = ""
+    if result.manifest is not None:
+        model = result.manifest.model
+        what = f": {result.manifest.kind} of {model.family}:{model.arch}"
+    show((str(result.path), "bold"), what)
     _checks(result.checks)
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
-from hydrasurgeon.checkpoints.checks import Check, short
+from hydrasurgeon.checkpoints.checks import Check, first, short
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.history import lineage, merged
@@ -129,12 +129,8 @@ def _pruned(made: _Made, options: PruneOptions, parent: Found, inputs: Inputs) -
 
 def _bits(made: _Made, derived: Derived) -> Check:
     if derived.differing:
-        return Check(made.name, False, f"made again, {_first(derived.differing)} is another")
+        return Check(made.name, False, f"made again, {first(derived.differing)} is another")
     return Check(made.name, True, f"made again: {derived.tensors} tensors, bit for bit")
-
-
-def _first(names: Sequence[str]) -> str:
-    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
 def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
@@ -233,7 +229,7 @@ def _tuned(made: _Made, options: FinetuneOptions, parent: Found) -> Iterator[Che
     frozen = _frozen(made.child, options, parent)
     changed = [n for n in frozen if made.child.digests[n] != parent.digests[n]]
     if changed:
-        yield Check(made.name, False, f"{_first(changed)} was frozen, and is another than before")
+        yield Check(made.name, False, f"{first(changed)} was frozen, and is another than before")
         return
     if frozen:
         yield Check(f"{made.name}, frozen", True, f"{len(frozen)} tensors, bit for bit")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
-from hydrasurgeon.checkpoints.checks import Check, checks_alone
+from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import Disagreement, UsageError
 from hydrasurgeon.files.manifest import Manifest
-from hydrasurgeon.files.scan import scan
 from hydrasurgeon.files.tensors import weights_sha256
 
 __all__ = ["Verification", "verify"]
@@ -24,8 +23,9 @@ class Verification:
     """What was checked, and how each check came out."""
 
     path: Path
-    manifest: Manifest
-    weights_sha256: str
+    manifest: Manifest | None
+    """None where there are several, and they disagree."""
+    weights_sha256: str | None
     """As the tensors hash, whatever the manifest says."""
     checks: tuple[Check, ...]
     note: str | None = None
@@ -39,7 +39,7 @@ class Verification:
         return {
             "format": FORMAT,
             "path": str(self.path),
-            "kind": self.manifest.kind,
+            "kind": None if self.manifest is None else self.manifest.kind,
             "weights_sha256": self.weights_sha256,
             "holds": self.holds,
             "checks": [asdict(check) for check in self.checks],
@@ -68,21 +68,25 @@ def verify(
     if public_key is not None and signature is None:
         raise UsageError("--public-key: of which signature?", hint="Give --signature SIG.")
     at_hand = None if parents is None else AtHand(parents)
-    opened = open_checkpoint(checkpoint, arch=arch)
+    try:
+        opened = open_checkpoint(checkpoint, arch=arch)
+    except Disagreement as error:  # every other command refuses it; here it is what was asked
+        return Verification(
+            Path(checkpoint), None, None, (Check("manifest", False, error.message),)
+        )
     signed: list[Check] = []
     if signature is not None:
         from hydrasurgeon.stages.sign import check_signature
 
         signed = [check_signature(opened, signature, public_key)]
-    scanned = scan(opened.tensors)
-    digests = {name: tensor.sha256 for name, tensor in scanned.items()}
-    checks = [*signed, *checks_alone(opened, scanned)]
+    contents = read_through(opened)
+    checks = [*signed, *checks_alone(opened, contents)]
     if at_hand is not None:
         from hydrasurgeon.runtime.difference import Inputs
         from hydrasurgeon.stages.ancestry import ancestry
 
         inputs = Inputs(data, limit, seed, device, dtype, batch_size)
-        checks += ancestry(Found(opened, digests), at_hand, inputs)
+        checks += ancestry(Found(opened, contents.digests), at_hand, inputs)
     return Verification(
-        opened.path, opened.manifest, weights_sha256(opened.tensors, digests), tuple(checks), opened.note
+        opened.path, opened.manifest, weights_sha256(opened.tensors, contents.digests), tuple(checks), opened.note
     )  # fmt: skip

@@ -78,7 +78,7 @@ def test_ten_gigabytes_in_one_of_memory(tmp_path: Path) -> None:
     for i in (1, 2):
         folder = directory(tmp_path / f"bert{i}", CONFIG, mark=i)
         assert (folder / "model.safetensors").stat().st_size > 10 * GB
-    peaks = {"inspect": run("inspect", "bert1", "--quiet", "--json", cwd=tmp_path)}
+    peaks = {"inspect": run("inspect", "bert1", "--json", cwd=tmp_path)}
     prune = ("prune", "--method", "random", "--keep", "16", "--quiet", "--json")
     for i in (1, 2):
         peaks[f"prune {i}"] = run(*prune, "--seed", str(i), f"bert{i}", "-o", f"m{i}", cwd=tmp_path)

@@ -45,7 +45,7 @@ def hydra(members: list[Path], tmp_path: Path) -> Path:
 
 def test_a_hydra_proves_its_members_by_itself(hydra: Path) -> None:
     assert outcomes(verify(hydra)) == {
-        "weights hash": True, "finite weights": True, "names and shapes": True, "companions": True,
+        "weights hash": True, "finite weights": True, "shapes": True,
         "member 0": True, "member 1": True, "member 2": True, "history": True,
     }  # fmt: skip
 
@@ -151,8 +151,9 @@ def test_separate_mlps_prove_their_members(members: list[Path], tmp_path: Path) 
     assert outcomes(verify(hydra, parents=tmp_path))["h.safetensors, fused = members"] is True
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
-def test_every_family(family: Family, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["BERT", "DINOv2", "OpenCLIP"])
+def test_other_families(name: str, tmp_path: Path) -> None:
+    family: Family = FAMILIES[name]
     source = tmp_path / "source"
     family.write(source)
     paths = [member(source, family, rows, tmp_path / f"m{i}") for i, rows in enumerate(KEPTS)]
@@ -220,8 +221,7 @@ def test_a_bare_file_has_nothing_that_vouches_for_it(bare: MAKE) -> None:
 
 
 def test_a_history_that_does_not_hang_together(members: list[Path], tmp_path: Path) -> None:
-    from hydrasurgeon.checkpoints.checks import checks_alone
-    from hydrasurgeon.files.scan import scan
+    from hydrasurgeon.checkpoints.checks import checks_alone, read_through
 
     scored = hs.score(members[0], method="random", out=tmp_path / "s").path
     opened = open_checkpoint(scored)
@@ -233,7 +233,7 @@ def test_a_history_that_does_not_hang_together(members: list[Path], tmp_path: Pa
         [*steps[:2], steps[2].model_copy(update={"inputs": ()})],
     ):
         manifest = opened.manifest.model_copy(update={"history": tuple(broken)})
-        checks = checks_alone(replace(opened, manifest=manifest), scan(opened.tensors))
+        checks = checks_alone(replace(opened, manifest=manifest), read_through(opened))
         assert next(check.holds for check in checks if check.name == "history") is False
 
 
@@ -252,6 +252,42 @@ def test_a_parents_history_must_be_continued(members: list[Path], tmp_path: Path
     found = outcomes(verify(tmp_path / "other.safetensors", parents=tmp_path))
     assert found["other.safetensors = prune vit.safetensors"] is True
     assert found["other.safetensors, history"] is False
+
+
+def test_parts_that_contradict_each_other(hydra: Path, tmp_path: Path) -> None:
+    side = tmp_path / "hydra.heads.json"
+    text = side.read_text()
+    for wrong in (
+        text.replace('"trunk": 0', '"trunk": 2'),
+        text.replace('"seed": 2', '"seed": 5'),
+    ):
+        assert wrong != text
+        side.write_text(wrong)
+        result = verify(hydra)
+        assert outcomes(result) == {"manifest": False}
+        assert "disagrees" in result.checks[0].detail
+        assert run(["verify", str(hydra), "--quiet"]) == 1
+        assert run(["inspect", str(hydra)]) == 3
+    side.write_text("{")
+    assert run(["verify", str(hydra), "--quiet"]) == 3
+
+
+@pytest.mark.parametrize("field", ["trunk", "kept"])
+def test_kept_heads_and_trunk_must_fit_the_tensors(hydra: Path, tmp_path: Path, field: str) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(hydra, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    manifest = json.loads(metadata["hydrasurgeon"])
+    if field == "trunk":
+        manifest["fusion"]["trunk"] = 3
+    else:
+        manifest["members"][0]["kept"]["vision"] = [[0], [0], [0]]
+    save_file(tensors, hydra, metadata={**metadata, "hydrasurgeon": json.dumps(manifest)})
+    (tmp_path / "hydra.heads.json").unlink()
+    assert outcomes(verify(hydra)) == {"manifest": False}
 
 
 def test_the_command(

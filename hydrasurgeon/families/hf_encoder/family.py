@@ -10,7 +10,13 @@ from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
+from hydrasurgeon.errors import (
+    CheckpointError,
+    Disagreement,
+    ManifestError,
+    SurgeryError,
+    UsageError,
+)
 from hydrasurgeon.families.base import Identified, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
@@ -131,7 +137,7 @@ class HFEncoder:
     def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
         recorded = model.preprocess.get("files_sha256")
         if files and recorded is not None and recorded != files_sha256(files):
-            raise ManifestError(
+            raise Disagreement(
                 f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}",
                 hint="Restore the matching files.",
             )
