@@ -38,6 +38,9 @@ OUT ?=
 fuzz: $(STAMP)  ## hostile inputs, COUNT=1000000 of them; OUT=benchmarks/results/fuzz.json records what came out
 	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/support $(BIN)/python -m fuzz --count $(COUNT) $(if $(OUT),--out $(OUT))
 
+crash: $(STAMP)  ## kills, failing disks and races at every call that writes; OUT=benchmarks/results/crash.json records them
+	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/support $(BIN)/python -m crash $(if $(OUT),--out $(OUT)) $(ARGS)
+
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -56,4 +59,4 @@ bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow fuzz format lint types check bench clean
+.PHONY: help setup demo test test-slow fuzz crash format lint types check bench clean

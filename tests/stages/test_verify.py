@@ -287,7 +287,9 @@ def test_kept_heads_and_trunk_must_fit_the_tensors(hydra: Path, tmp_path: Path, 
         manifest["members"][0]["kept"]["vision"] = [[0], [0], [0]]
     save_file(tensors, hydra, metadata={**metadata, "hydrasurgeon": json.dumps(manifest)})
     (tmp_path / "hydra.heads.json").unlink()
-    assert outcomes(verify(hydra)) == {"manifest": False}
+    found = outcomes(verify(hydra))
+    # The heads of one member may still fit the tensors of all: then its hash tells.
+    assert found.get("manifest" if field == "trunk" else "member 0") is False
 
 
 def test_the_command(

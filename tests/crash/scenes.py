@@ -1,0 +1,91 @@
+"""What is struck: every stage that writes, with every kind of output, new and over an old one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SAMPLE", "SCENES", "Scene", "lay_out"]
+
+ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
+TUNE = "finetune vit --recipe demo --set epochs=1 --set batch_size=8 --data d.npz --limit 32 --device cpu --save-every 1"
+SEARCH = "--method circuit --objective acc --data d.npz --limit 16 --device cpu --remove 2"
+PAIR = ("m.safetensors", "m.heads.json")
+TUNED = ("t.safetensors", "t.heads.json")
+
+
+@dataclass(frozen=True)
+class Scene:
+    name: str
+    line: str
+    """The command that is struck."""
+    outputs: tuple[tuple[str, ...], ...]
+    """What it writes, in groups that belong together: a file and what lies beside it, or a folder."""
+    before: tuple[str, ...] = ()
+    """Commands that lay out what is there already."""
+    again: tuple[str, ...] = ()
+    """Options with which it is repeated where the command alone is refused."""
+    measures: bool = False
+    """Whether its outputs hold times, so that no two are the same."""
+
+
+def _prune(out: str, *, keep: int = 2, more: str = "") -> str:
+    return f"prune vit --method random --keep {keep} -o {out} {more}".strip()
+
+
+SCENES = (
+    Scene("prune: file", _prune("m"), (PAIR,)),
+    Scene("prune: file over a file", _prune("m", more="--force"), (PAIR,), (_prune("m", keep=3),)),
+    Scene("prune: file over a bare file and its sidecar", _prune("m", more="--force"), (PAIR,), (f"score bare.safetensors --method random --arch {ARCH}", "mv bare.safetensors m.safetensors", "mv bare.heads.json m.heads.json")),
+    Scene("prune: folder", _prune("d/"), (("d/",),)),
+    Scene("prune: folder over a folder", _prune("d/", more="--force"), (("d/",),), (_prune("d/", keep=3),)),
+    Scene("prune: folder over a folder, without an exchange", _prune("d/", more="--force"), (("d/",),), (_prune("d/", keep=3),)),
+    Scene("prune: folder into an empty folder", _prune("d/"), (("d/",),), ("mkdir d",)),
+    Scene("prune: BERT, folder", "prune bert --method random --keep 2 -o d/", (("d/",),)),
+    Scene("prune: BERT, file", "prune bert --method random --keep 2 -o m", (PAIR,)),
+    Scene("prune: circuit, folder", f"prune vit {SEARCH} -o d/", (("d/",),)),
+    Scene("prune: lstsq, file", f"{_prune('m')} --compensate lstsq --data d.npz --limit 16 --device cpu", (PAIR,)),
+    Scene("score: in place", "score vit --method magnitude", (("vit.safetensors", "vit.heads.json"),)),
+    Scene("score: taylor, in place", "score vit --method taylor --data d.npz --limit 16 --device cpu", (("vit.safetensors", "vit.heads.json"),)),
+    Scene("score: a bare file", f"score bare.safetensors --method magnitude --arch {ARCH}", (("bare.safetensors", "bare.heads.json"),)),
+    Scene("score: a bare file again", "score bare.safetensors --method magnitude", (("bare.safetensors", "bare.heads.json"),), (f"score bare.safetensors --method random --arch {ARCH}",)),
+    Scene("score: a folder in place", "score d --method magnitude", (("d/model.safetensors", "d/heads.json"),), (_prune("d/"),)),
+    Scene("score: file", "score vit --method magnitude -o m", (PAIR,)),
+    Scene("score: folder", "score vit --method magnitude -o d/", (("d/",),)),
+    Scene("score: circuit, in place", f"score vit {SEARCH}", (("vit.safetensors", "vit.heads.json"),)),
+    Scene("score: circuit, folder", f"score vit {SEARCH} -o d/", (("d/",),)),
+    Scene("score: cahp, with a plot", "score vit --method cahp --data d.npz --limit 16 --device cpu --plot p.svg -o m", (PAIR, ("p.svg",))),
+    Scene("finetune: file", f"{TUNE} -o t", (TUNED,), again=("--resume", "--resume --force")),
+    Scene("finetune: file, resumed", f"{TUNE} -o t --resume", (TUNED,), again=("--force",)),
+    Scene("finetune: file over a file", f"{TUNE} -o t --force", (TUNED,), (f"{_prune('t')}",), again=("--resume",)),
+    Scene("finetune: folder", f"{TUNE} -o d/", (("d/",),), again=("--resume", "--resume --force")),
+    Scene("fuse: file", "fuse m1 m2 -o m", (PAIR,)),
+    Scene("fuse: file over a file", "fuse m1 m2 -o m --force", (PAIR,), (_prune("m"),)),
+    Scene("fuse: folder over a folder", "fuse m1 m2 -o d/ --force", (("d/",),), (_prune("d/"),)),
+    Scene("eval: report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors", (("r.json",), ("p.safetensors",))),
+    Scene("eval: over a report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors --force", (("r.json",), ("p.safetensors",)), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",)),
+    Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
+    Scene("bench: report over a report", "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force", (("r.json",),), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",), measures=True),
+    Scene("export: over an export", "export vit -o x.onnx --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
+)  # fmt: skip
+SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")
+"""Scenes that never load a model, for a test that takes seconds."""
+
+
+def lay_out(folder: Path, *, light: bool) -> tuple[str, ...]:
+    """Make the inputs of all scenes in `folder`, without the command; the commands that make the rest."""
+    import numpy as np
+    from safetensors.torch import load_file, save_file
+    from tiny_families import FAMILIES
+
+    from hydrasurgeon.tuning.start import fresh
+
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 5
+    np.savez(folder / "d.npz", images=rng.integers(0, 255, (40, 28, 28), dtype=np.uint8), labels=labels)  # fmt: skip
+    fresh(f"init:{ARCH}", folder / "vit.safetensors", seed=0)
+    if not light:
+        FAMILIES["BERT"].write(folder / "bert")
+    # As people have them: tensors alone.
+    save_file(load_file(folder / "vit.safetensors"), folder / "bare.safetensors")
+    return (_prune("m1", keep=3), _prune("m2", keep=2, more="--seed 1"))

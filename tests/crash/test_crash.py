@@ -1,0 +1,31 @@
+"""A sample of `make crash`: every call of the stages that need no model, and a few races."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="blows strike forked processes")
+def test_no_blow_leaves_half_an_output() -> None:
+    """In a process of its own: one that has started threads should not fork."""
+    paths = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
+    done = subprocess.run(
+        [sys.executable, "-m", "crash", "--sample", "--races", "4"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    kills = [int(count) for count in re.findall(r"'kill': (\d+)", done.stdout)]
+    assert min(kills) >= 10
+    assert " 0 violations" in done.stdout
