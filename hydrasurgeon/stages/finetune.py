@@ -76,8 +76,9 @@ def finetune(
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
     from hydrasurgeon.data import Batches, fit_classes, open_data
     from hydrasurgeon.data.pairs import open_pairs
-    from hydrasurgeon.tuning.loop import State, check_state, epoch_order, train
+    from hydrasurgeon.tuning.loop import epoch_order, train
     from hydrasurgeon.tuning.recipes import load_recipe
+    from hydrasurgeon.tuning.state import State, check_state
 
     plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
     repository = destination(push_to_hub, private=private)

@@ -6,43 +6,33 @@ that was interrupted continues exactly as if it had not been.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.data import Batch, Batches, moved
-from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
-from hydrasurgeon.files.atomic import sweep, write_bytes
-from hydrasurgeon.files.tensors import TensorFile
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.run import Progress
 from hydrasurgeon.tuning.recipes import Recipe
+from hydrasurgeon.tuning.state import State
 
 __all__ = [
     "CrossEntropy",
     "Objective",
-    "State",
     "Trained",
-    "check_state",
     "epoch_order",
     "learning_rate",
     "train",
 ]
-
-STATE, FORMAT = "hydrasurgeon.state", "hydrasurgeon.training/1"
-"""Header entry by which a state is told from other files."""
 
 EpochBatches = Callable[[int, int, int, int], Batches]
 """(epoch, rank, world, batches to skip) → this process's batches."""
@@ -68,97 +58,6 @@ class Trained:
     log: tuple[dict[str, float], ...]
     """One entry per finished epoch: epoch, loss, and accuracy and nll where there is a validation set."""
     is_main: bool = True
-
-
-@dataclass
-class State:
-    """Where an interrupted run continues: weights, optimizer and position in one safetensors file."""
-
-    path: Path
-    identity: dict[str, Any]
-    """What must be the same for the file to be used: source weights, data, recipe, seed."""
-
-    def write(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]
-    ) -> None:
-        tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-        for index, slots in optimizer.state_dict()["state"].items():
-            tensors |= {
-                f"optimizer.{index}.{key}": value
-                for key, value in slots.items()
-                if isinstance(value, Tensor)
-            }
-        # Cloned: safetensors refuses tensors that share memory.
-        content = save(
-            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
-            metadata={
-                "format": "pt",
-                STATE: FORMAT,
-                "identity": json.dumps(self.identity, sort_keys=True),
-                "position": json.dumps(position),
-            },
-        )
-        write_bytes(self.path, content)
-
-    def read(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Put everything back; None when there is nothing to continue."""
-        if not self.path.is_file():
-            return None
-        with safe_open(str(self.path), framework="pt") as file:
-            about = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        self._same(json.loads(about["identity"]))
-        model.load_state_dict(
-            {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-        )
-        slots: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("optimizer."):
-                _, index, key = name.split(".", 2)
-                slots.setdefault(int(index), {})[key] = tensor
-        optimizer.load_state_dict(
-            {"state": slots, "param_groups": optimizer.state_dict()["param_groups"]}
-        )
-        position: dict[str, Any] = json.loads(about["position"])
-        return position
-
-    def _same(self, found: dict[str, Any]) -> None:
-        wanted = json.loads(json.dumps(self.identity))
-        differing = [key for key in wanted if wanted[key] != found.get(key)]
-        if differing:
-            raise UsageError(
-                f"--resume: {self.path.name} was made with another {' and '.join(differing)}",
-                hint="Resume with the same arguments, or start over without --resume.",
-            )
-
-    def clear(self) -> None:
-        if is_state(self.path):
-            self.path.unlink()
-
-
-def is_state(path: Path) -> bool:
-    """Whether an interrupted run wrote this file."""
-    with suppress(CheckpointError):
-        return TensorFile(path).metadata.get(STATE) == FORMAT
-    return False
-
-
-def check_state(path: Path, *, resume: bool, force: bool) -> bool:
-    """Whether there is a state to continue from; refused before the work where it, or something else, would be lost."""
-    sweep(path)
-    if not os.path.lexists(path):
-        return False
-    if not is_state(path):
-        raise OutputError(
-            f"{path}: is no state of an interrupted run, and would stand where one is kept",
-            hint="Move it away, or give another -o.",
-        )
-    if not (resume or force):
-        raise OutputError(
-            f"{path}: an interrupted run left its state",
-            hint="Continue it with --resume, or start over with --force.",
-        )
-    return True
 
 
 def epoch_order(
@@ -217,7 +116,7 @@ def train(
     run = _Run(step=0)
     model.to(accelerator.device)
     if resume and (position := state.read(model, optimizer)) is not None:
-        run = _Run(**position)
+        run = _Run(**position.model_dump())
     elif accelerator.is_main_process:
         state.clear()
     wrapped, optimizer = accelerator.prepare(model, optimizer)

@@ -16,7 +16,7 @@ from hydrasurgeon.criteria.circuits.engine import _short
 from hydrasurgeon.criteria.circuits.fast_round import Look
 from hydrasurgeon.criteria.circuits.objective import Objective, Predictions, contributions
 from hydrasurgeon.criteria.circuits.order import batched
-from hydrasurgeon.criteria.circuits.packed import HALF, pack, unpack
+from hydrasurgeon.criteria.circuits.packed import HALF, Packed, pack, unpack
 from hydrasurgeon.criteria.circuits.race import Runner
 from hydrasurgeon.criteria.circuits.sampling import Drawn, chances
 from hydrasurgeon.heads import Head
@@ -116,7 +116,7 @@ def test_texts_of_a_batch_are_alike_in_length() -> None:
 
 def test_effects_survive_the_disk() -> None:
     effects = Predictions(torch.randn(3, 4).half(), torch.randn(3, 4).half(), torch.randn(3, 2).half())  # fmt: skip
-    back = unpack(pack(effects, HALF), HALF)
+    back = unpack(Packed(**pack(effects, HALF)), (12, 12, 6), HALF)
     for name in ("margin", "familiar", "foreign"):
         assert torch.equal(getattr(back, name).view(3, -1), getattr(effects, name))
 

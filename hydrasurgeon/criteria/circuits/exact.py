@@ -19,16 +19,43 @@ from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import Engine, Work
 from hydrasurgeon.criteria.circuits.naive import measure
 from hydrasurgeon.criteria.circuits.objective import Predictions
-from hydrasurgeon.criteria.circuits.packed import pack, unpack
+from hydrasurgeon.criteria.circuits.packed import (
+    HeadRow,
+    Natural,
+    Packed,
+    Record,
+    pack,
+    rows_of,
+    these,
+    unpack,
+)
 from hydrasurgeon.criteria.circuits.problem import Found, Problem
 from hydrasurgeon.criteria.circuits.race import LEADERS, Race, Runner
 from hydrasurgeon.criteria.circuits.two_towers import engine_of
 from hydrasurgeon.heads import Head
 
-__all__ = ["Exact", "tolerance_of"]
+__all__ = ["Counts", "Exact", "Memory", "tolerance_of"]
 
 SAFETY = 16
 """How many times the rounding difference that was measured is allowed for."""
+
+
+class Counts(Record):
+    """What was computed before the search was interrupted."""
+
+    evaluations: Natural
+    stopped: Natural
+    rechecked: Natural
+    layers: Natural
+    parts: Natural
+
+
+class Memory(Record):
+    """What a file says that the search knew."""
+
+    counts: Counts
+    present: Packed
+    favourites: tuple[HeadRow, ...]
 
 
 class Exact:
@@ -110,10 +137,12 @@ class Exact:
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
-        self.tally = {name: memory["counts"][name] for name in self.tally}
-        self.engine.work = Work(memory["counts"]["layers"], memory["counts"]["parts"])
-        self.present = unpack(memory["present"])
-        self.favourites = [Head(*head) for head in memory["favourites"]]
+        told = Memory.model_validate(memory)
+        counts = told.counts.model_dump()
+        self.tally = {name: counts[name] for name in self.tally}
+        self.engine.work = Work(told.counts.layers, told.counts.parts)
+        self.present = unpack(told.present, rows_of(self.problem.objective))
+        self.favourites = these(told.favourites, self.problem.candidates)
 
 
 @torch.inference_mode()

@@ -16,17 +16,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from hydrasurgeon.criteria.circuits.exact import Exact
+from hydrasurgeon.criteria.circuits.exact import Counts, Exact, Memory
 from hydrasurgeon.criteria.circuits.fast_round import Look, assumptions
 from hydrasurgeon.criteria.circuits.objective import Predictions
-from hydrasurgeon.criteria.circuits.packed import HALF, pack, unpack
+from hydrasurgeon.criteria.circuits.packed import HALF, Packed, pack, rows_of, unpack
 from hydrasurgeon.criteria.circuits.problem import Found, Problem
 from hydrasurgeon.criteria.circuits.race import Runner
 from hydrasurgeon.heads import Head
 
 __all__ = ["Fast"]
+
+
+class FastCounts(Counts):
+    predictions_off_by: float = Field(strict=True, ge=0)
+
+
+class FastMemory(Memory):
+    counts: FastCounts
+    effects: Packed
 
 
 class Fast(Exact):
@@ -93,9 +103,17 @@ class Fast(Exact):
         return {**super().memory(), "effects": pack(self.effects, HALF)}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        super().recall(memory)
+        told = FastMemory.model_validate(memory)
+        super().recall(
+            {
+                "counts": told.counts.model_dump(exclude={"predictions_off_by"}),
+                "present": told.present,
+                "favourites": told.favourites,
+            }
+        )
         count = len(self.problem.candidates)
-        self.off = memory["counts"]["predictions_off_by"]
-        self.effects = unpack(memory["effects"], HALF).map(
+        self.off = told.counts.predictions_off_by
+        rows = [count * part for part in rows_of(self.problem.objective)]
+        self.effects = unpack(told.effects, rows, HALF).map(
             lambda part: part.reshape(count, part.numel() // count)
         )

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hydrasurgeon.criteria.circuits.packed import these
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
-from hydrasurgeon.criteria.circuits.state import State
+from hydrasurgeon.criteria.circuits.state import Position, State
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.heads import Head
 
@@ -54,9 +55,15 @@ def extract(
     if isinstance(found, UsageError):
         raise found
     if found is not None:
-        order, trace = [Head(*head) for head in found["order"]], list(found["trace"])
-        start = found["start"]
-        search.recall(found["memory"])
+        assert state is not None
+        try:
+            order = these(found.order, problem.candidates)
+            if len(order) > budget:
+                raise ValueError(f"{len(order)} heads are gone, of {budget} to remove")
+            search.recall(found.memory)
+        except ValueError as error:
+            raise state.unfit(error) from error
+        trace, start = list(found.trace), found.start
     else:
         start = search.start()
     while len(order) < budget:
@@ -68,7 +75,7 @@ def extract(
     return Circuit(tuple(order), tuple(trace), start, search.counts(), search.guarantee)
 
 
-def _position(state: State | None) -> dict[str, Any] | UsageError | None:
+def _position(state: State | None) -> Position | UsageError | None:
     """Read by the first process for all: the others may not see its disk, and must hear of its error."""
     try:
         return state.read() if state is not None else None

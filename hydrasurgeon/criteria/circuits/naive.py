@@ -10,10 +10,17 @@ import torch
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.objective import Predictions, margins, odds
+from hydrasurgeon.criteria.circuits.packed import Natural, Record
 from hydrasurgeon.criteria.circuits.problem import Found, Problem
 from hydrasurgeon.heads import Head
 
 __all__ = ["Naive", "measure", "predictions"]
+
+
+class Memory(Record):
+    """What a file says that the search knew."""
+
+    evaluations: Natural
 
 
 class Naive:
@@ -52,7 +59,7 @@ class Naive:
         return {"evaluations": self.evaluations}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        self.evaluations = memory["evaluations"]
+        self.evaluations = Memory.model_validate(memory).evaluations
 
 
 def measure(problem: Problem, off: Sequence[Head]) -> int:

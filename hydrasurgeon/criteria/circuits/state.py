@@ -7,23 +7,51 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import real, sweep, write_text
+from hydrasurgeon.files.foreign import read_json
 
-__all__ = ["FORMAT", "State", "clear_search", "state_path"]
+__all__ = ["FORMAT", "Position", "State", "clear_search", "state_path"]
 
 FORMAT = "hydrasurgeon.search/1"
+# The effects of a thousand heads on fifty thousand samples.
+MAX_STATE = 1 << 29
+Number = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Score = Annotated[float, Field(strict=True)]
 
 
 def state_path(output: Path, key: str) -> Path:
     """`vit.safetensors`, or the directory `vit/` → `vit.circuit-avg.search.json`."""
     place = real(output)
     return place.with_name(f"{place.name.removesuffix('.safetensors')}.{key}.search.json")
+
+
+class Position(BaseModel):
+    """Where a search stood, as its file says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    format: Literal["hydrasurgeon.search/1"]
+    identity: dict[str, Any]
+    order: tuple[tuple[str, Number, Number], ...] = Field(min_length=1)
+    trace: tuple[Score, ...]
+    start: Score
+    memory: dict[str, Any]
+    """What the search itself gave; it checks that when it is told."""
+
+    @model_validator(mode="after")
+    def _a_score_for_each(self) -> Position:
+        if len(self.order) != len(self.trace):
+            raise ValueError(f"{len(self.trace)} scores for {len(self.order)} heads")
+        return self
 
 
 @dataclass(frozen=True)
@@ -36,21 +64,17 @@ class State:
         content = {"format": FORMAT, "identity": self.identity, **position}
         write_text(self.path, json.dumps(content) + "\n")
 
-    def read(self) -> dict[str, Any] | None:
-        """The position of an interrupted search; None where there is none."""
+    def read(self) -> Position | None:
+        """Where an interrupted search stood; None where there is none."""
         sweep(self.path)
-        if not self.path.is_file():
+        if not os.path.lexists(self.path):
             return None
+        content = read_json(self.path, most=MAX_STATE, error=UsageError)
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            if found["format"] != FORMAT:
-                raise ValueError(f"format {found['format']!r}")
-            identity = found["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{self.path}: not the state of a search ({error})", hint=self._hint
-            ) from error
-        wanted = json.loads(json.dumps(self.identity))
+            position = Position.model_validate(content)
+        except ValidationError as error:
+            raise self.unfit(error) from error
+        identity, wanted = position.identity, json.loads(json.dumps(self.identity))
         differing = [key for key in wanted if wanted[key] != identity.get(key)]
         if differing:
             what = ", ".join(
@@ -60,8 +84,15 @@ class State:
             raise UsageError(
                 f"{self.path}: an interrupted search with another {what}", hint=self._hint
             )
-        position: dict[str, Any] = found
         return position
+
+    def unfit(self, error: ValueError) -> UsageError:
+        """What cannot be the state of this search, and why."""
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = ": ".join((".".join(map(str, first["loc"])), first["msg"]))
+        return UsageError(f"{self.path}: not the state of a search ({why[:200]})", hint=self._hint)
 
     @property
     def _hint(self) -> str:

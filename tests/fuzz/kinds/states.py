@@ -200,7 +200,7 @@ def _trained() -> tuple[dict[str, Any], bytes]:
     """The identity and the file of an interrupted training of the small module."""
     import tempfile
 
-    from hydrasurgeon.tuning.loop import State
+    from hydrasurgeon.tuning.state import State
 
     identity = {
         "checkpoint": "0" * 64,
@@ -287,10 +287,11 @@ def _training(random: Random, bases: Bases) -> Attempt:
     name = "t.training.safetensors"
 
     def call(folder: Path, out: Path) -> object:
-        from hydrasurgeon.tuning.loop import State, _Run
+        from hydrasurgeon.tuning.loop import _Run
+        from hydrasurgeon.tuning.state import State
 
         position = State(folder / name, identity).read(*_module())
-        return position if position is None else _Run(**position)
+        return position if position is None else _Run(**position.model_dump())
 
     data, _ = _arrays(bases.folder)
     command = (
