@@ -13,6 +13,7 @@ __all__ = [
     "FinetuneOptions",
     "FuseOptions",
     "InitOptions",
+    "NamedOptions",
     "PruneOptions",
     "RunOptions",
     "ScoreOptions",
@@ -39,13 +40,15 @@ class StepOptions(BaseModel):
         return value
 
 
-class _Named(StepOptions):
+class NamedOptions(StepOptions):
+    """What a classifier by class names needs."""
+
     classes: str | None = None
     """Class names, a file of them, or `data`."""
     template: list[str] = []
 
 
-class RunOptions(_Named):
+class RunOptions(NamedOptions):
     """What the steps that may run a model have in common."""
 
     data: str | None = None
@@ -86,7 +89,7 @@ class FinetuneOptions(RunOptions):
     val: str | None = None
 
 
-class FuseOptions(_Named):
+class FuseOptions(NamedOptions):
     mlp: Literal["average", "separate"] = "average"
 
 

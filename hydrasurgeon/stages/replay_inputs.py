@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TypeVar
 
 from hydrasurgeon.checkpoints.checks import short
-from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.errors import DataError, HydraError, ManifestError
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.files.recorded import FinetuneOptions, PruneOptions, RunOptions, StepOptions
+from hydrasurgeon.files.recorded import (
+    FinetuneOptions,
+    NamedOptions,
+    PruneOptions,
+    RunOptions,
+    StepOptions,
+)
 from hydrasurgeon.stages.replay_plan import Plan, Run
 
 __all__ = ["derived_mask", "with_files"]
@@ -25,6 +32,8 @@ PATTERN = "*?[{"
 def with_files(run: Run, folder: Path) -> StepOptions:
     """The step's options with names of files that can be opened from `folder`; DataError for what is not there."""
     options = run.options
+    if isinstance(options, NamedOptions):
+        _check_names(options, folder)
     if not isinstance(options, RunOptions):
         return options
     changes: dict[str, object] = {}
@@ -40,6 +49,17 @@ def with_files(run: Run, folder: Path) -> StepOptions:
     if isinstance(options, PruneOptions) and options.mask is not None:
         changes["mask"] = _mask(options.mask, folder)
     return options.model_copy(update=changes)
+
+
+def _check_names(options: NamedOptions, folder: Path) -> None:
+    """Class names and templates may be files, but of this folder: what others hold would be in what the step writes."""
+    for text in (options.classes or "", *options.template):
+        path = Path(text)
+        if (path.is_absolute() or ".." in path.parts) and os.path.lexists(folder / path):
+            raise ManifestError(
+                f"{text}: a history names this file, which is not in {folder}",
+                hint="Only class names and templates in the folder of the replay are read.",
+            )
 
 
 def _data(spec: str, run: Run, folder: Path) -> str:

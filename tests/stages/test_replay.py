@@ -311,6 +311,8 @@ def test_other_versions_are_named(made: Callable[..., Path]) -> None:
         ({"args": {"keep": 2, "method": "random", "out": "/etc/passwd"}}, "out"),
         ({"args": {"keep": 2, "method": "random", "push_to_hub": "me/you"}}, "push_to_hub"),
         ({"args": {"keep": [2], "method": "random"}}, "keep"),
+        ({"args": {"keep": 2, "method": "random", "classes": "/"}}, "names this file"),
+        ({"args": {"keep": 2, "method": "random", "template": ["../"]}}, "names this file"),
         ({"args": {"keep": 2, "method": "random\n rm -rf"}}, "control characters"),
         ({"inputs": [{"name": "../../up.safetensors", "sha256": None}]}, "names a file"),
         ({"inputs": [{"name": "a\nb.safetensors", "sha256": None}]}, "names a file"),

@@ -30,6 +30,7 @@ def make(random: Random, bases: Bases) -> Attempt:
 
 def _arrays(folder: Path) -> tuple[str, str]:
     """Six images of three classes, and four of none."""
+    folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     if not (folder / "ood.npz").exists():
         np.savez(
