@@ -136,11 +136,11 @@ def require(asserted: Sequence[Asserted]) -> None:
     if broken:
         raise CheckFailed(
             f"{len(broken)} of {len(asserted)} assertions {'does' if len(broken) == 1 else 'do'} not hold",
-            details=[f"{each.result}: {each.assertion}, but {_found(each)}" for each in broken],
+            details=[_explained(each) for each in broken],
         )
 
 
-def _found(each: Asserted) -> str:
-    if each.value is None:
-        return "it was not measured"
-    return f"it is {each.value!r}"
+def _explained(each: Asserted) -> str:
+    named = each.assertion.startswith(f"{each.result}:")
+    value = "it was not measured" if each.value is None else f"it is {each.value!r}"
+    return f"{'' if named else f'{each.result}: '}{each.assertion}, but {value}"
