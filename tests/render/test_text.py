@@ -30,7 +30,7 @@ from hydrasurgeon.visible import code, visible
 # Clipboard, clear screen, C1, right-to-left override, markup, a line of our own, a surrogate.
 EVIL = "x\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\u202e[red]y[/red]\nerror: done\r\x7f\u2028\udcff"
 SHOWN = r"x\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\u202e[red]y[/red]\nerror: done\r\x7f\u2028\udcff"
-TOWERS = {EVIL: Tower(layers=1, heads=2, head_dim=4, dim=8)}
+TOWERS = {EVIL: Tower.model_construct(layers=1, heads=2, head_dim=4, dim=8)}
 KEPT = {EVIL: ((0,),)}
 
 
@@ -55,19 +55,20 @@ def test_a_code_span_ends_where_it_says(text: str) -> None:
     assert not {"|", "\n"} & set(span)
 
 
+# The boundary refuses most of these names; the door does not rely on that.
 def manifest(kind: str = "member", score: Score | None = None) -> Manifest:
     hydra = kind == "hydra"
-    members = (Member(kept=KEPT, sha256=EVIL),) * 2
-    return Manifest(
+    members = (Member.model_construct(kept=KEPT, sha256=EVIL),) * 2
+    return Manifest.model_construct(
         kind=kind,
-        model=Model(family="timm", arch=EVIL, num_classes=2, labels=(EVIL, "b")),
+        model=Model.model_construct(family="timm", arch=EVIL, num_classes=2, labels=(EVIL, "b")),
         towers=TOWERS,
         kept=None if hydra else KEPT,
         members=members if hydra else None,
-        fusion=Fusion(mlp="average", trunk=0) if hydra else None,
-        scores={EVIL: score or Score(values={EVIL: ((1.0, 2.0),)})},
+        fusion=Fusion.model_construct(mlp="average", trunk=0) if hydra else None,
+        scores={EVIL: score or Score.model_construct(values={EVIL: ((1.0, 2.0),)})},
         weights_sha256="0" * 64,
-        history=(Step(command=EVIL, args={EVIL: EVIL, "k": {EVIL: EVIL}}, inputs=(Input(name=EVIL, sha256=EVIL),)),),
+        history=(Step.model_construct(command=EVIL, args={EVIL: EVIL, "k": {EVIL: EVIL}}, inputs=(Input.model_construct(name=EVIL, sha256=EVIL),)),),
     )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def scored(score: Score | None = None) -> Scored:
     return Scored(path=Path(EVIL), manifest=manifest(score=score), method=EVIL)
 
 
-ORDER = Score(order=((EVIL, 0, 1),), trace=(0.5,), settings={"notes": [EVIL]})
+ORDER = Score.model_construct(order=((EVIL, 0, 1),), trace=(0.5,), settings={"notes": [EVIL]})
 
 
 def bench() -> Benched:

@@ -1,0 +1,44 @@
+"""docs/errors.md says what happens: each of its mistakes is made, and ends with its message, its code and no file."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from mistakes import CODES, MISTAKES, Mistake, block, run_mistake, scene
+
+from hydrasurgeon.cli.app import app
+
+PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    scene(folder)
+    return folder
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.line)
+def test_a_mistake_ends_as_the_page_says(mistake: Mistake, start: Path, tmp_path: Path) -> None:
+    shutil.copytree(start, tmp_path, dirs_exist_ok=True)
+    outcome = run_mistake(mistake, tmp_path)
+    assert outcome.code == mistake.code, outcome.message
+    assert outcome.left == []
+    assert outcome.message.startswith("error: ")
+    assert "Traceback" not in outcome.message
+    assert block(mistake, outcome.message) in PAGE, "run tools/render_errors.py"
+
+
+def test_the_page_has_them_all_and_no_others() -> None:
+    assert PAGE.count("```text\n") == len(MISTAKES) >= 60
+    assert set(CODES) == {mistake.code for mistake in MISTAKES}
+    assert Counter(m.what for m in MISTAKES).most_common(1)[0][1] == 1
+
+
+def test_every_command_is_there() -> None:
+    commands = {command.name for command in app.registered_commands} | {"demo"}
+    used = {mistake.line.split()[0] for mistake in MISTAKES}
+    assert {name for name in commands if name} - used == {"schema"}, "schema takes nothing that could be wrong"

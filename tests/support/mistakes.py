@@ -1,0 +1,389 @@
+"""Mistakes that users make: each with the command, the files it meets and the exit code; docs/errors.md is made from them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+__all__ = ["CODES", "MISTAKES", "Mistake", "Outcome", "block", "page", "run_mistake", "scene"]
+
+CODES = {
+    1: "a check that was asked for failed",
+    2: "the command line, or an output",
+    3: "a checkpoint or its manifest",
+    4: "heads or members that cannot be cut or fused",
+    5: "data",
+    6: "an optional package",
+}
+ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,num_heads=4"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    what: str
+    line: str
+    """The command as it is typed, in a folder with what `scene` makes."""
+    code: int
+    make: Callable[[Path], object] = bool
+    """What else lies in the folder, or is done to it."""
+    without: tuple[str, ...] = ()
+    """Packages that are not installed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    message: str
+    left: list[str]
+    """Files that the command left behind, or changed."""
+
+
+def scene(folder: Path) -> None:
+    """A backbone, two members and their hydra, another backbone, data."""
+    import hydrasurgeon as hs
+
+    random_weights(folder / "vit")
+    random_weights(folder / "small", depth=2)
+    for seed, name in enumerate("ab"):
+        hs.prune(folder / "vit", method="random", keep=2, seed=seed, out=folder / name)
+    hs.fuse([folder / "a", folder / "b"], out=folder / "hydra")
+    images(folder / "data.npz", classes=5)
+
+
+def random_weights(path: Path, *, depth: int = 3, classes: int = 5) -> None:
+    from hydrasurgeon.tuning.start import fresh
+
+    fresh(f"init:{ARCH},depth={depth},num_classes={classes}", path, seed=0)
+
+
+def images(path: Path, *, classes: int, labels: bool = True, rows: int = 20) -> None:
+    truth = np.arange(rows) % classes
+    pixels = np.zeros((rows, 28, 28), np.uint8)
+    for i, label in enumerate(truth):
+        pixels[i, 5 * label : 5 * label + 5] = 220
+    np.savez(path, images=pixels, **({"labels": truth} if labels else {}))
+
+
+def predictions(path: Path, **change: np.ndarray) -> None:
+    from safetensors.numpy import save_file
+
+    logits = np.eye(4, dtype=np.float32)[np.arange(8) % 4][:, None]
+    save_file({"logits": logits, "labels": np.arange(8) % 4} | change, path)
+
+
+def text(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8")
+
+
+def folder_of(name: str, **contents: str) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        (folder / name).mkdir()
+        for file, content in contents.items():
+            (folder / name / file.replace("_", ".")).write_text(content, encoding="utf-8")
+
+    return make
+
+
+def sidecar(change: Callable[[dict], object], name: str = "vit") -> Callable[[Path], object]:
+    """The manifest beside `name`, changed."""
+
+    def make(folder: Path) -> None:
+        path = folder / f"{name}.heads.json"
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        change(manifest)
+        path.write_text(json.dumps(manifest), encoding="utf-8")
+
+    return make
+
+
+def bent(folder: Path) -> None:
+    """One bit of one weight."""
+    path = folder / "hydra.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def header(entries: dict[str, object], data: bytes = b"") -> bytes:
+    content = json.dumps(entries).encode()
+    return struct.pack("<Q", len(content)) + content + data
+
+
+def bare(name: str, shapes: dict[str, tuple[int, ...]]) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        from safetensors.numpy import save_file
+
+        tensors = {tensor: np.zeros(shape, np.float32) for tensor, shape in shapes.items()}
+        save_file(tensors, folder / f"{name}.safetensors")
+
+    return make
+
+
+def bert(folder: Path, **config: object) -> None:
+    from tiny_families import FAMILIES
+
+    FAMILIES["BERT"].write(folder / "bert")
+    if config:
+        path = folder / "bert" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+
+def clip(folder: Path) -> None:
+    from tiny_families import FAMILIES
+
+    FAMILIES["OpenCLIP"].write(folder / "clip")
+    (folder / "clip" / "heads.json").unlink()
+
+
+def keys(folder: Path) -> None:
+    """Two key pairs, and a signature of vit with the first."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from hydrasurgeon.stages.sign import sign
+
+    for name in ("mine", "theirs"):
+        private = ec.generate_private_key(ec.SECP256R1())
+        (folder / f"{name}.pem").write_bytes(private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ))  # fmt: skip
+        (folder / f"{name}.pub").write_bytes(private.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        ))  # fmt: skip
+    sign(folder / "vit", key=folder / "mine.pem")
+
+
+def tuned(folder: Path) -> None:
+    """Two members whose MLPs differ: their mean is another function."""
+    import hydrasurgeon as hs
+
+    for seed, name in enumerate("ab"):
+        hs.finetune(
+            folder / name, data=str(folder / "data.npz"), recipe="demo", set={"epochs": "2", "lr": "0.01", "batch_size": "8"},
+            seed=seed, out=folder / f"{name}2", device="cpu",
+        )  # fmt: skip
+
+
+def other_rows(folder: Path) -> None:
+    images(folder / "data.npz", classes=5, rows=30)
+
+
+TOKEN = "--data data.npz"
+MISTAKES = (
+    # 1: checks
+    Mistake("Averaged MLPs are not the members", "fuse a2 b2 -o h --check data.npz --tolerance 1e-9", 1, tuned),
+    Mistake("A figure beyond its limit", 'eval vit --data data.npz --assert "id.accuracy>=1"', 1),
+    Mistake("Several, on several models", 'eval --predictions-in p.safetensors --assert "id.accuracy<0.5" --assert "cost.macs<=1e9" --assert "id.ece<=1"', 1, lambda f: predictions(f / "p.safetensors")),
+    Mistake("A bit of a tensor was changed", "verify hydra", 1, bent),
+    Mistake("Somebody else's signature", "verify vit --signature vit.sig --public-key theirs.pub", 1, keys),
+    # 2: the command line
+    Mistake("No such command", "prun vit", 2),
+    Mistake("No such option", "inspect vit --jsn", 2),
+    Mistake("An option without its value", "prune vit --keep", 2),
+    Mistake("A checkpoint is missing", "inspect", 2),
+    Mistake("A number is wanted", "eval vit --data data.npz --limit many", 2),
+    Mistake("A criterion that needs data", "score --method taylor vit", 2),
+    Mistake("A criterion misspelt", "prune --method rnadom --keep 2 vit", 2),
+    Mistake("No scores yet", "prune --method taylor --keep 2 vit", 2),
+    Mistake("No number of heads", "prune --method random vit", 2),
+    Mistake("Two numbers of heads", "prune --method random --keep 2 --remove 3 vit", 2),
+    Mistake("Heads to keep that are no number", "prune --method random --keep two vit", 2),
+    Mistake("A criterion without a number of its own", "prune --method random --keep auto vit", 2),
+    Mistake("A sample without what it is drawn from", "prune --method random --sample 3 vit", 2),
+    Mistake("Layers that the model has not", "prune --method random --keep 2 --layers 9-12 vit", 2),
+    Mistake("A tower that the model has not", "prune --method random --keep 2 --tower text vit", 2),
+    Mistake("A repair misspelt", "prune --method random --keep 2 vit --compensate men", 2),
+    Mistake("A repair without data", "prune --method random --keep 2 vit --compensate mean", 2),
+    Mistake("A mask that is not there", "prune --mask gone.json vit", 2),
+    Mistake("An objective that is none", "score --method circuit --objective odd --data data.npz vit", 2),
+    Mistake("A search that is none", "score --method circuit --search fats --data data.npz vit", 2),
+    Mistake("An objective without foreign data", "score --method circuit --objective ood --data data.npz vit", 2),
+    Mistake("An output that is there", "prune --method random --keep 2 vit -o a", 2),
+    Mistake("An output in no folder", "prune --method random --keep 2 vit -o nowhere/a", 2),
+    Mistake("An output over an input", "prune --method random --keep 2 vit -o vit --force", 2),
+    Mistake("A report over another file", "eval vit --data data.npz --json data.npz", 2),
+    Mistake("Predictions over the checkpoint", "eval vit --data data.npz --predictions vit.safetensors --force", 2),
+    Mistake("One member", "fuse a -o h", 2),
+    Mistake("MLPs that are neither", "fuse a b -o h --mlp mean", 2),
+    Mistake("A tolerance below zero", "fuse a b -o h --check data.npz --tolerance -1", 2),
+    Mistake("A recipe misspelt", "finetune vit --data data.npz --recipe imagnet -o t", 2),
+    Mistake("A field without a value", "finetune vit --data data.npz --recipe demo --set lr -o t", 2),
+    Mistake("A field that no recipe has", "finetune vit --data data.npz --recipe demo --set learning_rate=1 -o t", 2),
+    Mistake("A field out of its range", "finetune vit --data data.npz --recipe demo --set steps=0 -o t", 2),
+    Mistake("A part that cannot be frozen", "finetune vit --data data.npz --recipe demo --freeze heads -o t", 2),
+    Mistake("Nothing to resume", "finetune vit --data data.npz --recipe demo --resume -o t", 2),
+    Mistake("Random weights of another family", "finetune init:hf:bert --data data.npz --recipe scratch -o t", 2),
+    Mistake("Nothing to evaluate", "eval --data data.npz", 2),
+    Mistake("Nothing to evaluate on", "eval vit", 2),
+    Mistake("An ensemble of one", "eval vit --data data.npz --ensemble", 2),
+    Mistake("One file for two models' logits", "eval vit a --data data.npz --predictions p.safetensors", 2),
+    Mistake("A temperature to fit on nothing", "eval vit --data data.npz --temperature fit", 2),
+    Mistake("A temperature below zero", "eval vit --data data.npz --temperature -1", 2),
+    Mistake("An OOD score misspelt", "eval vit --data data.npz --ood-score entrpy", 2),
+    Mistake("An OOD set without a name", "eval vit --data data.npz --ood near:=data.npz", 2),
+    Mistake("A severity that is no number", "eval vit --data data.npz --shift fog:much=data.npz", 2),
+    Mistake("One name for two data sets", "eval vit --data x=data.npz --data x=data.npz", 2),
+    Mistake("One name for two OOD sets", "eval vit --data data.npz --ood near:x=data.npz --ood far:x=data.npz", 2),
+    Mistake("An assertion that is none", 'eval vit --data data.npz --assert "id.ece=0.1"', 2),
+    Mistake("An assertion about no number of the report", 'eval vit --data data.npz --assert "id.acuracy>=0.9"', 2),
+    Mistake("An assertion about no model in the report", 'eval vit --data data.npz --assert "hydra:id.ece<=0.1"', 2),
+    Mistake("No model card to write into", "eval vit --data data.npz --card", 2),
+    Mistake("A device that is none", "eval vit --data data.npz --device tpu", 2),
+    Mistake("A precision that is none", "eval vit --data data.npz --dtype float65", 2),
+    Mistake("A batch size that is none", "eval vit --data data.npz --batch-size many", 2),
+    Mistake("No runs", "bench vit --runs 0", 2),
+    Mistake("The same model twice", "bench vit vit", 2),
+    Mistake("Batch sizes that are none", "bench vit --batch 1,many", 2),
+    Mistake("A picture of another kind", "bench vit --plot p.pdf", 2),
+    Mistake("A hydra has several selections", "compare hydra a", 2),
+    Mistake("A member that it has not", "compare hydra#7 a", 2),
+    Mistake("A format that is not written", "export vit --format tflite", 2),
+    Mistake("A precision that proves nothing", "verify vit --dtype float16", 2),
+    Mistake("A script of what was run already", "replay a --from . --shell", 2),
+    Mistake("A key that is not there", "sign vit --key gone.pem", 2),
+    Mistake("A key that is none", "sign vit --key data.npz", 2),
+    Mistake("A folder that is not empty", "demo -o full", 2, folder_of("full", notes_txt="mine")),
+    # 3: checkpoints
+    Mistake("No such checkpoint", "inspect gone", 3),
+    Mistake("Not a checkpoint", "inspect notes", 3, text("notes.safetensors", "hello, I am not a checkpoint")),
+    Mistake("An empty file", "inspect none", 3, text("none.safetensors", "")),
+    Mistake("A file that was cut off", "inspect vit", 3, lambda f: os.truncate(f / "vit.safetensors", 60_000)),
+    Mistake("A header that is cut off", "inspect half", 3, lambda f: (f / "half.safetensors").write_bytes(struct.pack("<Q", 4096) + b"{}")),
+    Mistake("A tensor with too few bytes", "inspect thin", 3, lambda f: (f / "thin.safetensors").write_bytes(header({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}, bytes(8)))),
+    Mistake("A tensor twice", "inspect two", 3, lambda f: (f / "two.safetensors").write_bytes(struct.pack("<Q", 18) + b'{"w": {}, "w": {}}')),
+    Mistake("A folder without a checkpoint", "inspect empty", 3, folder_of("empty")),
+    Mistake("A pickled checkpoint", "inspect old", 3, folder_of("old", config_json="{}", pytorch_model_bin="")),
+    Mistake("An architecture that cannot be told", "inspect odd", 3, bare("odd", {"encoder.weight": (4, 4)})),
+    Mistake("An architecture that is not known", "inspect odd --arch timm:vit_nope", 3, bare("odd", {"encoder.weight": (4, 4)})),
+    Mistake("A shard outside of the folder", "inspect shards", 3, folder_of("shards", config_json='{"architecture": "vit_tiny_patch16_224", "num_classes": 5}', model_safetensors_index_json='{"weight_map": {"w": "../vit.safetensors"}}')),
+    Mistake("A manifest of other weights", "eval hydra --data data.npz", 3, bent),
+    Mistake("Two manifests that disagree", "inspect vit", 3, sidecar(lambda m: m["model"].update(labels=list("vwxyz")))),
+    Mistake("A manifest that is not JSON", "inspect vit", 3, text("vit.heads.json", '{"format": ')),
+    Mistake("A manifest of a later version", "inspect vit", 3, sidecar(lambda m: m.update(format="hydrasurgeon.manifest/3"))),
+    Mistake("A manifest with a key of somebody's", "inspect vit", 3, sidecar(lambda m: m.update(notes="ours"))),
+    Mistake("Heads that the model has not", "compare odd.heads.json a", 3, text("odd.heads.json", json.dumps({"format": "hydrasurgeon.manifest/1", "kind": "member", "model": {"family": "timm", "arch": "vit_tiny_patch16_224", "num_classes": 5}, "towers": {"vision": {"layers": 1, "heads": 4, "head_dim": 8, "dim": 32}}, "kept": {"vision": [[1, 9]]}, "weights_sha256": "0" * 64}))),
+    Mistake("A text model without its tokenizer", "score --method taylor --data texts.jsonl bert", 3, lambda f: (bert(f), (f / "bert" / "tokenizer.json").unlink(), (f / "bert" / "tokenizer_config.json").unlink(), text("texts.jsonl", '{"text": "good", "label": 0}\n')(f))),
+    Mistake("A name that is none of the hub's", "inspect hf:a/b/c", 3),
+    Mistake("A backbone that is not at hand", "replay a --from full", 3, folder_of("full", notes_txt="mine")),
+    # 4: surgery
+    Mistake("More heads than there are", "prune --method random --keep 9 vit", 4),
+    Mistake("No heads at all", "prune --method random --keep 0 vit", 4),
+    Mistake("All heads removed", "prune --method random --remove 12 vit", 4),
+    Mistake("A hydra cannot be pruned", "prune --method random --keep 1 hydra", 4),
+    Mistake("Members of two backbones", "fuse a small -o h", 4),
+    Mistake("A hydra cannot be a member", "fuse hydra a -o h", 4),
+    Mistake("Heads that have nothing in common", "compare a small", 4),
+    Mistake("A decoder", "prune --method random --keep 2 bert -o m", 4, lambda f: bert(f, model_type="gpt2", architectures=["GPT2LMHeadModel"])),
+    Mistake("Code of somebody's", "prune --method random --keep 2 bert -o m", 4, lambda f: bert(f, auto_map={"AutoModel": "modeling.Mine"})),
+    Mistake("No transformer of heads", "inspect odd --arch timm:resnet50", 4, bare("odd", {"conv1.weight": (8, 3, 7, 7)})),
+    Mistake("No classifier", "eval clip --data data.npz", 4, clip),
+    # 5: data
+    Mistake("No such file", "eval vit --data dat.npz", 5),
+    Mistake("No such kind of data", "eval vit --data table.xlsx", 5, text("table.xlsx", "x")),
+    Mistake("No images in it", "eval vit --data pixels.npz", 5, lambda f: np.savez(f / "pixels.npz", pixels=np.zeros((3, 8, 8), np.uint8))),
+    Mistake("Images of floats", "eval vit --data f.npz", 5, lambda f: np.savez(f / "f.npz", images=np.zeros((3, 8, 8)), labels=np.arange(3))),
+    Mistake("Not an .npz file", "eval vit --data text.npz", 5, text("text.npz", "hello")),
+    Mistake("Labels beyond the classes", "eval vit --data seven.npz", 5, lambda f: images(f / "seven.npz", classes=7)),
+    Mistake("No labels", "eval vit --data bare.npz", 5, lambda f: images(f / "bare.npz", classes=5, labels=False)),
+    Mistake("An empty folder", "eval vit --data none", 5, folder_of("none")),
+    Mistake("A picture that is none", "eval vit --data folder", 5, lambda f: ((f / "folder" / "cat").mkdir(parents=True), (f / "folder" / "cat" / "x.png").write_text("hello"))),
+    Mistake("A line that is not JSON", "eval vit --data d.jsonl", 5, text("d.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "la')),
+    Mistake("No column to read", "eval vit --data d.csv", 5, text("d.csv", "words,label\na,0\n")),
+    Mistake("Texts for a model of images", "eval vit --data d.jsonl", 5, text("d.jsonl", '{"text": "good film", "label": 0}\n')),
+    Mistake("A demo set misspelt", "eval vit --data demo:tets", 5),
+    Mistake("A hub set without a split", "eval vit --data hf:cifar100", 5),
+    Mistake("A torchvision set misspelt", "eval vit --data torchvision:MINST:test", 5),
+    Mistake("No samples", "eval vit --data data.npz --limit 0", 5),
+    Mistake("Foreign data that is not there", "eval vit --data data.npz --ood near:far=gone.npz", 5),
+    Mistake("Predictions that are not there", "eval --predictions-in gone.safetensors", 5),
+    Mistake("Predictions that are none", "eval --predictions-in vit.safetensors", 5),
+    Mistake("Predictions that are not finite", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32))),
+    Mistake("Predictions with a label too high", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", labels=np.arange(8))),
+    Mistake("Models of different classes", "eval vit ten --data data.npz", 5, lambda f: random_weights(f / "ten", classes=10)),
+    # 6: packages
+    Mistake("CAHP without its packages", "score --method cahp --data data.npz vit", 6, without=("kmedoids", "kneed")),
+    Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxruntime")),
+    Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
+    Mistake("Signing without its package", "sign vit --key mine.pem", 6, keys, without=("model_signing",)),
+)  # fmt: skip
+
+
+def run_mistake(mistake: Mistake, folder: Path) -> Outcome:
+    """The command in this process, in a folder that `scene` was made in."""
+    from hydrasurgeon.cli.app import run
+
+    mistake.make(folder)
+    before = _files(folder)
+    err = io.StringIO()
+    with _inside(folder), _lacking(mistake.without), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = run(shlex.split(mistake.line))
+    message = err.getvalue()
+    after = _files(folder)
+    left = [name for name in after if after[name] != before.get(name)]
+    return Outcome(code, _portable(message, folder), left)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+
+
+@contextlib.contextmanager
+def _lacking(packages: tuple[str, ...]) -> Iterator[None]:
+    def find(name: str) -> object:
+        return None if name in packages else importlib.util.find_spec(name)
+
+    with mock.patch("hydrasurgeon.lookup.find_spec", find):
+        yield
+
+
+def _portable(message: str, folder: Path) -> str:
+    """The message as it is on any machine: no folder of this one, no figure of a network's weights."""
+    message = message.replace(f"{folder}/", "").replace(str(folder), ".")
+    return re.sub(r"\b\d+\.\d{2,}(e-?\d+)?", "0.…", re.sub(r"\b\d+(\.\d+)?e-\d+\b", "0.…", message))
+
+
+def block(mistake: Mistake, message: str) -> str:
+    """Its place in docs/errors.md."""
+    return f"**{mistake.what}.** `hydrasurgeon {mistake.line}`\n\n```text\n{message.rstrip()}\n```\n"
+
+
+def page(messages: list[str]) -> str:
+    """docs/errors.md."""
+    parts = [HEAD.format(count=len(MISTAKES))]
+    for code, about in CODES.items():
+        parts.append(f"## Exit code {code}: {about}\n")
+        parts += [block(m, said) for m, said in zip(MISTAKES, messages, strict=True) if m.code == code]  # fmt: skip
+    return "\n".join(parts)
+
+
+HEAD = """# What goes wrong, and what is said then
+
+{count} mistakes. This page is written by `tools/render_errors.py` from the tests that make each of them (`tests/support/mistakes.py`):
+they fail when a message or an exit code is another one than here. Each is made in a folder with a small ViT `vit`, two
+members `a` and `b` of it, their hydra `hydra`, another backbone `small` and labelled images `data.npz`; `0.…` is a figure
+that depends on the machine. A mistake leaves no file behind, and its message goes to stderr. Exit code 0 is success, 130 and
+143 follow SIGINT and SIGTERM; anything with a traceback is a bug, and we would like to hear of it.
+"""
