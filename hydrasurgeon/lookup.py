@@ -22,6 +22,6 @@ def need(*modules: str, purpose: str) -> None:
     missing = [INSTALLED_AS.get(name, name) for name in modules if find_spec(name) is None]
     if missing:
         raise MissingDependency(
-            f"{purpose} needs {' and '.join(missing)}, which is not installed",
+            f"{purpose} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
             hint=f"Run `pip install {' '.join(missing)}`.",
         )

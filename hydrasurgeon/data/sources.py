@@ -66,7 +66,7 @@ def portable(spec: str) -> str:
 
 def _near(path: Path) -> str:
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]
     except (OSError, ValueError):
         return ""
     close = difflib.get_close_matches(path.name, names, n=1)

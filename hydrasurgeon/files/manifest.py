@@ -313,7 +313,8 @@ def first_mistake(error: ValidationError) -> str:
     """What is wrong and where, in one sentence."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     at = ".".join(str(part)[:40] for part in first["loc"])
-    return _shortened(f"{at}: {first['msg']}" if at else first["msg"])
+    said = first["msg"].removeprefix("Value error, ")
+    return _shortened(f"{at}: {said}" if at else said)
 
 
 def _shortened(text: str) -> str:

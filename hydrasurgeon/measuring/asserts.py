@@ -73,8 +73,9 @@ def _number(text: str) -> float | None:
 
 
 def paths_of(result: Result) -> dict[str, float | None]:
-    """Every number of a result, by its path."""
-    return dict(_numbers(result.model_dump(exclude={"name", "kind"}), ()))
+    """Every number of a result, by its path; where there is no record at all, there is no path."""
+    parts = result.model_dump(exclude={"name", "kind"})
+    return dict(_numbers({key: part for key, part in parts.items() if part is not None}, ()))
 
 
 def _numbers(value: Any, way: tuple[str, ...]) -> Iterator[tuple[str, float | None]]:

@@ -105,7 +105,7 @@ class Asserted(_Record):
 
     assertion: str
     result: str
-    value: float | None
+    value: int | float | None
     """None where the result has no such number."""
     holds: bool
 

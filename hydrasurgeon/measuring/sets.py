@@ -229,14 +229,12 @@ def open_sets(
 
 def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
     """`near:NAME=D`, `far:NAME=D`, `NAME=D` or `D` (far)."""
-    group: Literal["near", "far"] = "far"
-    if text.startswith("near:"):
-        group = "near"
-    text = text.removeprefix("near:").removeprefix("far:")
-    name, equals, spec = text.partition("=")
+    group: Literal["near", "far"] = "near" if text.startswith("near:") else "far"
+    rest = text.removeprefix("near:").removeprefix("far:")
+    name, equals, spec = rest.partition("=")
     if not equals:
-        name, spec = Path(text.rpartition(":")[2]).stem, text
-    if not is_name(name) or not spec or "." in name:
+        name, spec = Path(rest.rpartition(":")[2]).stem, rest
+    if not name or not spec or "." in name:
         raise UsageError(f"--ood {text}: not near:NAME=D or far:NAME=D")
     return group, name, spec
 

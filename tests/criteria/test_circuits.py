@@ -266,7 +266,7 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
     with pytest.raises(UsageError, match="another weights"):
         hs.score(path, data=data, **options)
     path.with_name("vit.circuit-acc.search.json").write_text("{")
-    with pytest.raises(UsageError, match="not the state of a search"):
+    with pytest.raises(UsageError, match="is not JSON"):
         hs.score(path, data=data, **options)
 
 

@@ -91,6 +91,8 @@ def test_a_narrow_terminal_breaks_between_words(here: Path) -> None:
     parent, child = pty.openpty()
     termios.tcsetwinsize(child, (24, 40))
     env = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    for name in ("COLUMNS", "LINES", "CI"):  # what a terminal's size would give way to
+        env.pop(name, None)
     with subprocess.Popen(
         [sys.executable, "-m", "hydrasurgeon", "inspect", "m"], cwd=here, env=env, stdout=child, stdin=child
     ):  # fmt: skip

@@ -100,8 +100,11 @@ def test_the_pipelines_script_makes_the_same_files(made: Callable[..., Path]) ->
 def _sh(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = f'hydrasurgeon() {{ {shlex.quote(sys.executable)} -m hydrasurgeon "$@" --quiet; }}\n{script}'
     root = str(Path(hs.__file__).parents[1])
+    # The script says `python`: the one that runs the tests.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    env = {**os.environ, "PYTHONPATH": root, "PATH": path}
     return subprocess.run(
-        ["sh", "-c", command], cwd=folder, env={**os.environ, "PYTHONPATH": root}, check=False, text=True
+        ["sh", "-c", command], cwd=folder, env=env, check=False, text=True
     )  # fmt: skip
 
 

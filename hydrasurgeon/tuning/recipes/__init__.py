@@ -139,8 +139,8 @@ def load_recipe(
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])[:100]
         raise UsageError(
-            f"recipe {name}: {where + ': ' if where else ''}{first['msg']}",
-            hint=f"Fields: {', '.join(_known())}.",
+            f"recipe {name}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}",
+            hint=f"Fields: {', '.join(_known())}." if first["type"] == "extra_forbidden" else None,
         ) from error
 
 
