@@ -194,6 +194,7 @@ def export(
     template: options.Template = None,
     arch: options.Arch = None,
     force: options.Force = False,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Write a model or a hydra as ONNX, checked in onnxruntime before the file is kept."""
@@ -203,7 +204,7 @@ def export(
     made = stage(
         checkpoint, format=format, out=out, classes=classes, template=template or [], arch=arch, force=force,
     )  # fmt: skip
-    render.exported(made, json=json)
+    render.exported(made, json=json, quiet=quiet)
 
 
 def schema() -> None:

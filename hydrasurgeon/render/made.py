@@ -188,7 +188,7 @@ def _pushed(hub: str | None) -> None:
         show("uploaded to ", (hub, "bold"))
 
 
-def exported(done: Export, *, json: bool) -> None:
+def exported(done: Export, *, json: bool, quiet: bool) -> None:
     if json:
         return as_json(
             {
@@ -199,6 +199,8 @@ def exported(done: Export, *, json: bool) -> None:
                 "max_difference": done.max_difference,
             }
         )
+    if quiet:
+        return None
     show(
         (str(done.path), "bold"),
         f": {', '.join(done.inputs)} → {', '.join(done.outputs)}; onnxruntime differs from "

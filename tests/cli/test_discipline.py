@@ -1,0 +1,93 @@
+"""What goes where: with --json stdout is one JSON document and nothing else, with --quiet nothing is said at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hydrasurgeon.cli.app import app, run
+
+MAKE = Callable[..., Path]
+EVAL = "eval vit --data data.npz --ood data.npz --shift fog:1=data.npz"
+
+# Each command, and what must have run before it.
+LINES = {
+    "score": "score --method taylor --data data.npz vit",
+    "score circuit": "score --method circuit --objective acc --data data.npz --remove 2 vit",
+    "prune": "prune --method random --keep 2 vit -o m",
+    "finetune": "finetune a --data data.npz --val data.npz --recipe demo --set steps=2 -o t",
+    "fuse": "fuse a b -o h2 --check data.npz",
+    "eval": EVAL,
+    "bench": "bench hydra --vs a b --backbone vit --batch 1 --runs 1",
+    "inspect": "inspect hydra",
+    "compare": "compare a b",
+    "verify": "verify hydra --parents .",
+    "replay": "replay a --from . -o again",
+    "sign": "sign vit --key mine.pem",
+    "export": "export vit",
+}
+# What these print is all they do.
+NEVER_QUIET = {"inspect", "compare", "schema", "demo"}
+
+
+@pytest.fixture
+def here(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> Path:
+    from mistakes import keys
+
+    tiny(), images()
+    os.chdir(tmp_path)
+    for line in ("prune --method random --keep 2 --seed 1 vit -o a", "prune --method random --keep 3 --seed 2 vit -o b", "fuse a b -o hydra"):  # fmt: skip
+        assert run([*line.split(), "--quiet"]) == 0
+    keys(tmp_path)
+    (tmp_path / "vit.sig").unlink()
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_command_is_held_to_it() -> None:
+    names = {command.name for command in app.registered_commands if command.name}
+    assert names - {line.split()[0] for line in LINES.values()} == {"schema"}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_json_is_all_there_is_on_stdout(
+    name: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Down to the file descriptor: libraries do not print beside it either."""
+    words = LINES[name].split()
+    capfd.readouterr()
+    assert run([*words, "--json", *(["-"] if words[0] in ("eval", "bench") else [])]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("{")
+    assert out.isascii()
+    json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+
+
+@pytest.mark.parametrize("name", [n for n in LINES if n.split()[0] not in NEVER_QUIET])
+def test_quiet_says_nothing(name: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    assert run([*LINES[name].split(), "--quiet"]) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_report_in_a_file_leaves_the_table_on_stdout(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*EVAL.split(), "--json", "report.json"]) == 0
+    assert capfd.readouterr().out.startswith("in distribution\n")
+    assert json.loads((here / "report.json").read_text())["format"] == "hydrasurgeon.eval/1"
+
+
+def test_an_error_is_said_even_when_quiet(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["eval", "gone", "--data", "data.npz", "--quiet", "--json", "-"]) == 3
+    assert capfd.readouterr().out == ""
+    assert run(["eval", "gone", "--data", "data.npz", "--quiet"]) == 3
+    assert capfd.readouterr().err.startswith("error: gone: no such checkpoint")
