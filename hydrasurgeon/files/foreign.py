@@ -15,12 +15,20 @@ from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, HydraError
 
-__all__ = ["MAX_DEPTH", "open_regular", "parse_json", "read_bytes", "read_json", "read_text"]
+__all__ = [
+    "MAX_DEPTH",
+    "check_structure",
+    "open_regular",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "read_text",
+]
 
 # Deep enough for every config there is; parsers and whoever walks the values recurse no deeper.
 MAX_DEPTH = 32
 # Commas and brackets in one text: a value costs up to 70 bytes of memory for as little as two in the file.
-MAX_VALUES = 2_000_000
+MAX_VALUES = 1_000_000
 # Quotation marks, those inside texts too: a header may carry a tokenizer of a quarter of a million words.
 MAX_QUOTES = 20_000_000
 # Integers as numpy and torch know them: int64, and seeds of 64 bits.
@@ -73,12 +81,18 @@ def read_json(path: Path, *, most: int, error: Error = CheckpointError) -> Any:
 
 
 def parse_json(
-    content: bytes | str, where: str, *, most: int, error: Error = CheckpointError
+    content: bytes | str,
+    where: str,
+    *,
+    most: int,
+    values: int = MAX_VALUES,
+    error: Error = CheckpointError,
 ) -> Any:
     """The value behind a JSON text; `where` names the source in the error.
 
     Stricter than the standard library: UTF-8, no key twice, no NaN or Infinity, no lone surrogates, integers of
-    at most 64 bits (longer ones become floats), and neither more bytes nor more nesting than the bounds, both of which are checked first.
+    at most 64 bits (longer ones become floats), and no more bytes, values and nesting than the bounds, which are
+    checked first.
     """
     try:
         content = content.encode() if isinstance(content, str) else content
@@ -89,7 +103,7 @@ def parse_json(
     text = _utf8(content, where, error)
     if not text.strip():
         raise error(f"{where}: is empty")
-    _check_structure(content, where, error)
+    check_structure(content, where, values=values, error=error)
     try:
         value = json.loads(
             text,
@@ -113,13 +127,16 @@ def _utf8(content: bytes, where: str, error: Error) -> str:
         raise error(f"{where}: is not UTF-8 text") from failure
 
 
-def _check_structure(content: bytes, where: str, error: Error) -> None:
-    """Brackets outside strings, counted and paired off from the inside: all in C, nothing recursive."""
+def check_structure(content: bytes, where: str, *, values: int, error: Error) -> None:
+    """Refuse JSON of too many values, or nested too deep, without parsing it.
+
+    Commas and brackets outside strings are counted and brackets paired off from the inside: all in C, nothing recursive.
+    """
     if content.count(b'"') > MAX_QUOTES:
         raise error(f"{where}: holds more than {MAX_QUOTES:,} quotation marks")
     structure = STRING.sub(b"", content).translate(BRACKETS, NO_STRUCTURE)
-    if len(structure) > MAX_VALUES:
-        raise error(f"{where}: holds more than {MAX_VALUES:,} values")
+    if len(structure) > values:
+        raise error(f"{where}: holds more than {values:,} values")
     brackets = structure.replace(b",", b"")
     for _ in range(MAX_DEPTH):
         if b"[]" not in brackets:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.foreign import parse_json, read_bytes
+from hydrasurgeon.files.foreign import check_structure, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 
 __all__ = [
@@ -46,8 +46,9 @@ UNKNOWN = "0" * 64
 FILES_KEY = "hydrasurgeon.files"
 """Header key of the companions' texts, so that a lone file keeps its tokenizer."""
 
-# A million labels, or a hundred circuits of a large model, fit into this.
+# The labels of 100,000 classes, or a hundred circuits of a large model, fit into this.
 MAX_BYTES = 16 << 20
+MAX_VALUES = 400_000
 # Layers, heads and members far beyond any model there is: what loops and masks are made of.
 MAX_COUNT = 4096
 MAX_WIDTH = 1 << 20
@@ -232,11 +233,12 @@ class Manifest(_Record):
     def to_header(self) -> str:
         """Compact JSON for the safetensors header."""
         text = json.dumps(self._plain(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-        if len(text) > MAX_BYTES:
+        if len(text) > MAX_BYTES // 2:  # the sidecar is longer: it can be read by people
             raise ManifestError(
-                f"the manifest would have {len(text):,} bytes; it may have {MAX_BYTES:,}",
+                f"the manifest would have {len(text):,} bytes; it may have {MAX_BYTES // 2:,}",
                 hint="Its labels, scores or history are too long.",
             )
+        check_structure(text.encode(), "the manifest", values=MAX_VALUES, error=ManifestError)
         return text
 
     def _plain(self) -> dict[str, Any]:
@@ -294,7 +296,7 @@ def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
     """A manifest from JSON; `where` names the source in the error."""
     content = text.encode() if isinstance(text, str) else text
-    raw = parse_json(content, where, most=MAX_BYTES, error=ManifestError)
+    raw = parse_json(content, where, most=MAX_BYTES, values=MAX_VALUES, error=ManifestError)
     version = raw.get("format") if isinstance(raw, dict) else None
     if version != FORMAT:
         newer = str(version).startswith("hydrasurgeon.manifest/")

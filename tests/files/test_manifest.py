@@ -160,9 +160,9 @@ TEXTS = {
     "UTF-16": (MEMBER_TEXT.decode().encode("utf-16"), "not UTF-8"),
     "a mark": (b"\xef\xbb\xbf" + MEMBER_TEXT, "not JSON"),
     "a key twice": (MEMBER_TEXT.replace(b'"kind"', b'"kind": "hydra", "kind"'), "there twice"),
-    "deep": (b"[" * 1_000_000, "nested more than 32"),
+    "deep": (b"[" * 100_000, "nested more than 32"),
     "large": (b'"' + b" " * (17 << 20) + b'"', "is too large"),
-    "many": (b"[" + b"0," * 3_000_000 + b"0]", "more than 2,000,000 values"),
+    "many": (b"[" + b"0," * 500_000 + b"0]", "more than 400,000 values"),
 }
 
 
@@ -187,6 +187,9 @@ def test_what_cannot_be_read_again_is_not_written() -> None:
     manifest = golden("member")
     manifest["model"]["config"] = {"a": "x" * (17 << 20)}
     with pytest.raises(ManifestError, match="may have"):
+        Manifest.model_validate(manifest).to_header()
+    manifest["model"]["config"] = {"a": [0] * 500_000}
+    with pytest.raises(ManifestError, match="more than 400,000 values"):
         Manifest.model_validate(manifest).to_header()
 
 
