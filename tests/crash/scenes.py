@@ -25,8 +25,6 @@ class Scene:
     """Commands that lay out what is there already."""
     again: tuple[str, ...] = ()
     """Options with which it is repeated where the command alone is refused."""
-    measures: bool = False
-    """Whether its outputs hold times, so that no two are the same."""
 
 
 def _prune(out: str, *, keep: int = 2, more: str = "") -> str:
@@ -67,7 +65,7 @@ SCENES = (
     Scene("eval: report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors", (("r.json",), ("p.safetensors",))),
     Scene("eval: over a report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors --force", (("r.json",), ("p.safetensors",)), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",)),
     Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
-    Scene("bench: report over a report", "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force", (("r.json",),), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",), measures=True),
+    Scene("bench: report over a report", "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force", (("r.json",),), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",)),
     Scene("export: over an export", "export vit -o x.onnx --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
 )  # fmt: skip
 SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")
