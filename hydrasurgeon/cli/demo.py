@@ -78,14 +78,14 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
         weights = f"{name}.safetensors"
         write_bytes(folder / weights, (source / weights).read_bytes())
     started, here = time.monotonic(), Path.cwd()
-    render.say(f"cd {folder}", style="bold cyan")
+    render.say(f"cd {folder}", style="bold cyan", fold=False)
     os.chdir(folder)
     try:
         for comment, command in COMMANDS:
             if comment:
                 render.say("")
                 render.say(f"# {comment}", style="dim")
-            render.say(f"hydrasurgeon {command}", style="bold cyan")
+            render.say(f"hydrasurgeon {command}", style="bold cyan", fold=False)
             code = run(shlex.split(command))
             if code:
                 raise SystemExit(code)

@@ -143,5 +143,11 @@ def require(asserted: Sequence[Asserted]) -> None:
 
 def _explained(each: Asserted) -> str:
     named = each.assertion.startswith(f"{each.result}:")
-    value = "it was not measured" if each.value is None else f"it is {each.value!r}"
+    value = "it was not measured" if each.value is None else f"it is {_short(each, each.value)}"
     return f"{'' if named else f'{each.result}: '}{each.assertion}, but {value}"
+
+
+def _short(each: Asserted, value: float) -> str:
+    """Six digits, where they break the limit too."""
+    text = f"{value:.6g}"
+    return repr(value) if parse_assertion(each.assertion).holds(float(text)) else text

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
+import re
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -47,9 +49,10 @@ def _print(console: Terminal, *texts: Text) -> None:
             console.print(text)
 
 
-def width() -> int | None:
-    """Columns of the terminal that stdout is; a file or a pipe has no end of line to keep within."""
-    return out().width if sys.stdout.isatty() else None
+def width(*, stderr: bool = False) -> int | None:
+    """Columns of the terminal that a stream is; a file or a pipe has no end of line to keep within."""
+    console, stream = (err(), sys.stderr) if stderr else (out(), sys.stdout)
+    return console.width if stream.isatty() else None
 
 
 def styled(*parts: Part) -> Text:
@@ -67,14 +70,25 @@ def show(*parts: Part, hang: int | None = None) -> None:
 
 
 def folded(line: Text, width: int | None, hang: int | None = None) -> list[Text]:
-    """The line in as many as it needs, all but the first indented: by `hang`, or two more than the first."""
+    """The line in as many as it needs, all but the first indented: by `hang`, or two more than the first.
+
+    A word or a `command` that is too long stays whole, so that it can be copied; the terminal breaks it.
+    """
+    plain = line.plain
     if width is None or line.cell_len <= width:
         return [line]
-    indent = " " * (hang or len(line.plain) - len(line.plain.lstrip()) + 2)
-    first, *more = line.wrap(out(), max(width - len(indent), 1))
-    for text in (first, *more):
-        text.rstrip()
+    indent = " " * (hang or len(plain) - len(plain.lstrip()) + 2)
+    pieces, start, end, room = [], 0, 0, width
+    for word in WORD.finditer(plain):
+        if end > start and cell_len(plain[start : word.end()]) > room:
+            pieces.append(line[start:end])
+            start, room = word.start(), width - len(indent)
+        end = word.end()
+    first, *more = [*pieces, line[start:end]]
     return [first, *(Text(indent).append_text(text) for text in more)]
+
+
+WORD = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
 
 
 def lines(texts: Iterable[Text]) -> None:
@@ -82,16 +96,18 @@ def lines(texts: Iterable[Text]) -> None:
     _print(out(), *texts)
 
 
-def say(text: str, *, style: str = "") -> None:
-    """A line about the work, on stderr."""
-    _print(err(), styled((text, style)))
+def say(text: str, *, style: str = "", fold: bool = True) -> None:
+    """A line about the work, on stderr; one to be copied is not folded."""
+    _print(err(), *folded(styled((text, style)), width(stderr=True) if fold else None))
 
 
 def failed(error: HydraError) -> None:
     """A user's mistake: what and where, one line for each detail, then what to do next."""
     more = [*error.details, *([error.hint] if error.hint else [])]
     head = styled(("error:", "bold red"), f" {error.message}")
-    _print(err(), head, *(styled(f"       {line}") for line in more))
+    columns, hang = width(stderr=True), len("error: ")
+    texts = [head, *(styled(" " * hang + line) for line in more)]
+    _print(err(), *(piece for text in texts for piece in folded(text, columns, hang)))
 
 
 def as_json(value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.render.console import as_json, raw, show
+from hydrasurgeon.render.console import as_json, lines, raw, show, styled
 from hydrasurgeon.render.pieces import notes
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def replayed(result: Replay, *, shell: bool, json: bool, quiet: bool) -> None:
         notes([f"recorded with {', '.join(pairs)}"])
     if not result.ran:
         for command in result.commands:
-            show(f"hydrasurgeon {command}")
+            lines([styled(f"hydrasurgeon {command}")])  # to be copied: not folded
     _checks(result.checks)
     return None
 

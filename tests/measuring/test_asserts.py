@@ -21,7 +21,7 @@ from hydrasurgeon.measuring.asserts import (
     require,
 )
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
-from hydrasurgeon.measuring.report import Cost, Result
+from hydrasurgeon.measuring.report import Asserted, Cost, Result
 from hydrasurgeon.measuring.results import rehearsed, result
 from hydrasurgeon.measuring.sets import labelled_sets
 
@@ -108,7 +108,7 @@ def test_names_and_values_of_the_broken() -> None:
     with pytest.raises(CheckFailed, match="3 of 7 assertions do not hold") as failed:
         require(outcome)
     assert failed.value.details == (
-        f"a: id.ece<=0, but it is {ece!r}", f"b: id.ece<=0, but it is {ece!r}", "b: cost.macs<=9, but it was not measured",
+        f"a: id.ece<=0, but it is {ece:.6g}", f"b: id.ece<=0, but it is {ece:.6g}", "b: cost.macs<=9, but it was not measured",
     )  # fmt: skip
     require(outcome[2:4])
 
@@ -117,6 +117,13 @@ def test_names_and_values_of_the_broken() -> None:
 @pytest.mark.parametrize("value", [math.nan, None])
 def test_what_is_no_number_never_passes(sign: str, value: float | None) -> None:
     assert not parse_assertion(f"id.ece{sign}0.5").holds(value)
+
+
+def test_a_value_just_beyond_its_limit_is_said_whole() -> None:
+    near = Asserted(assertion="id.ece<=0.5", result="m", value=0.5000000001, holds=False)
+    with pytest.raises(CheckFailed) as failed:
+        require([near])
+    assert failed.value.details == ("m: id.ece<=0.5, but it is 0.5000000001",)
 
 
 def test_limits_themselves() -> None:
@@ -159,7 +166,7 @@ def test_in_the_command(
     accuracy = report["results"][0]["id"]["accuracy"]
     assert report["asserts"][2] == {"assertion": "id.accuracy>1", "result": "vit", "value": accuracy, "holds": False}  # fmt: skip
     assert "error: 1 of 3 assertions does not hold" in err
-    assert f"vit: id.accuracy>1, but it is {accuracy!r}" in err
+    assert f"vit: id.accuracy>1, but it is {accuracy:.6g}" in err
     again = ["eval", "--predictions-in", "p.safetensors", "--assert"]
     assert run([*again, "ood_average.all.auroc>0.6", "--json", "again.json", "--quiet"]) == 1
     assert capsys.readouterr().out == ""
