@@ -11,7 +11,7 @@ from hydrasurgeon.checkpoints.class_names import asked
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import backend
-from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot
+from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot, record_of
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
@@ -139,6 +139,8 @@ def finetune(
         "data": used,
         "recipe": plan.model_dump(mode="json"),
         "seed": seed,
+        "skip_bad": skip_bad,
+        **record_of(model),
     }
     state = State(_state_path(target), identity)
     trained = train(

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,6 +115,9 @@ def train(
     total = recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
     run = _Run(step=0)
     model.to(accelerator.device)
+    # What else decides the bits of the next step.
+    place = {"dtype": dtype, "device": accelerator.device.type, "processes": world}
+    state = replace(state, identity={**state.identity, **place})
     if resume and (position := state.read(model, optimizer)) is not None:
         run = _Run(**position.model_dump())
     elif accelerator.is_main_process:

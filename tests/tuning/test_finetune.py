@@ -123,6 +123,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert (tmp_path / "cut.training.safetensors").exists()
     with pytest.raises(UsageError, match="another seed"):
         hs.finetune(path, out=cut, resume=True, **{**options, "seed": 4})
+    # float32 first, bfloat16 then: the manifest would tell of one of them only.
+    with pytest.raises(UsageError, match="another dtype"):
+        hs.finetune(path, out=cut, resume=True, **options, dtype="bfloat16")
+    with pytest.raises(UsageError, match="another skip_bad"):
+        hs.finetune(path, out=cut, resume=True, **options, skip_bad=True)
     resumed = hs.finetune(path, out=cut, resume=True, **options)
     assert cut.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
     assert not (tmp_path / "cut.training.safetensors").exists()
