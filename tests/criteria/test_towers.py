@@ -101,7 +101,7 @@ def algorithm_1(
     return order, trace
 
 
-@pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
+@pytest.mark.parametrize("objective", [*(pytest.param(o, marks=pytest.mark.slow) for o in ("acc", "ood")), "avg"])  # fmt: skip
 def test_every_search_is_algorithm_1_over_both_towers(
     clip: Path, sets: dict[str, Any], objective: str
 ) -> None:
@@ -212,7 +212,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("search", ["naive", "exact", "fast"])
+@pytest.mark.parametrize("search", [pytest.param("naive", marks=pytest.mark.slow), "exact", "fast"])
 def test_a_killed_search_ends_with_the_same_bytes(
     tmp_path: Path, sets: dict[str, Any], search: str
 ) -> None:
