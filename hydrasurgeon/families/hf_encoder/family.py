@@ -97,6 +97,7 @@ class HFEncoder:
             raise CheckpointError(f"{where}: has no config.json")
         facts, read = check_config(config, where)
         check_tokenizer(files, where)
+        check_processor(files, where)
         kind = kind_of(read)
         names = canonical(kind, tensors)
         named = (facts.architectures or kind.classes)[0]

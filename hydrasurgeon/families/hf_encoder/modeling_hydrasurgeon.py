@@ -139,7 +139,7 @@ def head_dim(config: Any) -> int:
 def head_tensors(config: Any) -> dict[str, int]:
     """Names of the tensors that hold heads, `{}` for the layer, and the axis along which they lie."""
     told = config.hydrasurgeon.get("head_tensors")
-    fine = isinstance(told, dict) and all(name.count("{}") == 1 and axis in (0, 1) for name, axis in told.items())  # fmt: skip
+    fine = isinstance(told, dict) and told and all(name.count("{}") == 1 and axis in (0, 1) for name, axis in told.items())  # fmt: skip
     if not fine:
         raise ValueError("config.json: hydrasurgeon.head_tensors: is no table of names and axes")
     return dict(told)

@@ -36,6 +36,9 @@ CLASSES = (
 GENERIC = "PreTrainedTokenizerFast"
 """Does what tokenizer.json says and nothing else."""
 
+UNUSUAL = "☃☃☃"
+"""A word that vocabularies lack: some find out only then that they have nothing for it."""
+
 Word = Annotated[str, Field(max_length=1_000)]
 
 
@@ -153,11 +156,15 @@ def _made(texts: Mapping[str, str], where: str) -> Any:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         try:
-            return AutoTokenizer.from_pretrained(
+            made = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        # tokenizers raises Exception itself for a file that it cannot read.
-        except Exception as error:
+            made(UNUSUAL)
+            return made
+        # For a file that it cannot read tokenizers raises Exception itself, or a panic that is none.
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             why = str(error).replace(folder, "").splitlines() or [type(error).__name__]
             raise CheckpointError(
                 f"{where} cannot be made of {', '.join(sorted(set(texts) - {'config.json'}))}: {why[0][:200]}",
