@@ -30,8 +30,8 @@ NEVER = {
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "socket.connect",
     "socket.getaddrinfo", "socket.bind", "socket.sendto", "pickle.find_class", "webbrowser.open", "urllib.Request", "http.client.connect",
 }  # fmt: skip
-# Where an interpreter and its libraries read from, whatever the input.
-READABLE = ("/proc", "/sys", "/usr", "/lib", "/dev/null", "/dev/urandom", "/etc/mime.types", "/etc/localtime", "/etc/ssl", "/etc/nsswitch.conf")  # fmt: skip
+# Where an interpreter and its libraries read from, whatever the input; and what may be opened to see that it is no file.
+READABLE = ("/proc", "/dev/zero", "/sys", "/usr", "/lib", "/dev/null", "/dev/urandom", "/etc/mime.types", "/etc/localtime", "/etc/ssl", "/etc/nsswitch.conf")  # fmt: skip
 # libtiff says on the terminal what it finds wrong, and Pillow cannot stop it.
 DECODER = re.compile(
     r"\w*(?:TIFF|Decode|Deflate|Fax|LZW|Thunder|NeXT|PackBits|fetch|JPEG)\w*: [ -~]+"
