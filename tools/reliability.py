@@ -120,7 +120,35 @@ def hostile(results: dict[str, Any]) -> list[str]:
 
 
 def killed(results: dict[str, Any]) -> list[str]:
-    return ["## Kills and races", ""]
+    hows, about = results["how"], results["machine"]
+    rows = [
+        [f"`{name}`", *(f"{counts.get(how, 0):,}" for how in hows)]
+        for name, counts in results["scenes"].items()
+    ]
+    totals = [
+        "all",
+        *(f"{sum(counts.get(how, 0) for counts in results['scenes'].values()):,}" for how in hows),
+    ]
+    races = [
+        [name, ", ".join(f"{outcome}: {count}" for outcome, count in tally.items())]
+        for name, tally in results["outcomes"].items()
+    ]
+    versions = ", ".join(f"{name} {number}" for name, number in about.items())
+    return [
+        "## Kills, failing disks and races",
+        "",
+        f"{results['kills']:,} kills, {results['faults']:,} failing disks and {results['races']:,} races of two writers: {results['violations']:,} outputs half-written, lost or mixed.",
+        "",
+        "Each scene runs a command once for every call by which it changes the disk, and is struck at that call:",
+        "",
+        *(f"- *{how}*: {said}" for how, said in hows.items()),
+        "",
+        *table(["scene", *hows], [*rows, totals]),
+        "",
+        *table(["race", "outcomes"], races),
+        "",
+        f"{versions}. Again: `make crash OUT=benchmarks/results/crash.json`.",
+    ]
 
 
 def bounds() -> list[str]:

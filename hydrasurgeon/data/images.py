@@ -7,6 +7,7 @@ several frames the first is read, transparency is dropped, and 16 bits are scale
 from __future__ import annotations
 
 import io
+import logging
 import warnings
 
 from PIL import Image
@@ -24,6 +25,9 @@ MAX_BYTES = 256 << 20
 MAX_PIXELS = 89_478_485
 # A picture is resized by its shorter side: one of 1 × 20,000 pixels would become 224 × 4,480,000.
 MAX_RATIO = 100
+
+# Pillow also logs what it finds wrong, and a logger that nobody has set up prints on the terminal.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import resource
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -319,3 +321,21 @@ def test_a_tar_file_that_goes_in_circles(tmp_path: Path) -> None:
     (tmp_path / "d.tar").write_bytes(content)
     with pytest.raises(DataError, match="not a readable tar file"):
         open_pairs(str(tmp_path / "d.tar"))
+
+
+def test_a_decoder_says_nothing_on_the_terminal(tmp_path: Path) -> None:
+    """In a process of its own: here pytest hears what is logged, and it would not be printed."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "tiff")
+    content = bytearray(file.getvalue())
+    at = content.index(b"\x15\x01\x03\x00")  # samples per pixel
+    content[at + 8 : at + 10] = b"\x03\x01"
+    (tmp_path / "x.tif").write_bytes(content)
+    script = (
+        "import sys; from pathlib import Path; from hydrasurgeon.data.images import decode\n"
+        "try: decode(Path(sys.argv[1]).read_bytes(), 'x')\n"
+        "except Exception as error: assert type(error).__name__ == 'DataError'\n"
+        "else: raise SystemExit('it was read')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.tif")], capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

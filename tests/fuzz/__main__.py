@@ -147,13 +147,9 @@ def _show(failures: list[Any]) -> None:
 def _record(path: Path, kinds: dict[str, dict[str, Any]], first: int) -> None:
     """Kinds that were run replace their older results; each says of which commit it is."""
     before = json.loads(path.read_text()) if path.exists() else {"kinds": {}}
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
+    commit = _git("rev-parse", "--short", "HEAD") + "-changed" * bool(
+        _git("status", "--porcelain", "hydrasurgeon", "tests/fuzz")
+    )
     for name, ways in kinds.items():
         before["kinds"][name] = {
             "commit": commit, "first_seed": first,
@@ -174,6 +170,13 @@ def _record(path: Path, kinds: dict[str, dict[str, Any]], first: int) -> None:
         **{name: version(name) for name in LIBRARIES},
     }
     path.write_text(json.dumps(before, indent=1) + "\n")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
 
 
 def _processor() -> str:

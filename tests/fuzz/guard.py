@@ -30,8 +30,8 @@ NEVER = {
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "socket.connect",
     "socket.getaddrinfo", "socket.bind", "socket.sendto", "pickle.find_class", "webbrowser.open", "urllib.Request", "http.client.connect",
 }  # fmt: skip
-# Where an interpreter and its libraries read from, whatever the input.
-READABLE = ("/proc", "/sys", "/usr", "/lib", "/dev/null", "/dev/urandom", "/etc/mime.types", "/etc/localtime", "/etc/ssl", "/etc/nsswitch.conf")  # fmt: skip
+# Where an interpreter and its libraries read from, whatever the input; and what may be opened to see that it is no file.
+READABLE = ("/proc", "/dev/zero", "/sys", "/usr", "/lib", "/dev/null", "/dev/urandom", "/etc/mime.types", "/etc/localtime", "/etc/ssl", "/etc/nsswitch.conf")  # fmt: skip
 # libtiff says on the terminal what it finds wrong, and Pillow cannot stop it.
 DECODER = re.compile(
     r"\w*(?:TIFF|Decode|Deflate|Fax|LZW|Thunder|NeXT|PackBits|fetch|JPEG)\w*: [ -~]+"
@@ -59,6 +59,8 @@ class Attempt:
     """The same through the command; {} stands for the folder of the files, {out} for that of outputs."""
     reads: bool = False
     """Whether its files may name others anywhere, as lists of images do: to be read, and nothing else."""
+    writes: bool = False
+    """Whether the command writes beside its files, as one that goes on from a state does."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ class Sandbox:
         """In process, through the command's parser and its rendering."""
         from fuzz.command import run_here
 
-        return self._judged(attempt, lambda: run_here(self.arguments(attempt)))
+        arguments = self.arguments(attempt)
+        return self._judged(attempt, lambda: run_here(arguments), writes=attempt.writes)
 
     def arguments(self, attempt: Attempt) -> list[str]:
         return [
@@ -179,9 +182,11 @@ class Sandbox:
             for part in attempt.command
         ]
 
-    def _judged(self, attempt: Attempt, call: Callable[[], object]) -> Outcome:
+    def _judged(
+        self, attempt: Attempt, call: Callable[[], object], *, writes: bool = False
+    ) -> Outcome:
         self.lay_out(attempt)
-        before = self._seen()
+        before = None if writes else self._seen()
         self.printed()
         try:
             _watch.reads = attempt.reads
@@ -195,13 +200,13 @@ class Sandbox:
         finally:
             self.clear()
 
-    def _unwanted(self, before: set[Any], said: list[str]) -> str | None:
+    def _unwanted(self, before: set[Any] | None, said: list[str]) -> str | None:
         if _watch.noticed:
             return f"touched what is not its own: {'; '.join(_watch.noticed[:3])}"
         printed = [line for line in self.printed().splitlines() if not DECODER.fullmatch(line)]
         if said or printed:
             return f"printed: {(said or printed)[0][:300]}"
-        if self._seen() != before:
+        if before is not None and self._seen() != before:
             return "changed its input's folder"
         left = [entry.name for entry in os.scandir(self.tmp)]
         return f"left a temporary file: {left[0]}" if left else None

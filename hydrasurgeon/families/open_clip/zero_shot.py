@@ -9,9 +9,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydrasurgeon.errors import ManifestError, UsageError
 from hydrasurgeon.families.open_clip.configs import MAX_PROMPTS, Prompts
+from hydrasurgeon.files.foreign import parse_json, read_text
 from hydrasurgeon.files.manifest import Model
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "zero_shot",
 ]
 
+# Of a file of class names or templates.
+MAX_NAMES = 16 << 20
 TEMPLATE = "A photo of a {label}."
 KEY = "zero_shot"
 """Where a model's config keeps its templates and their hash; the class names are its labels."""
@@ -81,11 +85,10 @@ def _sha256(texts: Sequence[str]) -> str:
 
 
 def _lines(path: Path, option: str) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {path}: cannot be read ({error})") from error
+    text = read_text(path, most=MAX_NAMES, error=UsageError)
+    found: Any = text.splitlines()
+    if path.suffix == ".json":
+        found = parse_json(text, f"{option} {path}", most=MAX_NAMES, error=UsageError)
     if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
         raise UsageError(f"{option} {path}: not a list of names")
     return [line.strip() for line in found if line.strip()]
@@ -113,6 +116,6 @@ def read_templates(given: Sequence[str]) -> tuple[str, ...]:
     for template in found:
         if "{label}" not in template:
             raise UsageError(
-                f"--template {template!r}: has no {{label}}", hint=f"For example {TEMPLATE!r}."
+                f"--template {template[:80]!r}: has no {{label}}", hint=f"For example {TEMPLATE!r}."
             )
     return tuple(found)

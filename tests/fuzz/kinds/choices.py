@@ -125,8 +125,8 @@ def _recipe(random: Random, bases: Bases) -> Attempt:
         content = random.choice(
             (
                 b"a = " + b"[" * 50_000,
-                b"[" + b"a." * 20_000 + b"a]",
-                b"a." * 20_000 + b"b = 1",
+                b"[" + b"a." * 2000 + b"a]",
+                b"a." * 2000 + b"b = 1",
                 b"x = " + b"1" * 10_000,
             )
         )

@@ -429,6 +429,7 @@ def _folder(random: Random) -> tuple[str, dict[str, Any]]:
             )
         )
     if random.random() < 0.1:
+        files.pop("d/x.png", None)
         files["d/x.png/"] = b""
     if not files:
         files["d/"] = b""

@@ -77,10 +77,9 @@ def make(random: Random, bases: Bases) -> Attempt:
     content = random.choice(WAYS)(kind, content, random)
     name = f"a/x.{random.choice(ENDINGS)}"
     path = _checkpoint(bases)
-    return Attempt(
-        {name: content, "b/": b""}, lambda folder, out: use(folder / name, content),
-        ("eval", path, "--data", "{}", "--limit", "1", "--device", "cpu", "--quiet", "--json", "-"),
-    )  # fmt: skip
+    files = {name: content, "l.txt": f"{name} 3\n".encode()}
+    command = ("eval", path, "--data", "{}/l.txt", "--device", "cpu", "--quiet", "--json", "-")
+    return Attempt(files, lambda folder, out: use(folder / name, content), command)
 
 
 def _checkpoint(bases: Bases) -> str:

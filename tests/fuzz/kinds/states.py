@@ -137,7 +137,7 @@ def _search(random: Random, bases: Bases) -> Attempt:
         "score", str(bases.path("scored")), "--method", "circuit", "--objective", "avg", "--data", options["data"], "--ood", options["ood"][0],
         "--search", search, "--remove", "2", "--layers", "1-2", "--device", "cpu", "--quiet", "-o", "{}/s.safetensors",
     )  # fmt: skip
-    return Attempt({name: said}, call, command)
+    return Attempt({name: said}, call, command, writes=True)
 
 
 def _aimed(document: dict[str, Any], random: Random) -> Any:
@@ -299,4 +299,4 @@ def _training(random: Random, bases: Bases) -> Attempt:
         "finetune", str(bases.path("scored")), "--data", data, "--recipe", "scratch", "--set", "steps=1", "--device", "cpu", "--quiet", "--resume",
         "-o", "{}/t.safetensors",
     )  # fmt: skip
-    return Attempt({name: said}, call, command)
+    return Attempt({name: said}, call, command, writes=True)
