@@ -37,6 +37,7 @@ for name, command in (
     ("verify", trusting.verify),
     ("replay", trusting.replay),
     ("sign", trusting.sign),
+    ("bom", trusting.bom),
     ("export", measuring.export),
     ("schema", measuring.schema),
 ):

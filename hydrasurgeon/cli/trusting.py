@@ -14,7 +14,7 @@ from hydrasurgeon.errors import CheckFailed, UsageError
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check
 
-__all__ = ["replay", "sign", "verify"]
+__all__ = ["bom", "replay", "sign", "verify"]
 
 
 def verify(
@@ -151,3 +151,20 @@ def sign(
     from hydrasurgeon.stages.sign import sign as stage
 
     render.signed(stage(checkpoint, key=key, out=out, force=force), json=json, quiet=quiet)
+
+
+def bom(
+    checkpoint: options.Checkpoint,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="F", help="The .json file; else it goes to stdout."),
+    ] = None,
+    arch: options.Arch = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write a CycloneDX bill of materials: files, ancestors, data and packages, each with its hash or version."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.bom import bom as stage
+
+    render.billed(stage(checkpoint, out=out, arch=arch, force=force), quiet=quiet)

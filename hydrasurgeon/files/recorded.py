@@ -80,7 +80,7 @@ class PruneOptions(_Selection):
 
 
 class FinetuneOptions(RunOptions):
-    checkpoint: str | None = None
+    checkpoint: Annotated[str, Field(pattern="^init:")] | None = None
     """What it started from, where that was no file: `init:timm:NAME`."""
     data: str
     recipe: str

@@ -234,7 +234,7 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
     name, equals, spec = rest.partition("=")
     if not equals:
         name, spec = Path(rest.rpartition(":")[2]).stem, rest
-    if not name or not spec or "." in name:
+    if not is_name(name) or not spec:
         raise UsageError(f"--ood {text}: not near:NAME=D or far:NAME=D")
     return group, name, spec
 

@@ -6,11 +6,12 @@ from hydrasurgeon.render.described import compared, inspected
 from hydrasurgeon.render.made import exported, finetuned, fused, pruned, scored
 from hydrasurgeon.render.measured import benched, evaluated
 from hydrasurgeon.render.streams import finish_streams, prepare_streams, writing
-from hydrasurgeon.render.trusted import replayed, signed, verified
+from hydrasurgeon.render.trusted import billed, replayed, signed, verified
 
 __all__ = [
     "as_json",
     "benched",
+    "billed",
     "compared",
     "evaluated",
     "exported",

@@ -10,12 +10,13 @@ from hydrasurgeon.render.pieces import notes
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check
+    from hydrasurgeon.stages.bom import Billed
     from hydrasurgeon.stages.replay import Replay
     from hydrasurgeon.stages.sign import Signed
     from hydrasurgeon.stages.verify import Verification
 
 
-__all__ = ["replayed", "signed", "verified"]
+__all__ = ["billed", "replayed", "signed", "verified"]
 
 MARKS = {
     True: ("holds", "green"),
@@ -72,4 +73,12 @@ def signed(result: Signed, *, json: bool, quiet: bool) -> None:
         return as_json({"path": str(result.path), "files": files})
     if not quiet:
         show((str(result.path), "bold"), f": signs {', '.join(files)}")
+    return None
+
+
+def billed(result: Billed, *, quiet: bool) -> None:
+    if result.path is None:
+        return raw(result.text)
+    if not quiet:
+        show((str(result.path), "bold"), f": {result.components} components")
     return None

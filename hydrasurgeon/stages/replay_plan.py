@@ -18,7 +18,14 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError
 from hydrasurgeon.files.history import changes_weights, lineage
 from hydrasurgeon.files.manifest import Input, Step
-from hydrasurgeon.files.recorded import RunOptions, StepOptions, options_of
+from hydrasurgeon.files.recorded import (
+    FinetuneOptions,
+    FuseOptions,
+    InitOptions,
+    RunOptions,
+    StepOptions,
+    options_of,
+)
 from hydrasurgeon.heads import Kept
 
 __all__ = ["Artifact", "Plan", "Run", "plan_replay"]
@@ -159,7 +166,7 @@ def plan_replay(target: Checkpoint, at_hand: AtHand) -> Plan:
         inputs = tuple(
             tracing.read(source, options, fuses=entry.command == "fuse") for source in entry.inputs
         )
-        if not changes_weights(entry) and len(inputs) != 1:
+        if not _may_read(options, len(inputs)):
             raise ManifestError(f"{where}: its history's {entry.command} read {len(inputs)} files")
         same = None if changes_weights(entry) else inputs[0].sha256
         output = Artifact(made_by=number, sha256=same)
@@ -174,9 +181,24 @@ def plan_replay(target: Checkpoint, at_hand: AtHand) -> Plan:
         if run.output in needed and run.output.source is None:
             needed |= set(run.inputs)
     wanted = [run for run in runs if run.output in needed and run.output.source is None]
+    for run in wanted:
+        if isinstance(run.options, FinetuneOptions) and not run.inputs and run.options.checkpoint is None:  # fmt: skip
+            raise ManifestError(
+                f"{where}: its history does not say with which random weights it began",
+                hint="Put the backbone that was made of them into the folder.",
+            )
     sources = [artifact for artifact in tracing.artifacts if artifact in needed and artifact.source]
     _place(sources, wanted, where)
     return Plan(target, tuple(sources), tuple(wanted))
+
+
+def _may_read(options: StepOptions, files: int) -> bool:
+    """Whether a step with these options can have read so many checkpoints."""
+    if isinstance(options, InitOptions):
+        return files == 0
+    if isinstance(options, FuseOptions):
+        return files >= 2
+    return files == 1 or (isinstance(options, FinetuneOptions) and files == 0)
 
 
 def _place(sources: Sequence[Artifact], runs: Sequence[Run], where: str) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.checks import Check
+from hydrasurgeon.checkpoints.own_files import own_files
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.lookup import need
 
 if TYPE_CHECKING:
@@ -92,9 +92,8 @@ def check_signature(
         if size > MAX_SIGNATURE:
             raise ValueError("it is too large to be one")
         verifier.verify(folder, path)
-    except (
-        Exception
-    ) as error:  # whatever the library raises on a signature that is none, or does not hold
+    # Whatever the library raises on a signature that is none, or does not hold.
+    except Exception as error:
         return Check("signature", False, _one_line(error) or "it is not by this key")
     return Check("signature", True, f"{len(files)} files, by the key in {Path(public_key).name}")
 
@@ -106,16 +105,14 @@ def signature_beside(checkpoint: Checkpoint) -> Path:
 
 
 def covered(checkpoint: Checkpoint, signature: Path) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and the files: the weights and their sidecar, or all of a directory."""
+    """The folder that names are relative to, and the files: all but the signature itself."""
     if checkpoint.hub_id is not None:
         raise UsageError(
             f"{checkpoint.hub_id}: lies in the hub's cache", hint="Sign a local copy of it."
         )
-    path = checkpoint.path
-    if path.is_dir():
-        own = signature.resolve()
-        return path, [p for p in sorted(path.rglob("*")) if p.is_file() and p.resolve() != own]
-    return path.parent, [p for p in (path, sidecar(path)) if p.is_file()]
+    folder, files = own_files(checkpoint)
+    own = signature.resolve()
+    return folder, [path for path in files if path.resolve() != own]
 
 
 def _hashing(files: Sequence[Path]) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.resources import files
@@ -101,6 +102,17 @@ def test_the_readmes_commands_run(folder: Path) -> None:
         if not b.startswith(("make", "pip"))
     ]
     assert len(blocks) >= 7
+    for block in blocks:
+        done = shell("set -e\n" + block, folder)
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a key")
+def test_the_commands_about_trust_run(folder: Path) -> None:
+    text = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    assert len(blocks) == 5
     for block in blocks:
         done = shell("set -e\n" + block, folder)
         assert done.returncode == 0, f"{block}\n{done.stderr}"

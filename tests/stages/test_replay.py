@@ -317,6 +317,7 @@ def test_other_versions_are_named(made: Callable[..., Path]) -> None:
         ({"args": {"keep": 2, "method": "random", "classes": "/"}}, "names this file"),
         ({"args": {"keep": 2, "method": "random", "template": ["../"]}}, "names this file"),
         ({"args": {"keep": 2, "method": "random\n rm -rf"}}, "control characters"),
+        ({"inputs": []}, "read 0 files"),
         ({"inputs": [{"name": "../../up.safetensors", "sha256": None}]}, "names a file"),
         ({"inputs": [{"name": "a\nb.safetensors", "sha256": None}]}, "names a file"),
     ],
@@ -326,7 +327,7 @@ def test_a_hostile_history_is_refused(
 ) -> None:
     folder = made("prune --method random --keep 2 vit -o p")
     history = [e.model_dump() for e in open_checkpoint(folder / "p.safetensors").manifest.history]
-    if "inputs" in change:
+    if change.get("inputs"):
         name = change["inputs"][0]["name"]  # type: ignore[index]
         change = {"inputs": [{**history[-1]["inputs"][0], "name": name}]}
     history[-1] |= change
@@ -336,6 +337,15 @@ def test_a_hostile_history_is_refused(
         return
     with pytest.raises(ManifestError, match=says):
         replay(path, folder=folder)
+
+
+def test_a_history_that_does_not_say_how_it_began(made: Callable[..., Path]) -> None:
+    demo = Path(hs.__file__).parent / "demo" / "backbone.safetensors"
+    folder = made()
+    shutil.copy(demo, folder / "old.safetensors")
+    (folder / "empty").mkdir()
+    with pytest.raises(ManifestError, match="which random weights"):
+        replay(folder / "old.safetensors", folder=folder / "empty")
 
 
 def test_mistakes(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
