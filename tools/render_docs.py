@@ -138,6 +138,29 @@ def surgery(results: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def verify(results: dict[str, Any]) -> list[str]:
+    about = results["machine"]
+    rows = [
+        [
+            name, f"{r['bytes'] / 1e9:.2f}", f"{r['seconds']:.2f}", f"{r['ratio']:.2f}", f"{r['ratio_sha256sum']:.2f}",
+            f"{r['peak_mb']:.0f}", f"{r['hash_peak_mb']:.0f}",
+        ]
+        for name, r in results["results"].items()
+    ]  # fmt: skip
+    return [
+        "## `verify` against hashing",
+        "",
+        f"A ViT-L/16 with random weights, and a hydra of three of its members; {about['cpu']}, {about['cores']} cores, Python {about['python']}, torch",
+        f"{about['torch']}; whole processes in turn, medians of {results['runs']} runs. Hashing reads the same tensors in the same two threads and does",
+        f"nothing else; `sha256sum` is one thread. The budget is {results['budget']} times hashing.",
+        "",
+        *table(
+            ["", "GB", "seconds", "of hashing", "of `sha256sum`", "peak memory MB", "hashing MB"],
+            rows,
+        ),
+    ]  # fmt: skip
+
+
 def fused(results: dict[str, Any]) -> list[str]:
     about = results["machine"]
     runs = [p["runs"] for points in results["results"].values() for p in points]
@@ -364,6 +387,7 @@ def text(results: dict[str, Any]) -> list[str]:
 SECTIONS = {
     "circuits": circuits,
     "surgery": surgery,
+    "verify": verify,
     "fused-cpu": fused,
     "fused-cuda": fused,
     "modes-cpu": modes,

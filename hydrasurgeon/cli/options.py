@@ -168,9 +168,15 @@ Arch = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 Batch = Annotated[str, typer.Option("--batch-size", metavar="N|auto", help="Samples in one pass.")]
-Seed = Annotated[int, typer.Option("--seed", help="Every random choice follows from it.")]
+# What fits into a manifest, and what torch and numpy take as a seed.
+LARGEST = 2**63 - 1
+Seed = Annotated[
+    int,
+    typer.Option("--seed", min=0, max=LARGEST, help="Every random choice follows from it."),
+]
 Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", help="Use a random N of the samples.")
+    int | None,
+    typer.Option("--limit", metavar="N", min=1, max=LARGEST, help="Use a random N of the samples."),
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and name them.")

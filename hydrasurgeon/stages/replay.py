@@ -86,6 +86,7 @@ def replay(
     progress: Progress | None = None,
 ) -> Replay:
     """Make a checkpoint again; `folder` holds the backbone and the data, `out` keeps the files on the way."""
+    _check_out(out)
     target, at_hand = open_checkpoint(checkpoint), AtHand(folder)
     digests = target.digests()
     plan = plan_replay(target, at_hand)
@@ -120,18 +121,25 @@ def _lenient(check: Check) -> Check:
     return check if check.holds else Check(check.name, None, check.detail)
 
 
+def _check_out(out: str | Path | None) -> None:
+    if out is None:
+        return
+    place = Path(out)
+    if not place.parent.is_dir():
+        raise OutputError(f"{place.parent}: no such folder", hint="Create it first.")
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise OutputError(f"{place}: is not an empty folder", hint="Give another -o.")
+
+
 @contextlib.contextmanager
 def _workplace(out: str | Path | None) -> Iterator[Path]:
     """The folder of the replay: a new one that stays, or a temporary one."""
     if out is None:
         with tempfile.TemporaryDirectory(prefix="hydrasurgeon-replay-") as scratch:
             yield Path(scratch)
-        return
-    place = Path(out)
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise OutputError(f"{place}: is not an empty folder", hint="Give another -o.")
-    place.mkdir(exist_ok=True)
-    yield place.resolve()
+    else:
+        Path(out).mkdir(exist_ok=True)
+        yield Path(out).resolve()
 
 
 @dataclass
@@ -181,7 +189,7 @@ class _Replaying:
             from hydrasurgeon.stages.score import score
 
             return lambda inputs, out: score(
-                inputs[0], **given, **more, device=device, out=None if in_place else out
+                inputs[0], **given, **more, device=device, out=None if in_place else _as_out(out)
             )
         if isinstance(options, PruneOptions):
             from hydrasurgeon.stages.prune import prune

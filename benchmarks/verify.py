@@ -1,0 +1,91 @@
+"""What `verify` of a 1.2 GB model costs against hashing it: whole processes, run in turn, medians.
+
+Hashed twice: as our commands do, every tensor by two threads in a Python process, and by sha256sum, the file as a
+whole by one thread. Writes benchmarks/results/verify.json, from which tools/render_docs.py makes docs/benchmarks.md.
+
+    python benchmarks/verify.py [--runs 9] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from surgery import hydrasurgeon, machine, make_vit, measure
+
+RESULTS = Path(__file__).parent / "results" / "verify.json"
+BUDGET = 1.5
+HASH = (
+    "import sys; from pathlib import Path; from hydrasurgeon.files.tensors import TensorFile, Tensors;"
+    "Tensors([TensorFile(Path(sys.argv[1]))]).digests()"
+)
+
+
+def make(folder: Path) -> None:
+    """A recorded backbone and a hydra of three of its members."""
+    quiet = {"cwd": folder, "check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # fmt: skip
+    make_vit(folder / "bare.safetensors")
+    subprocess.run(hydrasurgeon("score", "--method", "random", "bare", "-o", "single"), **quiet)
+    (folder / "bare.safetensors").unlink()
+    prune = ("prune", "--method", "random", "--keep", "11", "single", "--seed")
+    for seed in ("1", "2", "3"):
+        subprocess.run(hydrasurgeon(*prune, seed, "-o", f"m{seed}"), **quiet)
+    subprocess.run(hydrasurgeon("fuse", "m1", "m2", "m3", "-o", "hydra"), **quiet)
+    for seed in ("1", "2", "3"):
+        (folder / f"m{seed}.safetensors").unlink()
+
+
+def measured(name: str, runs: int, folder: Path) -> dict[str, float]:
+    file = f"{name}.safetensors"
+    ours, hashed, sha256sum = measure(
+        hydrasurgeon("verify", name, "--quiet"),
+        [sys.executable, "-c", HASH, file],
+        ["sha256sum", file],
+        runs=runs,
+        cwd=folder,
+    )
+    return {
+        "bytes": (folder / file).stat().st_size,
+        "seconds": ours[0],
+        "hash_seconds": hashed[0],
+        "sha256sum_seconds": sha256sum[0],
+        "ratio": ours[0] / hashed[0],
+        "ratio_sha256sum": ours[0] / sha256sum[0],
+        "peak_mb": ours[1],
+        "hash_peak_mb": hashed[1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--folder", type=Path, help="where the large files go")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
+    try:
+        make(folder)
+        results = {
+            "machine": machine() | {"torch": version("torch")},
+            "runs": arguments.runs,
+            "budget": BUDGET,
+            "results": {
+                name: measured(name, arguments.runs, folder) for name in ("single", "hydra")
+            },
+        }
+    finally:
+        shutil.rmtree(folder)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
