@@ -176,7 +176,7 @@ Seed = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", metavar="N", min=1, max=LARGEST, help="Use a random N of the samples."),
+    typer.Option("--limit", metavar="N", min=0, max=LARGEST, help="Use a random N of the samples."),
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and name them.")

@@ -318,6 +318,7 @@ MISTAKES = (
     Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxruntime")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
     Mistake("Signing without its package", "sign vit --key mine.pem", 6, keys, without=("model_signing",)),
+    Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
 )  # fmt: skip
 
 
