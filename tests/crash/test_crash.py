@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="blows strike forked processes")
 def test_no_blow_leaves_half_an_output() -> None:
     """In a process of its own: one that has started threads should not fork."""

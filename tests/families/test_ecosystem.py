@@ -90,6 +90,7 @@ def test_a_pipeline_runs_a_hydra(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_modelling_file_does_not_need_us(tmp_path: Path) -> None:
     """A process that cannot import hydrasurgeon loads what it wrote."""
     family = FAMILIES["DistilBERT"]
@@ -120,6 +121,7 @@ with torch.inference_mode():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["member", "hydra"])
 def test_timm_loads_members_and_hydras(tmp_path: Path, kind: str) -> None:
     """In a fresh process, whichever is imported first."""

@@ -26,7 +26,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec"), [("BERT", "hf"), ("timm ViT", "timm"), ("OpenCLIP", "open_clip")]
+    ("kind", "spec"),
+    [
+        ("BERT", "hf"),
+        ("timm ViT", "timm"),
+        pytest.param("OpenCLIP", "open_clip", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_pushed_is_the_directory_and_loads_from_the_hub(
     hub: FakeHub, tmp_path: Path, kind: str, spec: str
@@ -85,6 +90,7 @@ def test_stock_transformers_loads_a_pushed_hydra(
     torch.testing.assert_close(each, logits(fused.path, inputs), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_stock_timm_loads_a_pushed_member(hub: FakeHub, tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")

@@ -138,6 +138,7 @@ def test_single_steps(
     assert result.checks[-1].detail == "identical, and so are the files"
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_mask_that_is_gone(made: Callable[..., Path]) -> None:
     folder = made()
     (folder / "mask.json").write_text(json.dumps({"vision": [[0, 2], [], [1, 2, 3]]}))
@@ -150,6 +151,7 @@ def test_the_script_writes_a_mask_that_is_gone(made: Callable[..., Path]) -> Non
     assert (place / "out.safetensors").read_bytes() == (folder / "out.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_script_with_names_that_need_quoting(made: Callable[..., Path]) -> None:
     folder = made()
     shutil.move(folder / "vit.safetensors", folder / "it's $(a) vit.safetensors")
@@ -226,6 +228,7 @@ def test_members_of_several_backbones(tiny: MAKE, made: Callable[..., Path]) -> 
     assert outcomes(result) == [True] * 7
 
 
+@pytest.mark.slow
 def test_from_random_weights(made: Callable[..., Path], tmp_path: Path) -> None:
     arch = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=2,num_heads=2,num_classes=5"
     folder = made(
