@@ -29,6 +29,7 @@ from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.criteria.feed import Feed
 from hydrasurgeon.data import by_length, open_data
 from hydrasurgeon.measuring.timing import machine
+from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.inference import logits_of
 
 RESULTS = Path(__file__).parent / "results" / "text.json"
@@ -134,8 +135,8 @@ class Plain:
 def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callable[[], Any]]:
     opened = open_checkpoint(folder)
     feed = Feed.open(
-        opened, data, (), method="taylor", towers=("text",), limit=len(samples), seed=0, device="cpu",
-        dtype="float32", batch_size=batch, skip_bad=False, progress=None,
+        opened, data, (), method="taylor", towers=("text",),
+        run=Run(limit=len(samples), device="cpu", batch_size=batch),
     )  # fmt: skip
     layers = range(opened.manifest.towers["text"].layers)
     subject = Subject(
@@ -148,7 +149,10 @@ def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callabl
         found = criterion("taylor")(subject)
         return torch.tensor([found["text", layer] for layer in layers])
 
-    return {"eval": lambda: logits_of([loaded], samples, batch_size=batch)[0][:, 0], "score": score}
+    return {
+        "eval": lambda: logits_of([loaded], samples, Run(batch_size=batch))[0][:, 0],
+        "score": score,
+    }
 
 
 def measure(loops: dict[str, Callable[[], torch.Tensor]], runs: int) -> dict[str, float]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, rewritten
 from hydrasurgeon.errors import UsageError
@@ -17,12 +17,29 @@ from hydrasurgeon.families.open_clip.zero_shot import (
     zero_shot,
 )
 
-__all__ = ["asked", "names_in", "with_class_names"]
+__all__ = ["ClassNames", "ClassNamesKeywords", "asked", "names_in", "with_class_names"]
 
 FROM_DATA = "data"
 """--classes data: the names that the data set has, whatever the checkpoint records."""
 # Numbers, and WordNet's numbers: what ImageNet's folders are called.
 CODE = re.compile(r"n?\d+")
+
+
+class ClassNamesKeywords(TypedDict, total=False):
+    """The keywords of `ClassNames`."""
+
+    classes: str | None
+    template: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassNames:
+    """What a zero-shot model is told of the classes."""
+
+    classes: str | None = None
+    """Their names, a file of them, or `data`; None: the recorded ones, else the data's."""
+    template: Sequence[str] = ()
+    """Prompts with {label} in them, or files of such."""
 
 
 def with_class_names(

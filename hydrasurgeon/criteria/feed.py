@@ -9,7 +9,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.run import Progress
+from hydrasurgeon.run import Run
 
 __all__ = ["Feed", "NoData"]
 
@@ -41,7 +41,7 @@ class Feed:
     records: tuple[DataRecord, ...]
     device: Any
     dtype: Any
-    progress: Progress | None
+    run: Run
     batch_size: int = 64
     foreign: tuple[Any, ...] = field(default=())
 
@@ -54,14 +54,9 @@ class Feed:
         *,
         method: str,
         towers: Sequence[str],
-        limit: int | None,
-        seed: int,
-        device: str,
-        dtype: str,
-        batch_size: int | None,
-        skip_bad: bool,
-        progress: Progress | None,
+        run: Run,
     ) -> Feed:
+        """What a method runs on: the checkpoint's live model, the data and the OOD sets."""
         if data is None:
             raise UsageError(f"--method {method} needs data", hint="Give --data D.")
         from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
@@ -71,18 +66,18 @@ class Feed:
         from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
         model = checkpoint.manifest.model
-        samples = open_data(data, limit=limit, seed=seed)
+        samples = open_data(data, limit=run.limit, seed=run.seed)
         samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
-        outside = [open_data(spec, limit=limit, seed=seed) for spec in ood]
-        target, precision = device_of(own_device(device)), dtype_of(dtype)
-        size = batch_size or (256 if target.type == "cuda" else 64)
+        outside = [open_data(spec, limit=run.limit, seed=run.seed) for spec in ood]
+        target, precision = device_of(own_device(run.device)), dtype_of(run.dtype)
+        size = run.batch_size or (256 if target.type == "cuda" else 64)
         module = live_module(checkpoint).to(device=target, dtype=precision)
         family = backend(model.family)
         transform = family.transform(model, files=checkpoint.files)
         # cahp weighs heads on a quarter of the batches, as the data comes.
         order = (lambda _: None) if method == "cahp" else by_length
         loader, *foreign = (
-            Batches(each, transform, batch_size=size, order=order(each), skip_bad=skip_bad)
+            Batches(each, transform, batch_size=size, order=order(each), skip_bad=run.skip_bad)
             for each in (samples, *outside)
         )
         return cls(
@@ -93,7 +88,7 @@ class Feed:
             records=tuple(DataRecord(**each.fingerprint()) for each in (samples, *outside)),
             device=target,
             dtype=precision,
-            progress=progress,
+            run=run,
             batch_size=size,
             foreign=tuple(foreign),
         )
@@ -106,12 +101,10 @@ class Feed:
 
         for done, batch in enumerate(self.loader, 1):
             yield moved(batch.inputs, self.device, self.dtype), batch.labels.to(self.device)
-            if self.progress is not None:
-                self.progress(name, done, len(self.loader))
+            self.run.tick(name, done, len(self.loader))
 
     def foreign_batches(self, name: str) -> Iterator[Any]:
         for loader in self.foreign:
             for done, batch in enumerate(loader, 1):
                 yield batch.inputs
-                if self.progress is not None:
-                    self.progress(name, done, len(loader))
+                self.run.tick(name, done, len(loader))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion
@@ -16,13 +17,53 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.open_clip.zero_shot import record_of
 from hydrasurgeon.files.manifest import DataRecord, Score
 from hydrasurgeon.heads import parse_layers, parse_towers
-from hydrasurgeon.run import Progress
+from hydrasurgeon.run import Run
 
-__all__ = ["compute", "counted"]
+__all__ = ["Scoring", "ScoringKeywords", "check_keep", "compute"]
 
 
-def counted(method: str | None, keep: int | str | None) -> int | None:
-    """`--keep` as a number; None for CAHP's own."""
+class ScoringKeywords(TypedDict, total=False):
+    """The keywords of a `Scoring`."""
+
+    objective: str | None
+    data: str | None
+    ood: Sequence[str]
+    search: str | None
+    keep: int | str | None
+    remove: int | None
+    layers: str | None
+    tower: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Which heads are scored, on what, and for how many to go."""
+
+    objective: str | None = None
+    """What a circuit keeps: acc, ood or avg."""
+    data: str | None = None
+    """Labelled data."""
+    ood: Sequence[str] = ()
+    """Foreign data for the objectives ood and avg."""
+    search: str | None = None
+    """How a circuit is searched: exact, fast or naive."""
+    keep: int | str | None = None
+    """Heads to keep in each layer; auto: cahp's own number."""
+    remove: int | None = None
+    """Heads to remove in all."""
+    layers: str | None = None
+    """The layers that heads are removed from."""
+    tower: str | None = None
+    """vision, text or both."""
+
+    @property
+    def heads_kept(self) -> int | None:
+        """In each layer; None where nobody says, or cahp is to find it."""
+        return None if isinstance(self.keep, str) else self.keep
+
+
+def check_keep(method: str | None, keep: int | str | None) -> None:
+    """Refuse a `--keep` that is no number, and `auto` for what has no number of its own."""
     if isinstance(keep, str):
         if keep != "auto":
             raise UsageError(f"--keep {keep}: neither a number nor auto")
@@ -31,103 +72,114 @@ def counted(method: str | None, keep: int | str | None) -> int | None:
                 f"--keep auto: {method or 'a mask'} has no number of heads of its own",
                 hint="Give a number, or --method cahp.",
             )
-        return None
-    return keep
 
 
 def compute(
     checkpoint: Checkpoint,
+    key: str,
+    scoring: Scoring,
+    run: Run,
     *,
-    method: str,
-    data: str | None,
-    ood: Sequence[str] = (),
-    search: str | None = None,
-    remove: int | None = None,
-    output: Path | None = None,
-    keep: int | None,
-    layers: str | None,
-    tower: str | None,
-    limit: int | None,
-    seed: int,
-    device: str,
-    dtype: str,
-    batch_size: int | None,
-    skip_bad: bool,
-    progress: Progress | None,
-) -> tuple[Score, tuple[DataRecord, ...]]:
-    """Scores of all heads present, and the data they were computed on; `method` is the score's key."""
-    judge = criterion(method)
-    objective = _objective(method, ood, search)
-    model = checkpoint.manifest.model
-    towers = parse_towers(tower, checkpoint.manifest.towers)
-    sizes = [checkpoint.manifest.towers[name] for name in towers]
-    most = max(size.heads for size in sizes)
+    output: Path,
+) -> Score:
+    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`."""
+    judge = criterion(key)
+    objective = _objective(key, scoring.ood, scoring.search)
+    manifest = checkpoint.manifest
+    towers = parse_towers(scoring.tower, manifest.towers)
+    sizes = [manifest.towers[name] for name in towers]
+    keep, most = scoring.heads_kept, max(size.heads for size in sizes)
     if keep is not None and not 0 < keep <= most:
         raise SurgeryError(
             f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}."
         )
-    feed = NoData() if method in WITHOUT_DATA else Feed.open(
-        checkpoint, data, ood if objective != "acc" else (), method=method, towers=towers, limit=limit, seed=seed,
-        device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
+    ood = scoring.ood if objective != "acc" else ()
+    feed = NoData() if key in WITHOUT_DATA else Feed.open(
+        checkpoint, scoring.data, ood, method=key, towers=towers, run=run
     )  # fmt: skip
-    options = None
+    circuit = None
     if objective is not None:
-        options = CircuitOptions(
+        circuit = CircuitOptions(
             objective=objective,  # type: ignore[arg-type]
-            search=search or "exact",
-            remove=remove,
-            state=None if output is None else state_path(output, method),
-            identity={
-                "weights": checkpoint.record(checkpoint.digests()).sha256,
-                "data": [f"{each.rows} rows {each.sha256[:12]}" for each in feed.records],
-                "objective": objective, "search": search or "exact", "layers": layers, "towers": list(towers), "dtype": dtype,
-                "batch_size": feed.batch_size, **record_of(model),
-            },
-        )  # fmt: skip
-    subject = Subject(
-        checkpoint=checkpoint,
-        load=feed.load,
-        batches=feed.batches,
-        samples=feed.rows,
-        keep=keep,
-        towers=towers,
-        layers=parse_layers(layers, max(size.layers for size in sizes)),
-        seed=seed,
-        batch_size=feed.batch_size,
-        foreign=feed.foreign_batches,
-        circuit=options,
-        progress=progress,
+            search=scoring.search or "exact",
+            remove=scoring.remove,
+            state=state_path(output, key),
+            identity=_identity(checkpoint, feed, scoring, objective, towers, run.dtype),
+        )
+    verdict = judge(
+        Subject(
+            checkpoint=checkpoint,
+            load=feed.load,
+            batches=feed.batches,
+            samples=feed.rows,
+            keep=keep,
+            towers=towers,
+            layers=parse_layers(scoring.layers, max(size.layers for size in sizes)),
+            seed=run.seed,
+            batch_size=feed.batch_size,
+            foreign=feed.foreign_batches,
+            circuit=circuit,
+            progress=run.progress,
+        )
     )
-    verdict = judge(subject)
+    return _recorded(verdict, key, checkpoint, scoring, run.seed, feed.records, towers)
+
+
+def _identity(
+    checkpoint: Checkpoint,
+    feed: Feed | NoData,
+    scoring: Scoring,
+    objective: str,
+    towers: Sequence[str],
+    dtype: str,
+) -> dict[str, Any]:
+    """What must be the same for an interrupted search to be continued."""
+    return {
+        "weights": checkpoint.record(checkpoint.digests()).sha256,
+        "data": [f"{each.rows} rows {each.sha256[:12]}" for each in feed.records],
+        "objective": objective, "search": scoring.search or "exact", "layers": scoring.layers, "towers": list(towers), "dtype": dtype,
+        "batch_size": feed.batch_size, **record_of(checkpoint.manifest.model),
+    }  # fmt: skip
+
+
+def _recorded(
+    verdict: HeadScores | Verdict | Removal,
+    key: str,
+    checkpoint: Checkpoint,
+    scoring: Scoring,
+    seed: int,
+    data: tuple[DataRecord, ...],
+    towers: Sequence[str],
+) -> Score:
+    """What a criterion said, as the manifest records it."""
+    model = checkpoint.manifest.model
+    tower = {} if scoring.tower is None else {"tower": scoring.tower}
     if isinstance(verdict, Removal):
-        told = {**verdict.settings, **({"tower": tower} if tower is not None else {}), **record_of(model)}  # fmt: skip
-        return Score(
-            order=verdict.order, trace=verdict.trace, settings=told, data=feed.records
-        ), feed.records
-    more = verdict.settings if isinstance(verdict, Verdict) else {}
-    scores = verdict.scores if isinstance(verdict, Verdict) else verdict
-    values = _by_original_number(checkpoint, scores, towers, method)
-    settings: dict[str, Any] = (
-        {"keep": keep, "sequential": True} if keep is not None and method == "taylor" else {}
-    )
-    settings |= more
-    if method == "random":
+        settings = {**verdict.settings, **tower, **record_of(model)}
+        return Score(order=verdict.order, trace=verdict.trace, settings=settings, data=data)
+    keep = scoring.heads_kept
+    settings = {"keep": keep, "sequential": True} if keep is not None and key == "taylor" else {}
+    if isinstance(verdict, Verdict):
+        settings |= verdict.settings
+    if key == "random":
         settings["seed"] = seed
-    if tower is not None:
-        settings["tower"] = tower
-    if method not in WITHOUT_DATA:
+    settings |= tower
+    if key not in WITHOUT_DATA:
         settings |= record_of(model)
-    used = feed.records
-    return Score(values=values, settings=settings, data=used), used
+    scores = verdict.scores if isinstance(verdict, Verdict) else verdict
+    values = _by_original_number(checkpoint, scores, towers, key)
+    return Score(values=values, settings=settings, data=data)
 
 
 def _objective(method: str, ood: Sequence[str], search: str | None) -> str | None:
     """The objective of a circuit's key; None for a criterion that has none."""
     circuit, _, objective = method.partition("-")
     if circuit != CIRCUIT:
-        given = "--ood" if ood else "--search" if search else None
-        if given is not None:
-            raise UsageError(f"{given}: --method {method} has no use for it", hint="Leave it out.")
+        useless = "--ood" if ood else "--search" if search else None
+        if useless is not None:
+            raise UsageError(
+                f"{useless}: --method {method} has no use for it", hint="Leave it out."
+            )
         return None
     if objective != "acc" and not ood:
         raise UsageError(
@@ -137,7 +189,7 @@ def _objective(method: str, ood: Sequence[str], search: str | None) -> str | Non
 
 
 def _by_original_number(
-    checkpoint: Checkpoint, found: HeadScores, towers: Sequence[str], method: str
+    checkpoint: Checkpoint, scores: HeadScores, towers: Sequence[str], method: str
 ) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
     manifest = checkpoint.manifest
@@ -146,8 +198,8 @@ def _by_original_number(
     for tower in towers:
         layers = []
         for layer, row in enumerate(manifest.kept[tower]):
-            scores = dict(zip(row, found[tower, layer], strict=True))
-            for head, value in scores.items():
+            present = dict(zip(row, scores[tower, layer], strict=True))
+            for head, value in present.items():
                 if not math.isfinite(value):
                     raise SurgeryError(
                         f"--method {method}: the score of head {head} in {tower} layer {layer} is {value}",
@@ -155,7 +207,7 @@ def _by_original_number(
                         "then use --dtype float32.",
                     )
             layers.append(
-                tuple(float(scores.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
+                tuple(float(present.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
             )
         values[tower] = tuple(layers)
     return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hydrasurgeon.data import Batches, Samples, by_length, moved
 from hydrasurgeon.errors import CheckpointError, DataError
+from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier
 
 __all__ = ["logits_of"]
@@ -19,10 +20,8 @@ __all__ = ["logits_of"]
 def logits_of(
     models: Sequence[Classifier],
     samples: Samples,
+    run: Run,
     *,
-    batch_size: int | None,
-    skip_bad: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
     skipped: list[str] | None = None,
 ) -> tuple[Float[Tensor, "sample member klass"], Int[Tensor, " sample"] | None]:
     """Logits of all models side by side (a hydra contributes all its members), and the labels if there are any.
@@ -31,7 +30,7 @@ def logits_of(
     """
     first = next(models[0].parameters())
     batches = Batches(
-        samples, models[0].transform, batch_size=batch_size, order=by_length(samples), skip_bad=skip_bad
+        samples, models[0].transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
     )  # fmt: skip
     logits, labels, index = [], [], []
     for done, batch in enumerate(batches, 1):
@@ -40,8 +39,7 @@ def logits_of(
         logits.append(torch.cat([model(inputs).float() for model in models], dim=1).cpu())
         if batch.labels is not None:
             labels.append(batch.labels)
-        if progress is not None:
-            progress(samples.spec, done, len(batches))
+        run.tick(samples.spec, done, len(batches))
     if skipped is not None:
         skipped += batches.skipped
     if not index:

@@ -21,6 +21,7 @@ from hydrasurgeon.files.recorded import (
     options_of,
 )
 from hydrasurgeon.files.tensors import as_float
+from hydrasurgeon.run import Run
 from hydrasurgeon.surgery.derivation import (
     Derived,
     compare_fused,
@@ -172,11 +173,14 @@ def _fitted_again(
     from hydrasurgeon.surgery.compensate import repaired_tensors
 
     child = made.child.checkpoint
-    return repaired_tensors(
-        same_model(parent, child), child.manifest.kept or {}, how=options.compensate, data=data, limit=options.limit,
-        seed=made.entry.seed or 0, device=device, dtype=options.dtype, batch_size=options.batch_size,
-        skip_bad=options.skip_bad, progress=None,
+    run = Run(
+        limit=options.limit, seed=made.entry.seed or 0, device=device, dtype=options.dtype,
+        batch_size=options.batch_size, skip_bad=options.skip_bad,
     )  # fmt: skip
+    kept = child.manifest.kept or {}
+    return repaired_tensors(
+        same_model(parent, child), kept, how=options.compensate, data=data, run=run
+    )
 
 
 def _near(name: str, child: Found, fitted: dict[str, Raw]) -> Check:

@@ -29,7 +29,7 @@ from hydrasurgeon.measuring.sets import (
     portable_name,
     uses_of,
 )
-from hydrasurgeon.run import Progress
+from hydrasurgeon.run import Progress, Run
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
 if TYPE_CHECKING:
@@ -170,9 +170,8 @@ class _How:
     def logits(self, models: Sequence[Any], samples: Any) -> Any:
         from hydrasurgeon.runtime.inference import logits_of
 
-        return logits_of(
-            models, samples, batch_size=self.batch_size, skip_bad=self.skip_bad, progress=self.progress, skipped=self.skipped
-        )  # fmt: skip
+        run = Run(batch_size=self.batch_size, skip_bad=self.skip_bad, progress=self.progress)
+        return logits_of(models, samples, run, skipped=self.skipped)
 
 
 def _check(

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Required, Unpack
 
-from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import (
+    ClassNames,
+    ClassNamesKeywords,
+    asked,
+    names_in,
+    with_class_names,
+)
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
-from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Fusion, Manifest, Member
 from hydrasurgeon.files.tensors import weights_sha256
-from hydrasurgeon.run import Progress
-from hydrasurgeon.sharing.upload import destination, publish
-from hydrasurgeon.surgery.fusion import plan_fusion
+from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.sharing.output import Output, OutputKeywords
+from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Agreement", "Fused", "fuse"]
 
@@ -46,49 +55,87 @@ class Fused:
     """Where on the hub it was uploaded to."""
 
 
+class FuseKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
+    """The keywords of `FuseArguments`."""
+
+    out: Required[str | Path]
+    mlp: str
+    check: str | None
+    tolerance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuseArguments(ClassNames, Output, Run):
+    """What `fuse` is to do."""
+
+    out: str | Path
+    mlp: str = "average"
+    """average (the paper's) or separate (exact)."""
+    check: str | None = None
+    """Data on which the hydra is compared with its members."""
+    tolerance: float = 0.02
+    """Largest mean difference of a class probability that the comparison accepts."""
+
+    def __post_init__(self) -> None:
+        if self.mlp not in ("average", "separate"):
+            raise UsageError(f"--mlp {self.mlp}: must be average or separate")
+        if not self.tolerance >= 0:
+            raise UsageError(f"--tolerance {self.tolerance:g}: must be 0 or more")
+
+
 @releases_claims
-def fuse(
-    members: Sequence[str | Path],
-    *,
-    out: str | Path,
-    mlp: str = "average",
-    check: str | None = None,
-    classes: str | None = None,
-    template: Sequence[str] = (),
-    tolerance: float = 0.02,
-    limit: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "float32",
-    batch_size: int | None = None,
-    force: bool = False,
-    max_shard_size: str | None = None,
-    push_to_hub: str | None = None,
-    private: bool = False,
-    progress: Progress | None = None,
-) -> Fused:
+@takes(FuseArguments)
+def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fused:
     """Write one hydra that runs all members in one pass."""
     if len(members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
-    if mlp not in ("average", "separate"):
-        raise UsageError(f"--mlp {mlp}: must be average or separate")
-    if not tolerance >= 0:
-        raise UsageError(f"--tolerance {tolerance:g}: must be 0 or more")
-    repository = destination(push_to_hub, private=private)
+    arguments = FuseArguments(**keywords)
+    repository = arguments.repository()
+    opened = _opened(members, arguments)
+    target = arguments.claim(
+        arguments.out, repository=repository,
+        inputs=[members, arguments.check, arguments.classes, arguments.template],
+    )  # fmt: skip
+    digests = [member.digests() for member in opened]
+    plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
+    manifest = _manifest_of(opened, digests, plan, arguments)
+    written = target.save(plan.planned, manifest, files=opened[0].files)
+    agreement = None
+    if arguments.check is not None:
+        agreement = _checked(opened, target.path, arguments.check, arguments)
+    hub = target.publish(written, opened[0].files, bars=arguments.progress is not None)
+    return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub)
+
+
+def _opened(members: Sequence[str | Path], arguments: FuseArguments) -> list[Checkpoint]:
+    """The members, which must fit each other, as classifiers of the same classes."""
     opened = [open_checkpoint(member) for member in members]
     for member in opened:
         single(member)
-    names = None if check is None else names_in(check)
-    opened = [with_class_names(m, classes=classes, templates=template, names=names) for m in opened]
+    names = None if arguments.check is None else names_in(arguments.check)
+    opened = [
+        with_class_names(m, classes=arguments.classes, templates=arguments.template, names=names)
+        for m in opened
+    ]
     _fusable(opened)
-    target = claim_checkpoint(out, force=force, inputs=[members, check, classes, template])
-    shard = shard_size(max_shard_size, target)
-    digests = [member.digests() for member in opened]
-    plan = plan_fusion(opened, digests, average_mlp=mlp == "average")
-    first = opened[0].manifest
-    records = [member.record(d) for member, d in zip(opened, digests, strict=True)]
+    return opened
+
+
+def _manifest_of(
+    opened: Sequence[Checkpoint],
+    digests: Sequence[dict[str, str]],
+    plan: FusionPlan,
+    arguments: FuseArguments,
+) -> Callable[[str], Manifest]:
+    """The hydra's manifest, once the hash of its weights is there."""
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
-    entry = step("fuse", args={"mlp": mlp, **asked(classes, template)}, inputs=records, seed=seed)
+    entry = step(
+        "fuse",
+        args={"mlp": arguments.mlp, **asked(arguments.classes, arguments.template)},
+        inputs=[member.record(d) for member, d in zip(opened, digests, strict=True)],
+        seed=arguments.seed,
+    )
+    first = opened[0].manifest
 
     def manifest(sha256: str) -> Manifest:
         return Manifest(
@@ -99,30 +146,34 @@ def fuse(
                 Member(kept=member.manifest.kept or {}, sha256=weights_sha256(member.tensors, d))
                 for member, d in zip(opened, digests, strict=True)
             ),
-            fusion=Fusion(mlp="average" if mlp == "average" else "separate", trunk=plan.trunk),
+            fusion=Fusion(
+                mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk
+            ),
             weights_sha256=sha256,
             history=(*merged(member.manifest.history for member in opened), entry),
         )
 
-    written = save(target, plan.planned, manifest, files=opened[0].files, shard=shard)
-    agreement = None
-    if check is not None:
-        try:
-            agreement = _agreement(
-                opened, target, check, limit, seed, device, dtype, batch_size, progress
-            )
-        except CheckpointError as error:  # weights or logits that are no numbers agree with nothing
-            raise CheckFailed(error.message, hint=error.hint) from error
+    return manifest
+
+
+def _checked(
+    opened: Sequence[Checkpoint], target: Path, data: str, arguments: FuseArguments
+) -> Agreement:
+    """How far the hydra agrees with its members; refused where it is not far enough."""
+    try:
+        agreement = _agreement(opened, target, data, arguments)
+    except CheckpointError as error:  # weights or logits that are no numbers agree with nothing
+        raise CheckFailed(error.message, hint=error.hint) from error
     # `not <=`: NaN is larger than nothing.
-    if agreement is not None and not agreement.mean_difference <= tolerance:
+    if not agreement.mean_difference <= arguments.tolerance:
         raise CheckFailed(
             f"{target}: a member's class probability differs by {agreement.mean_difference:.4g} on average from the "
             f"unfused member's (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, accuracy "
-            f"{_percent(agreement.accuracy_members)} → {_percent(agreement.accuracy_fused)}); allowed is {tolerance:g}",
+            f"{_percent(agreement.accuracy_members)} → {_percent(agreement.accuracy_fused)}); "
+            f"allowed is {arguments.tolerance:g}",
             hint="Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance.",
         )
-    hub = publish(target, written, opened[0].files, at=repository, bars=progress is not None)
-    return Fused(target, written, plan.bytes_members, plan.bytes_stored, agreement, hub)
+    return agreement
 
 
 def _percent(value: float | None) -> str:
@@ -159,35 +210,21 @@ def _first_difference(left: object, right: object) -> tuple[object, object]:
     return left, right
 
 
-def _agreement(
-    opened: Sequence[Checkpoint],
-    target: Path,
-    data: str,
-    limit: int | None,
-    seed: int,
-    device: str,
-    dtype: str,
-    batch_size: int | None,
-    progress: Progress | None,
-) -> Agreement:
+def _agreement(opened: Sequence[Checkpoint], target: Path, data: str, run: Run) -> Agreement:
+    """The members one by one and the hydra, over the same samples."""
     from hydrasurgeon.data import open_data
     from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.inference import logits_of
 
-    samples = open_data(data, limit=limit, seed=seed)
-    alone, labels = logits_of(
-        [as_classifier(m, device=device, dtype=dtype) for m in opened],
-        samples,
-        batch_size=batch_size,
-        progress=progress,
-    )
-    together, _ = logits_of(
-        [as_classifier(open_checkpoint(target), device=device, dtype=dtype)],
-        samples,
-        batch_size=batch_size,
-        progress=progress,
-    )
+    samples = open_data(data, limit=run.limit, seed=run.seed)
+
+    def logits(checkpoints: Sequence[Checkpoint]) -> tuple[Tensor, Tensor | None]:
+        models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]
+        return logits_of(models, samples, run)
+
+    alone, labels = logits(opened)
+    together, _ = logits([open_checkpoint(target)])
     p, q = member_probs(alone), member_probs(together)
     mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)
     tiny = 1e-300

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import (
+    ClassNames,
+    ClassNamesKeywords,
+    asked,
+    names_in,
+    with_class_names,
+)
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
-from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
 from hydrasurgeon.criteria.circuits.state import clear_search
-from hydrasurgeon.criteria.scoring import compute, counted
+from hydrasurgeon.criteria.scoring import Scoring, ScoringKeywords, check_keep, compute
 from hydrasurgeon.criteria.selection import kept_from_file, select
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Score
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Score, Step
 from hydrasurgeon.files.tensors import weights_sha256
-from hydrasurgeon.heads import count
-from hydrasurgeon.run import Progress
-from hydrasurgeon.sharing.upload import destination, publish
+from hydrasurgeon.heads import Kept, count
+from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.sharing.output import Output, OutputKeywords
 from hydrasurgeon.surgery.compensate import check_compensation, repaired_tensors
 from hydrasurgeon.surgery.cut import plan_pruning
 
@@ -42,179 +47,170 @@ class Pruned:
     """Where on the hub it was uploaded to."""
 
 
+class PruneKeywords(ScoringKeywords, ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
+    """The keywords of `PruneArguments`."""
+
+    method: str | None
+    sample: str | None
+    mask: str | Path | None
+    compensate: str
+    out: str | Path | None
+    arch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneArguments(Scoring, ClassNames, Output, Run):
+    """What `prune` is to do."""
+
+    method: str | None = None
+    """Criterion; its scores come from the manifest or from the data."""
+    sample: str | None = None
+    """N/P: remove N of the first P heads in removal order, drawn by the seed."""
+    mask: str | Path | None = None
+    """Keep the heads of this manifest or JSON mask."""
+    compensate: str = "none"
+    """Repair without training, on the data: none, mean or lstsq."""
+    out: str | Path | None = None
+    """NAME.safetensors, or DIR/; else named after what was done, beside the input."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+
+    @property
+    def repairs(self) -> bool:
+        return self.compensate != "none"
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The heads to keep, and what they were chosen by."""
+
+    kept: Kept
+    scores: Mapping[str, Score]
+    """All that the member's manifest records."""
+    data: tuple[DataRecord, ...] = ()
+    """What scores were computed on just now."""
+    notes: tuple[str, ...] = ()
+
+
 @releases_claims
-def prune(
-    checkpoint: str | Path,
-    *,
-    method: str | None = None,
-    objective: str | None = None,
-    keep: int | str | None = None,
-    remove: int | None = None,
-    sample: str | None = None,
-    mask: str | Path | None = None,
-    layers: str | None = None,
-    tower: str | None = None,
-    classes: str | None = None,
-    template: Sequence[str] = (),
-    data: str | None = None,
-    ood: Sequence[str] = (),
-    search: str | None = None,
-    compensate: str = "none",
-    limit: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "float32",
-    batch_size: int | None = None,
-    skip_bad: bool = False,
-    arch: str | None = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    max_shard_size: str | None = None,
-    push_to_hub: str | None = None,
-    private: bool = False,
-    progress: Progress | None = None,
-) -> Pruned:
+@takes(PruneArguments)
+def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
     """Write a member: the checkpoint without the heads that matter least."""
-    amounts = {"--keep": keep, "--remove": remove, "--sample": sample, "--mask": mask}
-    given = [name for name, value in amounts.items() if value is not None]
-    if len(given) != 1:
-        wrong = f"{' and '.join(given)} together" if given else "no number of heads"
+    arguments = PruneArguments(**keywords)
+    _check_amount(arguments)
+    repository = arguments.repository()
+    check_keep(arguments.method, arguments.keep)
+    check_compensation(arguments.compensate, arguments.data)
+    opened = _opened(checkpoint, arguments)
+    key = _key(opened, arguments)
+    label = key or "mask"
+    target = arguments.claim(
+        arguments.out if arguments.out is not None else _default_name(opened.home, label, arguments),
+        inputs=[checkpoint, arguments.mask, arguments.data, arguments.ood, arguments.classes, arguments.template],
+        repository=repository,
+    )  # fmt: skip
+    choice = _choose(opened, key, arguments, target.path)
+    repaired, data = _repair(opened, choice, arguments)
+    hashes: dict[str, str] = {}
+    manifest = _manifest_of(opened, choice, _entry(opened, key, data, arguments), hashes)
+    written = target.save(
+        plan_pruning(opened, choice.kept, hashes, repaired), manifest, files=opened.files
+    )
+    clear_search(target.path, label)
+    hub = target.publish(written, opened.files, bars=arguments.progress is not None)
+    removed = count(opened.manifest.kept or {}) - count(choice.kept)
+    notes = (opened.note, *choice.notes) if opened.note else choice.notes
+    return Pruned(target.path, written, removed, notes, hub)
+
+
+def _check_amount(arguments: PruneArguments) -> None:
+    """Exactly one option says how many heads go."""
+    amounts = {
+        "--keep": arguments.keep,
+        "--remove": arguments.remove,
+        "--sample": arguments.sample,
+        "--mask": arguments.mask,
+    }
+    named = [name for name, value in amounts.items() if value is not None]
+    if len(named) != 1:
+        wrong = f"{' and '.join(named)} together" if named else "no number of heads"
         raise UsageError(
             f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE."
         )
-    repository = destination(push_to_hub, private=private)
-    heads_kept = counted(method, keep)
-    check_compensation(compensate, data)
-    repairs = compensate != "none"
-    opened = open_checkpoint(checkpoint, arch=arch)
-    _, present = single(opened)
-    needed = data is not None and method is not None and method not in WITHOUT_DATA
-    opened = with_class_names(
-        opened, classes=classes, templates=template, names=names_in(data) if needed else None
+
+
+def _opened(checkpoint: str | Path, arguments: PruneArguments) -> Checkpoint:
+    """The checkpoint, as a classifier of the data's classes where data is scored."""
+    opened = open_checkpoint(checkpoint, arch=arguments.arch)
+    single(opened)
+    method, data = arguments.method, arguments.data
+    scored = data is not None and method is not None and method not in WITHOUT_DATA
+    return with_class_names(
+        opened,
+        classes=arguments.classes,
+        templates=arguments.template,
+        names=names_in(data) if scored else None,
     )
-    notes: list[str] = [opened.note] if opened.note else []
-    used: tuple[DataRecord, ...] = ()
-    if method is not None:
-        method = score_key(method, objective, recorded=opened.manifest.scores)
-    label = method or "mask"
+
+
+def _key(opened: Checkpoint, arguments: PruneArguments) -> str | None:
+    """Under which name the scores stand in the manifest; None for a mask."""
+    if arguments.method is None:
+        return None
+    return score_key(arguments.method, arguments.objective, recorded=opened.manifest.scores)
+
+
+def _choose(
+    opened: Checkpoint, key: str | None, arguments: PruneArguments, output: Path
+) -> _Choice:
+    """The heads to keep: a mask's, or those that scores leave."""
     scores = dict(opened.manifest.scores)
-    default = _default_name(opened.home, label, keep, remove, sample, seed, compensate, tower)
-    target = claim_checkpoint(
-        out if out is not None else default, force=force,
-        inputs=[checkpoint, mask, data, ood, classes, template],
-    )  # fmt: skip
-    shard = shard_size(max_shard_size, target)
-    runs = {
-        "data": data, "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": batch_size,
-        "skip_bad": skip_bad, "progress": progress,
-    }  # fmt: skip
-    if mask is not None:
-        kept = kept_from_file(Path(mask), opened.manifest)
-    else:
-        score, used = _score(
-            opened, method=method, keep=heads_kept, layers=layers, tower=tower, only_recorded=repairs, ood=ood, search=search,
-            remove=_needed(remove, sample), output=target, **runs,  # type: ignore[arg-type]
+    if arguments.mask is not None:
+        return _Choice(kept_from_file(Path(arguments.mask), opened.manifest), scores)
+    key, score, data = _score(opened, key, arguments, output)
+    scores[key] = score
+    notes = [*score.settings.get("notes", ())]
+    keep, decided = arguments.keep, score.settings.get("keep")
+    if keep is not None and decided not in (None, keep):
+        notes.append(
+            f"the {key} scores were computed layer by layer for --keep {decided}, not {keep}"
+        )
+    if key == "cahp":
+        if keep == "auto" and not score.settings.get("knee"):
+            notes.append("cahp's curve has no knee: its highest point gives the number of heads")
+        kept = select_by_cahp(
+            opened.manifest, score, keep=keep, remove=arguments.remove,
+            layers=arguments.layers, tower=arguments.tower,
         )  # fmt: skip
-        assert method is not None
-        scores[method] = score
-        notes += score.settings.get("notes", ())
-        decided = score.settings.get("keep")
-        if keep is not None and decided not in (None, keep):
-            notes.append(
-                f"the {method} scores were computed layer by layer for --keep {decided}, not {keep}"
-            )
-        if method == "cahp":
-            if keep == "auto" and not score.settings.get("knee"):
-                notes.append(
-                    "cahp's curve has no knee: its highest point gives the number of heads"
-                )
-            kept = select_by_cahp(
-                opened.manifest, score, keep=keep, remove=remove, layers=layers, tower=tower
-            )
-        else:
-            kept = select(
-                opened.manifest,
-                score,
-                keep=heads_kept,
-                remove=remove,
-                sample=sample,
-                layers=layers,
-                tower=tower,
-                seed=seed,
-            )
-    repaired: dict[str, Raw] = {}
-    if repairs:
-        repaired, calibration = repaired_tensors(opened, kept, how=compensate, **runs)  # type: ignore[arg-type]
-        used = tuple(dict.fromkeys((*used, calibration)))
-    arguments = {
-        "method": method, "keep": keep, "remove": remove, "sample": sample, "layers": layers, "tower": tower,
-        **asked(classes, template), "data": data, "ood": list(ood) or None, "search": search,
-        "compensate": compensate if repairs else None, "limit": limit, "mask": mask and Path(mask), "arch": arch,
-        # Only where they are not the default: whoever repeats the command must know.
-        "dtype": dtype if dtype != "float32" else None, "batch_size": batch_size, "skip_bad": skip_bad,
-    }  # fmt: skip
-    inputs: dict[str, str] = {}
-
-    def manifest(sha256: str) -> Manifest:
-        source = weights_sha256(opened.tensors, inputs) if sha256 != UNKNOWN else UNKNOWN
-        if sha256 != UNKNOWN:
-            opened.check(
-                inputs
-            )  # every byte has passed by now: refuse before anything takes its place
-        entry = step(
-            "prune",
-            args=arguments,
-            inputs=[Input(name=opened.name, sha256=source)],
-            data=used,
-            seed=seed,
-            uses=("torch", opened.manifest.model.family) if repairs else (),
-        )
-        history = (*opened.manifest.history, entry)
-        return rewritten(
-            opened.manifest,
-            kind="member",
-            kept=kept,
-            scores=scores,
-            weights_sha256=sha256,
-            history=history,
-        )
-
-    written = save(
-        target,
-        plan_pruning(opened, kept, inputs, repaired),
-        manifest,
-        files=opened.files,
-        shard=shard,
-    )
-    clear_search(target, label)
-    hub = publish(target, written, opened.files, at=repository, bars=progress is not None)
-    return Pruned(target, written, count(present) - count(kept), tuple(notes), hub)
+    else:
+        kept = select(
+            opened.manifest, score, keep=arguments.heads_kept, remove=arguments.remove,
+            sample=arguments.sample, layers=arguments.layers, tower=arguments.tower, seed=arguments.seed,
+        )  # fmt: skip
+    return _Choice(kept, scores, data, tuple(notes))
 
 
 def _score(
-    opened: Checkpoint,
-    *,
-    method: str | None,
-    data: str | None,
-    only_recorded: bool,
-    **options: object,
-) -> tuple[Score, tuple[DataRecord, ...]]:
+    opened: Checkpoint, key: str | None, arguments: PruneArguments, output: Path
+) -> tuple[str, Score, tuple[DataRecord, ...]]:
     """Recorded scores, or new ones where there is data; data that calibrates a repair replaces no record."""
-    if method is None:
+    if key is None:
         raise UsageError("prune: by which criterion?", hint="Give --method taylor, or --mask FILE.")
-    recorded = opened.manifest.scores.get(method)
+    recorded = opened.manifest.scores.get(key)
     if recorded is None:
-        criterion(method)  # a misspelt name is the first thing to say
-    if recorded is not None and (data is None or only_recorded):
-        return recorded, ()
-    if data is None and method not in WITHOUT_DATA:
+        criterion(key)  # a misspelt name is the first thing to say
+    if recorded is not None and (arguments.data is None or arguments.repairs):
+        return key, recorded, ()
+    if arguments.data is None and key not in WITHOUT_DATA:
         name = opened.path.name
-        needs = "--data D --ood O" if method in ("circuit-ood", "circuit-avg") else "--data D"
+        needs = "--data D --ood O" if key in ("circuit-ood", "circuit-avg") else "--data D"
         raise UsageError(
-            f"{opened.path}: has no {method} scores",
-            hint=f"Run `hydrasurgeon score --method {method} {needs} {name}` first, or give {needs} here.",
+            f"{opened.path}: has no {key} scores",
+            hint=f"Run `hydrasurgeon score --method {key} {needs} {name}` first, or give {needs} here.",
         )
-    return compute(opened, method=method, data=data, **options)  # type: ignore[arg-type]
+    scoring = replace(arguments, remove=_needed(arguments.remove, arguments.sample))
+    score = compute(opened, key, scoring, arguments, output=output)
+    return key, score, score.data
 
 
 def _needed(remove: int | None, sample: str | None) -> int | None:
@@ -223,29 +219,80 @@ def _needed(remove: int | None, sample: str | None) -> int | None:
     return int(pool) if pool.isdigit() else remove
 
 
-def _default_name(
-    path: Path,
-    label: str,
-    keep: int | str | None,
-    remove: int | None,
-    sample: str | None,
-    seed: int,
-    compensate: str,
-    tower: str | None,
-) -> Path:
-    """`vit-taylor-k8.safetensors` beside the input."""
-    stem = path.name.removesuffix(".safetensors")
-    amount = (
-        f"-{keep}"
-        if keep == "auto"
-        else f"-k{keep}"
-        if keep is not None
-        else f"-r{remove}"
-        if remove is not None
-        else ""
+def _repair(
+    opened: Checkpoint, choice: _Choice, arguments: PruneArguments
+) -> tuple[dict[str, Raw], tuple[DataRecord, ...]]:
+    """The tensors that are not the checkpoint's own, and all the data that was read."""
+    if not arguments.repairs:
+        return {}, choice.data
+    assert arguments.data is not None, "check_compensation asks for it"
+    repaired, calibration = repaired_tensors(
+        opened, choice.kept, how=arguments.compensate, data=arguments.data, run=arguments
     )
-    if sample is not None:
-        amount = f"-s{sample.replace('/', 'of')}-seed{seed}"
-    repair = f"-{compensate}" if compensate != "none" else ""
-    where = f"-{tower}" if tower not in (None, "both") else ""
+    return repaired, tuple(dict.fromkeys((*choice.data, calibration)))
+
+
+def _entry(
+    opened: Checkpoint,
+    key: str | None,
+    data: tuple[DataRecord, ...],
+    arguments: PruneArguments,
+) -> Callable[[str], Step]:
+    """What history gets to know, once the hash of the input is there."""
+    recorded = {
+        "method": key, "keep": arguments.keep, "remove": arguments.remove, "sample": arguments.sample,
+        "layers": arguments.layers, "tower": arguments.tower, **asked(arguments.classes, arguments.template),
+        "data": arguments.data, "ood": list(arguments.ood) or None, "search": arguments.search,
+        "compensate": arguments.compensate if arguments.repairs else None, "limit": arguments.limit,
+        "mask": arguments.mask and Path(arguments.mask), "arch": arguments.arch,
+        # Only where they are not the default: whoever repeats the command must know.
+        "dtype": arguments.dtype if arguments.dtype != "float32" else None,
+        "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad,
+    }  # fmt: skip
+    uses = ("torch", opened.manifest.model.family) if arguments.repairs else ()
+
+    def entry(sha256: str) -> Step:
+        source = Input(name=opened.name, sha256=sha256)
+        return step(
+            "prune", args=recorded, inputs=[source], data=data, seed=arguments.seed, uses=uses
+        )
+
+    return entry
+
+
+def _manifest_of(
+    opened: Checkpoint, choice: _Choice, entry: Callable[[str], Step], hashes: Mapping[str, str]
+) -> Callable[[str], Manifest]:
+    """The member's manifest, once the hash of its weights is there; by then `hashes` holds the input's."""
+
+    def manifest(sha256: str) -> Manifest:
+        source = UNKNOWN
+        if sha256 != UNKNOWN:
+            source = weights_sha256(opened.tensors, hashes)
+            # Every byte has passed by now: refuse before anything takes its place.
+            opened.check(hashes)
+        return rewritten(
+            opened.manifest,
+            kind="member",
+            kept=choice.kept,
+            scores=choice.scores,
+            weights_sha256=sha256,
+            history=(*opened.manifest.history, entry(source)),
+        )
+
+    return manifest
+
+
+def _default_name(path: Path, label: str, arguments: PruneArguments) -> Path:
+    """`vit-taylor-k8.safetensors` beside the input."""
+    amount = ""
+    if arguments.keep is not None:
+        amount = "-auto" if arguments.keep == "auto" else f"-k{arguments.keep}"
+    elif arguments.remove is not None:
+        amount = f"-r{arguments.remove}"
+    elif arguments.sample is not None:
+        amount = f"-s{arguments.sample.replace('/', 'of')}-seed{arguments.seed}"
+    repair = f"-{arguments.compensate}" if arguments.repairs else ""
+    where = f"-{arguments.tower}" if arguments.tower not in (None, "both") else ""
+    stem = path.name.removesuffix(".safetensors")
     return path.with_name(f"{stem}-{label}{where}{amount}{repair}.safetensors")

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Required, Unpack
 
-from hydrasurgeon.checkpoints.class_names import asked, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import (
+    ClassNames,
+    ClassNamesKeywords,
+    asked,
+    names_in,
+    with_class_names,
+)
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
-from hydrasurgeon.criteria.scoring import compute, counted
+from hydrasurgeon.criteria.scoring import Scoring, ScoringKeywords, check_keep, compute
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import Manifest, Score, Step
+from hydrasurgeon.files.manifest import Input, Manifest, Score, Step
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.files.tensors import Planned
-from hydrasurgeon.run import Progress, is_main_process
+from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
@@ -42,105 +48,129 @@ class Scored:
         return self.manifest.scores[self.method]
 
 
+class ScoreKeywords(ScoringKeywords, ClassNamesKeywords, RunKeywords, total=False):
+    """The keywords of `ScoreArguments`."""
+
+    method: Required[str]
+    plot: str | Path | None
+    out: str | Path | None
+    force: bool
+    arch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreArguments(Scoring, ClassNames, Run):
+    """What `score` is to do."""
+
+    method: str
+    """taylor, fisher, magnitude, random, cahp or circuit."""
+    plot: str | Path | None = None
+    """A picture of cahp's curve and clusters, .png or .svg."""
+    out: str | Path | None = None
+    """A copy that carries the scores; None: the checkpoint itself gets them."""
+    force: bool = False
+    """Replace existing outputs."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+
+
 @releases_claims
-def score(
-    checkpoint: str | Path,
-    *,
-    method: str,
-    data: str | None = None,
-    ood: Sequence[str] = (),
-    objective: str | None = None,
-    search: str | None = None,
-    keep: int | str | None = None,
-    remove: int | None = None,
-    layers: str | None = None,
-    tower: str | None = None,
-    classes: str | None = None,
-    template: Sequence[str] = (),
-    limit: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "float32",
-    batch_size: int | None = None,
-    skip_bad: bool = False,
-    arch: str | None = None,
-    plot: str | Path | None = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Scored:
+@takes(ScoreArguments)
+def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
-    key = score_key(method, objective)
-    heads_kept = counted(method, keep)
-    if plot is not None and method != "cahp":
-        raise UsageError(f"--plot: {method} has no curve to draw", hint="Use --method cahp.")
-    picture = (
-        None if plot is None else check_plot(Path(plot), force=force, inputs=[checkpoint, data])
+    arguments = ScoreArguments(**keywords)
+    key = score_key(arguments.method, arguments.objective)
+    check_keep(arguments.method, arguments.keep)
+    picture = _picture(checkpoint, arguments)
+    opened, copy = _opened(checkpoint, arguments)
+    digests = opened.digests()
+    target = copy or opened.path
+    result = compute(opened, key, arguments, arguments, output=target)
+    if picture is not None:
+        from hydrasurgeon.criteria.cahp.plot import draw_cahp
+
+        draw_cahp(result, picture)
+    record = opened.record(digests)
+    manifest = _manifest_of(opened, key, result, _entry(opened, key, result, record, arguments))
+    if not is_main_process():
+        return Scored(target, manifest(record.sha256), key, is_main=False)
+    if copy is not None:
+        tensors = [_unchanged(opened, name, digests) for name in opened.tensors]
+        written = save(copy, tensors, manifest, files=opened.files)
+    else:
+        written = manifest(record.sha256)
+        record_in_place(opened.path, opened.tensors.files[0], written)
+    clear_search(target, key)
+    return Scored(target, written, key)
+
+
+def _picture(checkpoint: str | Path, arguments: ScoreArguments) -> Path | None:
+    """Where cahp's curve is drawn."""
+    if arguments.plot is None:
+        return None
+    if arguments.method != "cahp":
+        raise UsageError(
+            f"--plot: {arguments.method} has no curve to draw", hint="Use --method cahp."
+        )
+    return check_plot(
+        Path(arguments.plot), force=arguments.force, inputs=[checkpoint, arguments.data]
     )
-    opened = open_checkpoint(checkpoint, arch=arch)
+
+
+def _opened(checkpoint: str | Path, arguments: ScoreArguments) -> tuple[Checkpoint, Path | None]:
+    """The checkpoint to score, and where its copy goes; what is written is this command's from here on."""
+    opened = open_checkpoint(checkpoint, arch=arguments.arch)
     single(opened)
-    if opened.hub_id is not None and out is None:
+    if opened.hub_id is not None and arguments.out is None:
         raise UsageError(
             f"{opened.hub_id}: scores cannot be written into the hub's cache",
             hint="Give -o NAME.safetensors: a copy that carries them.",
         )
-    target = None
-    if out is not None:
-        inputs = [checkpoint, data, ood, classes, template]
-        target = claim_checkpoint(out, force=force, inputs=inputs)
+    copy = None
+    if arguments.out is not None:
+        inputs = [checkpoint, arguments.data, arguments.ood, arguments.classes, arguments.template]
+        copy = claim_checkpoint(arguments.out, force=arguments.force, inputs=inputs)
     else:
         claim_in_place(opened.path)
-        opened = open_checkpoint(checkpoint, arch=arch)  # another score may have ended just now
-    names = None if method in WITHOUT_DATA else names_in(data)
-    opened = with_class_names(opened, classes=classes, templates=template, names=names)
-    digests = opened.digests()
-    found, used = compute(
-        opened, method=key, data=data, ood=ood, search=search, keep=heads_kept, remove=remove, layers=layers, tower=tower,
-        limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad, progress=progress,
-        output=target or opened.path,
-    )  # fmt: skip
-    arguments = {
-        "method": key, "data": data, "ood": list(ood) or None, "search": search, "keep": keep, "remove": remove,
-        "layers": layers, "tower": tower, **asked(classes, template), "limit": limit, "dtype": dtype,
-        "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
-    }  # fmt: skip
-    if picture is not None:
-        from hydrasurgeon.criteria.cahp.plot import draw_cahp
-
-        draw_cahp(found, picture)
-    uses: tuple[str, ...] = (
-        () if method in WITHOUT_DATA else ("torch", opened.manifest.model.family)
+        # Another score may have ended just now.
+        opened = open_checkpoint(checkpoint, arch=arguments.arch)
+    names = None if arguments.method in WITHOUT_DATA else names_in(arguments.data)
+    opened = with_class_names(
+        opened, classes=arguments.classes, templates=arguments.template, names=names
     )
-    uses += ("scikit-learn", "kmedoids", "kneed") if method == "cahp" else ()
-    record = opened.record(digests)
-    entry = step("score", args=arguments, inputs=[record], data=used, seed=seed, uses=uses)
+    return opened, copy
 
-    def manifest(sha256: str) -> Manifest:
-        base = opened.manifest
-        return rewritten(
-            base,
-            weights_sha256=sha256,
-            scores={**base.scores, key: found},
-            # Scoring again by the same method replaces the entry: the weights do not depend on it.
-            history=(*(s for s in base.history if not _same_scoring(s, key)), entry),
-        )
 
-    if not is_main_process():
-        return Scored(target or opened.path, manifest(record.sha256), key, is_main=False)
+def _entry(
+    opened: Checkpoint, key: str, result: Score, record: Input, arguments: ScoreArguments
+) -> Step:
+    """What history gets to know."""
+    recorded = {
+        "method": key, "data": arguments.data, "ood": list(arguments.ood) or None, "search": arguments.search,
+        "keep": arguments.keep, "remove": arguments.remove, "layers": arguments.layers, "tower": arguments.tower,
+        **asked(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
+        "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
+    }  # fmt: skip
+    uses: tuple[str, ...] = ()
+    if arguments.method not in WITHOUT_DATA:
+        uses += ("torch", opened.manifest.model.family)
+    if arguments.method == "cahp":
+        uses += ("scikit-learn", "kmedoids", "kneed")
+    return step(
+        "score", args=recorded, inputs=[record], data=result.data, seed=arguments.seed, uses=uses
+    )
 
-    if target is not None:
-        written = save(
-            target,
-            [_unchanged(opened, name, digests) for name in opened.tensors],
-            manifest,
-            files=opened.files,
-        )
-        clear_search(target, key)
-        return Scored(target, written, key)
-    written = manifest(record.sha256)
-    record_in_place(opened.path, opened.tensors.files[0], written)
-    clear_search(opened.path, key)
-    return Scored(opened.path, written, key)
+
+def _manifest_of(
+    opened: Checkpoint, key: str, result: Score, entry: Step
+) -> Callable[[str], Manifest]:
+    """The checkpoint's manifest with these scores, once the hash of the weights is there."""
+    base = opened.manifest
+    # Scoring again by the same method replaces the entry: the weights do not depend on it.
+    history = (*(s for s in base.history if not _same_scoring(s, key)), entry)
+    return lambda sha256: rewritten(
+        base, weights_sha256=sha256, scores={**base.scores, key: result}, history=history
+    )
 
 
 def _same_scoring(entry: Step, method: str) -> bool:

@@ -11,7 +11,7 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.run import Progress
+from hydrasurgeon.run import Run
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -40,13 +40,7 @@ def repaired_tensors(
     *,
     how: str,
     data: str,
-    limit: int | None,
-    seed: int,
-    device: str,
-    dtype: str,
-    batch_size: int | None,
-    skip_bad: bool,
-    progress: Progress | None,
+    run: Run,
 ) -> tuple[dict[str, Raw], DataRecord]:
     """Raw output projections and biases of the layers that lose heads, by name, and the data they come from."""
     from hydrasurgeon.data import Batches, moved, open_data
@@ -54,8 +48,8 @@ def repaired_tensors(
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
     from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
 
-    samples = open_data(data, limit=limit, seed=seed)
-    model = as_classifier(checkpoint, device=device, dtype=dtype)
+    samples = open_data(data, limit=run.limit, seed=run.seed)
+    model = as_classifier(checkpoint, device=run.device, dtype=run.dtype)
     model.requires_grad_(False)
     family = backend(checkpoint.manifest.model.family)
     anatomy = family.anatomy(model.module)
@@ -68,14 +62,13 @@ def repaired_tensors(
             hint="Prune that tower without --compensate.",
         )
     first = next(model.parameters())
-    batches = Batches(samples, model.transform, batch_size=batch_size, skip_bad=skip_bad)
+    batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
 
     def inputs() -> Iterator[Any]:
         for batch in batches:
             yield moved(batch.inputs, first.device, first.dtype)
 
-    tick = {} if progress is None else {"tick": progress}
-    calibration = Calibration(inputs, len(batches), **tick)
+    calibration = Calibration(inputs, len(batches), run.tick)
     widths = {TORCH[checkpoint.tensors[name].dtype] for name in names.values()}
     stored = widths.pop() if len(widths) == 1 else first.dtype
     repairs = (

@@ -15,6 +15,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.circuits.engine import Engine
 from hydrasurgeon.families import backend
 from hydrasurgeon.heads import all_heads
+from hydrasurgeon.run import Run
 
 ALL = [pytest.param(family, id=name.replace(" ", "-")) for name, family in FAMILIES.items()]
 TEXTS = [param for param in ALL if param.values[0].is_text]
@@ -170,8 +171,8 @@ def test_a_lone_file_is_complete(family: Family, source: Path, tmp_path: Path) -
     from hydrasurgeon.runtime.inference import logits_of
 
     samples = open_data(data)
-    expected, labels = logits_of([hs.load(source, device="cpu")], samples, batch_size=24)
-    found, again = logits_of([hs.load(lone, device="cpu")], samples, batch_size=7)
+    expected, labels = logits_of([hs.load(source, device="cpu")], samples, Run(batch_size=24))
+    found, again = logits_of([hs.load(lone, device="cpu")], samples, Run(batch_size=7))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert labels is not None
     assert again is not None

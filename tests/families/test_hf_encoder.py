@@ -20,6 +20,7 @@ from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, SurgeryError
 from hydrasurgeon.families import backend
+from hydrasurgeon.run import Run
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -290,8 +291,8 @@ def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
     found = {}
     for method in ("taylor", "circuit-acc", "cahp"):
         feed = Feed.open(
-            opened, str(tmp_path / "texts.jsonl"), (), method=method, towers=("text",), limit=None, seed=0, device="cpu",
-            dtype="float32", batch_size=2, skip_bad=False, progress=None,
+            opened, str(tmp_path / "texts.jsonl"), (), method=method, towers=("text",),
+            run=Run(device="cpu", batch_size=2),
         )  # fmt: skip
         batches = list(feed.batches("x"))
         found[method] = [inputs["input_ids"].shape[1] - 2 for inputs, _ in batches]

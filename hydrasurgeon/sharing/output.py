@@ -1,0 +1,73 @@
+"""Where a result goes: a file or a directory that is this command's to write, and a repository of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
+from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.tensors import Planned
+from hydrasurgeon.sharing.upload import Repository, destination, publish
+
+__all__ = ["Output", "OutputKeywords", "Target"]
+
+
+class OutputKeywords(TypedDict, total=False):
+    """The keywords of an `Output`."""
+
+    force: bool
+    max_shard_size: str | None
+    push_to_hub: str | None
+    private: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How a checkpoint is written."""
+
+    force: bool = False
+    """Replace an existing output."""
+    max_shard_size: str | None = None
+    """Cut a directory's weights into files of at most 5GB, 500MB, …"""
+    push_to_hub: str | None = None
+    """OWNER/NAME of a hub repository that gets the result too."""
+    private: bool = False
+    """A new repository is private."""
+
+    def repository(self) -> Repository | None:
+        """Where on the hub the result goes; refused before any work if nothing could be written there."""
+        return destination(self.push_to_hub, private=self.private)
+
+    def claim(
+        self, out: str | Path, *, inputs: Iterable[object], repository: Repository | None
+    ) -> Target:
+        """`-o`, held until the command ends."""
+        path = claim_checkpoint(out, force=self.force, inputs=inputs)
+        return Target(path, shard_size(self.max_shard_size, path), repository)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place that is this command's to write."""
+
+    path: Path
+    shard: int | None
+    """Bytes of weights in one file of a directory."""
+    repository: Repository | None
+
+    def save(
+        self,
+        planned: Sequence[Planned],
+        manifest: Callable[[str], Manifest],
+        *,
+        files: Mapping[str, str],
+    ) -> Manifest:
+        """Write weights, manifest and companions, all or nothing."""
+        return save(self.path, planned, manifest, files=files, shard=self.shard)
+
+    def publish(self, manifest: Manifest, files: Mapping[str, str], *, bars: bool) -> str | None:
+        """Upload what was written, if anywhere; the repository's address."""
+        return publish(self.path, manifest, files, at=self.repository, bars=bars)
