@@ -82,7 +82,8 @@ class Anatomy:
     embed: Callable[[Any], Stack]
     embed_parts: tuple[nn.Module | nn.Parameter, ...]
     blocks: tuple[Block, ...]
-    readout: Callable[[Tensor], Tensor]
+    readout: Callable[[Stack], Tensor]
+    """From what the last layer hands on; padding, which `bias` hides, is told there too."""
     readout_parts: tuple[nn.Module | nn.Parameter, ...]
     reads: int | None = None
     """How many leading tokens the readout looks at (1: a class token); None: all."""
@@ -110,7 +111,7 @@ class Prompted:
     """From token ids to the features of each text."""
     classes: Callable[[Tensor], Tensor]
     """[…, class, template, embed], features of the prompts, to [class, embed]."""
-    features: Callable[[Tensor], Tensor]
-    """Hidden states of inputs behind their last layer to features."""
+    features: Callable[[Stack], Tensor]
+    """What the last layer hands on of inputs, to features."""
     compare: Callable[[Tensor, Tensor], Tensor]
     """[…, input, embed] and [class, embed] to logits."""

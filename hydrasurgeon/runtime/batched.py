@@ -32,7 +32,7 @@ from hydrasurgeon.runtime.watch import Place, Watch
 __all__ = ["CannotGroup", "Grouped"]
 
 Stacked = Float[Tensor, "member row embed"]
-Step = Callable[[Any], Any]
+Step = Callable[..., Any]
 """What each member does to its hidden states, done to those of all."""
 Filled = Callable[[Tensor], Tensor]
 
@@ -228,42 +228,62 @@ class _Product:
 
 
 def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) -> Step:
-    """One part of a layer, for all members at once. `dims`: of [member, …]."""
-    steps = _steps(modules, beside, dims)
+    """One part of a layer, for all members at once. `dims`: of [member, …].
 
-    def run(x: Any) -> Any:
-        for step in steps:
-            x = step(x)
-        return x
-
-    return run
-
-
-def _steps(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> list[Step]:
-    """A part of a layer taken apart into operations that know how to serve all members at once.
-
-    Understood are chains of linear layers, norms, and functions of single numbers.
+    It is taken apart into linear layers, norms, functions of single numbers, and halves of what these make.
     """
     if _Tracer().is_leaf_module(modules[0], ""):
         return _leaf(modules, beside, dims)
-    steps: list[Step] = []
     stored: dict[fx.Node, Tensor] = {}
-    before: fx.Node | None = None
+    steps: list[tuple[fx.Node, Step]] = []
+    source = result = None
     for node in _traced(modules[0]):
-        if node.op == "get_attr":
+        if node.op == "placeholder" and source is None:
+            source = node
+        elif node.op == "get_attr":
             owner, _, name = str(node.target).rpartition(".")
             stored[node] = _aligned(beside([m.get_submodule(owner) for m in modules], name), dims)
-            continue
-        if [n for n in node.all_input_nodes if n not in stored] != ([before] if before else []):
-            raise CannotGroup(f"{type(modules[0]).__name__} is not a chain of operations")
-        if node.op == "call_module":
-            steps += _leaf([m.get_submodule(str(node.target)) for m in modules], beside, dims)
-        elif node.op == "call_function" and node.target in ELEMENTWISE:
-            steps.append(_function(node, before, stored))
-        elif node.op not in ("placeholder", "output"):
+        elif node.op == "call_module":
+            step = _leaf([m.get_submodule(str(node.target)) for m in modules], beside, dims)
+            steps.append((node, step))
+        elif _alike_for_all(node):
+            call: Any = node.target if node.op == "call_function" else Tensor.chunk
+            steps.append((node, call))
+        elif node.op == "output" and isinstance(node.args[0], fx.Node):
+            result = node.args[0]
+        else:
             raise CannotGroup(f"{type(modules[0]).__name__} calls {node.target}")
-        before = node
-    return steps
+    if source is None or result is None:
+        raise CannotGroup(f"{type(modules[0]).__name__} is no function of one tensor")
+    return partial(_run, steps, stored, source, result)
+
+
+def _run(
+    steps: Sequence[tuple[fx.Node, Step]],
+    stored: Mapping[fx.Node, Tensor],
+    source: fx.Node,
+    result: fx.Node,
+    x: Any,
+) -> Any:
+    """What a part makes of `x`, step by step."""
+    values: dict[fx.Node, Any] = {**stored, source: x}
+    put = partial(fx.node.map_arg, fn=values.__getitem__)
+    for node, step in steps:
+        values[node] = step(*put(node.args), **put(node.kwargs))
+    return values[result]
+
+
+def _alike_for_all(node: fx.Node) -> bool:
+    """Whether a call does to [member, …] what it does to one member's: it looks at single numbers, or halves rows."""
+    if node.op == "call_method":
+        along = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
+        return node.target == "chunk" and along == -1
+    if node.op != "call_function":
+        return False
+    halves = node.target is operator.getitem
+    return node.target in ELEMENTWISE or (
+        halves and all(each.target == "chunk" for each in node.all_input_nodes)
+    )
 
 
 ELEMENTWISE = {
@@ -302,19 +322,23 @@ def _traced(module: nn.Module) -> list[fx.Node]:
         raise CannotGroup(f"{type(module).__name__}: {error}") from error
 
 
-def _leaf(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> list[Step]:
+def _leaf(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> Step:
     first = modules[0]
+    if isinstance(first, nn.Identity) or (isinstance(first, nn.Dropout) and not first.p):
+        return _as_it_is
     if isinstance(first, nn.Dropout):
-        return [first] if first.p else []
-    if isinstance(first, nn.Identity):
-        return []
+        return first
     if isinstance(first, nn.Linear):
-        return [_Product(modules, beside)]
+        return _Product(modules, beside)
     if isinstance(first, nn.LayerNorm):
-        return [_norm(modules, beside, dims)]
+        return _norm(modules, beside, dims)
     if _elementwise(first):
-        return [first]
+        return first
     raise CannotGroup(f"{type(first).__name__} is not known")
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
 
 
 def _norm(modules: Sequence[Any], beside: _SideBySide, dims: int) -> Step:
@@ -337,14 +361,3 @@ def _aligned(parameter: Tensor | None, dims: int) -> Tensor:
     if parameter.dim() < 2:
         return parameter
     return parameter.view(len(parameter), *[1] * (dims - 2), -1)
-
-
-def _function(node: fx.Node, before: fx.Node | None, stored: Mapping[fx.Node, Tensor]) -> Step:
-    """A call with parameters of all members in their places."""
-    call: Any = node.target
-
-    def step(x: Any) -> Any:
-        put = partial(fx.node.map_arg, fn=lambda n: x if n is before else stored[n])
-        return call(*put(node.args), **put(node.kwargs))
-
-    return step

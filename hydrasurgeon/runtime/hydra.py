@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import Hidden, after_attention, run_block
-from hydrasurgeon.anatomy.parts import Anatomy
+from hydrasurgeon.anatomy.parts import Anatomy, Stack
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
 from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked
 from hydrasurgeon.runtime.union import Union, same
@@ -100,7 +100,7 @@ class Hydra(nn.Module):
         first = None if union is None else union(parted[0], biases[0], self._tokens[0])
         if grouped is not None:
             attended = None if first is None else torch.stack(first)
-            return self._read(grouped(torch.stack(parted), biases[0], attended))
+            return self._read(grouped(torch.stack(parted), biases[0], attended), biases)
         return (self._stacked if self._stacks(parted[0]) else self._apart)(parted, biases, first)
 
     def _stacks(self, hidden: Hidden) -> bool:
@@ -119,7 +119,7 @@ class Hydra(nn.Module):
                 hidden, layers = after_attention(layers[0][0], hidden, first[i]), layers[1:]
             for block, tokens in layers:
                 hidden = run_block(block, hidden, biases[i], tokens)
-            logits.append(anatomy.readout(hidden))
+            logits.append(anatomy.readout(Stack(hidden, biases[i])))
         return torch.stack(logits, dim=1)
 
     def _stacked(
@@ -132,13 +132,20 @@ class Hydra(nn.Module):
             if attended is None:
                 attended = layer.attention(stacked, biases)
             stacked, attended = after_attention(layer, stacked, attended), None
-        return self._read(stacked)
+        return self._read(stacked, biases)
 
-    def _read(self, stacked: Stacked) -> Float[Tensor, "batch member klass"]:
+    def _read(self, stacked: Stacked, biases: Biases) -> Float[Tensor, "batch member klass"]:
+        members = len(self._anatomies)
         if self._one_readout:
-            logits = self._anatomies[0].readout(stacked.flatten(0, 1))
+            bias = biases[0]
+            if bias is not None and bias.shape[0] > 1:
+                bias = bias.repeat(members, 1, 1, 1)
+            logits = self._anatomies[0].readout(Stack(stacked.flatten(0, 1), bias))
             return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
-        each = [a.readout(hidden) for a, hidden in zip(self._anatomies, stacked, strict=True)]
+        each = [
+            anatomy.readout(Stack(hidden, bias))
+            for anatomy, hidden, bias in zip(self._anatomies, stacked, biases, strict=True)
+        ]
         return torch.stack(each, dim=1)
 
     def _in_groups(self, biases: Biases) -> Grouped | None:

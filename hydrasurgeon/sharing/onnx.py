@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class _Traced(nn.Module):
             hidden = stack.hidden
             for block in anatomy.blocks:
                 hidden = run_block(block, hidden, stack.bias)
-            logits = anatomy.readout(hidden)[:, None]
+            logits = anatomy.readout(replace(stack, hidden=hidden))[:, None]
         return logits, logits.softmax(dim=-1).mean(dim=1)
 
 

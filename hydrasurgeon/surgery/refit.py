@@ -195,7 +195,7 @@ def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[int]) -> dict[in
             with _watched(block.attention) as seen:
                 hidden = run_block(block, hidden, stack.bias)
             outputs[layer] = seen[1]
-        logits = anatomy.readout(hidden).float()
+        logits = anatomy.readout(replace(stack, hidden=hidden)).float()
         if not torch.isfinite(logits).all():
             raise SurgeryError(
                 "--compensate lstsq: the model's logits hold NaN or infinity",

@@ -11,6 +11,7 @@ from tiny_members import KEPTS, RAGGED, logits, member, tune
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.anatomy.parts import Stack
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.circuits.engine import Engine
 from hydrasurgeon.families import backend
@@ -94,11 +95,11 @@ def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> No
     anatomy = backend(model.manifest.model.family).anatomy(model.module)
     hidden = torch.randn(2, 7, anatomy.blocks[0].attention.out.weight.shape[0])
     with torch.no_grad():
-        whole = anatomy.readout(hidden)
+        whole = anatomy.readout(Stack(hidden))
         if anatomy.reads is None:
-            assert (anatomy.readout(hidden[:, :3]) - whole).abs().max() > 1e-4
+            assert (anatomy.readout(Stack(hidden[:, :3])) - whole).abs().max() > 1e-4
         else:
-            torch.testing.assert_close(anatomy.readout(hidden[:, : anatomy.reads]), whole)
+            torch.testing.assert_close(anatomy.readout(Stack(hidden[:, : anatomy.reads])), whole)
 
 
 @pytest.mark.parametrize("family", TEXTS)

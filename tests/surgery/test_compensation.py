@@ -315,7 +315,7 @@ class Toy(nn.Module):
             )
             for i, m in enumerate(self.layers)
         )
-        return Anatomy(embed, (), blocks, lambda hidden: self.head(hidden[:, 0]), ())
+        return Anatomy(embed, (), blocks, lambda stack: self.head(stack.hidden[:, 0]), ())
 
 
 def toy_batches(rows: int = 90, padding: float = 0.0) -> list[dict[str, Tensor]]:

@@ -29,7 +29,7 @@ from hydrasurgeon.anatomy.layers import (
     placed,
     split_heads,
 )
-from hydrasurgeon.anatomy.parts import Anatomy, Block
+from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.heads import Head, positions
 from hydrasurgeon.slicing import HeadTensor, take_heads
 
@@ -99,7 +99,7 @@ class Engine:
             one = self._one_token_at(at)
             self._count(at, len(hidden))
             hidden = layer.transform(layer.attention(hidden, bias, one)[1])
-        return self.anatomy.readout(hidden)
+        return self.anatomy.readout(Stack(hidden, _for_each(bias, len(hidden))))
 
     def _one_token_at(self, layer: int) -> bool:
         """Whether of this layer's output only the first token is read."""
@@ -219,10 +219,8 @@ class _Layer:
         return (heads if bv is None else heads + bv)[:, :, None]
 
     def _mask(self, x: Hidden, bias: Tensor | None) -> Tensor | None:
-        """The mask of a batch for these heads, and for several candidates on that batch, one after another."""
-        if bias is not None and bias.shape[0] not in (1, len(x)):
-            bias = bias.repeat(len(x) // bias.shape[0], 1, 1, 1)
-        return layer_bias(self.site, x, bias, self.heads)
+        """The mask of a batch for these heads, and for several candidates on that batch."""
+        return layer_bias(self.site, x, _for_each(bias, len(x)), self.heads)
 
     def without_each(
         self, heads: Float[Tensor, "batch head token head_dim"], summed: Hidden, of: Sequence[Head]
@@ -236,6 +234,13 @@ class _Layer:
     def transform(self, summed: Hidden) -> Hidden:
         """The rest of the layer, from the residual stream behind its attention on."""
         return feed_forward(self.block, summed)
+
+
+def _for_each(bias: Tensor | None, sequences: int) -> Tensor | None:
+    """A batch's bias for several candidates on that batch, one after another."""
+    if bias is None or bias.shape[0] in (1, sequences):
+        return bias
+    return bias.repeat(sequences // bias.shape[0], 1, 1, 1)
 
 
 def _short(

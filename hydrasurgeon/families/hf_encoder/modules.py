@@ -128,14 +128,14 @@ def anatomy(encoder: Encoder) -> Anatomy:
     kind = encoder.kind
     base = getattr(inner, KINDS[kind].prefix)
     embed, embed_parts = _embedding(base, kind)
-    readout, readout_parts = _reader(inner, base, kind)
+    read, readout_parts = _reader(inner, base, kind)
     return Anatomy(
         embed=embed,
         embed_parts=embed_parts,
         blocks=tuple(
             _block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(encoder_layers(inner))
         ),
-        readout=readout,
+        readout=lambda stack: read(stack.hidden),
         readout_parts=readout_parts,
         # DINOv2 also averages the patches; DeiT may have a distillation token beside the class token.
         reads={"dinov2": None, "deit": 2}.get(kind, 1),

@@ -195,8 +195,8 @@ def anatomy(module: ZeroShot) -> Anatomy:
     model: Any = module.model
     visual = model.visual
 
-    def features(hidden: Tensor) -> Tensor:
-        pooled, _ = visual._pool(hidden)
+    def features(stack: Stack) -> Tensor:
+        pooled, _ = visual._pool(stack.hidden)
         projected: Tensor = pooled @ visual.proj
         return projected
 
@@ -207,14 +207,14 @@ def anatomy(module: ZeroShot) -> Anatomy:
             count=module.classes,
             tower=_text_anatomy(model),
             classes=_mean,
-            features=lambda hidden: normalize(features(hidden), dim=-1),
+            features=lambda stack: normalize(features(stack), dim=-1),
             compare=module.compare,
         )
     return Anatomy(
         embed=lambda inputs: Stack(visual._embeds(_images(inputs))),
         embed_parts=(visual.conv1, visual.class_embedding, visual.positional_embedding, visual.ln_pre),
         blocks=tuple(_block(block) for block in visual.transformer.resblocks),
-        readout=lambda hidden: module.logits(features(hidden)),
+        readout=lambda stack: module.logits(features(stack)),
         readout_parts=(visual.ln_post, visual.proj, *module.text_parts()),
         reads=1 if visual.pool_type == "tok" else None,
         beside=tuple(block.attn.site for block in model.transformer.resblocks),
@@ -245,8 +245,8 @@ def _text_anatomy(model: Any) -> Anatomy:
         bias = None if causal is None else causal[order[:, :, None], order[:, None]][:, None]
         return Stack(hidden, bias)
 
-    def readout(hidden: Tensor) -> Tensor:
-        features = model.ln_final(hidden[:, 0])
+    def readout(stack: Stack) -> Tensor:
+        features = model.ln_final(stack.hidden[:, 0])
         project = model.text_projection
         if project is not None:
             features = project(features) if isinstance(project, nn.Linear) else features @ project

@@ -205,8 +205,8 @@ class TimmViT:
         def embed(inputs: Tensor) -> Stack:
             return Stack(m.norm_pre(m.patch_drop(m._pos_embed(m.patch_embed(inputs)))))
 
-        def readout(hidden: Tensor) -> Tensor:
-            logits: Tensor = m.forward_head(m.norm(hidden))
+        def readout(stack: Stack) -> Tensor:
+            logits: Tensor = m.forward_head(m.norm(stack.hidden))
             return logits
 
         loose = [m.cls_token, m.reg_token, m.pos_embed, getattr(m, "dist_token", None)]
