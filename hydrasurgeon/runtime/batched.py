@@ -277,7 +277,7 @@ def _alike_for_all(node: fx.Node) -> bool:
     """Whether a call does to [member, …] what it does to one member's: it looks at single numbers, or halves rows."""
     if node.op == "call_method":
         along = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
-        return node.target == "chunk" and along == -1
+        return bool(node.target == "chunk" and along == -1)
     if node.op != "call_function":
         return False
     halves = node.target is operator.getitem

@@ -95,7 +95,7 @@ def test_a_config_without_heads(made: dict[str, Path], tmp_path: Path, value: An
         modelling.HydraModel.from_pretrained(tmp_path / "x", config=config)
 
 
-@pytest.mark.parametrize("table", [None, {}, [], {"bert.x": 0}, {"bert.{}": 2}, {"bert.{}": "0"}, {"{}{}": 0}])  # fmt: skip
+@pytest.mark.parametrize("table", [None, {}, [], {"bert.x": [0, 1]}, {"bert.{}": [2, 1]}, {"bert.{}": [1, 3]}, {"bert.{}": 0}, {"{}{}": [0, 1]}])  # fmt: skip
 def test_a_table_of_head_tensors_that_is_none(
     made: dict[str, Path], tmp_path: Path, table: Any
 ) -> None:

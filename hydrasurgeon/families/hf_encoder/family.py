@@ -218,7 +218,9 @@ class HFEncoder:
             return {
                 "members": [member.kept[name] for member in manifest.members],
                 "head_dim": tower.head_dim,
-                "head_tensors": {LAYER.sub(r".layer.{}.", spec.name): spec.axis for spec in specs},
+                "head_tensors": {
+                    spec.name.replace(".0.", ".{}."): [spec.axis, spec.blocks] for spec in specs
+                },
             }
         rows = (manifest.kept or {})[name]
         pruned = any(len(row) != tower.heads for row in rows)

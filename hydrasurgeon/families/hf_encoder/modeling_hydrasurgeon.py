@@ -136,26 +136,33 @@ def head_dim(config: Any) -> int:
     return dim
 
 
-def head_tensors(config: Any) -> dict[str, int]:
-    """Names of the tensors that hold heads, `{}` for the layer, and the axis along which they lie."""
+def head_tensors(config: Any) -> dict[str, tuple[int, int]]:
+    """Names of the tensors that hold heads, `{}` for the layer; the axis along which they lie, and how often."""
     told = config.hydrasurgeon.get("head_tensors")
-    fine = isinstance(told, dict) and told and all(name.count("{}") == 1 and axis in (0, 1) for name, axis in told.items())  # fmt: skip
-    if not fine:
+    places = told.items() if isinstance(told, dict) else ()
+    fine = all(
+        name.count("{}") == 1 and place in ([0, 1], [0, 3], [1, 1]) for name, place in places
+    )
+    if not places or not fine:
         raise ValueError("config.json: hydrasurgeon.head_tensors: is no table of names and axes")
-    return dict(told)
+    return {name: tuple(place) for name, place in places}
 
 
 def member_weights(
-    file: str, number: int, kepts: Sequence[Sequence[Sequence[int]]], cut: Mapping[str, int], head_dim: int
-) -> dict[str, Tensor]:  # fmt: skip
+    file: str,
+    number: int,
+    kepts: Sequence[Sequence[Sequence[int]]],
+    cut: Mapping[str, tuple[int, int]],
+    head_dim: int,
+) -> dict[str, Tensor]:
     """A member's tensors: its own, the shared ones, and its heads of those that hold a union of heads."""
     union = [sorted(set().union(*rows)) for rows in zip(*kepts, strict=True)]
-    cuts: dict[str, tuple[list[int], int, int]] = {}
+    cuts: dict[str, tuple[list[int], tuple[int, int], int]] = {}
     for layer, row in enumerate(kepts[number]):
         at = [union[layer].index(head) for head in row]
         if len(at) < len(union[layer]):
-            for name, axis in cut.items():
-                cuts[name.replace("{}", str(layer))] = (at, axis, len(union[layer]))
+            for name, place in cut.items():
+                cuts[name.replace("{}", str(layer))] = (at, place, len(union[layer]))
     prefix = f"members.{number}."
     found = {}
     with Stored(file) as stored:
@@ -167,11 +174,12 @@ def member_weights(
             elif not name.startswith("members.") and name not in mine:
                 tensor = stored.get_tensor(name)
                 if name in cuts:
-                    at, axis, present = cuts[name]
-                    if tensor.shape[axis] != present * head_dim:
+                    at, (axis, blocks), present = cuts[name]
+                    if tensor.shape[axis] != blocks * present * head_dim:
                         raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}")  # fmt: skip
-                    heads = tensor.unflatten(axis, (-1, head_dim))
-                    tensor = heads.index_select(axis, torch.tensor(at, dtype=torch.long)).flatten(axis, axis + 1)  # fmt: skip
+                    heads = tensor.unflatten(axis, (blocks, present, head_dim))
+                    heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
+                    tensor = heads.flatten(axis, axis + 2)
                 found[name] = tensor.contiguous()
     return found
 
@@ -239,13 +247,33 @@ def encoder_layers(model: Any) -> Sequence[Any]:
     return found
 
 
-class AttentionSite:
-    """One layer's attention: the module that counts heads, and its four linears."""
+# The attention in a layer, its projections, and its output projection, as each type of model and version of
+# transformers has them: the first that a layer has.
+LAYOUTS = (
+    (
+        "attention.self",
+        ("query", "key", "value"),
+        "attention.output.dense",
+    ),  # BERT, RoBERTa, ELECTRA
+    # ViT, DeiT and DINOv2 before transformers 5.9 and 5.18
+    ("attention.attention", ("query", "key", "value"), "attention.output.dense"),
+    ("attention.attn", ("q", "k", "v"), "attention.attn.o"),  # MPNet
+    ("attention", ("q_lin", "k_lin", "v_lin"), "attention.out_lin"),  # DistilBERT
+    ("attention", ("q_proj", "k_proj", "v_proj"), "attention.o_proj"),
+    ("attn", ("Wqkv",), "attn.Wo"),  # ModernBERT
+)
 
-    def __init__(self, module: Any, names: Sequence[str], owner: Any = None, out: str = "") -> None:
-        self.module, self.owner = module, owner or module
-        self.names, self.out_name = tuple(names), out
-        self.head_dim = int(getattr(module, "attention_head_size", None) or module.head_dim)
+
+class AttentionSite:
+    """One layer's attention: the module that counts heads, its projections (or one that packs them), and W_O."""
+
+    def __init__(self, layer: Any, place: str, names: Sequence[str], out: str) -> None:
+        self.module = layer.get_submodule(place)
+        owner, _, self.out_name = out.rpartition(".")
+        self.owner, self.names = layer.get_submodule(owner), tuple(names)
+        self.head_dim = int(
+            getattr(self.module, "attention_head_size", None) or self.module.head_dim
+        )
 
     @property
     def project(self) -> tuple[nn.Linear, ...]:
@@ -258,47 +286,43 @@ class AttentionSite:
 
 
 def attention_site(layer: Any) -> AttentionSite:
-    attention = layer.attention
-    if hasattr(attention, "self"):  # BERT, RoBERTa, ELECTRA
-        return AttentionSite(attention.self, ("query", "key", "value"), attention.output, "dense")
-    if hasattr(attention, "attention"):  # ViT, DeiT and DINOv2 before transformers 5.9 and 5.18
-        return AttentionSite(
-            attention.attention, ("query", "key", "value"), attention.output, "dense"
-        )
-    if hasattr(attention, "attn"):  # MPNet
-        return AttentionSite(attention.attn, ("q", "k", "v"), out="o")
-    if hasattr(attention, "q_lin"):  # DistilBERT
-        return AttentionSite(attention, ("q_lin", "k_lin", "v_lin"), out="out_lin")
-    return AttentionSite(attention, ("q_proj", "k_proj", "v_proj"), out="o_proj")
+    inside = {name for name, _ in layer.named_modules()}
+    return next(
+        AttentionSite(layer, place, names, out)
+        for place, names, out in LAYOUTS
+        if out in inside and all(f"{place}.{name}" in inside for name in names)
+    )
 
 
 def shrink(site: AttentionSite, row: Sequence[int]) -> None:
     """Room for these heads; what the new parameters hold is up to whoever loads the weights."""
     width, module = len(row) * site.head_dim, site.module
-    for name in ("num_attention_heads", "n_heads"):
+    for name in ("num_attention_heads", "n_heads", "num_heads"):
         if hasattr(module, name):
             setattr(module, name, len(row))
     if hasattr(module, "all_head_size"):
         module.all_head_size = width
     if site.out_name == "o":
         module.register_forward_pre_hook(own_columns(row))
-    if site.project[0].out_features == width:
+    if site.out.in_features == width:
         return
     for linear in site.project:
-        linear.out_features = width
-        linear.weight = room(linear.weight, (width, linear.in_features))
+        rows = width * 3 // len(site.names)
+        linear.out_features = rows
+        linear.weight = room(linear.weight, (rows, linear.in_features))
         if linear.bias is not None:
-            linear.bias = room(linear.bias, (width,))
+            linear.bias = room(linear.bias, (rows,))
     site.out.in_features = width
     site.out.weight = room(site.out.weight, (site.out.out_features, width))
-    if not row and site.out_name in ("dense", "o"):
+    if not row and site.out_name in ("dense", "o", "Wo"):
         module.forward = MethodType(without_heads, module)
 
 
 def without_heads(module: Any, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
     """What an attention without heads passes on; older versions count tokens by what no head leaves over."""
     nothing = hidden.new_zeros(*hidden.shape[:-1], 0)
-    return (module.o(nothing) if hasattr(module, "o") else nothing), None
+    out = next((getattr(module, name) for name in ("o", "Wo") if hasattr(module, name)), None)
+    return (nothing if out is None else out(nothing)), None
 
 
 def room(like: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
