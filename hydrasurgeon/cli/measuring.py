@@ -49,7 +49,7 @@ def evaluate(
         ),
     ] = "1",
     ood_score: Annotated[
-        str, typer.Option("--ood-score", help="msp, entropy, energy, max-logit or mi.")
+        str, typer.Option("--ood-score", help="msp, entropy, energy, max-logit, mi or gen.")
     ] = "msp",
     json: Annotated[
         str | None,

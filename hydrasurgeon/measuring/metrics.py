@@ -7,18 +7,29 @@ classes; calibration errors have 15 bins. Everything is computed in float64.
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.decision.probabilities import (
+    TINY,
+    Labels,
+    Logits,
+    Probs,
+    Scores,
+    mean_probs,
+    member_probs,
+    nll,
+    tempered,
+)
+from hydrasurgeon.decision.scores.fitted import check_score
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS, mutual_information
+from hydrasurgeon.decision.temperature import fit_temperature
 
 __all__ = [
     "OOD_SCORES",
+    "TINY",
     "accuracy",
     "aece",
     "aupr",
@@ -35,55 +46,12 @@ __all__ = [
     "nll",
     "ood_metrics",
     "ood_score",
+    "tempered",
 ]
-
-Logits = Float[Tensor, "sample member klass"]
-Probs = Float[Tensor, "sample klass"]
-Labels = Int[Tensor, " sample"]
-Scores = Float[Tensor, " sample"]
 
 BINS = 15
 # Of a score, after the point: sums in another order differ behind them, and would pass for a ranking.
 DIGITS = 12
-# Smallest positive probability: keeps the log finite for a class that got exactly 0.
-TINY = 1e-300
-
-
-def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
-    return logits.double().softmax(dim=-1)
-
-
-def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
-    """p = 1/M Σ_m softmax(z_m), then softmax(ln p / T): temperature acts after averaging."""
-    return tempered(member_probs(logits).mean(dim=1), temperature)
-
-
-def tempered(probs: Probs, temperature: float) -> Probs:
-    return (
-        probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
-    )
-
-
-def fit_temperature(probs: Probs, labels: Labels) -> float:
-    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it)."""
-    low, high = math.log(0.05), math.log(20.0)
-    golden = (math.sqrt(5) - 1) / 2
-
-    def loss(log_t: float) -> float:
-        return nll(tempered(probs, math.exp(log_t)), labels)
-
-    left, right = high - golden * (high - low), low + golden * (high - low)
-    at_left, at_right = loss(left), loss(right)
-    while high - low > 1e-6:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - golden * (high - low)
-            at_left = loss(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + golden * (high - low)
-            at_right = loss(right)
-    return math.exp((low + high) / 2)
 
 
 def accuracy(probs: Probs, labels: Labels) -> float:
@@ -94,11 +62,6 @@ def brier(probs: Probs, labels: Labels) -> float:
     """mean Σ_c (p_c − y_c)²."""
     truth = torch.nn.functional.one_hot(labels, probs.shape[-1])
     return float((probs - truth).square().sum(dim=-1).mean())
-
-
-def nll(probs: Probs, labels: Labels) -> float:
-    """mean −ln p_y; a probability of exactly 0 counts as 1e-300."""
-    return float(-probs.gather(1, labels[:, None]).clamp_min(TINY).log().mean())
 
 
 def ece(probs: Probs, labels: Labels) -> float:
@@ -159,16 +122,6 @@ def aupr(negative: Scores, positive: Scores) -> float | None:
     return float((gained / len(positive) * found / flagged).sum())
 
 
-def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(dim=-1)
-
-
-def mutual_information(logits: Logits) -> Scores:
-    """H(mean p) − mean H(p_m), per sample, in nats."""
-    probs = member_probs(logits)
-    return (_entropy(probs.mean(dim=1)) - _entropy(probs).mean(dim=1)).clamp_min(0.0)
-
-
 def disagreement(logits: Logits) -> float:
     """Share of member pairs whose most probable classes differ; 0 for one member."""
     votes = logits.argmax(dim=-1)
@@ -182,23 +135,12 @@ def disagreement(logits: Logits) -> float:
     return float((1 - agreeing).mean())
 
 
-OOD_SCORES: dict[str, Callable[[Logits, float], Scores]] = {
-    "msp": lambda logits, t: 1 - mean_probs(logits, t).amax(dim=-1),
-    "entropy": lambda logits, t: _entropy(mean_probs(logits, t)),
-    "energy": lambda logits, t: -(t * (logits.double() / t).logsumexp(dim=-1)).mean(dim=1),
-    "max-logit": lambda logits, t: -logits.double().mean(dim=1).amax(dim=-1),
-    "mi": lambda logits, t: mutual_information(logits),
-}
+OOD_SCORES = ON_LOGITS
 
 
 def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
     """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
-    if kind not in OOD_SCORES:
-        near = difflib.get_close_matches(kind, OOD_SCORES, n=1)
-        raise UsageError(
-            f"--ood-score {kind}: not known" + (f" (did you mean {near[0]}?)" if near else ""),
-            hint=f"Available: {', '.join(OOD_SCORES)}.",
-        )
+    check_score(kind, tuple(OOD_SCORES))
     return OOD_SCORES[kind](logits, temperature).round(decimals=DIGITS)
 
 

@@ -1,0 +1,36 @@
+"""Member logits → probabilities: p = 1/M Σ_m softmax(z_m), and temperature after averaging; in float64."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["TINY", "Labels", "Logits", "Probs", "Scores", "mean_probs", "member_probs", "nll", "tempered"]  # fmt: skip
+
+Logits = Float[Tensor, "sample member klass"]
+Probs = Float[Tensor, "sample klass"]
+Labels = Int[Tensor, " sample"]
+Scores = Float[Tensor, " sample"]
+
+# Smallest positive probability: keeps the log finite for a class that got exactly 0.
+TINY = 1e-300
+
+
+def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
+    return logits.double().softmax(dim=-1)
+
+
+def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
+    """p = 1/M Σ_m softmax(z_m), then softmax(ln p / T): temperature acts after averaging."""
+    return tempered(member_probs(logits).mean(dim=1), temperature)
+
+
+def tempered(probs: Probs, temperature: float) -> Probs:
+    return (
+        probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+    )
+
+
+def nll(probs: Probs, labels: Labels) -> float:
+    """mean −ln p_y; a probability of exactly 0 counts as 1e-300."""
+    return float(-probs.gather(1, labels[:, None]).clamp_min(TINY).log().mean())

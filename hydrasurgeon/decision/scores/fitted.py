@@ -1,0 +1,123 @@
+"""Every score that is fitted on features, and how the members of an ensemble join: the mean of what each finds, standardised.
+
+s(x) = 1/M Σ_m (s_m(x) − mean_m) / std_m        mean and deviation over samples held back from fitting
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hydrasurgeon.decision.probabilities import Scores
+from hydrasurgeon.decision.scores.angles import fit_mcm, fit_nci, score_mcm, score_nci
+from hydrasurgeon.decision.scores.evidence import Evidence, State
+from hydrasurgeon.decision.scores.gaussian import (
+    fit_directions,
+    fit_mds,
+    fit_rmds,
+    score_directions,
+    score_mds,
+    score_rmds,
+)
+from hydrasurgeon.decision.scores.neighbours import fit_knn, score_knn
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.scores.subspace import fit_residual, fit_vim, score_residual, score_vim
+from hydrasurgeon.errors import UsageError
+
+__all__ = ["FITTED", "EnsembleScore", "FittedScore", "check_score", "fit", "scores_of"]
+
+Features = Float[Tensor, "sample member width"]
+
+
+@dataclass(frozen=True)
+class FittedScore:
+    """How a score is fitted to one member, and what it then makes of features and logits."""
+
+    fit: Callable[[Evidence], tuple[State, list[str]]]
+    score: Callable[[State, Tensor, Tensor], Scores]
+    stores: tuple[str, ...]
+    zero_shot: bool | None = None
+    """Whether it is for zero-shot classifiers alone (True)."""
+
+
+FITTED: dict[str, FittedScore] = {
+    "mds": FittedScore(fit_mds, score_mds, ("centre", "factor", "means")),
+    "rmds": FittedScore(fit_rmds, score_rmds, ("centre", "factor", "means", "background")),
+    "maha++": FittedScore(fit_directions, score_directions, ("centre", "factor", "means")),
+    "vim": FittedScore(fit_vim, score_vim, ("origin", "rest", "alpha")),
+    "residual": FittedScore(fit_residual, score_residual, ("origin", "rest")),
+    "knn": FittedScore(fit_knn, score_knn, ("bank",)),
+    "nci": FittedScore(fit_nci, score_nci, ("mean", "weight")),
+    "mcm": FittedScore(fit_mcm, score_mcm, ("classes",), zero_shot=True),
+}
+"""score → how it is fitted and computed; each formula stands in its own module."""
+
+
+def check_score(kind: str, among: Sequence[str] = (*ON_LOGITS, *FITTED)) -> None:
+    """Refuse a name that no score has."""
+    if kind not in among:
+        near = difflib.get_close_matches(kind, among, n=1)
+        raise UsageError(
+            f"--ood-score {kind}: not known" + (f" (did you mean {near[0]}?)" if near else ""),
+            hint=f"Available: {', '.join(among)}.",
+        )
+
+
+@dataclass(frozen=True)
+class EnsembleScore:
+    """A score fitted to each member, with what its values were on samples held back."""
+
+    kind: str
+    states: tuple[State, ...]
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, features: Features, logits: Tensor) -> Scores:
+        each = [
+            (FITTED[self.kind].score(state, features[:, m], logits[:, m]) - mean) / deviation
+            for m, (state, mean, deviation) in enumerate(
+                zip(self.states, self.means, self.deviations, strict=True)
+            )
+        ]
+        return torch.stack(each).mean(dim=0)
+
+
+def fit(
+    kind: str, evidence: Sequence[Evidence], held: tuple[Features, Tensor], *, precise: bool = False
+) -> EnsembleScore:
+    """Fit a score to every member and standardise it on `held`, features and logits that were not fitted on.
+
+    States are kept in float32, as they are stored: what is measured is what will be used. `precise` keeps float64.
+    """
+    features, logits = held
+    states, means, deviations = [], [], []
+    notes: dict[str, None] = {}
+    for member, each in enumerate(evidence):
+        state, said = FITTED[kind].fit(each)
+        if not precise:
+            state = {name: tensor.float() for name, tensor in state.items()}
+        values = FITTED[kind].score(state, features[:, member], logits[:, member])
+        states.append(state)
+        means.append(float(values.mean()))
+        deviation = float(values.std(correction=0))
+        deviations.append(deviation if deviation > 0 else 1.0)
+        notes |= dict.fromkeys(said)
+    return EnsembleScore(kind, tuple(states), tuple(means), tuple(deviations), tuple(notes))
+
+
+def scores_of(
+    kind: str, logits: Tensor, features: Features | None, fitted: EnsembleScore | None, temperature: float = 1.0
+) -> Scores:  # fmt: skip
+    """Any score, of logits alone or fitted."""
+    if kind in ON_LOGITS:
+        return ON_LOGITS[kind](logits, temperature)
+    assert fitted is not None
+    assert features is not None
+    assert fitted.kind == kind
+    return fitted(features, logits)

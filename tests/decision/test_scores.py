@@ -1,0 +1,310 @@
+"""OOD scores against formulas written out slowly, against pytorch-ood, and what they refuse."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import EmpiricalCovariance, ledoit_wolf
+from torch import Tensor, nn
+
+from hydrasurgeon.decision.scores.covariance import shrinkage
+from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
+from hydrasurgeon.decision.scores.fitted import FITTED, fit, scores_of
+from hydrasurgeon.decision.scores.moments import Accumulator
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.scores.subspace import principal
+from hydrasurgeon.errors import DataError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import pytorch_ood.detector as reference
+
+CLASSES, WIDTH, COUNT = 4, 10, 600
+CLOSE = 1e-6
+
+
+class Data:
+    """Features of four Gaussian classes with unequal spread, a classifier, and samples from elsewhere."""
+
+    def __init__(self, classes: int = CLASSES, width: int = WIDTH, count: int = COUNT) -> None:
+        random = torch.Generator().manual_seed(0)
+        self.weight = torch.randn(classes, width, generator=random, dtype=torch.float64)
+        self.bias = torch.randn(classes, generator=random, dtype=torch.float64)
+        self.labels = torch.arange(count) % classes
+        spread = torch.linspace(0.3, 3, width, dtype=torch.float64)
+        noise = torch.randn(count, width, generator=random, dtype=torch.float64) * spread
+        self.features = 5 + 2 * self.weight[self.labels] + noise
+        self.logits = self.features @ self.weight.T + self.bias
+        self.others = 5 + 4 * torch.randn(90, width, generator=random, dtype=torch.float64)
+        self.other_logits = self.others @ self.weight.T + self.bias
+
+    def evidence(self, rows: slice = slice(None), batch: int = 128) -> Evidence:
+        gathering = Gathering(self.weight, self.bias)
+        parts = (each[rows].split(batch) for each in (self.features, self.logits, self.labels))
+        for features, logits, labels in zip(*parts, strict=True):
+            gathering.add(features, logits, labels)
+        return gathering.evidence()
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return Data()
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """The reference makes its tensors in the default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def raw(kind: str, data: Data) -> Tensor:
+    """A member's score before it is standardised."""
+    state, _ = FITTED[kind].fit(data.evidence())
+    return FITTED[kind].score(state, data.others, data.other_logits)
+
+
+def precision(covariance: np.ndarray) -> np.ndarray:
+    return np.linalg.inv(covariance)
+
+
+def slow_mahalanobis(x: np.ndarray, y: np.ndarray, others: np.ndarray) -> np.ndarray:
+    means = [x[y == c].mean(axis=0) for c in range(CLASSES)]
+    centred = np.concatenate([x[y == c] - means[c] for c in range(CLASSES)])
+    inverse = EmpiricalCovariance(assume_centered=False).fit(centred).precision_
+    return np.array([min((o - m) @ inverse @ (o - m) for m in means) for o in others])
+
+
+def slow_background(x: np.ndarray, others: np.ndarray) -> np.ndarray:
+    inverse = EmpiricalCovariance(assume_centered=False).fit(x).precision_
+    return np.array([(o - x.mean(axis=0)) @ inverse @ (o - x.mean(axis=0)) for o in others])
+
+
+def slow(kind: str, data: Data) -> np.ndarray:
+    """OpenOOD's postprocessors, their confidence with the sign turned, sample by sample."""
+    x, y, others = (t.numpy() for t in (data.features, data.labels, data.others))
+    w, b, logits = data.weight.numpy(), data.bias.numpy(), data.other_logits.numpy()
+    if kind == "mds":
+        return slow_mahalanobis(x, y, others)
+    if kind == "rmds":
+        return slow_mahalanobis(x, y, others) - slow_background(x, others)
+    if kind == "maha++":
+        unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (x, others)]
+        return slow_mahalanobis(unit[0], y, unit[1])
+    if kind in ("residual", "vim"):
+        u = -np.linalg.pinv(w) @ b
+        covariance = EmpiricalCovariance(assume_centered=True).fit(x - u).covariance_
+        values, vectors = np.linalg.eig(covariance)
+        rest = vectors.T[np.argsort(-values)[WIDTH // 2 :]].T
+        outside = np.linalg.norm((others - u) @ rest, axis=-1)
+        if kind == "residual":
+            return outside
+        alpha = (x @ w.T + b).max(axis=-1).mean() / np.linalg.norm((x - u) @ rest, axis=-1).mean()
+        return alpha * outside - np.log(np.exp(logits).sum(axis=-1))
+    if kind == "knn":
+        unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (x, others)]
+        return np.array([np.sort(np.linalg.norm(unit[0] - o, axis=1))[49] for o in unit[1]])
+    if kind == "nci":
+        apart = others - x.mean(axis=0)
+        return -(w[logits.argmax(axis=1)] * apart).sum(axis=1) / np.linalg.norm(apart, axis=1)
+    assert kind == "mcm"
+    cosines = others @ w.T / np.linalg.norm(others, axis=1)[:, None] / np.linalg.norm(w, axis=1)
+    shares = np.exp(cosines) / np.exp(cosines).sum(axis=1, keepdims=True)
+    return 1 - shares.max(axis=1)
+
+
+@pytest.mark.parametrize("kind", FITTED)
+def test_agrees_with_the_formula_written_out(kind: str, data: Data) -> None:
+    np.testing.assert_allclose(raw(kind, data).numpy(), slow(kind, data), rtol=CLOSE, atol=CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["mds", "rmds", "knn", "nci", "mcm", "vim"])
+def test_agrees_with_pytorch_ood(kind: str, data: Data, double: None) -> None:
+    head = nn.Linear(WIDTH, CLASSES)
+    with torch.no_grad():
+        head.weight.copy_(data.weight)
+        head.bias.copy_(data.bias)
+    x, y, others = data.features, data.labels, data.others
+    close = CLOSE
+    if kind == "mds":
+        theirs = reference.Mahalanobis(None).fit_features(x, y).predict_features(others)
+        theirs = 2 * COUNT * theirs  # they leave the covariance a sum, and halve the distance
+    elif kind == "rmds":
+        theirs = COUNT * reference.RMD(None).fit_features(x, y).predict_features(others)
+    elif kind == "knn":
+        theirs = reference.KNN(None, k=50).fit_features(x, y).predict_features(others)
+    elif kind == "mcm":
+        theirs = reference.MCM(None, data.weight).predict_features(others)
+        theirs = theirs + 1 if float(theirs.max()) <= 0 else theirs
+    elif kind == "nci":
+        theirs = reference.NCI(nn.Identity(), head.float()).fit_features(x.float()).predict_features(others.float())  # fmt: skip
+        close = 1e-4  # they compute in float32
+    else:
+        detector = reference.ViM(None, d=principal(WIDTH), w=data.weight, b=data.bias)
+        theirs = detector.fit_features(x, y).predict_features(others)
+        close = 1e-4
+    torch.testing.assert_close(raw(kind, data), theirs.double(), rtol=close, atol=close)
+
+
+@pytest.mark.parametrize(
+    ("kind", "detector"),
+    [("gen", "GEN"), ("msp", "MaxSoftmax"), ("max-logit", "MaxLogit"), ("energy", "EnergyBased"), ("entropy", "Entropy")],
+)  # fmt: skip
+def test_scores_of_logits_agree_with_pytorch_ood(kind: str, detector: str, data: Data) -> None:
+    z = data.other_logits / 10
+    theirs = getattr(reference, detector)(None).predict_logits(z)
+    if kind == "gen":  # they take the mean over the classes
+        theirs = theirs * CLASSES
+    ours = ON_LOGITS[kind](z[:, None], 1.0)
+    if kind == "msp" and float(theirs.max()) <= 0:
+        theirs = theirs + 1
+    torch.testing.assert_close(ours, theirs.double(), rtol=CLOSE, atol=CLOSE)
+
+
+def test_gen_takes_the_hundred_largest() -> None:
+    z = torch.randn(20, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    p = z.softmax(dim=1).sort(dim=1).values[:, -100:]
+    expected = (p**0.1 * (1 - p) ** 0.1).sum(dim=1)
+    torch.testing.assert_close(ON_LOGITS["gen"](z[:, None], 1.0), expected, rtol=1e-12, atol=0)
+    sure = torch.tensor([[[2000.0, 0, 0]]], dtype=torch.float64)
+    assert float(ON_LOGITS["gen"](sure, 1.0)) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 37, 600])
+def test_moments_do_not_depend_on_the_batches(batch: int, data: Data) -> None:
+    accumulator = Accumulator(CLASSES, WIDTH)
+    shifted = data.features + 1e4  # far from the origin, where naive sums lose their digits
+    for x, y in zip(shifted.split(batch), data.labels.split(batch), strict=True):
+        accumulator.add(x, y)
+    moments = accumulator.moments()
+    x, y = shifted.numpy(), data.labels.numpy()
+    means = np.stack([x[y == c].mean(axis=0) for c in range(CLASSES)])
+    np.testing.assert_allclose(moments.means, means, rtol=1e-12)
+    centred = x - means[y]
+    np.testing.assert_allclose(moments.within, centred.T @ centred / COUNT, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(moments.total, np.cov(x.T, bias=True), rtol=1e-8, atol=1e-8)
+    origin = x[0]
+    about = (x - origin).T @ (x - origin) / COUNT
+    np.testing.assert_allclose(moments.about(torch.tensor(origin)), about, rtol=1e-8, atol=1e-8)
+
+
+def test_shrinkage_is_that_of_scikit_learn() -> None:
+    x = torch.randn(30, 50, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x = (x - x.mean(dim=0)) * torch.linspace(0.1, 2, 50)
+    covariance = x.T @ x / len(x)
+    _, rho = ledoit_wolf(x.numpy(), assume_centered=True)
+    assert shrinkage(covariance, x) == pytest.approx(rho, rel=1e-9)
+    assert 0 < rho < 1
+
+
+@pytest.mark.parametrize("kind", ["mds", "rmds", "maha++"])
+def test_a_singular_covariance_is_shrunk_and_said(kind: str, data: Data) -> None:
+    flat = Data()
+    flat.features[:, 3] = flat.features[:, 2]
+    state, notes = FITTED[kind].fit(flat.evidence())
+    assert any("Ledoit-Wolf" in note for note in notes) or kind == "maha++"
+    assert torch.isfinite(FITTED[kind].score(state, flat.others, flat.other_logits)).all()
+    assert FITTED[kind].fit(data.evidence())[1] == []
+    few, _ = FITTED[kind].fit(data.evidence(slice(8)))  # fewer samples than dimensions
+    assert torch.isfinite(FITTED[kind].score(few, data.others, data.other_logits)).all()
+
+
+def test_shrinking_gives_the_distances_of_scikit_learns_covariance() -> None:
+    few = Data(classes=2, width=12, count=10)
+    x, y = few.features.numpy(), few.labels.numpy()
+    means = np.stack([x[y == c].mean(axis=0) for c in range(2)])
+    covariance, _ = ledoit_wolf(x - means[y], assume_centered=True)
+    inverse = precision(covariance)
+    expected = [min((o - m) @ inverse @ (o - m) for m in means) for o in few.others.numpy()]
+    state, _ = FITTED["mds"].fit(few.evidence())
+    found = FITTED["mds"].score(state, few.others, few.other_logits)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+def test_members_join_standardised(data: Data) -> None:
+    both = torch.stack([data.others, 3 * data.others + 1], dim=1)
+    logits = torch.stack([data.other_logits, data.other_logits], dim=1)
+    first = data.evidence()
+    stretched = Gathering(data.weight, data.bias)
+    stretched.add(3 * data.features + 1, data.logits, data.labels)
+    held = torch.stack([data.features, 3 * data.features + 1], dim=1)
+    held_logits = torch.stack([data.logits, data.logits], dim=1)
+    joined = fit("rmds", [first, stretched.evidence()], (held, held_logits), precise=True)
+    alone = fit("rmds", [first], (held[:, :1], held_logits[:, :1]), precise=True)
+    # Distances do not care how features are stretched: both members say the same, and so does their mean.
+    torch.testing.assert_close(joined(both, logits), alone(both[:, :1], logits[:, :1]))
+    inside = alone(held[:, :1], held_logits[:, :1])
+    assert float(inside.mean()) == pytest.approx(0, abs=1e-12)
+    assert float(inside.std(correction=0)) == pytest.approx(1, rel=1e-12)
+    torch.testing.assert_close(
+        scores_of("rmds", logits, both, joined), joined(both, logits), rtol=0, atol=0
+    )
+    msp = scores_of("msp", logits, None, None, temperature=2.0)
+    torch.testing.assert_close(msp, 1 - (data.other_logits.softmax(-1).log() / 2).softmax(-1).amax(-1))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FITTED)
+def test_float32_states_give_nearly_the_same(kind: str, data: Data) -> None:
+    held = data.features[:, None], data.logits[:, None]
+    there = data.others[:, None], data.other_logits[:, None]
+    stored, exact = (fit(kind, [data.evidence()], held, precise=p)(*there) for p in (False, True))
+    torch.testing.assert_close(stored, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_class_that_never_occurs(data: Data) -> None:
+    some = Data()
+    some.labels[some.labels == 2] = 1
+    for kind in ("mds", "rmds", "maha++"):
+        with pytest.raises(DataError, match="class 2 never occurs") as caught:
+            FITTED[kind].fit(some.evidence())
+        assert caught.value.message.startswith(kind)
+    for kind in ("vim", "residual", "knn", "nci"):
+        FITTED[kind].fit(some.evidence())
+    four = Data()
+    four.labels[four.labels > 1] = 0
+    evidence = four.evidence()
+    with pytest.raises(DataError, match="cat, dog"):
+        evidence.need_every_class("mds", ["a", "b", "cat", "dog"])
+
+
+def test_too_few_samples(data: Data) -> None:
+    with pytest.raises(DataError, match="nothing to estimate"):
+        FITTED["mds"].fit(data.evidence(slice(4)))
+    with pytest.raises(DataError, match="no 50th neighbour"):
+        FITTED["knn"].fit(data.evidence(slice(49)))
+    with pytest.raises(DataError, match="no samples"):
+        Gathering(data.weight, data.bias).evidence()
+
+
+@pytest.mark.parametrize("what", ["features", "logits"])
+def test_nan_is_refused(what: str, data: Data) -> None:
+    broken = {"features": data.features[:5].clone(), "logits": data.logits[:5].clone()}
+    broken[what][3, 1] = float("nan")
+    with pytest.raises(DataError, match=f"{what} hold NaN or infinity for 1 of 5"):
+        Gathering(data.weight, data.bias).add(broken["features"], broken["logits"], data.labels[:5])
+
+
+def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
+    gathering = Gathering(data.weight, data.bias, seed=1, bank=100)
+    for x, z, y in zip(data.features.split(64), data.logits.split(64), data.labels.split(64), strict=True):  # fmt: skip
+        gathering.add(x, z, y)
+    evidence = gathering.evidence()
+    assert evidence.features.shape == (100, WIDTH)
+    assert evidence.moments.count == COUNT
+    rows = [int((data.features == row).all(dim=1).nonzero()) for row in evidence.features]
+    assert len(set(rows)) == 100
+    assert min(rows) < 150
+    assert max(rows) > 450
+    assert FITTED["knn"].fit(evidence)[1] == ["knn keeps 100 of 600 features, drawn at random"]
+
+
+def test_statistics_of_a_thousand_classes_are_small() -> None:
+    classes, width = 1000, 768
+    shapes = {"centre": width, "factor": width * width, "means": classes * width, "background": width * width}  # fmt: skip
+    stored = {kind: sum(4 * shapes[name] for name in FITTED[kind].stores) for kind in ("mds", "rmds", "maha++")}  # fmt: skip
+    assert max(stored.values()) <= 8_000_000
