@@ -1,0 +1,113 @@
+"""When to abstain: the threshold on the probability above which at most a share r of the answers is wrong, with confidence 1 − δ.
+
+Geifman and El-Yaniv, NeurIPS 2017 (SGR): of the k = ⌈log₂(n + 1)⌉ thresholds that a binary search may try, each is certified with
+δ/k by the exact binomial tail: of m answers e are wrong, and b solves P(Bin(m, b) ≤ e) = δ/k; b bounds the true share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from hydrasurgeon.decision.probabilities import Scores
+from hydrasurgeon.errors import DataError
+
+__all__ = ["Abstention", "fit_abstention", "risk_bound", "samples_needed"]
+
+
+@dataclass(frozen=True)
+class Abstention:
+    """Answer where the probability is at least `threshold`."""
+
+    threshold: float
+    risk: float
+    delta: float
+    bound: float
+    """What the share of wrong answers stays below, with confidence 1 − δ."""
+    coverage: float
+    """The share of samples that were answered."""
+
+
+def risk_bound(wrong: int, answered: int, delta: float) -> float:
+    """The b with P(Bin(answered, b) ≤ wrong) = delta, by bisection; 1 where there is nothing to tell from."""
+    if answered == 0 or wrong >= answered:
+        return 1.0
+    ways = _log_binomials(answered, wrong)
+    low, high = wrong / answered, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _tail(ways, answered, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _log_binomials(count: int, most: int) -> torch.Tensor:
+    """ln C(count, j) for j = 0 … most."""
+    j = torch.arange(most + 1, dtype=torch.float64)
+    total = torch.tensor(count + 1.0, dtype=torch.float64)
+    return total.lgamma() - (j + 1).lgamma() - (total - j).lgamma()
+
+
+def _tail(ways: torch.Tensor, count: int, p: float) -> float:
+    """P(Bin(count, p) < len(ways))."""
+    if p <= 0:
+        return 1.0
+    if p >= 1:
+        return 0.0
+    j = torch.arange(len(ways), dtype=torch.float64)
+    return float((ways + j * math.log(p) + (count - j) * math.log1p(-p)).logsumexp(0).exp())
+
+
+def samples_needed(risk: float, delta: float) -> int:
+    """The fewest samples that can promise it: all answered, none wrong."""
+    count = 1
+    while (1 - risk) ** count > delta / _tries(count):
+        count += 1
+    return count
+
+
+def _tries(count: int) -> int:
+    return math.ceil(math.log2(count + 1))
+
+
+def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = 0.05) -> Abstention:  # fmt: skip
+    """The lowest threshold found that keeps the promise; DataError where the samples cannot certify any."""
+    count = len(confidence)
+    needed = samples_needed(risk, delta)
+    if count < needed:
+        raise DataError(
+            f"{count} samples cannot promise a risk of {risk:g} with confidence {1 - delta:g}",
+            hint=f"It takes at least {needed} of them, even if none is wrong (half of the validation data certifies); "
+            "give more --data, or a larger --risk or --delta.",
+        )
+    values, order = confidence.double().sort()
+    wrong = (~correct[order]).double().flip(0).cumsum(0).flip(0)
+    share = delta / _tries(count)
+    # Fewer answers than this certify nothing, even if none is wrong.
+    fewest = math.ceil(math.log(share) / math.log1p(-risk) - 1e-9)
+    low, high = 0, count - fewest
+    best: Abstention | None = None
+    closest = 1.0
+    while low <= high:
+        at = (low + high) // 2
+        # Samples of equal confidence are answered together.
+        first = int(torch.searchsorted(values, values[at]))
+        answered = count - first
+        bound = risk_bound(int(wrong[first]), answered, share)
+        closest = min(closest, bound)
+        if bound <= risk:
+            high = at - 1
+            if best is None or answered / count > best.coverage:
+                best = Abstention(float(values[at]), risk, delta, bound, answered / count)
+        else:
+            low = at + 1
+    if best is None:
+        raise DataError(
+            f"no threshold keeps a risk of {risk:g} with confidence {1 - delta:g} on {count} samples",
+            hint=f"The best that can be promised is {closest:.3g}: give more --data, or a larger --risk or --delta.",
+        )
+    return best

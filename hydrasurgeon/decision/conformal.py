@@ -1,0 +1,116 @@
+"""Conformal prediction sets: {c: s(x, c) ≤ q}, q the ⌈(n + 1) · coverage⌉-th smallest s(x_i, y_i) of n calibration samples.
+
+    lac   s = 1 − p_c                                                Sadinle et al., JASA 2019
+    aps   s = Σ of the probabilities down to p_c                     Romano et al., NeurIPS 2020
+    raps  aps + λ max(0, rank of c − k)                              Angelopoulos et al., ICLR 2021
+
+The true label is in the set with probability ≥ coverage, on average over samples exchangeable with those of the calibration,
+whatever the model. No dice are thrown: aps and raps count the whole of p_c, and a set may be empty.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hydrasurgeon.decision.probabilities import Labels, Probs, Scores
+from hydrasurgeon.errors import DataError
+
+__all__ = ["METHODS", "Conformal", "Method", "Penalty", "fit_conformal", "fit_penalty", "quantile", "samples_needed"]  # fmt: skip
+
+Method = Literal["lac", "aps", "raps"]
+METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
+# Of raps, what its authors try.
+WEIGHTS = (0.001, 0.01, 0.1, 0.2, 0.5)
+# Sums of probabilities in another order differ by less: what a set holds must not depend on it.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """Of raps: λ for every rank beyond k."""
+
+    weight: float
+    free_ranks: int
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """A method, calibrated."""
+
+    method: Method
+    coverage: float
+    threshold: float
+    penalty: Penalty | None = None
+
+    def sets(self, probs: Probs) -> Bool[Tensor, "sample klass"]:
+        """Which labels belong to each sample's set."""
+        return conformity(probs, self.method, self.penalty) <= self.threshold + ROUNDING
+
+
+def conformity(
+    probs: Probs, method: Method, penalty: Penalty | None = None
+) -> Float[Tensor, "sample klass"]:
+    """s(x, c) for every class; smaller = fits better."""
+    if method == "lac":
+        return 1 - probs
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    scores = ordered.cumsum(dim=-1)
+    if method == "raps" and penalty is not None:
+        ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype)
+        scores = scores + penalty.weight * (ranks - penalty.free_ranks).clamp_min(0)
+    return torch.empty_like(scores).scatter_(1, order, scores)
+
+
+def samples_needed(coverage: float) -> int:
+    """The fewest calibration samples of which one is far enough out: ⌈(n + 1) · coverage⌉ ≤ n."""
+    count = max(1, math.ceil(coverage / (1 - coverage)) - 2)
+    while _rank(count, coverage) > count:
+        count += 1
+    return count
+
+
+def _rank(count: int, coverage: float) -> int:
+    # 0.9 · 10 is 9.000000000000002 in floating point for some.
+    return math.ceil((count + 1) * coverage - 1e-9)
+
+
+def quantile(scores: Scores, coverage: float) -> float:
+    """The finite-sample quantile; DataError where there are too few samples to have it."""
+    rank = _rank(len(scores), coverage)
+    if rank > len(scores):
+        raise DataError(
+            f"{len(scores)} samples cannot promise a coverage of {coverage:g}",
+            hint=f"It takes at least {samples_needed(coverage)} to calibrate with (half of the validation data certifies).",
+        )
+    return float(scores.sort().values[rank - 1])
+
+
+def fit_conformal(
+    probs: Probs,
+    labels: Labels,
+    *,
+    method: Method = "lac",
+    coverage: float = 0.9,
+    penalty: Penalty | None = None,
+) -> Conformal:
+    """Calibrate on samples that neither the model nor its temperature, nor `penalty`, was fitted on."""
+    of_truth = conformity(probs, method, penalty).gather(1, labels[:, None])[:, 0]
+    return Conformal(method, coverage, quantile(of_truth, coverage), penalty)
+
+
+def fit_penalty(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Penalty:
+    """Of raps: k = the rank that holds the truth in a share `coverage`, and the λ with the smallest sets."""
+    ranks = (probs > probs.gather(1, labels[:, None])).sum(dim=-1) + 1
+    free_ranks = int(quantile(ranks.double(), coverage))
+
+    def size(penalty: Penalty) -> float:
+        fitted = fit_conformal(probs, labels, method="raps", coverage=coverage, penalty=penalty)
+        return float(fitted.sets(probs).sum(dim=-1).double().mean())
+
+    return min((Penalty(weight, free_ranks) for weight in WEIGHTS), key=size)
