@@ -1,0 +1,153 @@
+"""What the classifier of each member reads: the features behind its logits, out of the same forward pass.
+
+For a linear classifier its input, and its weight and bias (of a distilled model both, side by side); for a zero-shot one
+the normalised image features, and the class features times the scale. logits = features @ weightᵀ + bias, for every member.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.families import backend
+from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.hydra import Hydra
+
+__all__ = ["Linear", "Reading", "classifiers", "reading"]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A member's classifier: logits = features @ weightᵀ + bias."""
+
+    weight: Float[Tensor, "klass width"]
+    bias: Float[Tensor, " klass"]
+
+
+class _ZeroShot(Protocol):
+    """A module that compares features of inputs with those of classes."""
+
+    compare: Callable[[Tensor, Tensor], Tensor]
+
+    def class_features(self) -> Tensor: ...
+
+
+def classifiers(model: Classifier) -> list[Linear]:
+    """Every member's, in float64 on the CPU."""
+    return [_weights(parts) for parts in _parts(model)]
+
+
+@torch.inference_mode()
+def _weights(parts: Sequence[Any]) -> Linear:
+    if all(isinstance(part, nn.Linear) for part in parts):
+        # Several classifiers answer by their mean, each for features of its own.
+        weights = [part.weight.detach().double().cpu() / len(parts) for part in parts]
+        biases = [part.bias.detach().double().cpu() / len(parts) for part in parts if part.bias is not None]  # fmt: skip
+        bias = torch.zeros(len(weights[0]), dtype=torch.float64)
+        return Linear(torch.cat(weights, dim=1), sum(biases, bias))
+    (part,) = parts
+    classes = part.class_features()
+    # Of a linear function, the constant is what it gives for nothing, the slope what it adds for each unit.
+    nothing = torch.zeros(1, classes.shape[-1], dtype=classes.dtype, device=classes.device)
+    bias = part.compare(nothing, classes)[0]
+    unit = torch.eye(classes.shape[-1], dtype=classes.dtype, device=classes.device)
+    return Linear((part.compare(unit, classes) - bias).T.double().cpu(), bias.double().cpu())
+
+
+def _parts(model: Classifier) -> list[list[Any]]:
+    """What each member classifies with: its last linear layer (two, with distillation), or the zero-shot module itself."""
+    modules = list(model.module.members) if isinstance(model.module, Hydra) else [model.module]
+    return [_of_member(module, model) for module in modules]
+
+
+def _of_member(module: nn.Module, model: Classifier) -> list[Any]:
+    about = model.manifest.model
+    if about.num_classes == 0:
+        raise SurgeryError(
+            f"{model.name}: answers with features, not with classes",
+            hint="Give a CLIP class names by --classes; finetune gives others a classifier.",
+        )
+    if hasattr(module, "class_features"):
+        return [module]
+    family = backend(about.family)
+    disk: Callable[[str], str] = getattr(module, "disk_name", lambda name: name)
+    linear = [
+        part
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+        and part.out_features == about.num_classes
+        and family.is_classifier(disk(f"{name}.weight"))
+    ]
+    # Where a hidden layer of the classifier is as wide as there are classes, the last one makes the logits.
+    return linear if _distilled(module) else linear[-1:]
+
+
+def _distilled(module: nn.Module) -> bool:
+    """Whether two classifiers answer by their mean, of the class token and of the distillation token."""
+    names = ("head_dist", "distillation_classifier")
+    return any(name.rpartition(".")[2] in names for name, _ in module.named_modules())
+
+
+class Reading:
+    """Calls a model and tells, with its logits, the features they were made of."""
+
+    def __init__(self, model: Classifier) -> None:
+        self.model = model
+        self._read: dict[int, list[Tensor]] = {}
+
+    def __call__(
+        self, inputs: Any
+    ) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
+        self._read.clear()
+        logits = self.model(inputs)
+        # Member after member, whether they were read one by one or in one piece.
+        each = [torch.cat(self._read[part]) for part in sorted(self._read)]
+        self._read.clear()
+        members = logits.shape[1]
+        return logits, torch.cat(each, dim=-1).unflatten(0, (members, -1)).transpose(0, 1)
+
+    def note(self, part: int, features: Tensor) -> None:
+        self._read.setdefault(part, []).append(features)
+
+
+@contextlib.contextmanager
+def reading(model: Classifier) -> Iterator[Reading]:
+    """Within the block the model can be asked for features too; its weights and outputs stay as they are."""
+    reader = Reading(model)
+    with contextlib.ExitStack() as stack:
+        for parts in _parts(model):
+            for number, part in enumerate(parts):
+                if isinstance(part, nn.Linear):
+                    hook = part.register_forward_pre_hook(partial(_noted, reader, number))
+                    stack.callback(hook.remove)
+                else:
+                    stack.enter_context(_compared(part, reader))
+        yield reader
+
+
+def _noted(reader: Reading, number: int, module: nn.Module, arguments: Sequence[Tensor]) -> None:
+    reader.note(number, arguments[0])
+
+
+@contextlib.contextmanager
+def _compared(part: _ZeroShot, reader: Reading) -> Iterator[None]:
+    """A zero-shot module whose comparison tells what it is given."""
+    compare = part.compare
+
+    def told(images: Tensor, classes: Tensor) -> Tensor:
+        reader.note(0, images)
+        return compare(images, classes)
+
+    part.compare = told
+    try:
+        yield
+    finally:
+        del part.compare

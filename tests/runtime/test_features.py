@@ -1,0 +1,82 @@
+"""What classifiers read: with their weights and biases it gives the logits again, for every family and every way to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_families import CLASSES, FAMILIES, Family
+from tiny_members import KEPTS, member, tune
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.features import classifiers, reading
+
+ALL = [pytest.param(family, id=name) for name, family in FAMILIES.items()]
+
+
+def loaded(checkpoint: Path, lean: bool = True) -> hs.Classifier:
+    return as_classifier(open_checkpoint(checkpoint), device="cpu", dtype="float64", lean=lean)
+
+
+def check(model: hs.Classifier, inputs: object) -> torch.Tensor:
+    with torch.inference_mode():
+        plain = model(inputs)
+        with reading(model) as read:
+            logits, features = read(inputs)
+            again, _ = read(inputs)
+        torch.testing.assert_close(logits, plain, rtol=0, atol=0)
+        torch.testing.assert_close(again, plain, rtol=0, atol=0)
+        made = [
+            features[:, m] @ linear.weight.T + linear.bias
+            for m, linear in enumerate(classifiers(model))
+        ]
+        torch.testing.assert_close(torch.stack(made, dim=1), logits, rtol=0, atol=1e-10)
+        # Afterwards nothing listens any more.
+        torch.testing.assert_close(model(inputs), plain, rtol=0, atol=0)
+    return features
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_features_give_the_logits(family: Family, tmp_path: Path) -> None:
+    family.write(tmp_path / "source")
+    inputs = family.inputs(dtype=torch.float64)
+    single = check(loaded(tmp_path / "source"), inputs)
+    whole = check(loaded(tmp_path / "source", lean=False), inputs)
+    torch.testing.assert_close(single, whole, rtol=0, atol=1e-10)
+    if family.name == "OpenCLIP":
+        torch.testing.assert_close(single.norm(dim=-1), torch.ones(5, 1).double())
+    paths = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    for tuned in (False, True):
+        parts = [tune(p, tmp_path / f"t{i}.safetensors", i) for i, p in enumerate(paths)] if tuned else paths  # fmt: skip
+        hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate", force=True)
+        hydra = loaded(tmp_path / "hydra.safetensors")
+        alone = torch.cat([check(loaded(part), inputs) for part in parts], dim=1)
+        for mode in ("stacked", "apart"):
+            hydra.module.mode = mode
+            torch.testing.assert_close(check(hydra, inputs), alone, rtol=0, atol=1e-10)
+
+
+def test_a_clip_without_classes_has_no_classifier(tmp_path: Path) -> None:
+    from hydrasurgeon.checkpoints.reading import rewritten, with_manifest
+
+    FAMILIES["OpenCLIP"].write(tmp_path / "source")
+    opened = open_checkpoint(tmp_path / "source")
+    bare = opened.manifest.model.model_copy(update={"num_classes": 0, "labels": None})
+    unnamed = with_manifest(opened, rewritten(opened.manifest, model=bare.model_dump()))
+    model = as_classifier(unnamed, device="cpu")
+    with pytest.raises(SurgeryError, match="answers with features"), reading(model):
+        pass
+
+
+def test_half_precision_reads_the_same_width(tmp_path: Path) -> None:
+    FAMILIES["timm ViT"].write(tmp_path / "source")
+    model = hs.load(tmp_path / "source", device="cpu", dtype="bfloat16")
+    with torch.inference_mode(), reading(model) as read:
+        logits, features = read(FAMILIES["timm ViT"].inputs(dtype=torch.bfloat16))
+    assert logits.shape == (5, 1, CLASSES)
+    assert features.shape == (5, 1, 32)
+    assert features.dtype == torch.bfloat16
