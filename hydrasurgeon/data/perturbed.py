@@ -1,0 +1,66 @@
+"""Samples spoiled on purpose: what foreign data might look like, where there is none to choose an OOD score by.
+
+Images are cut into tiles that change places, texts are put together from words of all samples: the parts are those of the
+data, the whole is not. Seeded, so that every pass reads the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from hydrasurgeon.data.samples import Raw, Samples
+
+__all__ = ["Perturbed"]
+
+# Tiles along each side of an image.
+TILES = 3
+
+
+class Perturbed(Samples):
+    """Every sample of another set, spoiled; without labels."""
+
+    def __init__(self, parent: Samples, seed: int = 0) -> None:
+        self.parent, self.seed = parent, seed
+        self.spec, self.kind, self.labels = f"{parent.spec}, perturbed", parent.kind, None
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def read(self, i: int) -> Raw:
+        random = np.random.default_rng((self.seed, i))
+        raw = self.parent.read(i)
+        if isinstance(raw, str):
+            return self._salad(raw, random)
+        if isinstance(raw, Image.Image):
+            return _shuffled(raw, random)
+        return raw
+
+    def content(self, i: int) -> bytes:
+        return self.parent.content(i)
+
+    def _salad(self, text: str, random: np.random.Generator) -> str:
+        """As many words, each from a sample drawn at random."""
+        words = []
+        for _ in text.split():
+            other = self.parent.read(int(random.integers(len(self.parent))))
+            choice = other.split() if isinstance(other, str) else []
+            words += [choice[int(random.integers(len(choice)))]] if choice else []
+        return " ".join(words)
+
+
+def _shuffled(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    pixels = np.asarray(image)
+    rows, columns = (np.linspace(0, size, TILES + 1).astype(int) for size in pixels.shape[:2])
+    height, width = np.diff(rows).min(), np.diff(columns).min()
+    if not height or not width:
+        return image
+    places = [(int(r), int(c)) for r in rows[:-1] for c in columns[:-1]]
+    spoiled = pixels.copy()
+    for (r, c), at in zip(places, random.permutation(len(places)), strict=True):
+        top, left = places[int(at)]
+        spoiled[r : r + height, c : c + width] = pixels[top : top + height, left : left + width]
+    made = Image.fromarray(spoiled)
+    if image.mode == "P":
+        made.putpalette(image.getpalette() or [])
+    return made

@@ -1,0 +1,240 @@
+"""Fit a decision state: one half of the validation data fits, the other certifies.
+
+What is fitted (temperature, joint calibration, the choice of an OOD score, the penalty of raps) never meets the half on which
+thresholds are taken (conformal, abstention, share of ID data flagged), so their promises hold. Before → after is
+cross-fitted: each half is measured with what the other half gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hydrasurgeon.decision.abstain import fit_abstention
+from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
+from hydrasurgeon.decision.probabilities import Labels, Logits, Probs, mean_probs, nll
+from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
+from hydrasurgeon.decision.scores.fitted import (
+    FITTED,
+    EnsembleScore,
+    check_score,
+    fit,
+    scores_of,
+)
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.state import OodRule, State
+from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, fit_temperature
+from hydrasurgeon.errors import DataError
+
+__all__ = ["Fitted", "Outputs", "Promise", "fit_state", "halves"]
+
+# Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
+SHARE = 0.8
+# Fewer validation samples than this tell nothing, whatever is promised.
+FEWEST = 20
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model said of some samples."""
+
+    logits: Float[Tensor, "sample member klass"]
+    features: Float[Tensor, "sample member width"] | None
+    """None where only scores of the logits are asked for."""
+    labels: Int[Tensor, " sample"] | None = None
+
+    def at(self, rows: Tensor) -> Outputs:
+        return Outputs(
+            self.logits[rows],
+            None if self.features is None else self.features[rows],
+            None if self.labels is None else self.labels[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the state is to keep."""
+
+    coverage: float = 0.9
+    conformal: Method = "lac"
+    id_flagged: float = 0.05
+    risk: float | None = None
+    delta: float = 0.05
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A state, and how it came about."""
+
+    state: State
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    """NLL on held-out halves, by `temperature` and `joint`."""
+    auroc: Mapping[str, float]
+    """Of each score that could be chosen, over the data that chose; empty where the score was given."""
+    notes: tuple[str, ...]
+
+
+def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two disjoint halves of the rows, drawn at random."""
+    if count < FEWEST:
+        raise DataError(
+            f"{count} validation samples: half of them fits and half certifies, which takes at least {FEWEST}",
+            hint="Give more --data.",
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[: count // 2].sort().values, order[count // 2 :].sort().values
+
+
+def fit_state(
+    val: Outputs,
+    *,
+    promise: Promise,
+    score: str = "auto",
+    classifiers: Sequence[tuple[Tensor, Tensor]] = (),
+    evidence: Sequence[Evidence] | None = None,
+    foreign: Sequence[Outputs] = (),
+    zero_shot: bool = False,
+    seed: int = 0,
+) -> Fitted:
+    """Everything from the outputs on validation data; `foreign` are those on OOD or perturbed data, for `auto`.
+
+    `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting half, read by `classifiers`.
+    """
+    assert val.labels is not None
+    if score != "auto":
+        check_score(score)
+    fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
+    held = fitting
+    if evidence is None and val.features is not None:
+        cut = int(SHARE * len(fitting.logits))
+        evidence = _gathered(fitting.at(torch.arange(cut)), classifiers, seed)
+        held = fitting.at(torch.arange(cut, len(fitting.logits)))
+    temperature, joint, before, after = _calibration(fitting, certifying)
+    kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, zero_shot)
+    assert fitting.labels is not None
+    assert certifying.labels is not None
+    probs = calibrated(certifying.logits, temperature, joint)
+    penalty = None
+    if promise.conformal == "raps":
+        fitting_probs = calibrated(fitting.logits, temperature, joint)
+        penalty = fit_penalty(fitting_probs, fitting.labels, coverage=promise.coverage)
+    conformal = fit_conformal(
+        probs, certifying.labels, method=promise.conformal, coverage=promise.coverage, penalty=penalty
+    )  # fmt: skip
+    abstention = None
+    if promise.risk is not None:
+        confidence, label = probs.max(dim=-1)
+        abstention = fit_abstention(confidence, label == certifying.labels, risk=promise.risk, delta=promise.delta)  # fmt: skip
+    inside = scores_of(kind, certifying.logits, certifying.features, fitted)
+    rule = OodRule(kind, _threshold(inside, promise.id_flagged), promise.id_flagged, fitted)
+    state = State(temperature, joint, rule, conformal, abstention)
+    return Fitted(state, before, after, auroc, tuple(dict.fromkeys(notes)))
+
+
+def _threshold(scores: Tensor, flagged: float) -> float:
+    """Above it lies, of samples like these, a share of at most `flagged`, on average over calibrations."""
+    try:
+        return quantile(scores, 1 - flagged)
+    except DataError as error:
+        raise DataError(
+            f"{len(scores)} samples cannot tell a threshold that flags a share of {flagged:g}",
+            hint=f"It takes at least {math.ceil(1 / flagged) - 1} of them (half of the validation data certifies).",
+        ) from error
+
+
+def _gathered(
+    outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int
+) -> list[Evidence]:
+    assert outputs.features is not None
+    assert outputs.labels is not None
+    found = []
+    for member, (weight, bias) in enumerate(classifiers):
+        gathering = Gathering(weight, bias, seed=seed)
+        gathering.add(outputs.features[:, member], outputs.logits[:, member], outputs.labels)
+        found.append(gathering.evidence())
+    return found
+
+
+def _calibration(
+    first: Outputs, second: Outputs
+) -> tuple[float, Joint | None, dict[str, float], dict[str, float]]:
+    """Temperature and, where it is better on data that it was not fitted to, the joint calibration."""
+    several = first.logits.shape[1] > 1
+    assert first.labels is not None
+    assert second.labels is not None
+    temperatures = [
+        fit_temperature(mean_probs(half.logits), _labels(half)) for half in (first, second)
+    ]
+    joints = [fit_joint(half.logits, _labels(half)) for half in (first, second)] if several else []
+
+    def crossed(probs: Callable[[int, Logits], Probs]) -> float:
+        """What each half gave, measured on the other."""
+        pairs = ((0, second), (1, first))
+        total = sum(nll(probs(i, other.logits), _labels(other)) * len(other.logits) for i, other in pairs)  # fmt: skip
+        return total / (len(first.logits) + len(second.logits))
+
+    before = {"nll": crossed(lambda _, logits: mean_probs(logits))}
+    after = {"temperature": crossed(lambda i, logits: mean_probs(logits, temperatures[i]))}
+    if several:
+        after["joint"] = crossed(lambda i, logits: joints[i](logits))
+    better = several and after["joint"] < after["temperature"]
+    return temperatures[0], joints[0] if better else None, before, after
+
+
+def _labels(outputs: Outputs) -> Labels:
+    assert outputs.labels is not None
+    return outputs.labels
+
+
+def _ood(
+    score: str,
+    evidence: Sequence[Evidence] | None,
+    held: Outputs,
+    foreign: Sequence[Outputs],
+    zero_shot: bool,
+) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
+    """The score that was asked for, or the one that tells `foreign` from `held` best."""
+    if score in ON_LOGITS:
+        return score, None, {}, []
+    if score != "auto":
+        fitted = _fit(score, evidence, held)
+        return score, fitted, {}, list(fitted.notes)
+    notes: list[str] = []
+    candidates: dict[str, EnsembleScore | None] = {
+        kind: None for kind in ON_LOGITS if kind != "mi" or held.logits.shape[1] > 1
+    }
+    for kind, about in FITTED.items():
+        if evidence is None or (about.zero_shot and not zero_shot):
+            continue
+        try:
+            candidates[kind] = _fit(kind, evidence, held)
+        except DataError as error:
+            notes.append(f"--ood-score auto leaves out {error.message}")
+    auroc = {
+        kind: sum(_auroc(kind, fitted, held, other) for other in foreign) / len(foreign)
+        for kind, fitted in candidates.items()
+    }
+    # Of equals the first: msp, for which nothing has to be stored.
+    best = max(auroc, key=lambda kind: round(auroc[kind], 6))
+    chosen = candidates[best]
+    return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
+
+
+def _fit(kind: str, evidence: Sequence[Evidence] | None, held: Outputs) -> EnsembleScore:
+    assert evidence is not None
+    assert held.features is not None
+    return fit(kind, evidence, (held.features, held.logits))
+
+
+def _auroc(kind: str, fitted: EnsembleScore | None, held: Outputs, other: Outputs) -> float:
+    """P(a foreign sample scores above one held back), ties counting half."""
+    inside = scores_of(kind, held.logits, held.features, fitted).sort().values
+    outside = scores_of(kind, other.logits, other.features, fitted)
+    below = torch.searchsorted(inside, outside) + torch.searchsorted(inside, outside, right=True)
+    return float(below.double().mean() / 2 / len(inside))

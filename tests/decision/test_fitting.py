@@ -1,0 +1,184 @@
+"""Fitting a whole decision state on made-up outputs, and what it then decides, row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state, halves
+from hydrasurgeon.decision.probabilities import mean_probs, tempered
+from hydrasurgeon.decision.scores.evidence import Gathering
+from hydrasurgeon.decision.state import decide, uncertainties
+from hydrasurgeon.decision.temperature import Joint
+from hydrasurgeon.errors import DataError, UsageError
+
+MEMBERS, CLASSES, WIDTH = 2, 3, 8
+
+
+class World:
+    """Two members that see clusters through matrices of their own, and a classifier of each."""
+
+    def __init__(self, seed: int = 0) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.random = random
+        self.centres = 3 * torch.randn(CLASSES, WIDTH, generator=random, dtype=torch.float64)
+        self.views = torch.randn(MEMBERS, WIDTH, WIDTH, generator=random, dtype=torch.float64)
+        self.weights = [self.centres @ torch.linalg.inv(view).T for view in self.views]
+        self.biases = [-self.centres.square().sum(dim=1) / 2 for _ in self.views]
+
+    def seen(self, x: Tensor, labels: Tensor | None) -> Outputs:
+        features = torch.stack([x @ view for view in self.views], dim=1)
+        logits = [features[:, m] @ w.T + b for m, (w, b) in enumerate(zip(self.weights, self.biases, strict=True))]  # fmt: skip
+        return Outputs(torch.stack(logits, dim=1), features, labels)
+
+    def inside(self, count: int) -> Outputs:
+        y = torch.randint(CLASSES, (count,), generator=self.random)
+        noise = 2 * torch.randn(count, WIDTH, generator=self.random, dtype=torch.float64)
+        return self.seen(self.centres[y] + noise, y)
+
+    def outside(self, count: int) -> Outputs:
+        """Off the plane that the classifiers look at: their logits know nothing of it."""
+        y = torch.randint(CLASSES, (count,), generator=self.random)
+        _, _, rows = torch.linalg.svd(self.centres)
+        off = rows[CLASSES:].sum(dim=0)
+        noise = 2 * torch.randn(count, WIDTH, generator=self.random, dtype=torch.float64)
+        return self.seen(self.centres[y] + noise + 12 * off, None)
+
+    @property
+    def classifiers(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self.weights, self.biases, strict=True))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
+    val, foreign = world.inside(2000), world.outside(400)
+    fitted = fit_state(val, promise=Promise(), classifiers=world.classifiers, foreign=[foreign])
+    assert fitted.state.ood.fitted is not None
+    best = fitted.auroc[fitted.state.ood.kind]
+    assert best == max(fitted.auroc.values())
+    assert best > 0.95 > 0.7 > fitted.auroc["msp"]
+    assert "mcm" not in fitted.auroc
+    fresh, others = world.inside(4000), world.outside(400)
+    assert fresh.features is not None
+    flagged = decide(fitted.state, fresh.logits, fresh.features).unfamiliar.double().mean()
+    assert float(flagged) == pytest.approx(0.05, abs=0.02)
+    assert decide(fitted.state, others.logits, others.features).unfamiliar.double().mean() > 0.5
+
+
+def test_the_promises_hold_on_fresh_data(world: World) -> None:
+    val = world.inside(3000)
+    promise = Promise(coverage=0.9, risk=0.1, delta=0.05)
+    fitted = fit_state(val, promise=promise, score="msp")
+    fresh = world.inside(8000)
+    assert fresh.labels is not None
+    found = decide(fitted.state, fresh.logits, None)
+    covered = found.sets.gather(1, fresh.labels[:, None]).double().mean()
+    assert float(covered) == pytest.approx(0.9, abs=0.02)
+    wrong = (found.label != fresh.labels)[~found.abstain].double().mean()
+    assert float(wrong) <= 0.1
+    assert 0 < found.abstain.double().mean() < 1
+    before, after = fitted.before["nll"], fitted.after["temperature"]
+    assert after <= before
+
+
+def test_what_is_decided_follows_from_the_state(world: World) -> None:
+    fitted = fit_state(world.inside(1000), promise=Promise(risk=0.2), score="rmds", classifiers=world.classifiers)  # fmt: skip
+    state, some = fitted.state, world.inside(50)
+    found = decide(state, some.logits, some.features)
+    p = state.joint(some.logits) if state.joint else tempered(mean_probs(some.logits), state.temperature)  # fmt: skip
+    torch.testing.assert_close(found.probs, p)
+    assert torch.equal(found.label, p.argmax(dim=1))
+    torch.testing.assert_close(found.total, found.aleatoric + found.epistemic)
+    for i, answer in enumerate(found.answers()):
+        expected: str | int = int(p[i].argmax())
+        assert state.abstention is not None
+        if float(p[i].max()) < state.abstention.threshold:
+            expected = "abstain"
+        if float(found.ood_score[i]) > state.ood.threshold:
+            expected = "unfamiliar"
+        assert answer == expected
+        assert found.sets[i].tolist() == (1 - p[i] <= state.conformal.threshold + 1e-12).tolist()
+
+
+def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> None:
+    z = world.inside(5).logits
+    for joint in (None, Joint(2.0, 0.5)):
+        total, aleatoric = uncertainties(z, 2.0, joint)
+        for i in range(5):
+            mean = z[i].mean(dim=0)
+            q = [torch.softmax((z[i, m] if joint is None else mean + 0.5 * (z[i, m] - mean)) / 2, dim=0) for m in range(MEMBERS)]  # fmt: skip
+            mixed = sum(q[1:], q[0]) / MEMBERS
+            assert float(total[i]) == pytest.approx(float(-(mixed * mixed.log()).sum()), abs=1e-9)
+            each = [float(-(p * p.log()).sum()) for p in q]
+            assert float(aleatoric[i]) == pytest.approx(sum(each) / MEMBERS, abs=1e-9)
+
+
+def test_one_member_has_no_joint_calibration(world: World) -> None:
+    val = world.inside(400)
+    alone = Outputs(val.logits[:, :1], None, val.labels)
+    fitted = fit_state(alone, promise=Promise(), score="auto", foreign=[Outputs(world.outside(50).logits[:, :1], None)])  # fmt: skip
+    assert fitted.state.joint is None
+    assert set(fitted.after) == {"temperature"}
+    assert set(fitted.auroc) == {"msp", "entropy", "energy", "max-logit", "gen"}
+    found = decide(fitted.state, alone.logits, None)
+    assert float(found.epistemic.abs().max()) < 1e-9
+
+
+def test_statistics_from_data_of_their_own(world: World) -> None:
+    train = world.inside(1500)
+    assert train.features is not None
+    assert train.labels is not None
+    evidence = []
+    for m, linear in enumerate(world.classifiers):
+        gathering = Gathering(*linear)
+        gathering.add(train.features[:, m], train.logits[:, m], train.labels)
+        evidence.append(gathering.evidence())
+    fitted = fit_state(world.inside(400), promise=Promise(), score="mds", evidence=evidence)
+    assert fitted.state.ood.kind == "mds"
+    assert fitted.auroc == {}
+
+
+def test_the_same_seed_gives_the_same_state(world: World) -> None:
+    val = world.inside(600)
+    first, again, other = (
+        fit_state(val, promise=Promise(), score="msp", seed=seed).state for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+def test_auto_says_what_it_leaves_out(world: World) -> None:
+    val = world.inside(300)
+    assert val.labels is not None
+    two = Outputs(val.logits, val.features, val.labels.clamp_max(1))
+    fitted = fit_state(two, promise=Promise(), classifiers=world.classifiers, foreign=[world.outside(50)])  # fmt: skip
+    assert "mds" not in fitted.auroc
+    assert "vim" in fitted.auroc
+    assert any("class 2 never occurs" in note for note in fitted.notes)
+    with pytest.raises(DataError, match="class 2 never occurs"):
+        fit_state(two, promise=Promise(), score="mds", classifiers=world.classifiers)
+
+
+def test_refusals(world: World) -> None:
+    few = world.inside(40)
+    with pytest.raises(DataError, match=r"20 samples cannot promise a risk of 0\.02"):
+        fit_state(few, promise=Promise(risk=0.02), score="msp")
+    with pytest.raises(DataError, match=r"cannot promise a coverage of 0\.99"):
+        fit_state(few, promise=Promise(coverage=0.99), score="msp")
+    with pytest.raises(DataError, match=r"threshold that flags a share of 0\.01") as caught:
+        fit_state(few, promise=Promise(id_flagged=0.01), score="msp")
+    assert "at least 99" in str(caught.value.hint)
+    with pytest.raises(DataError, match="takes at least 20"):
+        fit_state(world.inside(19), promise=Promise(), score="msp")
+    with pytest.raises(UsageError, match="did you mean rmds"):
+        fit_state(few, promise=Promise(), score="rmd")
+
+
+def test_halves_are_disjoint_and_whole() -> None:
+    first, second = halves(41, 3)
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(41))
+    assert len(second) - len(first) == 1
