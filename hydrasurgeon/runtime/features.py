@@ -77,23 +77,19 @@ def _of_member(module: nn.Module, model: Classifier) -> list[Any]:
         )
     if hasattr(module, "class_features"):
         return [module]
-    family = backend(about.family)
-    disk: Callable[[str], str] = getattr(module, "disk_name", lambda name: name)
-    linear = [
+    reads = [
         part
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Linear)
-        and part.out_features == about.num_classes
-        and family.is_classifier(disk(f"{name}.weight"))
+        for part in backend(about.family).anatomy(module).readout_parts
+        if isinstance(part, nn.Module)
     ]
-    # Where a hidden layer of the classifier is as wide as there are classes, the last one makes the logits.
-    return linear if _distilled(module) else linear[-1:]
+    # A distilled model has two classifiers side by side; others may have a hidden layer before the last.
+    side_by_side = [part for part in reads if _answers(part, about.num_classes)]
+    nested = [part for each in reads for part in each.modules() if _answers(part, about.num_classes)]  # fmt: skip
+    return side_by_side or nested[-1:]
 
 
-def _distilled(module: nn.Module) -> bool:
-    """Whether two classifiers answer by their mean, of the class token and of the distillation token."""
-    names = ("head_dist", "distillation_classifier")
-    return any(name.rpartition(".")[2] in names for name, _ in module.named_modules())
+def _answers(part: nn.Module, classes: int) -> bool:
+    return isinstance(part, nn.Linear) and part.out_features == classes
 
 
 class Reading:
