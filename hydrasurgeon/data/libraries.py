@@ -24,7 +24,11 @@ __all__ = ["read_hub", "read_torchvision"]
 
 def read_hub(spec: str, rest: str) -> Samples:
     """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is `hf:name[/config]:split`."""
+    from datasets import config as settings
     from datasets import load_dataset
+
+    # Older versions run the script of a data set if whoever sits there agrees to it.
+    settings.HF_DATASETS_TRUST_REMOTE_CODE = False
 
     name, colon, split = rest.rpartition(":")
     if not colon or not name:
@@ -39,6 +43,7 @@ def read_hub(spec: str, rest: str) -> Samples:
         attempts.append((first, others[0]))
     failures = []
     for repo, config in attempts:
+        _check_name(spec, repo)
         try:
             with _quiet_datasets():
                 loaded = load_dataset(repo, config, split=split)
@@ -52,6 +57,19 @@ def read_hub(spec: str, rest: str) -> Samples:
         f"{spec}: cannot be loaded ({reason(failures[0])})",
         hint="Check name, config and split; the hub must be reachable or the set cached.",
     ) from failures[0]
+
+
+def _check_name(spec: str, name: str) -> None:
+    """Refuse what `datasets` would read here instead: its builders take the current folder's files, pickles once too."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as builders
+
+    if name in builders:
+        raise DataError(f"{spec}: {name} is a format of the datasets library, not a data set")
+    if os.path.lexists(name):
+        raise DataError(
+            f"{spec}: there is {name} here, which the datasets library would read instead",
+            hint="Work in another folder; or name the folder itself, without hf:.",
+        )
 
 
 def _hub_table(spec: str, loaded: Any) -> Table:

@@ -170,6 +170,28 @@ def test_images_of_a_hub_set_are_opened_by_us(monkeypatch: pytest.MonkeyPatch) -
         samples.read(0)
 
 
+@pytest.mark.parametrize("name", ["pandas", "csv", "imagefolder", "pandas/x", "local", "org/set", "script.py"])  # fmt: skip
+def test_a_hub_set_is_never_looked_for_here(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hf:pandas:train` once unpickled a train.pkl of the current folder, and folders here hide those on the hub."""
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "set").mkdir(parents=True)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "script.py").touch()
+
+    def load(name: str, config: str | None, split: str) -> None:
+        assert name == "pandas/x"  # an organisation of that name may be
+        raise FileNotFoundError
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match=r"not a data set|read instead"):
+        open_data(f"hf:{name}:train")
+    assert datasets.config.HF_DATASETS_TRUST_REMOTE_CODE is False
+
+
 def test_hub_failures_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
