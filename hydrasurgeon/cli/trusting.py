@@ -102,6 +102,12 @@ def replay(
     shell: Annotated[
         bool, typer.Option("--shell", help="With --dry-run: print a shell script that does it.")
     ] = False,
+    fetch: Annotated[
+        bool,
+        typer.Option(
+            "--fetch", help="Read models and data on the hub that the history names, too."
+        ),
+    ] = False,
     tolerance: Annotated[
         float,
         typer.Option("--tolerance", metavar="T", help="Largest difference of a weight to accept."),
@@ -121,7 +127,8 @@ def replay(
         raise UsageError("--shell: runs nothing", hint="Give --dry-run --shell.")
     with render.progress(quiet) as tick:
         result = stage(
-            checkpoint, folder=folder, out=out, dry_run=dry_run, tolerance=tolerance, device=device, progress=tick
+            checkpoint, folder=folder, out=out, dry_run=dry_run, fetch=fetch, tolerance=tolerance, device=device,
+            progress=tick,
         )  # fmt: skip
     render.replayed(result, shell=shell, json=json, quiet=quiet)
     _must_hold(str(result.path), result.checks)

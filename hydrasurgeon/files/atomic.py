@@ -225,11 +225,11 @@ def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
 
 def _clear(first: Path, parts: list[Path], aside: list[tuple[Path, Path]]) -> None:
     """After a success or a failure: put back what was set aside for nothing, remove the rest."""
-    replaced = not parts[0].exists()
+    replaced = not os.path.exists(parts[0])
     for place, old in aside:
         if replaced:
             _remove(old)
-        elif old.exists():
+        elif os.path.exists(old):
             with contextlib.suppress(OSError):
                 os.rename(old, place)
     for part in parts:

@@ -81,17 +81,21 @@ def replay(
     folder: str | Path,
     out: str | Path | None = None,
     dry_run: bool = False,
+    fetch: bool = False,
     tolerance: float = 0.0,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Replay:
-    """Make a checkpoint again; `folder` holds the backbone and the data, `out` keeps the files on the way."""
+    """Make a checkpoint again; `folder` holds the backbone and the data, `out` keeps the files on the way.
+
+    What the history names on the hub is read only with `fetch`.
+    """
     _check_out(out)
     target, at_hand = open_checkpoint(checkpoint), AtHand(folder)
     digests = target.digests()
-    plan = plan_replay(target, at_hand)
+    plan = plan_replay(target, at_hand, fetch=fetch)
     # Everything that is read is looked for before anything runs.
-    options = [with_files(run, at_hand.folder) for run in plan.runs]
+    options = [with_files(run, at_hand.folder, fetch=fetch) for run in plan.runs]
     masks = [derived_mask(plan, run, at_hand.folder) for run in plan.runs]
     commands = tuple(shlex.join(command_line(run.entry)) for run in plan.runs)
     versions = _versions(plan)
@@ -235,7 +239,13 @@ def _bring(source: Found, place: Path) -> None:
             files=opened.files,
         )
     elif opened.path.is_dir():
-        shutil.copytree(opened.path, place, ignore=shutil.ignore_patterns("heads.json"))
+        weights = {file.path.name for file in opened.tensors.files}
+        place.mkdir()
+        for path in sorted(opened.path.iterdir()):
+            # A link may lead to anything of the reader's; weights are linked to what caches hold.
+            if path.name in weights or (path.is_file() and not path.is_symlink()):
+                shutil.copyfile(path, place / path.name)
+        (place / "heads.json").unlink(missing_ok=True)
     else:
         shutil.copyfile(opened.path, place)
 

@@ -23,29 +23,38 @@ __all__ = ["derived_mask", "with_files"]
 
 Options = TypeVar("Options", bound=StepOptions)
 
-ELSEWHERE = ("demo:", "hf:", "torchvision:")
-"""Data that lies in no folder of the user's."""
+FETCHED = ("hf:", "torchvision:")
+"""Data that a library fetches."""
 PATTERN = "*?[{"
 """Several files in one name: shards of image–text pairs."""
 
 
-def with_files(run: Run, folder: Path) -> StepOptions:
+def with_files(run: Run, folder: Path, *, fetch: bool) -> StepOptions:
     """The step's options with names of files that can be opened from `folder`; DataError for what is not there."""
     options = run.options
+
+    def data(spec: str) -> str:
+        if spec.startswith(FETCHED) and not fetch:
+            raise DataError(
+                f"--data {spec}: is not in {folder}, and nothing is fetched because a file says so",
+                hint="Give --fetch if you want what the history names.",
+            )
+        return _data(spec, run, folder)
+
     if isinstance(options, NamedOptions):
         _check_names(options, folder)
     if not isinstance(options, RunOptions):
         return options
     changes: dict[str, object] = {}
     if options.data is not None:
-        changes["data"] = _data(options.data, run, folder)
+        changes["data"] = data(options.data)
     if isinstance(options, FinetuneOptions):
         if options.val is not None:
-            changes["val"] = _data(options.val, run, folder)
+            changes["val"] = data(options.val)
         if options.recipe.endswith(".toml"):
             changes["recipe"] = _file(options.recipe, "recipe", folder)
     elif getattr(options, "ood", None):
-        changes["ood"] = [_data(spec, run, folder) for spec in options.ood]  # type: ignore[attr-defined]
+        changes["ood"] = [data(spec) for spec in options.ood]  # type: ignore[attr-defined]
     if isinstance(options, PruneOptions) and options.mask is not None:
         changes["mask"] = _mask(options.mask, folder)
     return options.model_copy(update=changes)
@@ -54,8 +63,10 @@ def with_files(run: Run, folder: Path) -> StepOptions:
 def _check_names(options: NamedOptions, folder: Path) -> None:
     """Class names and templates may be files, but of this folder: what others hold would be in what the step writes."""
     for text in (options.classes or "", *options.template):
-        path = Path(text)
-        if (path.is_absolute() or ".." in path.parts) and os.path.lexists(folder / path):
+        path = folder / text
+        if os.path.lexists(path) and not Path(os.path.realpath(path)).is_relative_to(
+            os.path.realpath(folder)
+        ):
             raise ManifestError(
                 f"{text}: a history names this file, which is not in {folder}",
                 hint="Only class names and templates in the folder of the replay are read.",
@@ -64,7 +75,9 @@ def _check_names(options: NamedOptions, folder: Path) -> None:
 
 def _data(spec: str, run: Run, folder: Path) -> str:
     """A data spec as it can be opened: as it was recorded where that works, else by file name, else by content."""
-    if spec.startswith(ELSEWHERE) or any(character in spec for character in PATTERN):
+    if spec.startswith((*FETCHED, "demo:")):
+        return spec
+    if any(character in spec for character in PATTERN) and _is_below(Path(spec)):
         return spec
     file, at, root = spec.partition("@")
     path = _inside(file, folder)
@@ -89,11 +102,14 @@ def _told(spec: str, run: Run) -> str:
 def _inside(name: str, folder: Path) -> str | None:
     """How to call a file of the folder that is its current one: as recorded if it lies there, else by its name."""
     path = Path(name)
-    if not path.is_absolute() and ".." not in path.parts and (folder / path).exists():
+    if _is_below(path) and (folder / path).exists():
         return name
-    return (
-        str(folder.resolve() / path.name) if path.name and (folder / path.name).exists() else None
-    )
+    plain = path.name not in ("", "..") and (folder / path.name).exists()
+    return str(folder.resolve() / path.name) if plain else None
+
+
+def _is_below(path: Path) -> bool:
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _by_content(record: DataRecord, run: Run, folder: Path) -> str | None:

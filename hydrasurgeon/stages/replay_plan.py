@@ -30,6 +30,9 @@ from hydrasurgeon.heads import Kept
 
 __all__ = ["Artifact", "Plan", "Run", "plan_replay"]
 
+# Bytes: file systems allow 255, and a file that is being written has a longer name.
+MAX_NAME = 200
+
 
 @dataclass(eq=False)
 class Artifact:
@@ -93,6 +96,7 @@ class _Tracing:
     at_hand: AtHand
     steps: Sequence[Step]
     where: str
+    fetch: bool
     artifacts: list[Artifact] = field(default_factory=list)
 
     def read(self, source: Input, options: StepOptions, *, fuses: bool) -> Artifact:
@@ -134,7 +138,8 @@ class _Tracing:
         """What no step of the history wrote: a file at hand, or on the hub."""
         arch = options.arch if isinstance(options, RunOptions) else None
         found = self.at_hand.find(source.sha256, name=source.name, arch=arch)
-        if found is None and source.name.partition(":")[0] in SCHEMES:
+        on_hub = source.name.partition(":")[0] in SCHEMES
+        if found is None and on_hub and self.fetch:
             opened = open_checkpoint(source.name, arch=arch)
             digests = opened.digests()
             if opened.record(digests).sha256 == source.sha256:
@@ -143,7 +148,8 @@ class _Tracing:
             raise CheckpointError(
                 f"{self.where}: {source.name} ({short(source.sha256)}), with which its history begins, "
                 f"is not in {self.at_hand.folder}",
-                hint="Files are found by the hash of their weights: put that one there.",
+                hint="Files are found by the hash of their weights: put that one there"
+                + (", or give --fetch." if on_hub and not self.fetch else "."),
             )
         return found
 
@@ -152,14 +158,14 @@ def _step(artifact: Artifact) -> list[int]:
     return [] if artifact.made_by is None else [artifact.made_by]
 
 
-def plan_replay(target: Checkpoint, at_hand: AtHand) -> Plan:
+def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> Plan:
     """The steps from the last backbone that is at hand to the target; ManifestError where there is no such way."""
     where, steps = target.name, target.manifest.history
     if not steps:
         raise ManifestError(
             f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one."
         )
-    tracing = _Tracing(at_hand, steps, where)
+    tracing = _Tracing(at_hand, steps, where, fetch)
     runs = []
     for number, entry in enumerate(steps):
         options = options_of(entry, where)
@@ -207,8 +213,9 @@ def _place(sources: Sequence[Artifact], runs: Sequence[Run], where: str) -> None
 
     def put(artifact: Artifact, number: int) -> None:
         name = artifact.name or f"step-{number}.safetensors"
-        if not name.isprintable() or Path(name).name != name or name in (".", ".."):
-            raise ManifestError(f"{where}: its history names a file {name!r}")
+        long = len(name.encode()) > MAX_NAME
+        if not name.isprintable() or long or Path(name).name != name or name in (".", ".."):
+            raise ManifestError(f"{where}: its history names a file {name[:80]!r}")
         artifact.place = name if name not in taken else f"{number}/{name}"
         taken.add(name)
 

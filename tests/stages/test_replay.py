@@ -14,15 +14,18 @@ from pathlib import Path
 import pytest
 import torch
 from edited import edited
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.at_hand import Found
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, OutputError
 from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.stages.replay import Replay, replay
+from hydrasurgeon.stages.replay import _bring as bring
 from hydrasurgeon.tuning.start import fresh
 
 MAKE = Callable[..., Path]
@@ -323,6 +326,7 @@ def test_other_versions_are_named(made: Callable[..., Path]) -> None:
         ({"inputs": []}, "read 0 files"),
         ({"inputs": [{"name": "../../up.safetensors", "sha256": None}]}, "names a file"),
         ({"inputs": [{"name": "a\nb.safetensors", "sha256": None}]}, "names a file"),
+        ({"inputs": [{"name": "x" * 201, "sha256": None}]}, "names a file"),
     ],
 )
 def test_a_hostile_history_is_refused(
@@ -340,6 +344,78 @@ def test_a_hostile_history_is_refused(
         return
     with pytest.raises(ManifestError, match=says):
         replay(path, folder=folder)
+
+
+def retold(source: Path, **change: object) -> Path:
+    """The file with another last step."""
+    history = [e.model_dump() for e in open_checkpoint(source).manifest.history]
+    history[-1] |= change
+    return forge(source, source.with_name("retold.safetensors"), history=history)
+
+
+@pytest.mark.parametrize(
+    "data", ["hf:org/name:train", "torchvision:MNIST:test", "..", "x/..", "/usr/[a-z]*.tar", "../x-*.tar", "/data.npz@/"]
+)  # fmt: skip
+def test_data_is_read_from_the_folder_only(
+    made: Callable[..., Path], data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made("prune --method random --keep 2 vit -o p")
+    (folder / "data.npz").unlink()
+    path = retold(folder / "p.safetensors", args={"keep": 2, "method": "random", "data": data})
+    monkeypatch.setattr("hydrasurgeon.data.open_data", pytest.fail)
+    with pytest.raises(DataError, match="is not in"):
+        replay(path, folder=folder)
+    if not data.startswith(("hf:", "torchvision:")):
+        with pytest.raises(DataError, match="is not in"):
+            replay(path, folder=folder, fetch=True)
+
+
+def test_the_hub_is_asked_only_with_fetch(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made("prune --method random --keep 2 vit -o p")
+    step = open_checkpoint(folder / "p.safetensors").manifest.history[-1].model_dump()
+    step["inputs"] = [{"name": "hf:me/gone", "sha256": "0" * 64}]
+    path = forge(folder / "p.safetensors", folder / "hub.safetensors", history=[step])
+    asked = []
+
+    def fetched(spec: str, **_: object) -> None:
+        asked.append(spec)
+        raise CheckpointError("not on the hub")
+
+    target = open_checkpoint(path)
+    monkeypatch.setattr("hydrasurgeon.stages.replay.open_checkpoint", lambda _: target)
+    monkeypatch.setattr("hydrasurgeon.stages.replay_plan.open_checkpoint", fetched)
+    with pytest.raises(CheckpointError, match="is not in") as refused:
+        replay(path, folder=folder)
+    assert "--fetch" in str(refused.value.hint)
+    assert not asked
+    with pytest.raises(CheckpointError, match="not on the hub"):
+        replay(path, folder=folder, fetch=True)
+    assert asked == ["hf:me/gone"]
+
+
+def test_what_links_lead_to_stays_out(
+    made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = made("prune --method random --keep 2 vit -o p")
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.txt"
+    secret.write_text("a\nb\nc\nd\ne\n")
+    (folder / "names.txt").symlink_to(secret)
+    args = {"keep": 2, "method": "random", "classes": "names.txt"}
+    with pytest.raises(ManifestError, match="names this file"):
+        replay(retold(folder / "p.safetensors", args=args), folder=folder)
+    # A directory whose weights carry no manifest is copied file by file.
+    source = made("prune --method random --keep 4 vit -o whole/") / "whole"
+    save_file(load_file(source / "model.safetensors"), folder / "weights")
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors").symlink_to(folder / "weights")
+    (source / "notes.txt").symlink_to(secret)
+    os.mkfifo(source / "pipe")
+    opened = open_checkpoint(source)
+    bring(Found(opened, opened.digests()), folder / "brought")
+    names = {path.name for path in (folder / "brought").iterdir()}
+    assert names == {"README.md", "config.json", "model.safetensors"}
 
 
 def test_a_history_that_does_not_say_how_it_began(made: Callable[..., Path]) -> None:
