@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.checks import Check
 from hydrasurgeon.checkpoints.own_files import own_files
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.foreign import read_bytes
 from hydrasurgeon.files.locks import releases_claims
+from hydrasurgeon.files.names import is_name
 from hydrasurgeon.lookup import need
 
 if TYPE_CHECKING:
@@ -47,7 +49,9 @@ def sign(
     opened = open_checkpoint(checkpoint)
     target = signature_beside(opened) if out is None else Path(out)
     folder, files = covered(opened, target)
-    target = output_file(target, option="-o", force=force, inputs=[key, *files])
+    # A signature may lie among the files and be replaced; nothing else of the checkpoint may.
+    own = [path for path in own_files(opened)[1] if path.suffix != SUFFIX]
+    target = output_file(target, option="-o", force=force, inputs=[key, *own])
     opened.digests()  # what does not fit its own manifest is not signed
     from model_signing.signing import Config
 
@@ -82,19 +86,17 @@ def check_signature(
             hint="Give an EC key in PEM: openssl ec -in KEY -pubout.",
         ) from error
     path = Path(signature)
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UsageError(f"--signature {path}: cannot be read ({error.strerror})") from error
+    content = read_bytes(path, most=MAX_SIGNATURE, error=UsageError)
     folder, files = covered(checkpoint, path)
     verifier.set_hashing_config(_hashing(files))
-    try:
-        if size > MAX_SIGNATURE:
-            raise ValueError("it is too large to be one")
-        verifier.verify(folder, path)
-    # Whatever the library raises on a signature that is none, or does not hold.
-    except Exception as error:
-        return Check("signature", False, _one_line(error) or "it is not by this key")
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "signature"
+        copy.write_bytes(content)
+        try:
+            verifier.verify(folder, copy)
+        # Whatever the library raises on a signature that is none, or does not hold.
+        except Exception as error:
+            return Check("signature", False, _one_line(error) or "it is not by this key")
     return Check("signature", True, f"{len(files)} files, by the key in {Path(public_key).name}")
 
 
@@ -111,6 +113,11 @@ def covered(checkpoint: Checkpoint, signature: Path) -> tuple[Path, list[Path]]:
             f"{checkpoint.hub_id}: lies in the hub's cache", hint="Sign a local copy of it."
         )
     folder, files = own_files(checkpoint)
+    for path in files:
+        if not is_name(path.name):  # a signature holds names as text
+            raise CheckpointError(
+                f"{str(path)!r}: is no name that can be signed", hint="Rename or remove the file."
+            )
     own = signature.resolve()
     return folder, [path for path in files if path.resolve() != own]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import MissingDependency, OutputError, UsageError
+from hydrasurgeon.errors import CheckpointError, MissingDependency, OutputError, UsageError
 from hydrasurgeon.stages.sign import sign
 
 MAKE = Callable[..., Path]
@@ -135,6 +136,34 @@ def test_mistakes(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]) -> None:
         hs.verify(path, public_key=pair[1])
     with pytest.raises(UsageError, match="cannot be read"):
         hs.verify(path, signature=tmp_path / "gone.sig", public_key=pair[1])
+
+
+def test_nothing_of_the_checkpoint_is_replaced(
+    tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    path = tiny()
+    folder = hs.prune(path, method="random", keep=2, out=f"{tmp_path}/pruned/").path
+    before = {each: each.read_bytes() for each in (path, tmp_path / "vit.heads.json", *folder.iterdir())}  # fmt: skip
+    for place in before:
+        with pytest.raises(OutputError, match="is an input"):
+            sign(path if place.parent == tmp_path else folder, key=pair[0], out=place, force=True)
+    assert {each: each.read_bytes() for each in before} == before
+    # A signature within the directory is none of its files.
+    for _ in range(2):
+        done = sign(folder, key=pair[0], out=folder / "model.sig", force=True)
+    assert len(done.files) == 4
+    assert holds(folder, done.path, pair[1]) is True
+
+
+def test_names_and_files_of_others(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    path = tiny()
+    os.mkfifo(tmp_path / "pipe.sig")
+    with pytest.raises(UsageError, match="not a regular file"):
+        hs.verify(path, signature=tmp_path / "pipe.sig", public_key=pair[1])
+    folder = hs.prune(path, method="random", keep=2, out=f"{tmp_path}/pruned/").path
+    (folder / os.fsdecode(b"\xff.txt")).touch()
+    with pytest.raises(CheckpointError, match="no name that can be signed"):
+        sign(folder, key=pair[0])
 
 
 def test_without_the_package(
