@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydrasurgeon.checkpoints.own_files import own_files
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import ManifestError, UsageError
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.history import command_line, installed
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Billed", "bom"]
 
+T = TypeVar("T", bound=tuple[object, ...])
+
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Of ancestors, of data sets and of packages: far more than any history names, and seconds of the library's work.
+MAX_COMPONENTS = 1_000
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "hydrasurgeon.bom/1")
 """What serial numbers are derived in, from the document's own hash."""
 
@@ -164,7 +168,7 @@ def _ancestors(manifest: Manifest) -> list[Component]:
             hashes=_hashes(sha256),
             properties=_properties({"hash_of": "tensors"}),
         )
-        for sha256, name in sorted(inputs)
+        for sha256, name in _few(inputs, "checkpoints")
     ]
 
 
@@ -190,7 +194,7 @@ def _data(manifest: Manifest) -> list[Component]:
             hashes=_hashes(sha256),
             properties=_properties({"hash_of": "samples", "rows": rows}),
         )
-        for sha256, spec, rows in sorted(seen)
+        for sha256, spec, rows in _few(seen, "data sets")
     ]
 
 
@@ -208,9 +212,18 @@ def _packages(manifest: Manifest) -> list[Component]:
             bom_ref=f"package:{name}@{visible(version)}",
             purl=PackageURL("pypi", name=name, version=visible(version)),
         )
-        for name, version in sorted(seen)
+        for name, version in _few(seen, "packages")
         if PACKAGE.fullmatch(name)
     ]
+
+
+def _few(seen: set[T], what: str) -> list[T]:
+    """In their order, unless a history that somebody made up names too many."""
+    if len(seen) > MAX_COMPONENTS:
+        raise ManifestError(
+            f"the history names {len(seen):,} {what}; a bill of materials lists at most {MAX_COMPONENTS:,}"
+        )
+    return sorted(seen)
 
 
 def _hashes(*sha256: str) -> list[Any]:

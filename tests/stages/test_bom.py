@@ -16,7 +16,7 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import MissingDependency, OutputError, UsageError
+from hydrasurgeon.errors import ManifestError, MissingDependency, OutputError, UsageError
 from hydrasurgeon.stages.bom import bom
 
 MAKE = Callable[..., Path]
@@ -99,6 +99,25 @@ def test_names_from_a_manifest_are_shown_not_obeyed(tiny: MAKE, tmp_path: Path) 
     text, _ = _document(opened, sha, {})
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     assert all(c.isprintable() or c == "\n" for c in text)
+
+
+@pytest.mark.parametrize("part", ["inputs", "data", "versions"])
+def test_a_history_without_end_is_refused(tiny: MAKE, part: str) -> None:
+    from hydrasurgeon.files.history import step
+    from hydrasurgeon.files.manifest import DataRecord, Input
+    from hydrasurgeon.stages.bom import _document
+
+    opened = open_checkpoint(tiny())
+    hashes = [f"{i:064x}" for i in range(1001)]
+    many: dict[str, Any] = {
+        "inputs": tuple(Input(name="x", sha256=sha) for sha in hashes),
+        "data": tuple(DataRecord(spec="x", rows=1, sha256=sha) for sha in hashes),
+        "versions": {f"n{i}": "1" for i in range(1001)},
+    }
+    entry = step("prune", args={}, inputs=[]).model_copy(update={part: many[part]})
+    object.__setattr__(opened, "manifest", opened.manifest.model_copy(update={"history": (entry,)}))
+    with pytest.raises(ManifestError, match=r"1,001 .*at most 1,000"):
+        _document(opened, opened.manifest.weights_sha256, {})
 
 
 def test_outputs(tiny: MAKE, tmp_path: Path) -> None:
