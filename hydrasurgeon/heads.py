@@ -25,7 +25,6 @@ __all__ = [
     "drop",
     "intersect_union",
     "kept_from_mask",
-    "mask_from_kept",
     "parse_layers",
     "parse_towers",
     "positions",
@@ -59,17 +58,8 @@ def count(kept: Kept) -> int:
     return sum(len(row) for rows in kept.values() for row in rows)
 
 
-def mask_from_kept(rows: Layers, heads: int) -> NDArray[np.bool_]:
-    """[layer, head], True = kept."""
-    import numpy as np
-
-    mask = np.zeros((len(rows), heads), dtype=bool)
-    for layer, row in enumerate(rows):
-        mask[layer, list(row)] = True
-    return mask
-
-
 def kept_from_mask(mask: NDArray[np.bool_]) -> Layers:
+    """[layer, head], True = kept → the kept heads of each layer."""
     return tuple(tuple(h for h, kept in enumerate(row) if kept) for row in mask.tolist())
 
 

@@ -43,7 +43,7 @@ from hydrasurgeon.files.manifest import (
 )
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 
-__all__ = ["Checkpoint", "open_checkpoint", "rewritten", "single", "with_manifest"]
+__all__ = ["Checkpoint", "open_checkpoint", "rewritten", "single"]
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,3 @@ def _agreed(inside: Manifest | None, beside: Manifest | None, path: Path) -> Man
 def rewritten(manifest: Manifest, **changes: Any) -> Manifest:
     """`manifest` with some fields replaced, validated again."""
     return Manifest.model_validate({**manifest.model_dump(), **changes})
-
-
-def with_manifest(checkpoint: Checkpoint, manifest: Manifest) -> Checkpoint:
-    return replace(checkpoint, manifest=manifest, recorded=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import Found
-from hydrasurgeon.checkpoints.reading import Checkpoint, with_manifest
+from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.tensors import THREADS, Planned, sha256_of
 from hydrasurgeon.heads import Kept
@@ -95,4 +95,5 @@ def repaired_names(parent: Checkpoint, kept: Kept) -> set[str]:
 def same_model(found: Found, like: Checkpoint) -> Checkpoint:
     """A parent that answers for the child's classes: a CLIP's names may have been given after it was written."""
     own, model = found.checkpoint.manifest, like.manifest.model
-    return with_manifest(found.checkpoint, own.model_copy(update={"model": model}))
+    manifest = own.model_copy(update={"model": model})
+    return replace(found.checkpoint, manifest=manifest, recorded=True)
