@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required, Unpack
 
-from hydrasurgeon.checkpoints.class_names import asked
-from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
+from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, asked
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import backend
 from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot, record_of
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model, Step
 from hydrasurgeon.files.shards import check_count
-from hydrasurgeon.run import Progress
+from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.runtime.tensors import plan_module
-from hydrasurgeon.sharing.upload import destination, publish
+from hydrasurgeon.sharing.output import Output, OutputKeywords
 from hydrasurgeon.tuning.start import (
+    Start,
     both,
     manifest_after,
     starting_module,
@@ -31,7 +32,11 @@ from hydrasurgeon.tuning.start import (
 )
 
 if TYPE_CHECKING:
-    from hydrasurgeon.tuning.loop import Trained
+    from torch import nn
+
+    from hydrasurgeon.data import Samples
+    from hydrasurgeon.tuning.loop import Trained, Training
+    from hydrasurgeon.tuning.recipes import Recipe
 
 __all__ = ["Finetuned", "finetune"]
 
@@ -46,125 +51,190 @@ class Finetuned:
     """Where on the hub it was uploaded to."""
 
 
+class FinetuneKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
+    """The keywords of `FinetuneArguments`."""
+
+    data: Required[str]
+    out: Required[str | Path]
+    val: str | None
+    recipe: str | Path
+    set: Mapping[str, str] | None
+    freeze: str | None
+    save_every: int | None
+    resume: bool
+    arch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneArguments(ClassNames, Output, Run):
+    """What `finetune` is to do; the batch size is the recipe's unless it is given."""
+
+    data: str
+    """Labelled data, or image–text pairs."""
+    out: str | Path
+    val: str | None = None
+    """Labelled data to report on after each epoch."""
+    recipe: str | Path = "imagenet"
+    """One of the package's, or a .toml file."""
+    set: Mapping[str, str] | None = None
+    """Fields of the recipe, replaced."""
+    freeze: str | None = None
+    """mlp, attention, embedding, classifier: what does not move."""
+    save_every: int | None = None
+    """Steps between resumable states; each epoch if not given."""
+    resume: bool = False
+    """Continue an interrupted run of the same command."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+
+
+@dataclass(frozen=True)
+class _Material:
+    """What is tuned, by which recipe, on what."""
+
+    source: Start
+    recipe: Recipe
+    model: Model
+    """What comes out: the source's, with the classes and the length of what it learns from."""
+    samples: Samples
+    held_out: Samples | None
+
+    @cached_property
+    def fingerprints(self) -> list[dict[str, Any]]:
+        """Of all the data that is read."""
+        sets = [self.samples, *([] if self.held_out is None else [self.held_out])]
+        return [each.fingerprint() for each in sets]
+
+
 @releases_claims
-def finetune(
-    checkpoint: str | Path,
-    *,
-    data: str,
-    out: str | Path,
-    val: str | None = None,
-    recipe: str | Path = "imagenet",
-    set: Mapping[str, str] | None = None,
-    freeze: str | None = None,
-    classes: str | None = None,
-    template: Sequence[str] = (),
-    limit: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "float32",
-    batch_size: int | None = None,
-    skip_bad: bool = False,
-    save_every: int | None = None,
-    resume: bool = False,
-    arch: str | None = None,
-    force: bool = False,
-    max_shard_size: str | None = None,
-    push_to_hub: str | None = None,
-    private: bool = False,
-    progress: Progress | None = None,
-) -> Finetuned:
+@takes(FinetuneArguments)
+def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Finetuned:
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
-    from hydrasurgeon.data import Batches, fit_classes, open_data
-    from hydrasurgeon.data.pairs import open_pairs
-    from hydrasurgeon.tuning.loop import epoch_order, train
+    from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import State, check_state
 
-    plan = load_recipe(recipe, dict(set or {}), batch_size=batch_size, freeze=freeze)
-    repository = destination(push_to_hub, private=private)
-    target = claim_checkpoint(
-        out, force=force, inputs=[checkpoint, data, val, recipe, classes, template]
-    )
-    shard = shard_size(max_shard_size, target)
-    interrupted = check_state(_state_path(target), resume=resume, force=force)
-    start = starting_point(checkpoint, arch)
-    paired = plan.objective == "pairs"
+    arguments = FinetuneArguments(**keywords)
+    recipe = load_recipe(
+        arguments.recipe, dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
+    )  # fmt: skip
+    repository = arguments.repository()
+    target = arguments.claim(
+        arguments.out, repository=repository,
+        inputs=[checkpoint, arguments.data, arguments.val, arguments.recipe, arguments.classes, arguments.template],
+    )  # fmt: skip
+    state_path = _state_path(target.path)
+    interrupted = check_state(state_path, resume=arguments.resume, force=arguments.force)
+    material = _material(checkpoint, recipe, arguments)
+    module = starting_module(material.source, material.model, material.recipe, arguments.seed)
+    if target.shard is not None:
+        nbytes = sum(tensor.nbytes for tensor in module.state_dict().values())
+        check_count(nbytes // target.shard)
+    state = State(state_path, _identity(material, arguments))
+    trained = train(
+        module, _training(module, material, arguments), arguments, state,
+        save_every=arguments.save_every, resume=arguments.resume,
+    )  # fmt: skip
+    entry = _entry(checkpoint, material, arguments)
+    manifest = manifest_after(material.source.manifest, material.model, entry)
+    if not trained.is_main:
+        return Finetuned(target.path, manifest(UNKNOWN), trained)
+    files = material.source.files
+    written = target.save(plan_module(module), manifest, files=files)
+    state.clear()
+    hub = target.publish(written, files, bars=arguments.progress is not None)
+    anew = arguments.resume and not interrupted
+    notes = ("nothing was left to resume: trained from the beginning",) if anew else ()
+    return Finetuned(target.path, written, trained, notes, hub)
+
+
+def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArguments) -> _Material:
+    """Checkpoint and data, opened and fitted to each other."""
+    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data.pairs import open_pairs
+
+    start = starting_point(checkpoint, arguments.arch)
+    paired = recipe.objective == "pairs"
     if paired and not is_zero_shot(start.manifest.model):
         raise UsageError(
-            f"--recipe {recipe}: learns from image–text pairs, and the model has no text tower for them",
+            f"--recipe {arguments.recipe}: learns from image–text pairs, and the model has no text tower for them",
             hint="Give a CLIP, or a recipe that learns from labels.",
         )
+    val, seed = arguments.val, arguments.seed
     held_out = None if val is None else open_data(val, seed=seed)
-    samples = (open_pairs if paired else open_data)(data, limit=limit, seed=seed)
-    source = with_names_of(start, classes, template, held_out if paired else samples)
+    read = open_pairs if paired else open_data
+    samples = read(arguments.data, limit=arguments.limit, seed=seed)
+    named = held_out if paired else samples
+    source = with_names_of(start, arguments.classes, arguments.template, named)
     if is_zero_shot(source.manifest.model):
-        plan = plan.model_copy(update={"classifier": "keep"})  # it follows from the class names
-    elif source.manifest.model.num_classes == 0 and plan.classifier == "keep":
-        plan = plan.model_copy(update={"classifier": "fresh"})  # there is none to keep
-    model = with_length_of(with_classes_of(source.manifest.model, plan, samples), plan)
-    labels = {"num_classes": model.num_classes, "labels": model.labels}
+        recipe = recipe.model_copy(update={"classifier": "keep"})  # it follows from the class names
+    elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
+        recipe = recipe.model_copy(update={"classifier": "fresh"})  # there is none to keep
+    model = with_length_of(with_classes_of(source.manifest.model, recipe, samples), recipe)
     if not paired:
-        samples = fit_classes(samples, **labels)  # type: ignore[arg-type]
-    family = backend(model.family)
-    module = starting_module(source, model, plan, seed)
-    if shard is not None:
-        check_count(sum(tensor.nbytes for tensor in module.state_dict().values()) // shard)
-    used = [samples.fingerprint()]
-    validation = None
+        samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
     if held_out is not None:
-        held_out = fit_classes(held_out, **labels)  # type: ignore[arg-type]
-        used.append(held_out.fingerprint())
-        validation = Batches(
-            held_out, family.transform(model, files=source.files), batch_size=plan.batch_size, skip_bad=skip_bad
-        )  # fmt: skip
-    transform: Any = family.transform(model, plan.augment.model_dump(), files=source.files)
-    moves = trainable(family, plan, source.manifest)
-    objective = None
-    if paired:
-        from hydrasurgeon.tuning.contrastive import Contrast
+        held_out = fit_classes(held_out, num_classes=model.num_classes, labels=model.labels)
+    return _Material(source, recipe, model, samples, held_out)
 
-        objective = Contrast(module)
-        transform, moves = objective.transform(transform), both(moves, objective.trainable)
-    drop_last = len(samples) >= plan.batch_size
+
+def _training(module: nn.Module, material: _Material, arguments: FinetuneArguments) -> Training:
+    """Batches, what moves, and the loss."""
+    from hydrasurgeon.data import Batches
+    from hydrasurgeon.tuning.contrastive import Contrast
+    from hydrasurgeon.tuning.loop import CrossEntropy, Loss, Training, epoch_order
+
+    source, recipe, samples = material.source, material.recipe, material.samples
+    family, size, skip_bad = backend(material.model.family), recipe.batch_size, arguments.skip_bad
+    validation = None
+    if material.held_out is not None:
+        plain = family.transform(material.model, files=source.files)
+        validation = Batches(material.held_out, plain, batch_size=size, skip_bad=skip_bad)
+    transform: Any = family.transform(
+        material.model, recipe.augment.model_dump(), files=source.files
+    )
+    moves = trainable(family, recipe, source.manifest)
+    loss: Loss = CrossEntropy(recipe.label_smoothing)
+    if recipe.objective == "pairs":
+        loss = Contrast(module)
+        transform, moves = loss.transform(transform), both(moves, loss.trainable)
+    seed, drop_last = arguments.seed, len(samples) >= size
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
         order = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
         return Batches(
-            samples, transform, batch_size=plan.batch_size, order=order[skip * plan.batch_size :],
+            samples, transform, batch_size=size, order=order[skip * size :],
             skip_bad=skip_bad, augment_seed=seed * 1_000_003 + epoch, drop_last=drop_last,
         )  # fmt: skip
 
-    identity = {
-        "checkpoint": source.sha256,
-        "data": used,
-        "recipe": plan.model_dump(mode="json"),
-        "seed": seed,
-        "skip_bad": skip_bad,
-        **record_of(model),
+    return Training(recipe, epoch_batches, moves, loss, validation)
+
+
+def _identity(material: _Material, arguments: FinetuneArguments) -> dict[str, Any]:
+    """What must be the same for an interrupted run to be continued."""
+    return {
+        "checkpoint": material.source.sha256,
+        "data": material.fingerprints,
+        "recipe": material.recipe.model_dump(mode="json"),
+        "seed": arguments.seed,
+        "skip_bad": arguments.skip_bad,
+        **record_of(material.model),
     }
-    state = State(_state_path(target), identity)
-    trained = train(
-        module, recipe=plan, epoch_batches=epoch_batches, trainable=moves, objective=objective,
-        seed=seed, device=device, dtype=dtype, state=state, save_every=save_every, resume=resume,
-        validation=validation, progress=progress,
-    )  # fmt: skip
-    arguments = {
-        "checkpoint": None if source.inputs else str(checkpoint),  # random weights: no input tells of them
-        "recipe": str(recipe), "set": dict(set) if set else None, "freeze": freeze, "data": data, "val": val,
-        **asked(classes, template), "limit": limit, "dtype": dtype, "batch_size": batch_size, "skip_bad": skip_bad, "arch": arch,
+
+
+def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneArguments) -> Step:
+    """What history gets to know."""
+    inputs = material.source.inputs
+    recorded = {
+        "checkpoint": None if inputs else str(checkpoint),  # random weights: no input tells of them
+        "recipe": str(arguments.recipe), "set": dict(arguments.set) if arguments.set else None,
+        "freeze": arguments.freeze, "data": arguments.data, "val": arguments.val,
+        **asked(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
+        "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
     }  # fmt: skip
-    entry = step(
-        "finetune", args=arguments, inputs=source.inputs, data=[DataRecord(**record) for record in used], seed=seed,
-        uses=("torch", model.family, "accelerate"),
-    )  # fmt: skip
-    manifest = manifest_after(source.manifest, model, entry)
-    if not trained.is_main:
-        return Finetuned(target, manifest(UNKNOWN), trained)
-    written = save(target, plan_module(module), manifest, files=source.files, shard=shard)
-    state.clear()
-    hub = publish(target, written, source.files, at=repository, bars=progress is not None)
-    notes = ("nothing was left to resume: trained from the beginning",)
-    return Finetuned(target, written, trained, notes if resume and not interrupted else (), hub)
+    data = [DataRecord(**fingerprint) for fingerprint in material.fingerprints]
+    uses = ("torch", material.model.family, "accelerate")
+    return step("finetune", args=recorded, inputs=inputs, data=data, seed=arguments.seed, uses=uses)
 
 
 def _state_path(target: Path) -> Path:

@@ -21,14 +21,15 @@ from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.run import Progress
+from hydrasurgeon.run import Run
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import State
 
 __all__ = [
     "CrossEntropy",
-    "Objective",
+    "Loss",
     "Trained",
+    "Training",
     "epoch_order",
     "learning_rate",
     "train",
@@ -38,7 +39,7 @@ EpochBatches = Callable[[int, int, int, int], Batches]
 """(epoch, rank, world, batches to skip) → this process's batches."""
 
 
-class Objective(Protocol):
+class Loss(Protocol):
     """What one optimizer step follows."""
 
     def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
@@ -48,6 +49,18 @@ class Objective(Protocol):
     def settle(self) -> None:
         """After the optimizer's step."""
         ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, on which batches, towards what."""
+
+    recipe: Recipe
+    epoch_batches: EpochBatches
+    trainable: Callable[[str], bool]
+    """Whether a parameter of this name moves."""
+    loss: Loss
+    validation: Batches | None = None
 
 
 @dataclass(frozen=True)
@@ -84,87 +97,60 @@ def learning_rate(recipe: Recipe, step: int, total: int) -> float:
 
 def train(
     model: nn.Module,
-    *,
-    recipe: Recipe,
-    epoch_batches: EpochBatches,
-    trainable: Callable[[str], bool],
-    seed: int,
-    device: str,
-    dtype: str,
+    training: Training,
+    run: Run,
     state: State,
-    objective: Objective | None = None,
+    *,
     save_every: int | None = None,
     resume: bool = False,
-    validation: Batches | None = None,
-    progress: Progress | None = None,
 ) -> Trained:
     """Train `model` in place; it comes back unwrapped, in eval mode, in float32 on the CPU."""
-    accelerator = _accelerator(device, dtype)
-    rank, world = accelerator.process_index, accelerator.num_processes
+    accelerator = _accelerator(run.device, run.dtype)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trainable(name))
-    optimizer = _optimizer(model, recipe)
-    objective = objective or CrossEntropy(recipe.label_smoothing)
-    batches = len(epoch_batches(0, rank, world, 0))
-    if batches < recipe.accumulate:
-        raise UsageError(
-            f"finetune: a step accumulates {recipe.accumulate} batches, the data has {batches}",
-            hint="Give more data, or --set accumulate=1 or a smaller --batch-size.",
-        )
-    per_epoch = batches // recipe.accumulate
-    total = recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
-    run = _Run(step=0)
+        parameter.requires_grad_(training.trainable(name))
+    optimizer = _optimizer(model, training.recipe)
+    per_epoch, total = _steps(training, accelerator)
+    standing = _Standing(step=0)
     model.to(accelerator.device)
     # What else decides the bits of the next step.
-    place = {"dtype": dtype, "device": accelerator.device.type, "processes": world}
+    place = {
+        "dtype": run.dtype,
+        "device": accelerator.device.type,
+        "processes": accelerator.num_processes,
+    }
     state = replace(state, identity={**state.identity, **place})
     if resume and (position := state.read(model, optimizer)) is not None:
-        run = _Run(**position.model_dump())
+        standing = _Standing(**position.model_dump())
     elif accelerator.is_main_process:
         state.clear()
     wrapped, optimizer = accelerator.prepare(model, optimizer)
+    loop = _Loop(accelerator, wrapped, optimizer, training, run.seed, per_epoch, total)
     every = save_every or per_epoch
-    while run.step < total:
+    while standing.step < total:
         wrapped.train()
-        epoch, done = divmod(run.step, per_epoch)
-        for parts in _grouped(
-            epoch_batches(epoch, rank, world, done * recipe.accumulate), recipe.accumulate
-        ):
-            lr = learning_rate(recipe, run.step, total)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            torch.manual_seed(
-                int(np.random.SeedSequence((seed, run.step, rank)).generate_state(1)[0])
-            )
-            loss = _step(accelerator, wrapped, optimizer, parts, objective, recipe.clip)
-            if not math.isfinite(loss):
-                raise UsageError(
-                    f"finetune: the loss is {loss} in step {run.step + 1} (lr {lr:g})",
-                    hint="Lower the learning rate: --set lr=…"
-                    if run.step
-                    else "Nothing was learnt yet: the model overflows on this data. Use --dtype float32, and check it with eval.",
+        for parts in loop.batches(standing.step):
+            standing.add(loop.step(standing.step, parts))
+            if accelerator.is_main_process:
+                run.tick(f"training, loss {standing.mean_loss:.3f}", standing.step, total)
+            ended = standing.step % per_epoch == 0 or standing.step == total
+            if ended:
+                standing.close_epoch(per_epoch, loop.validate())
+            if standing.step % every == 0 and standing.step < total and accelerator.is_main_process:
+                state.write(
+                    accelerator.unwrap_model(wrapped), optimizer.optimizer, standing.position()
                 )
-            run.step += 1
-            run.loss_sum += loss
-            run.loss_count += 1
-            if progress is not None and accelerator.is_main_process:
-                progress(f"training, loss {run.loss_sum / run.loss_count:.3f}", run.step, total)
-            if run.step % per_epoch == 0 or run.step == total:
-                run.close_epoch(per_epoch, _validate(accelerator, wrapped, validation))
-            if run.step % every == 0 and run.step < total and accelerator.is_main_process:
-                state.write(accelerator.unwrap_model(wrapped), optimizer.optimizer, run.position())
-            if run.step == total or run.step % per_epoch == 0:
+            if ended:
                 break
     accelerator.wait_for_everyone()
     # accelerate leaves its mixed-precision wrapper on the forward method.
     accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu").eval()
     model.requires_grad_(False)
-    last = run.log[-1] if run.log else {"loss": math.nan}
-    return Trained(run.step, last["loss"], tuple(run.log), accelerator.is_main_process)
+    last = standing.log[-1] if standing.log else {"loss": math.nan}
+    return Trained(standing.step, last["loss"], tuple(standing.log), accelerator.is_main_process)
 
 
 @dataclass
-class _Run:
+class _Standing:
     """Where training stands."""
 
     step: int
@@ -172,9 +158,18 @@ class _Run:
     loss_count: int = 0
     log: list[dict[str, float]] = field(default_factory=list)
 
+    @property
+    def mean_loss(self) -> float:
+        """Of the steps of this epoch so far."""
+        return self.loss_sum / max(1, self.loss_count)
+
+    def add(self, loss: float) -> None:
+        self.step += 1
+        self.loss_sum += loss
+        self.loss_count += 1
+
     def close_epoch(self, per_epoch: int, measured: dict[str, float]) -> None:
-        loss = self.loss_sum / max(1, self.loss_count)
-        self.log.append({"epoch": self.step / per_epoch, "loss": loss, **measured})
+        self.log.append({"epoch": self.step / per_epoch, "loss": self.mean_loss, **measured})
         self.loss_sum, self.loss_count = 0.0, 0
 
     def position(self) -> dict[str, Any]:
@@ -184,6 +179,82 @@ class _Run:
             "loss_count": self.loss_count,
             "log": self.log,
         }
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What takes one step, and measures where an epoch ends."""
+
+    accelerator: Any
+    model: nn.Module
+    optimizer: Any
+    training: Training
+    seed: int
+    per_epoch: int
+    total: int
+
+    def batches(self, step: int) -> Iterator[list[Batch]]:
+        """What is left of the epoch that this step falls into, as optimizer steps take it."""
+        epoch, done = divmod(step, self.per_epoch)
+        accumulate, accelerator = self.training.recipe.accumulate, self.accelerator
+        left = self.training.epoch_batches(
+            epoch, accelerator.process_index, accelerator.num_processes, done * accumulate
+        )
+        return _grouped(left, accumulate)
+
+    def step(self, number: int, parts: Sequence[Batch]) -> float:
+        """One optimizer step; its loss."""
+        recipe = self.training.recipe
+        lr = learning_rate(recipe, number, self.total)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        seeds = np.random.SeedSequence((self.seed, number, self.accelerator.process_index))
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
+        loss = self.training.loss.backward(self.accelerator, self.model, parts)
+        if recipe.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        self.optimizer.step()
+        self.training.loss.settle()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(loss):
+            raise UsageError(
+                f"finetune: the loss is {loss} in step {number + 1} (lr {lr:g})",
+                hint="Lower the learning rate: --set lr=…"
+                if number
+                else "Nothing was learnt yet: the model overflows on this data. Use --dtype float32, and check it with eval.",
+            )
+        return loss
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Every process measures the whole set: validation sets are small, and no result has to be gathered."""
+        if self.training.validation is None:
+            return {}
+        self.model.eval()
+        device = self.accelerator.device
+        right, loss, rows = 0.0, 0.0, 0
+        for batch in self.training.validation:
+            assert batch.labels is not None
+            labels = batch.labels.to(device)
+            logits = self.model(moved(batch.inputs, device)).float()
+            right += float((logits.argmax(dim=-1) == labels).sum())
+            loss += float(cross_entropy(logits, labels, reduction="sum"))
+            rows += len(labels)
+        return {"val_accuracy": right / rows, "val_nll": loss / rows}
+
+
+def _steps(training: Training, accelerator: Any) -> tuple[int, int]:
+    """Optimizer steps in an epoch and in all; refused where an epoch holds not even one."""
+    recipe = training.recipe
+    rank, world = accelerator.process_index, accelerator.num_processes
+    batches = len(training.epoch_batches(0, rank, world, 0))
+    if batches < recipe.accumulate:
+        raise UsageError(
+            f"finetune: a step accumulates {recipe.accumulate} batches, the data has {batches}",
+            hint="Give more data, or --set accumulate=1 or a smaller --batch-size.",
+        )
+    per_epoch = batches // recipe.accumulate
+    return per_epoch, recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
 
 
 def _accelerator(device: str, dtype: str) -> Any:
@@ -225,23 +296,6 @@ def _grouped(batches: Batches, size: int) -> Iterator[list[Batch]]:
             group = []
 
 
-def _step(
-    accelerator: Any,
-    model: nn.Module,
-    optimizer: Any,
-    parts: Sequence[Batch],
-    objective: Objective,
-    clip: float | None,
-) -> float:
-    loss = objective.backward(accelerator, model, parts)
-    if clip is not None:
-        accelerator.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
-    objective.settle()
-    optimizer.zero_grad(set_to_none=True)
-    return loss
-
-
 @dataclass(frozen=True)
 class CrossEntropy:
     """On labels."""
@@ -264,20 +318,3 @@ class CrossEntropy:
 
     def settle(self) -> None:
         pass
-
-
-@torch.no_grad()
-def _validate(accelerator: Any, model: nn.Module, batches: Batches | None) -> dict[str, float]:
-    """Every process measures the whole set: validation sets are small, and no result has to be gathered."""
-    if batches is None:
-        return {}
-    model.eval()
-    right, loss, rows = 0.0, 0.0, 0
-    for batch in batches:
-        assert batch.labels is not None
-        labels = batch.labels.to(accelerator.device)
-        logits = model(moved(batch.inputs, accelerator.device)).float()
-        right += float((logits.argmax(dim=-1) == labels).sum())
-        loss += float(cross_entropy(logits, labels, reduction="sum"))
-        rows += len(labels)
-    return {"val_accuracy": right / rows, "val_nll": loss / rows}
