@@ -26,8 +26,7 @@ from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.families import backend
 from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.measuring.cost import launches, macs, parameters
-from hydrasurgeon.measuring.timing import Sequence as InTurn
-from hydrasurgeon.measuring.timing import interleaved, machine, peak_bytes
+from hydrasurgeon.measuring.timing import InTurn, interleaved, machine, peak_bytes
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 from hydrasurgeon.tuning.start import fresh

@@ -16,7 +16,7 @@ from torch import nn
 
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["Sequence", "SideBySide", "interleaved", "machine", "peak_bytes"]
+__all__ = ["InTurn", "SideBySide", "interleaved", "machine", "peak_bytes"]
 
 # Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no such limit.
 HELD = 4 * 2**30
@@ -24,7 +24,7 @@ HELD = 4 * 2**30
 ROUNDS = 5
 
 
-class Sequence(nn.Module):
+class InTurn(nn.Module):
     """Models run one after another on the same inputs: members unfused, a Deep Ensemble."""
 
     def __init__(self, models: list[nn.Module]) -> None:

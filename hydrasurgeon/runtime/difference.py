@@ -14,6 +14,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Batches, moved, open_data
 from hydrasurgeon.families import backend
 from hydrasurgeon.heads import all_heads
+from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
@@ -41,29 +42,30 @@ class Difference:
 class Inputs:
     """What models are compared on: samples of a data set, or as many random inputs as `limit` says."""
 
-    data: str | None = None
-    limit: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "float64"
-    batch_size: int | None = None
+    data: str | None
+    run: Run
 
     def batches(self, model: Classifier) -> Iterator[Any]:
-        device, dtype = device_of(self.device), dtype_of(self.dtype)
+        run = self.run
+        device, dtype = device_of(run.device), dtype_of(run.dtype)
         if self.data is not None:
-            samples = open_data(self.data, limit=self.limit, seed=self.seed)
-            for batch in Batches(samples, model.transform, batch_size=self.batch_size):
+            samples = open_data(self.data, limit=run.limit, seed=run.seed)
+            batches = Batches(
+                samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad
+            )
+            for done, batch in enumerate(batches, 1):
                 yield moved(batch.inputs, device, dtype)
+                run.tick(samples.spec, done, len(batches))
             return
         facts = model.manifest.model
         cpu = torch.device("cpu")  # the same inputs whatever the device
         with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
-            inputs = backend(facts.family).example(facts, self.limit or 4, device=cpu, dtype=dtype)
+            torch.manual_seed(run.seed)
+            inputs = backend(facts.family).example(facts, run.limit or 4, device=cpu, dtype=dtype)
         yield moved(inputs, device, dtype)
 
     def open(self, checkpoint: Checkpoint) -> Classifier:
-        return as_classifier(checkpoint, device=self.device, dtype=self.dtype)
+        return as_classifier(checkpoint, device=self.run.device, dtype=self.run.dtype)
 
 
 def masked_difference(child: Checkpoint, parent: Checkpoint, inputs: Inputs) -> Difference:

@@ -137,13 +137,13 @@ def _bits(made: _Made, derived: Derived) -> Check:
 def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
     from hydrasurgeon.runtime.difference import TOLERANCE
 
-    allowed = TOLERANCE[inputs.dtype]
+    allowed = TOLERANCE[inputs.run.dtype]
     what = "random inputs" if inputs.data is None else f"samples of {inputs.data}"
     return Check(
         name,
         difference.relative <= allowed,
         f"outputs for {difference.samples} {what} differ by {difference.relative:.1e} of the largest "
-        f"({inputs.dtype}; allowed {allowed:.0e})",
+        f"({inputs.run.dtype}; allowed {allowed:.0e})",
         difference.largest,
     )
 
@@ -158,7 +158,7 @@ def _repaired(made: _Made, options: PruneOptions, parent: Found, inputs: Inputs)
     if inputs.data is None:
         yield Check(name, None, f"was fitted on data: give it as --data ({specs})")
         return
-    fitted, record = _fitted_again(made, options, parent, inputs.data, inputs.device)
+    fitted, record = _fitted_again(made, options, parent, inputs.data, inputs.run.device)
     if record.sha256 not in {each.sha256 for each in made.entry.data}:
         yield Check(name, None, f"{inputs.data} is not the data it was fitted on ({specs})")
     elif not compare_pruned(made.child, parent, repaired=fitted).differing:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json as json_
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,7 +15,10 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.run import Progress
+from hydrasurgeon.run import Progress, takes
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Benched", "Point", "bench"]
 
@@ -64,101 +68,193 @@ class _Entry:
     checkpoints: tuple[Checkpoint, ...]
 
 
-@releases_claims
-def bench(
-    checkpoints: Sequence[str | Path],
-    *,
-    vs: Sequence[str | Path] = (),
-    backbone: str | Path | None = None,
-    batch: str = "1,4,16",
-    dtype: str = "float32",
-    compile: bool = False,
-    runs: int = 7,
-    device: str = "auto",
-    seed: int = 0,
-    arch: str | None = None,
-    json: str | Path | None = None,
-    plot: str | Path | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Benched:
-    """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
-    from hydrasurgeon.files.plots import check_plot
+class BenchKeywords(TypedDict, total=False):
+    """The keywords of `BenchArguments`."""
 
-    batches, dtypes = _batches(batch), _dtypes(dtype)
-    inputs = [*checkpoints, *vs, backbone]
-    target = None if plot is None else check_plot(Path(plot), force=force, inputs=inputs)
-    report = (
-        None if json is None else output_file(json, option="--json", force=force, inputs=inputs)
-    )
-    if runs < 1:
-        raise UsageError(f"--runs {runs}: must be at least 1")
-    entries = _entries(checkpoints, vs, backbone, arch)
+    vs: Sequence[str | Path]
+    backbone: str | Path | None
+    batch: str
+    dtype: str
+    compile: bool
+    runs: int
+    device: str
+    seed: int
+    arch: str | None
+    json: str | Path | None
+    plot: str | Path | None
+    force: bool
+    progress: Progress | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """What `bench` is to do."""
+
+    vs: Sequence[str | Path] = ()
+    """Members, run one after another for comparison."""
+    backbone: str | Path | None = None
+    """The single model that ratios refer to."""
+    batch: str = "1,4,16"
+    """Batch sizes."""
+    dtype: str = "float32"
+    """Any of float32, bfloat16 and float16, with commas between them."""
+    compile: bool = False
+    """Measure under torch.compile."""
+    runs: int = 7
+    """Interleaved runs behind each median."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    seed: int = 0
+    """Of the random inputs."""
+    arch: str | None = None
+    """Architecture of files without manifest."""
+    json: str | Path | None = None
+    """Where the report is written."""
+    plot: str | Path | None = None
+    """Where it is drawn, .png or .svg."""
+    force: bool = False
+    """Replace existing outputs."""
+    progress: Progress | None = None
+
+
+@dataclass
+class _Figures:
+    """What was measured so far, by the contender's name."""
+
+    params: dict[str, int] = field(default_factory=dict)
+    macs: dict[str, int] = field(default_factory=dict)
+    points: dict[str, list[Point]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@releases_claims
+@takes(BenchArguments)
+def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) -> Benched:
+    """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
+    arguments = BenchArguments(**keywords)
+    batches, dtypes = _batches(arguments.batch), _dtypes(arguments.dtype)
+    picture, report = _outputs(checkpoints, arguments)
+    if arguments.runs < 1:
+        raise UsageError(f"--runs {arguments.runs}: must be at least 1")
+    entries = _entries(checkpoints, arguments)
     _alike(entries)
 
-    import torch
+    from hydrasurgeon.measuring.timing import machine
+    from hydrasurgeon.runtime.tensors import device_of
 
-    from hydrasurgeon.families import backend as backend_of
-    from hydrasurgeon.measuring.cost import macs, parameters
-    from hydrasurgeon.measuring.timing import Sequence as InTurn
-    from hydrasurgeon.measuring.timing import interleaved, machine, peak_bytes
-    from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.runtime.tensors import device_of, dtype_of
-
-    where = device_of(device)
-    if where.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():
-        raise UsageError("--dtype bfloat16: this device lacks it", hint="Use float16 or float32.")
-    torch.manual_seed(seed)
-    model = entries[0].checkpoints[0].manifest.model
-    family = backend_of(model.family)
-    sizes: dict[str, tuple[int, int]] = {}
-    points: dict[str, list[Point]] = {entry.name: [] for entry in entries}
-    notes: list[str] = []
-    steps = len(dtypes) * len(batches)
-    for i, name in enumerate(dtypes):
-        models: dict[str, Any] = {}
-        for entry in entries:
-            loaded = [
-                as_classifier(c, device=device, dtype=name, lean=True) for c in entry.checkpoints
-            ]
-            models[entry.name] = loaded[0] if len(loaded) == 1 else InTurn(list(loaded))
-            if entry.name not in sizes:
-                one = family.example(model, 1, device=where, dtype=dtype_of(name))
-                sizes[entry.name] = (
-                    sum(parameters(m) for m in loaded), sum(macs(m, one) for m in loaded)
-                )  # fmt: skip
-        for j, count in enumerate(batches):
-            inputs = family.example(model, count, device=where, dtype=dtype_of(name))
-            peaks = {key: peak_bytes(module, inputs) for key, module in models.items()}
-            ready = _compiled(models, inputs, notes) if compile else models
-            seconds = interleaved(ready, inputs, runs=runs)
-            single = next((seconds[e.name] for e in entries if e.kind == "single"), None)
-            for key, taken in seconds.items():
-                points[key].append(Point(
-                    batch=count, dtype=name, latency_ms=1000 * taken, throughput=count / taken,
-                    peak_bytes=peaks[key], ratio=None if single is None else taken / single,
-                ))  # fmt: skip
-            if progress is not None:
-                progress(f"{name}, batch {count}", i * len(batches) + j + 1, steps)
-    least = next((sizes[e.name][1] for e in entries if e.kind == "single"), None)
-    found = Benched(
-        machine=machine(where),
-        settings={"batch": batches, "dtype": dtypes, "compile": compile, "runs": runs, "seed": seed},
+    device = device_of(arguments.device)
+    figures = _measured(entries, batches, dtypes, device, arguments)
+    single = next((figures.macs[e.name] for e in entries if e.kind == "single"), None)
+    benched = Benched(
+        machine=machine(device),
+        settings={
+            "batch": batches, "dtype": dtypes, "compile": arguments.compile, "runs": arguments.runs,
+            "seed": arguments.seed,
+        },
         results=tuple(
             Contender(
-                name=e.name, kind=e.kind, params=sizes[e.name][0], macs=sizes[e.name][1],
-                macs_ratio=None if least is None else sizes[e.name][1] / least,
-                points=tuple(points[e.name]),
+                name=e.name, kind=e.kind, params=figures.params[e.name], macs=figures.macs[e.name],
+                macs_ratio=None if single is None else figures.macs[e.name] / single,
+                points=tuple(figures.points[e.name]),
             )
             for e in entries
         ),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(figures.notes)),
     )  # fmt: skip
     if report is not None:
-        write_text(report, json_.dumps(found.model_dump(), indent=1) + "\n")
-    if target is not None:
-        _plot(found, target)
-    return found
+        write_text(report, json_.dumps(benched.model_dump(), indent=1) + "\n")
+    if picture is not None:
+        _plot(benched, picture)
+    return benched
+
+
+def _outputs(
+    checkpoints: Sequence[str | Path], arguments: BenchArguments
+) -> tuple[Path | None, Path | None]:
+    """Where the picture and the report go, both this command's to write."""
+    from hydrasurgeon.files.plots import check_plot
+
+    inputs = [*checkpoints, *arguments.vs, arguments.backbone]
+    picture = report = None
+    if arguments.plot is not None:
+        picture = check_plot(Path(arguments.plot), force=arguments.force, inputs=inputs)
+    if arguments.json is not None:
+        report = output_file(arguments.json, option="--json", force=arguments.force, inputs=inputs)
+    return picture, report
+
+
+def _measured(
+    entries: Sequence[_Entry],
+    batches: Sequence[int],
+    dtypes: Sequence[str],
+    device: torch.device,
+    arguments: BenchArguments,
+) -> _Figures:
+    """Every contender at every dtype and batch size."""
+    import torch
+
+    from hydrasurgeon.families import backend as backend_of
+    from hydrasurgeon.runtime.tensors import dtype_of
+
+    if device.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():
+        raise UsageError("--dtype bfloat16: this device lacks it", hint="Use float16 or float32.")
+    torch.manual_seed(arguments.seed)
+    model = entries[0].checkpoints[0].manifest.model
+    family = backend_of(model.family)
+    figures = _Figures()
+    steps = len(dtypes) * len(batches)
+    for i, dtype in enumerate(dtypes):
+        example = partial(family.example, model, device=device, dtype=dtype_of(dtype))
+        models = {e.name: _loaded(e, dtype, example, figures, arguments.device) for e in entries}
+        for j, count in enumerate(batches):
+            inputs = example(count)
+            row = _points(entries, models, dtype, count, inputs, figures.notes, arguments)
+            for name, point in row.items():
+                figures.points.setdefault(name, []).append(point)
+            if arguments.progress is not None:
+                arguments.progress(f"{dtype}, batch {count}", i * len(batches) + j + 1, steps)
+    return figures
+
+
+def _loaded(
+    entry: _Entry, dtype: str, example: Callable[[int], Any], figures: _Figures, device: str
+) -> Any:
+    """A contender as one module; its size is measured the first time."""
+    from hydrasurgeon.measuring.cost import macs, parameters
+    from hydrasurgeon.measuring.timing import InTurn
+    from hydrasurgeon.runtime.classifier import as_classifier
+
+    loaded = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in entry.checkpoints]
+    if entry.name not in figures.params:
+        one = example(1)
+        figures.params[entry.name] = sum(parameters(m) for m in loaded)
+        figures.macs[entry.name] = sum(macs(m, one) for m in loaded)
+    return loaded[0] if len(loaded) == 1 else InTurn(list(loaded))
+
+
+def _points(
+    entries: Sequence[_Entry],
+    models: dict[str, Any],
+    dtype: str,
+    batch: int,
+    inputs: Any,
+    notes: list[str],
+    arguments: BenchArguments,
+) -> dict[str, Point]:
+    """One batch through every contender, in turn."""
+    from hydrasurgeon.measuring.timing import interleaved, peak_bytes
+
+    peaks = {name: peak_bytes(module, inputs) for name, module in models.items()}
+    ready = _compiled(models, inputs, notes) if arguments.compile else models
+    seconds = interleaved(ready, inputs, runs=arguments.runs)
+    single = next((seconds[e.name] for e in entries if e.kind == "single"), None)
+    return {
+        name: Point(
+            batch=batch, dtype=dtype, latency_ms=1000 * taken, throughput=batch / taken,
+            peak_bytes=peaks[name], ratio=None if single is None else taken / single,
+        )
+        for name, taken in seconds.items()
+    }  # fmt: skip
 
 
 def _batches(text: str) -> list[int]:
@@ -176,23 +272,20 @@ def _dtypes(text: str) -> list[str]:
     return names
 
 
-def _entries(
-    checkpoints: Sequence[str | Path],
-    vs: Sequence[str | Path],
-    backbone: str | Path | None,
-    arch: str | None,
-) -> list[_Entry]:
+def _entries(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> list[_Entry]:
+    """Everything that is measured, each under a name of its own."""
+
     def opened(path: str | Path) -> Checkpoint:
-        checkpoint = open_checkpoint(path, arch=arch)
+        checkpoint = open_checkpoint(path, arch=arguments.arch)
         checkpoint.digests()
         return checkpoint
 
     entries = []
-    if backbone is not None:
-        single = opened(backbone)
+    if arguments.backbone is not None:
+        single = opened(arguments.backbone)
         entries.append(_Entry(_short(single), "single", (single,)))
-    if vs:
-        members = tuple(opened(path) for path in vs)
+    if arguments.vs:
+        members = tuple(opened(path) for path in arguments.vs)
         entries.append(_Entry(" + ".join(map(_short, members)), "in sequence", members))
     for path in checkpoints:
         one = opened(path)
@@ -244,26 +337,26 @@ def _compiled(models: dict[str, Any], inputs: Any, notes: list[str]) -> dict[str
     return ready
 
 
-def _plot(found: Benched, path: Path) -> None:
+def _plot(benched: Benched, path: Path) -> None:
     """Latency over batch size, one line for each contender and dtype."""
     from hydrasurgeon.files.plots import figure, save_figure
 
     drawn = figure()
     axes = drawn.subplots()
-    for contender in found.results:
-        for dtype in found.settings["dtype"]:
+    for contender in benched.results:
+        for dtype in benched.settings["dtype"]:
             mine = [p for p in contender.points if p.dtype == dtype]
             axes.plot(
                 [p.batch for p in mine],
                 [p.ratio if p.ratio is not None else p.latency_ms for p in mine],
                 marker="o", label=f"{contender.name} ({contender.kind}), {dtype}",
             )  # fmt: skip
-    axes.set(xlabel="batch size", ylabel="time / single model" if _has_single(found) else "ms")
+    axes.set(xlabel="batch size", ylabel="time / single model" if _has_single(benched) else "ms")
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
     save_figure(drawn, path)
 
 
-def _has_single(found: Benched) -> bool:
-    return any(c.kind == "single" for c in found.results)
+def _has_single(benched: Benched) -> bool:
+    return any(c.kind == "single" for c in benched.results)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
@@ -18,7 +18,6 @@ from hydrasurgeon.measuring.report import Report, Result
 from hydrasurgeon.measuring.results import over_sets, rehearsed, result
 from hydrasurgeon.measuring.sets import (
     DataSets,
-    Further,
     LabelledSet,
     check_same_classes,
     class_hashes,
@@ -29,7 +28,7 @@ from hydrasurgeon.measuring.sets import (
     portable_name,
     uses_of,
 )
-from hydrasurgeon.run import Progress, Run
+from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
 if TYPE_CHECKING:
@@ -49,158 +48,245 @@ class Evaluation:
     """Model cards that the results were written into."""
 
 
+class EvaluateKeywords(RunKeywords, total=False):
+    """The keywords of `EvaluateArguments`."""
+
+    data: str | Sequence[str] | None
+    ood: Sequence[str]
+    shift: Sequence[str]
+    val: str | None
+    classes: str | Sequence[str] | None
+    template: Sequence[str]
+    ensemble: bool
+    temperature: str | float
+    ood_score: str
+    arch: str | None
+    json: str | Path | None
+    predictions: str | Path | None
+    predictions_in: Sequence[str | Path]
+    card: bool
+    asserts: Sequence[str]
+    force: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateArguments(Run):
+    """What `evaluate` is to do."""
+
+    data: str | Sequence[str] | None = None
+    """Labelled data, D or NAME=D."""
+    ood: Sequence[str] = ()
+    """Foreign data, near:NAME=D or far:NAME=D."""
+    shift: Sequence[str] = ()
+    """Labelled shifted data, NAME=D, or NAME:S=D of severity S."""
+    val: str | None = None
+    """Labelled data to fit the temperature on."""
+    classes: str | Sequence[str] | None = None
+    """The class names of zero-shot models, of all data sets or of one."""
+    template: Sequence[str] = ()
+    """Prompts with {label} in them, or files of such."""
+    ensemble: bool = False
+    """Treat the checkpoints as one Deep Ensemble."""
+    temperature: str | float = 1.0
+    """Of the averaged prediction; `fit`: the one that suits the validation set."""
+    ood_score: str = "msp"
+    """msp, entropy, energy, max-logit or mi."""
+    arch: str | None = None
+    """Architecture of files without manifest."""
+    json: str | Path | None = None
+    """Where the report is written."""
+    predictions: str | Path | None = None
+    """Where the logits are written."""
+    predictions_in: Sequence[str | Path] = ()
+    """Files of logits to evaluate too."""
+    card: bool = False
+    """Write each directory's own result into its model card."""
+    asserts: Sequence[str] = ()
+    """Limits that numbers of the report must keep."""
+    force: bool = False
+    """Replace existing outputs."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What came of running models on data."""
+
+    results: tuple[Result, ...] = ()
+    uses: Mapping[str, DataRecord] = field(default_factory=dict)
+    """What each data set was for."""
+    classes: Mapping[str, Any] = field(default_factory=dict)
+    """Hashes of the class names that zero-shot models were given."""
+    skipped: tuple[str, ...] = ()
+
+
 @releases_claims
-def evaluate(
-    checkpoints: Sequence[str | Path],
-    *,
-    data: str | Sequence[str] | None = None,
-    ood: Sequence[str] = (),
-    shift: Sequence[str] = (),
-    val: str | None = None,
-    classes: str | Sequence[str] | None = None,
-    template: Sequence[str] = (),
-    ensemble: bool = False,
-    temperature: str | float = 1.0,
-    ood_score: str = "msp",
-    limit: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "float32",
-    batch_size: int | None = None,
-    skip_bad: bool = False,
-    arch: str | None = None,
-    json: str | Path | None = None,
-    predictions: str | Path | None = None,
-    predictions_in: Sequence[str | Path] = (),
-    card: bool = False,
-    asserts: Sequence[str] = (),
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Evaluation:
+@takes(EvaluateArguments)
+def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywords]) -> Evaluation:
     """Evaluate checkpoints (or predictions files) side by side.
 
     Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
-    from hydrasurgeon.measuring import metrics
-    from hydrasurgeon.measuring.predictions import read_predictions, write_predictions
-    from hydrasurgeon.measuring.timing import SideBySide
-
-    assertions = [parse_assertion(text) for text in asserts]
-    labelled = labelled_sets(data, classes)
-    _check(checkpoints, labelled, predictions_in, ensemble, one_model=predictions, card=card)
-    inputs = [checkpoints, data, ood, shift, val, classes, template, predictions_in]
-    if json is not None:
-        json = output_file(json, option="--json", force=force, inputs=inputs)
-    if predictions is not None:
-        predictions = output_file(predictions, option="--predictions", force=force, inputs=inputs)
-    fixed = _temperature(temperature, val)
-    if ood_score not in metrics.OOD_SCORES:
-        metrics.ood_score(_nothing(), ood_score)
-    computed = [
-        result(read_predictions(Path(path)), ood_score=ood_score, temperature=_fitted(fixed, None))
-        for path in predictions_in
-    ]
-    results: list[Result] = []
-    opened = [open_checkpoint(checkpoint, arch=arch) for checkpoint in checkpoints]
-    cards = cards_of(opened) if card else []
+    arguments = EvaluateArguments(**keywords)
+    assertions = [parse_assertion(text) for text in arguments.asserts]
+    labelled = labelled_sets(arguments.data, arguments.classes)
+    _check(checkpoints, labelled, arguments)
+    json, predictions = _outputs(checkpoints, arguments)
+    temperature = _temperature(arguments.temperature, arguments.val)
+    computed = _computed(arguments, temperature)
+    opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
+    cards = cards_of(opened) if arguments.card else []
     for checkpoint in opened:
         checkpoint.digests()
     if assertions:
-        names = [_name(opened)] if ensemble else [_name([checkpoint]) for checkpoint in opened]
-        check_paths(assertions, [*(rehearsed(n, labelled, ood, shift) for n in names), *computed])
-    further: list[Further] = []
-    used: dict[str, DataRecord] = {}
-    how = _How(device, dtype, batch_size, skip_bad, progress)
-    timed = SideBySide()
+        jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
+        expected = [rehearsed(_name(job), labelled, arguments.ood, arguments.shift) for job in jobs]
+        check_paths(assertions, [*expected, *computed])
+    measured = _Measured()
     if opened:
-        plain, (first, *others) = opened, labelled
-        opened = first.named(plain, template)
-        check_same_classes(opened)
-        sets = open_sets(opened[0], first.spec, ood, shift, val, limit, seed)
-        further = [open_further(each, plain, template, limit, seed) for each in others]
-        used = uses_of(sets, further, fitted=fixed is None)
-        everyone = range(len(opened))
-        for numbers in [tuple(everyone)] if ensemble else [(i,) for i in everyone]:
-            job = [opened[i] for i in numbers]
-            models = [how.load(checkpoint) for checkpoint in job]
-            found, val_logits = _run(job, models, sets, how, timed)
-            t = _fitted(fixed, val_logits)
-            measured = result(found, ood_score=ood_score, temperature=t)
-            if further:
-                rest = [s.measure(numbers, job, models, how.logits, load=how.load, temperature=t) for s in further]  # fmt: skip
-                measured = over_sets(measured, rest, first=first.name)
-            results.append(measured)
-            if predictions is not None:
-                write_predictions(found, Path(predictions))
-    results = [_with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)]
-    results += computed
+        measured = _measured(opened, labelled, arguments, temperature, predictions)
+    results = [*measured.results, *computed]
     report = Report(
-        settings={
-            "data": data_names(labelled), "ood": [portable_name(o) for o in ood], "shift": [portable_name(s) for s in shift], "val": portable_name(val),
-            "ensemble": ensemble, "temperature": temperature, "ood_score": ood_score, "limit": limit, "seed": seed,
-            "dtype": dtype, "batch_size": batch_size, **(record_of(opened[0].manifest.model) if opened else {}),
-            **class_hashes(further),
-        },
+        settings=_settings(labelled, arguments) | measured.classes,
         results=tuple(results),
         asserts=judged(assertions, results) if assertions else None,
-    )  # fmt: skip
+    )
     if json is not None:
-        write_text(Path(json), report.to_json())
-    written = write_cards(cards, results, used, report.settings) if card else ()
-    return Evaluation(report, tuple(how.skipped), written)
+        write_text(json, report.to_json())
+    written = ()
+    if arguments.card:
+        written = write_cards(cards, results, measured.uses, report.settings)
+    return Evaluation(report, measured.skipped, written)
+
+
+def _check(
+    checkpoints: Sequence[str | Path],
+    labelled: Sequence[LabelledSet],
+    arguments: EvaluateArguments,
+) -> None:
+    """Refuse arguments that do not go together."""
+    ensemble, computed = arguments.ensemble, arguments.predictions_in
+    if not checkpoints and not computed:
+        raise UsageError(
+            "eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F."
+        )
+    if checkpoints and not labelled:
+        raise UsageError("eval: needs data", hint="Give --data D.")
+    one_model = arguments.predictions is not None
+    if one_model and len(labelled) > 1:
+        raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
+    if ensemble and len(checkpoints) < 2:
+        raise UsageError("--ensemble: needs at least two checkpoints")
+    if one_model and checkpoints and len(checkpoints) != 1 and not ensemble:
+        raise UsageError(
+            "--predictions: holds one model's logits",
+            hint="Give one checkpoint, or several with --ensemble.",
+        )
+    if arguments.card and (ensemble or computed):
+        raise UsageError("--card: a model card holds the result of its own checkpoint alone")
+
+
+def _outputs(
+    checkpoints: Sequence[str | Path], arguments: EvaluateArguments
+) -> tuple[Path | None, Path | None]:
+    """Where report and logits go, both this command's to write."""
+    inputs = [
+        checkpoints, arguments.data, arguments.ood, arguments.shift, arguments.val, arguments.classes,
+        arguments.template, arguments.predictions_in,
+    ]  # fmt: skip
+
+    def claimed(out: str | Path | None, option: str) -> Path | None:
+        if out is None:
+            return None
+        return output_file(out, option=option, force=arguments.force, inputs=inputs)
+
+    return claimed(arguments.json, "--json"), claimed(arguments.predictions, "--predictions")
+
+
+def _computed(arguments: EvaluateArguments, temperature: float | None) -> list[Result]:
+    """The results that predictions files amount to."""
+    from hydrasurgeon.measuring import metrics
+    from hydrasurgeon.measuring.predictions import read_predictions
+
+    if arguments.ood_score not in metrics.OOD_SCORES:
+        metrics.ood_score(_nothing(), arguments.ood_score)
+    return [
+        result(
+            read_predictions(Path(path)), ood_score=arguments.ood_score, temperature=_fitted(temperature, None)
+        )
+        for path in arguments.predictions_in
+    ]  # fmt: skip
+
+
+def _measured(
+    plain: Sequence[Checkpoint],
+    labelled: Sequence[LabelledSet],
+    arguments: EvaluateArguments,
+    temperature: float | None,
+    predictions: Path | None,
+) -> _Measured:
+    """Every checkpoint, or all of them as one ensemble, on all data sets."""
+    from hydrasurgeon.measuring.predictions import write_predictions
+    from hydrasurgeon.measuring.timing import SideBySide
+
+    first, *others = labelled
+    opened = first.named(plain, arguments.template)
+    check_same_classes(opened)
+    limit, seed = arguments.limit, arguments.seed
+    sets = open_sets(
+        opened[0], first.spec, arguments.ood, arguments.shift, arguments.val, limit, seed
+    )
+    further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
+    uses = uses_of(sets, further, fitted=temperature is None)
+    how, timed = _How(arguments), SideBySide()
+    results = []
+    everyone = range(len(opened))
+    for numbers in [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]:
+        job = [opened[i] for i in numbers]
+        models = [how.load(checkpoint) for checkpoint in job]
+        predicted, val_logits = _run(job, models, sets, how, timed)
+        t = _fitted(temperature, val_logits)
+        row = result(predicted, ood_score=arguments.ood_score, temperature=t)
+        if further:
+            rest = [s.measure(numbers, job, models, how.logits, load=how.load, temperature=t) for s in further]  # fmt: skip
+            row = over_sets(row, rest, first=first.name)
+        results.append(row)
+        if predictions is not None:
+            write_predictions(predicted, predictions)
+    return _Measured(
+        tuple(_with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)),
+        uses,
+        record_of(opened[0].manifest.model) | class_hashes(further),
+        tuple(how.skipped),
+    )
+
+
+def _settings(labelled: Sequence[LabelledSet], arguments: EvaluateArguments) -> dict[str, Any]:
+    """What the report says of how it came about."""
+    return {
+        "data": data_names(labelled), "ood": [portable_name(o) for o in arguments.ood],
+        "shift": [portable_name(s) for s in arguments.shift], "val": portable_name(arguments.val),
+        "ensemble": arguments.ensemble, "temperature": arguments.temperature, "ood_score": arguments.ood_score,
+        "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype, "batch_size": arguments.batch_size,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _How:
     """Where and in which pieces models run."""
 
-    device: str
-    dtype: str
-    batch_size: int | None
-    skip_bad: bool
-    progress: Progress | None
+    run: Run
     skipped: list[str] = field(default_factory=list)
     """Samples that could not be read, as they are met."""
 
     def load(self, checkpoint: Checkpoint) -> Any:
         from hydrasurgeon.runtime.classifier import as_classifier
 
-        return as_classifier(checkpoint, device=self.device, dtype=self.dtype, lean=True)
+        return as_classifier(checkpoint, device=self.run.device, dtype=self.run.dtype, lean=True)
 
     def logits(self, models: Sequence[Any], samples: Any) -> Any:
         from hydrasurgeon.runtime.inference import logits_of
 
-        run = Run(batch_size=self.batch_size, skip_bad=self.skip_bad, progress=self.progress)
-        return logits_of(models, samples, run, skipped=self.skipped)
-
-
-def _check(
-    checkpoints: Sequence[str | Path],
-    labelled: Sequence[LabelledSet],
-    predictions_in: Sequence[str | Path],
-    ensemble: bool,
-    *,
-    one_model: str | Path | None,
-    card: bool,
-) -> None:
-    """Refuse arguments that do not go together."""
-    if not checkpoints and not predictions_in:
-        raise UsageError(
-            "eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F."
-        )
-    if checkpoints and not labelled:
-        raise UsageError("eval: needs data", hint="Give --data D.")
-    if one_model is not None and len(labelled) > 1:
-        raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
-    if ensemble and len(checkpoints) < 2:
-        raise UsageError("--ensemble: needs at least two checkpoints")
-    if one_model is not None and checkpoints and len(checkpoints) != 1 and not ensemble:
-        raise UsageError(
-            "--predictions: holds one model's logits",
-            hint="Give one checkpoint, or several with --ensemble.",
-        )
-    if card and (ensemble or predictions_in):
-        raise UsageError("--card: a model card holds the result of its own checkpoint alone")
+        return logits_of(models, samples, self.run, skipped=self.skipped)
 
 
 def _fitted(fixed: float | None, val: Any) -> float:
@@ -227,18 +313,18 @@ def _nothing() -> Any:
     return torch.zeros(1, 1, 2)
 
 
-def _temperature(given: str | float, val: str | None) -> float | None:
+def _temperature(wanted: str | float, val: str | None) -> float | None:
     """A number, or None where it is to be fitted on the validation set."""
-    if given == "fit":
+    if wanted == "fit":
         if val is None:
             raise UsageError("--temperature fit: needs a validation set", hint="Give --val D.")
         return None
     try:
-        value = float(given)
+        value = float(wanted)
     except ValueError as error:
-        raise UsageError(f"--temperature {given}: neither a number nor fit") from error
+        raise UsageError(f"--temperature {wanted}: neither a number nor fit") from error
     if not 1e-3 <= value <= 1e3:
-        raise UsageError(f"--temperature {given}: must lie between 0.001 and 1000")
+        raise UsageError(f"--temperature {wanted}: must lie between 0.001 and 1000")
     return value
 
 
@@ -255,7 +341,7 @@ def _run(
     from hydrasurgeon.data import Batches, moved
     from hydrasurgeon.measuring.cost import cost_of
     from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
-    from hydrasurgeon.measuring.timing import Sequence as InTurn
+    from hydrasurgeon.measuring.timing import InTurn
 
     def logits(samples: Any) -> Any:
         return how.logits(models, samples)
@@ -264,20 +350,19 @@ def _run(
     foreign = tuple(OodSet(name, group, logits(samples)[0]) for name, group, samples in sets.ood)
     shifted = []
     for name, severity, samples in sets.shift:
-        found, truth = logits(samples)
-        shifted.append(ShiftSet(name, severity, found, truth))
+        shifted.append(ShiftSet(name, severity, *logits(samples)))
 
     def first(count: int) -> Any:
         few = Batches(
-            sets.id, models[0].transform, batch_size=count, workers=0, skip_bad=how.skip_bad
+            sets.id, models[0].transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad
         )
         weight = next(models[0].parameters())
         return moved(next(iter(few)).inputs, weight.device, weight.dtype)
 
     together = models[0] if len(models) == 1 else InTurn(list(models))
-    timed.add(together, first(min(how.batch_size or TIMED, TIMED)))
+    timed.add(together, first(min(how.run.batch_size or TIMED, TIMED)))
     single = job[0]
-    found = Predictions(
+    predictions = Predictions(
         name=_name(job),
         kind="ensemble" if len(job) > 1 else single.manifest.kind,
         logits=predicted,
@@ -286,4 +371,4 @@ def _run(
         shift=tuple(shifted),
         cost=cost_of(models, first(1)),  # a text without the padding that others bring
     )
-    return found, logits(sets.val) if sets.val is not None else None
+    return predictions, logits(sets.val) if sets.val is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
@@ -12,6 +12,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import Disagreement, UsageError
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import weights_sha256
+from hydrasurgeon.run import Run, RunKeywords, takes
 
 __all__ = ["Verification", "verify"]
 
@@ -46,46 +47,67 @@ class Verification:
         }
 
 
-def verify(
-    checkpoint: str | Path,
-    *,
-    parents: str | Path | None = None,
-    data: str | None = None,
-    signature: str | Path | None = None,
-    public_key: str | Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "float64",
-    batch_size: int | None = None,
-    arch: str | None = None,
-) -> Verification:
+class VerifyKeywords(RunKeywords, total=False):
+    """The keywords of `VerifyArguments`."""
+
+    parents: str | Path | None
+    data: str | None
+    signature: str | Path | None
+    public_key: str | Path | None
+    arch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyArguments(Run):
+    """What `verify` is to do."""
+
+    parents: str | Path | None = None
+    """A folder with what the checkpoint was made from."""
+    data: str | None = None
+    """What outputs are compared on, instead of random inputs."""
+    signature: str | Path | None = None
+    """A signature to check, made by `sign`."""
+    public_key: str | Path | None = None
+    """The signer's key, PEM."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+    dtype: str = "float64"
+    """float64 or float32: what outputs are compared in."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float64", "float32"):
+            raise UsageError(f"--dtype {self.dtype}: outputs are compared in float64 or float32")
+        if self.data is not None and self.parents is None:
+            raise UsageError(
+                "--data: nothing runs without --parents", hint="Give --parents DIR too."
+            )
+        if self.public_key is not None and self.signature is None:
+            raise UsageError("--public-key: of which signature?", hint="Give --signature SIG.")
+
+
+@takes(VerifyArguments)
+def verify(checkpoint: str | Path, **keywords: Unpack[VerifyKeywords]) -> Verification:
     """Check a checkpoint against itself; with `parents` against what it was made from too."""
-    if dtype not in ("float64", "float32"):
-        raise UsageError(f"--dtype {dtype}: outputs are compared in float64 or float32")
-    if data is not None and parents is None:
-        raise UsageError("--data: nothing runs without --parents", hint="Give --parents DIR too.")
-    if public_key is not None and signature is None:
-        raise UsageError("--public-key: of which signature?", hint="Give --signature SIG.")
-    at_hand = None if parents is None else AtHand(parents)
+    arguments = VerifyArguments(**keywords)
+    at_hand = None if arguments.parents is None else AtHand(arguments.parents)
     try:
-        opened = open_checkpoint(checkpoint, arch=arch)
+        opened = open_checkpoint(checkpoint, arch=arguments.arch)
     except Disagreement as error:  # every other command refuses it; here it is what was asked
         return Verification(
             Path(checkpoint), None, None, (Check("manifest", False, error.message),)
         )
     signed: list[Check] = []
-    if signature is not None:
+    if arguments.signature is not None:
         from hydrasurgeon.stages.sign import check_signature
 
-        signed = [check_signature(opened, signature, public_key)]
+        signed = [check_signature(opened, arguments.signature, arguments.public_key)]
     contents = read_through(opened)
     checks = [*signed, *checks_alone(opened, contents)]
     if at_hand is not None:
         from hydrasurgeon.runtime.difference import Inputs
         from hydrasurgeon.stages.ancestry import ancestry
 
-        inputs = Inputs(data, limit, seed, device, dtype, batch_size)
+        inputs = Inputs(arguments.data, arguments)
         checks += ancestry(Found(opened, contents.digests), at_hand, inputs)
     return Verification(
         opened.path, opened.manifest, weights_sha256(opened.tensors, contents.digests), tuple(checks), opened.note

@@ -14,7 +14,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError, MissingDependency, OutputError, UsageError
 from hydrasurgeon.measuring import timing
-from hydrasurgeon.measuring.timing import Sequence, SideBySide, interleaved, peak_bytes
+from hydrasurgeon.measuring.timing import InTurn, SideBySide, interleaved, peak_bytes
 
 MAKE = Callable[..., Path]
 
@@ -71,7 +71,7 @@ def test_peak_memory_is_weights_and_activations() -> None:
         weights + hidden + out, rel=0.05
     )
     # One after another: all weights, but only one model's activations at a time.
-    twice = peak_bytes(Sequence([model, Chain()]), torch.randn(128, 64))
+    twice = peak_bytes(InTurn([model, Chain()]), torch.randn(128, 64))
     assert twice == pytest.approx(2 * weights + hidden + 2 * out, rel=0.05)
 
 
