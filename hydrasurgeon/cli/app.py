@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hydrasurgeon.cli import making, measuring, options, trusting
+from hydrasurgeon.cli import making, measuring, options, shared, trusting
 from hydrasurgeon.errors import HydraError, UsageError
 
 __all__ = ["app", "main", "run"]
@@ -41,7 +41,7 @@ for name, command in (
     ("export", measuring.export),
     ("schema", measuring.schema),
 ):
-    app.command(name)(command)
+    app.command(name)(shared.expanded(command))
 
 
 @app.command()

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from hydrasurgeon.cli import options
+from hydrasurgeon.cli import options, shared
 
 __all__ = ["finetune", "fuse", "prune", "score"]
 
 
 def score(
     checkpoint: options.Checkpoint,
+    *,
     method: options.Method = "taylor",
     data: options.Data = None,
     objective: options.Objective = None,
@@ -30,8 +31,7 @@ def score(
     layers: options.Layers = None,
     search: options.Search = None,
     tower: options.Tower = None,
-    classes: options.Classes = None,
-    template: options.Template = None,
+    class_names: shared.ClassNameOptions,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -40,12 +40,7 @@ def score(
     ] = None,
     out: options.Out = None,
     arch: options.Arch = None,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "float32",
-    batch_size: options.Batch = "auto",
-    skip_bad: options.SkipBad = False,
+    run: shared.RunOptions,
     force: options.Force = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -58,18 +53,18 @@ def score(
     from hydrasurgeon import render
     from hydrasurgeon.stages.score import score as stage
 
-    with render.progress(quiet) as tick:
-        found = stage(
-            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search, keep=options.keep_count(keep),
-            remove=remove, layers=layers, tower=tower, classes=classes, template=template or [], plot=plot, out=out, arch=arch,
-            limit=limit, seed=seed, device=device, dtype=dtype, batch_size=options.batch(batch_size), skip_bad=skip_bad, force=force,
-            progress=tick,
+    with shared.progress(run, quiet=quiet) as shown:
+        scored = stage(
+            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search,
+            keep=options.keep_count(keep), remove=remove, layers=layers, tower=tower, plot=plot, out=out,
+            arch=arch, force=force, **class_names, **shown,
         )  # fmt: skip
-    render.scored(found, json=json, quiet=quiet)
+    render.scored(scored, json=json, quiet=quiet)
 
 
 def prune(
     checkpoint: options.Checkpoint,
+    *,
     method: Annotated[
         str | None,
         typer.Option(
@@ -102,8 +97,7 @@ def prune(
     ] = None,
     layers: options.Layers = None,
     tower: options.Tower = None,
-    classes: options.Classes = None,
-    template: options.Template = None,
+    class_names: shared.ClassNameOptions,
     data: options.Data = None,
     ood: options.Foreign = None,
     search: options.Search = None,
@@ -117,16 +111,8 @@ def prune(
     ] = "none",
     out: options.Out = None,
     arch: options.Arch = None,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "float32",
-    batch_size: options.Batch = "auto",
-    skip_bad: options.SkipBad = False,
-    force: options.Force = False,
-    max_shard_size: options.ShardSize = None,
-    push_to_hub: options.PushToHub = None,
-    private: options.Private = False,
+    run: shared.RunOptions,
+    output: shared.OutputOptions,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -137,19 +123,18 @@ def prune(
     from hydrasurgeon import render
     from hydrasurgeon.stages.prune import prune as stage
 
-    with render.progress(quiet) as tick:
+    with shared.progress(run, quiet=quiet) as shown:
         pruned = stage(
-            checkpoint, method=method, objective=objective, ood=ood or [], search=search, keep=options.keep_count(keep), remove=remove,
-            sample=sample, mask=mask, layers=layers, tower=tower, classes=classes, template=template or [], data=data,
-            compensate=compensate, out=out, arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
-            batch_size=options.batch(batch_size),
-            skip_bad=skip_bad, force=force, max_shard_size=max_shard_size, push_to_hub=push_to_hub, private=private, progress=tick,
+            checkpoint, method=method, objective=objective, ood=ood or [], search=search,
+            keep=options.keep_count(keep), remove=remove, sample=sample, mask=mask, layers=layers, tower=tower,
+            data=data, compensate=compensate, out=out, arch=arch, **class_names, **output, **shown,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
 
 
 def finetune(
     checkpoint: options.Checkpoint,
+    *,
     data: Annotated[
         str,
         typer.Option(
@@ -183,17 +168,9 @@ def finetune(
             help="mlp, attention, embedding, classifier; frozen MLPs make fusing exact.",
         ),
     ] = None,
-    classes: options.Classes = None,
-    template: options.Template = None,
+    class_names: shared.ClassNameOptions,
     arch: options.Arch = None,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "float32",
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", metavar="N", help="Instead of the recipe's.")
-    ] = None,
-    skip_bad: options.SkipBad = False,
+    run: shared.TuningOptions,
     save_every: Annotated[
         int | None,
         typer.Option(
@@ -205,10 +182,7 @@ def finetune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")
     ] = False,
-    force: options.Force = False,
-    max_shard_size: options.ShardSize = None,
-    push_to_hub: options.PushToHub = None,
-    private: options.Private = False,
+    output: shared.OutputOptions,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -219,11 +193,10 @@ def finetune(
     from hydrasurgeon import render
     from hydrasurgeon.stages.finetune import finetune as stage
 
-    with render.progress(quiet) as tick:
+    with shared.progress(run, quiet=quiet) as shown:
         tuned = stage(
-            checkpoint, data=data, out=out, val=val, recipe=recipe, set=options.pairs(set_ or []), freeze=freeze, classes=classes, template=template or [], arch=arch,
-            limit=limit, seed=seed, device=device, dtype=dtype, batch_size=batch_size, skip_bad=skip_bad,
-            save_every=save_every, resume=resume, force=force, max_shard_size=max_shard_size, push_to_hub=push_to_hub, private=private, progress=tick,
+            checkpoint, data=data, out=out, val=val, recipe=recipe, set=options.pairs(set_ or []), freeze=freeze,
+            arch=arch, save_every=save_every, resume=resume, **class_names, **output, **shown,
         )  # fmt: skip
     render.finetuned(tuned, json=json, quiet=quiet)
 
@@ -232,6 +205,7 @@ def fuse(
     members: Annotated[
         list[str], typer.Argument(metavar="M1 M2 ...", help="Members of one backbone, two or more.")
     ],
+    *,
     out: options.RequiredOut,
     mlp: Annotated[
         str, typer.Option("--mlp", help="average (the paper's) or separate (exact).")
@@ -240,8 +214,7 @@ def fuse(
         str | None,
         typer.Option("--check", metavar="D", help="Compare with the members on this data."),
     ] = None,
-    classes: options.Classes = None,
-    template: options.Template = None,
+    class_names: shared.ClassNameOptions,
     tolerance: Annotated[
         float,
         typer.Option(
@@ -249,15 +222,8 @@ def fuse(
             help="Largest mean difference of a class probability that --check accepts.",
         ),
     ] = 0.02,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "float32",
-    batch_size: options.Batch = "auto",
-    force: options.Force = False,
-    max_shard_size: options.ShardSize = None,
-    push_to_hub: options.PushToHub = None,
-    private: options.Private = False,
+    run: shared.CheckOptions,
+    output: shared.OutputOptions,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -265,9 +231,8 @@ def fuse(
     from hydrasurgeon import render
     from hydrasurgeon.stages.fuse import fuse as stage
 
-    with render.progress(quiet) as tick:
+    with shared.progress(run, quiet=quiet) as shown:
         fused = stage(
-            members, out=out, mlp=mlp, check=check, classes=classes, template=template or [], tolerance=tolerance, limit=limit, seed=seed, device=device,
-            dtype=dtype, batch_size=options.batch(batch_size), force=force, max_shard_size=max_shard_size, push_to_hub=push_to_hub, private=private, progress=tick,
+            members, out=out, mlp=mlp, check=check, tolerance=tolerance, **class_names, **output, **shown
         )  # fmt: skip
     render.fused(fused, json=json, quiet=quiet)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hydrasurgeon.cli import options
+from hydrasurgeon.cli import options, shared
 
 __all__ = ["bench", "compare", "evaluate", "export", "inspect", "schema"]
 
@@ -16,6 +16,7 @@ def evaluate(
     checkpoints: Annotated[
         list[str] | None, typer.Argument(metavar="CKPT...", help="Checkpoints to compare.")
     ] = None,
+    *,
     data: options.DataSets = None,
     ood: Annotated[
         list[str] | None,
@@ -80,12 +81,7 @@ def evaluate(
         ),
     ] = None,
     arch: options.Arch = None,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "float32",
-    batch_size: options.Batch = "auto",
-    skip_bad: options.SkipBad = False,
+    run: shared.RunOptions,
     force: options.Force = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -97,12 +93,12 @@ def evaluate(
     from hydrasurgeon.measuring.asserts import require
     from hydrasurgeon.stages.evaluate import evaluate as stage
 
-    with render.progress(quiet) as tick:
+    with shared.progress(run, quiet=quiet) as shown:
         evaluation = stage(
-            checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes, template=template or [], ensemble=ensemble,
-            temperature=temperature, ood_score=ood_score, json=None if json == "-" else json, predictions=predictions,
-            predictions_in=predictions_in or [], card=card, asserts=asserts or [], arch=arch, limit=limit, seed=seed, device=device, dtype=dtype,
-            batch_size=options.batch(batch_size), skip_bad=skip_bad, force=force, progress=tick,
+            checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes,
+            template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score,
+            json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
+            card=card, asserts=asserts or [], arch=arch, force=force, **shown,
         )  # fmt: skip
     render.evaluated(evaluation, json=json == "-", quiet=quiet)
     require(evaluation.report.asserts or ())
@@ -147,11 +143,11 @@ def bench(
     from hydrasurgeon.stages.bench import bench as stage
 
     with render.progress(quiet) as tick:
-        found = stage(
+        benched = stage(
             checkpoints, vs=vs or [], backbone=backbone, batch=batch, dtype=dtype, compile=compile_, runs=runs,
             plot=plot, force=force, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
         )  # fmt: skip
-    render.benched(found, json=json == "-", quiet=quiet)
+    render.benched(benched, json=json == "-", quiet=quiet)
 
 
 def inspect(
@@ -183,6 +179,7 @@ def compare(
 
 def export(
     checkpoint: options.Checkpoint,
+    *,
     format: Annotated[str, typer.Option("--format", help="onnx.")] = "onnx",
     out: Annotated[
         str | None,
@@ -190,8 +187,7 @@ def export(
             "-o", "--out", metavar="OUT", help="The .onnx file; else CKPT.onnx beside it."
         ),
     ] = None,
-    classes: options.Classes = None,
-    template: options.Template = None,
+    class_names: shared.ClassNameOptions,
     arch: options.Arch = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
@@ -201,10 +197,8 @@ def export(
     from hydrasurgeon import render
     from hydrasurgeon.stages.export import export as stage
 
-    made = stage(
-        checkpoint, format=format, out=out, classes=classes, template=template or [], arch=arch, force=force,
-    )  # fmt: skip
-    render.exported(made, json=json, quiet=quiet)
+    exported = stage(checkpoint, format=format, out=out, arch=arch, force=force, **class_names)
+    render.exported(exported, json=json, quiet=quiet)
 
 
 def schema() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hydrasurgeon.cli import options
+from hydrasurgeon.cli import options, shared
 from hydrasurgeon.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = ["bom", "replay", "sign", "verify"]
 
 def verify(
     checkpoint: options.Checkpoint,
+    *,
     parents: Annotated[
         Path | None,
         typer.Option(
@@ -44,13 +45,7 @@ def verify(
         typer.Option("--public-key", metavar="F", help="With --signature: the signer's key, PEM."),
     ] = None,
     arch: options.Arch = None,
-    limit: options.Limit = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="float64 or float32: what outputs are compared in.")
-    ] = "float64",
-    batch_size: options.Batch = "auto",
+    run: shared.ProofOptions,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -63,8 +58,7 @@ def verify(
     from hydrasurgeon.stages.verify import verify as stage
 
     result = stage(
-        checkpoint, parents=parents, data=data, signature=signature, public_key=public_key, limit=limit, seed=seed,
-        device=device, dtype=dtype, batch_size=options.batch(batch_size), arch=arch,
+        checkpoint, parents=parents, data=data, signature=signature, public_key=public_key, arch=arch, **run
     )  # fmt: skip
     render.verified(result, json=json, quiet=quiet)
     _must_hold(str(result.path), result.checks)

@@ -146,13 +146,13 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         measured = _measured(opened, labelled, arguments, temperature, predictions)
     results = [*measured.results, *computed]
     report = Report(
-        settings=_settings(labelled, arguments) | measured.classes,
+        settings={**_settings(labelled, arguments), **measured.classes},
         results=tuple(results),
         asserts=judged(assertions, results) if assertions else None,
     )
     if json is not None:
         write_text(json, report.to_json())
-    written = ()
+    written: tuple[Path, ...] = ()
     if arguments.card:
         written = write_cards(cards, results, measured.uses, report.settings)
     return Evaluation(report, measured.skipped, written)

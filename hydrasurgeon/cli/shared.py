@@ -1,0 +1,155 @@
+"""What several commands share, declared once: a command takes it as one mapping, on the command line it is options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from hydrasurgeon.cli import options
+from hydrasurgeon.run import RunKeywords
+
+if TYPE_CHECKING:
+    from hydrasurgeon.checkpoints.class_names import ClassNamesKeywords
+    from hydrasurgeon.sharing.output import OutputKeywords
+else:  # `--help` needs their names, not the modules they come from
+    ClassNamesKeywords = OutputKeywords = dict
+
+__all__ = [
+    "CheckOptions",
+    "ClassNameOptions",
+    "OutputOptions",
+    "ProofOptions",
+    "RunOptions",
+    "TuningOptions",
+    "expanded",
+    "progress",
+]
+
+
+def run_options(
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+    skip_bad: options.SkipBad = False,
+) -> RunKeywords:
+    """How a model runs over samples."""
+    return {
+        "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": options.batch(batch_size),
+        "skip_bad": skip_bad,
+    }  # fmt: skip
+
+
+def tuning_options(
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", metavar="N", help="Instead of the recipe's.")
+    ] = None,
+    skip_bad: options.SkipBad = False,
+) -> RunKeywords:
+    """The same for training, whose recipe says how large a batch is."""
+    return {
+        "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": batch_size,
+        "skip_bad": skip_bad,
+    }  # fmt: skip
+
+
+def check_options(
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    batch_size: options.Batch = "auto",
+) -> RunKeywords:
+    """The same for a comparison, which leaves nothing out."""
+    return run_options(limit, seed, device, dtype, batch_size)
+
+
+def proof_options(
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="float64 or float32: what outputs are compared in.")
+    ] = "float64",
+    batch_size: options.Batch = "auto",
+) -> RunKeywords:
+    """The same for a proof, in the precision that it needs."""
+    return run_options(limit, seed, device, dtype, batch_size)
+
+
+def class_name_options(
+    classes: options.Classes = None, template: options.Template = None
+) -> ClassNamesKeywords:
+    """What a zero-shot model is told of the classes."""
+    return {"classes": classes, "template": template or []}
+
+
+def output_options(
+    force: options.Force = False,
+    max_shard_size: options.ShardSize = None,
+    push_to_hub: options.PushToHub = None,
+    private: options.Private = False,
+) -> OutputKeywords:
+    """How a checkpoint is written."""
+    return {
+        "force": force, "max_shard_size": max_shard_size, "push_to_hub": push_to_hub, "private": private,
+    }  # fmt: skip
+
+
+RunOptions = Annotated[RunKeywords, run_options]
+TuningOptions = Annotated[RunKeywords, tuning_options]
+CheckOptions = Annotated[RunKeywords, check_options]
+ProofOptions = Annotated[RunKeywords, proof_options]
+ClassNameOptions = Annotated[ClassNamesKeywords, class_name_options]
+OutputOptions = Annotated[OutputKeywords, output_options]
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for Typer: where it takes shared options as one mapping, they stand one by one, as their function declares them."""
+    parameters: list[inspect.Parameter] = []
+    shared: dict[str, Callable[..., object]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        made_by = _made_by(parameter.annotation)
+        if made_by is not None:
+            shared[parameter.name] = made_by
+        declared = [parameter] if made_by is None else _parameters(made_by)
+        parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in declared]
+
+    def expanded_command(**options: Any) -> None:
+        for name, made_by in shared.items():
+            options[name] = made_by(**{p.name: options.pop(p.name) for p in _parameters(made_by)})
+        command(**options)
+
+    expanded_command.__name__, expanded_command.__doc__ = command.__name__, command.__doc__
+    expanded_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded_command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return expanded_command
+
+
+def _made_by(annotation: Any) -> Callable[..., object] | None:
+    """The function that makes one mapping of shared options."""
+    return next(
+        (made_by for made_by in get_args(annotation)[1:] if inspect.isfunction(made_by)), None
+    )
+
+
+def _parameters(made_by: Callable[..., object]) -> list[inspect.Parameter]:
+    return list(inspect.signature(made_by, eval_str=True).parameters.values())
+
+
+@contextmanager
+def progress(run: RunKeywords, *, quiet: bool) -> Iterator[RunKeywords]:
+    """A run that shows how far it is, unless it is to be quiet."""
+    from hydrasurgeon import render
+
+    with render.progress(quiet) as tick:
+        yield {**run, "progress": tick}
