@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,12 @@ def test_features_give_the_logits(family: Family, tmp_path: Path) -> None:
 
 
 def test_a_clip_without_classes_has_no_classifier(tmp_path: Path) -> None:
-    from hydrasurgeon.checkpoints.reading import rewritten, with_manifest
+    from hydrasurgeon.checkpoints.reading import rewritten
 
     FAMILIES["OpenCLIP"].write(tmp_path / "source")
     opened = open_checkpoint(tmp_path / "source")
     bare = opened.manifest.model.model_copy(update={"num_classes": 0, "labels": None})
-    unnamed = with_manifest(opened, rewritten(opened.manifest, model=bare.model_dump()))
+    unnamed = replace(opened, manifest=rewritten(opened.manifest, model=bare.model_dump()))
     model = as_classifier(unnamed, device="cpu")
     with pytest.raises(SurgeryError, match="answers with features"), reading(model):
         pass
