@@ -41,7 +41,7 @@ from hydrasurgeon.criteria.circuits.objective import Objective, Predictions
 from hydrasurgeon.criteria.circuits.packed import pack, unpack
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
 from hydrasurgeon.data import Batches, fit_classes, open_data
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.classifier import live_module
 
@@ -58,7 +58,7 @@ def problem(
     path, data, ood = spec.split(",")
     checkpoint = open_checkpoint(path)
     model = checkpoint.manifest.model
-    family, module = backend(model.family), live_module(checkpoint).to(dtype)
+    family, module = family_of(model), live_module(checkpoint).to(dtype)
     transform = family.transform(model, files=checkpoint.files)
     inside = fit_classes(
         open_data(data, limit=samples), num_classes=model.num_classes, labels=model.labels

@@ -23,7 +23,7 @@ from torch import nn
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_of
 from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.measuring.cost import launches, macs, parameters
 from hydrasurgeon.measuring.timing import InTurn, interleaved, machine, peak_bytes
@@ -65,16 +65,14 @@ def members(backbone: Path, *, first: int, tuned: bool, folder: Path) -> list[Pa
 def perturb(path: Path, *, first: int, seed: int) -> None:
     """Add noise to what finetuning with a frozen trunk would change."""
     opened = open_checkpoint(path)
-    family = backend(opened.manifest.model.family)
     generator = torch.Generator().manual_seed(seed)
 
     def planned(name: str) -> Planned:
         info = opened.tensors[name]
         raw = opened.tensors.read(name)
-        place = family.layer_of(name)
-        frozen = first > 0 and (
-            place[1] < first if place else family.embedding_of(name) is not None
-        )
+        weight = opened.weights[name]
+        before = weight.part == "embedding" if weight.layer is None else weight.layer < first
+        frozen = first > 0 and before
         if not frozen:
             tensor = to_tensor(raw, info.dtype)
             noise = 1e-3 * torch.randn(tensor.shape, generator=generator)
@@ -126,7 +124,7 @@ class Packed(nn.Module):
         super().__init__()
         model = single.manifest.model
         ((_, size),) = single.manifest.towers.items()
-        anatomy = backend(model.family).anatomy(single.module)
+        anatomy = family_of(model).anatomy(single.module)
         self.embed = [anatomy.embed]
         self.kept = nn.ParameterList(
             p for part in anatomy.embed_parts for p in ([part] if isinstance(part, nn.Parameter) else part.parameters())
@@ -203,7 +201,7 @@ def measure(
             single = models["single"]
             assert isinstance(single, Classifier)
             told = single.manifest.model
-            example = partial(backend(told.family).example, told, device=where, dtype=precision)
+            example = partial(family_of(told).example, told, device=where, dtype=precision)
             if not sizes:
                 one = example(1)
                 # A vmapped call hides its operations from the counters.

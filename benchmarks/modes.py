@@ -18,7 +18,7 @@ import torch
 from fused import RESULTS, members, random_backbone
 
 import hydrasurgeon as hs
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.timing import interleaved, machine
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import FULL, Hydra, Mode
@@ -55,7 +55,7 @@ def measure(
             for batch in batches:
                 if batch * TOKENS * width > LARGEST:
                     continue
-                inputs = backend(told.family).example(told, batch, device=device, dtype=precision)
+                inputs = family_of(told).example(told, batch, device=device, dtype=precision)
                 seconds = interleaved(models, inputs, runs=runs)
                 rows.append(
                     {

@@ -14,21 +14,20 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HeadTensor", "head_mask", "masked", "sliced_shape", "take_heads"]
+__all__ = ["HeadAxis", "head_mask", "masked", "sliced_shape", "take_heads"]
 
 Array = TypeVar("Array", bound=Any)
 
 
 @dataclass(frozen=True)
-class HeadTensor:
+class HeadAxis:
     """Where one tensor of an attention site keeps its heads."""
 
-    name: str
     axis: int
     blocks: int = 1
 
 
-def take_heads(array: Array, at: Sequence[int], *, spec: HeadTensor, head_dim: int) -> Array:
+def take_heads(array: Array, at: Sequence[int], *, spec: HeadAxis, head_dim: int) -> Array:
     """The heads at positions `at`, in that order; every other axis untouched."""
     shape = tuple(array.shape)
     lead, tail = shape[: spec.axis], shape[spec.axis + 1 :]
@@ -39,14 +38,14 @@ def take_heads(array: Array, at: Sequence[int], *, spec: HeadTensor, head_dim: i
 
 
 def sliced_shape(
-    shape: Sequence[int], heads: int, *, spec: HeadTensor, head_dim: int
+    shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int
 ) -> tuple[int, ...]:
     """The shape that `take_heads` gives for `heads` heads."""
     return (*shape[: spec.axis], spec.blocks * heads * head_dim, *shape[spec.axis + 1 :])
 
 
 def head_mask(
-    length: int, at: Sequence[int], *, spec: HeadTensor, head_dim: int
+    length: int, at: Sequence[int], *, spec: HeadAxis, head_dim: int
 ) -> NDArray[np.bool_]:
     """Which of the `length` rows (or columns) along the heads' axis belong to the heads at positions `at`."""
     import numpy as np
@@ -56,7 +55,7 @@ def head_mask(
     return mask.reshape(-1)
 
 
-def masked(rows: Array, mask: NDArray[np.bool_], start: int, *, spec: HeadTensor) -> Array:
+def masked(rows: Array, mask: NDArray[np.bool_], start: int, *, spec: HeadAxis) -> Array:
     """What `head_mask` leaves of a tensor's rows from `start` on."""
     kept: Array = rows[mask[start : start + len(rows)]] if spec.axis == 0 else rows[:, mask]
     return kept

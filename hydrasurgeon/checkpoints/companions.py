@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.folder import entries
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families.base import Family
 from hydrasurgeon.files.foreign import parse_json, read_text
 from hydrasurgeon.files.header import MAX_HEADER
 
@@ -21,18 +21,18 @@ __all__ = ["check_names", "companions_beside", "companions_inside"]
 MAX_TEXT = 64 << 20
 
 
-def check_names(names: Iterable[str], *, family: str, where: str) -> None:
+def check_names(names: Iterable[str], *, family: Family, where: str) -> None:
     """Refuse names that are not on the family's list of companions."""
     names = set(names)
-    foreign = sorted(names - set(backend(family).companions(names)))
+    foreign = sorted(names - set(family.companions(names)))
     if foreign:
         raise CheckpointError(
-            f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a {family} model",
+            f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a {family.name} model",
             hint="The file was not written by hydrasurgeon as it is: do not use it.",
         )
 
 
-def companions_inside(text: str, *, family: str, where: str) -> dict[str, str]:
+def companions_inside(text: str, *, family: Family, where: str) -> dict[str, str]:
     """Name → text, out of a header's entry."""
     texts = parse_json(text, where, most=MAX_HEADER)
     if not isinstance(texts, dict) or not all(isinstance(each, str) for each in texts.values()):
@@ -41,9 +41,9 @@ def companions_inside(text: str, *, family: str, where: str) -> dict[str, str]:
     return texts
 
 
-def companions_beside(folder: Path, *, family: str) -> dict[str, str]:
+def companions_beside(folder: Path, *, family: Family) -> dict[str, str]:
     """Name → text, out of the folder that holds the weights."""
-    names = backend(family).companions(set(entries(folder)))
+    names = family.companions(set(entries(folder)))
     return {name: read_text(_its_own(folder / name), most=MAX_TEXT) for name in names}
 
 

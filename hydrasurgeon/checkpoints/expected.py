@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError, Disagreement
-from hydrasurgeon.families import backend
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.families.weights import Weight, head_axes
+from hydrasurgeon.files.manifest import Tower
 from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.slicing import HeadTensor, sliced_shape
+from hydrasurgeon.slicing import sliced_shape
 
-__all__ = ["check_dtypes", "check_single", "expected_shapes", "head_specs"]
+if TYPE_CHECKING:
+    from hydrasurgeon.checkpoints.reading import Checkpoint
+
+__all__ = ["check_dtypes", "check_single", "expected_shapes"]
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 
 
-def head_specs(manifest: Manifest) -> dict[str, tuple[str, int, HeadTensor]]:
-    """Head tensors by name, with the (tower, layer) they belong to."""
-    family = backend(manifest.model.family)
-    return {
-        spec.name: (name, layer, spec)
-        for name, tower in manifest.towers.items()
-        for layer in range(tower.layers)
-        for spec in family.head_tensors(manifest.model, name, layer)
-    }
-
-
-def expected_shapes(manifest: Manifest, kept: Kept) -> dict[str, tuple[int, ...]]:
+def expected_shapes(
+    weights: Mapping[str, Weight], towers: Mapping[str, Tower], kept: Kept
+) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a model with these heads."""
-    family = backend(manifest.model.family)
-    shapes = dict(family.expected(manifest.model, manifest.towers))
-    for name, (tower, layer, spec) in head_specs(manifest).items():
-        head_dim = manifest.towers[tower].head_dim
-        heads = len(kept[tower][layer])
-        shapes[name] = sliced_shape(shapes[name], heads, spec=spec, head_dim=head_dim)
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    for name, (tower, layer, axis) in head_axes(weights.values()).items():
+        heads, head_dim = len(kept[tower][layer]), towers[tower].head_dim
+        shapes[name] = sliced_shape(shapes[name], heads, spec=axis, head_dim=head_dim)
     return shapes
 
 
-def check_single(manifest: Manifest, tensors: Tensors, path: Path, *, recorded: bool) -> None:
+def check_single(checkpoint: Checkpoint) -> None:
     """Every tensor that the architecture needs is there, with the shape that the kept heads give it."""
-    family = backend(manifest.model.family)
+    manifest, tensors, path = checkpoint.manifest, checkpoint.tensors, checkpoint.path
     source = f"{manifest.model.family}:{manifest.model.arch}"
-    shapes = expected_shapes(manifest, manifest.kept or {})
-    wrong = Disagreement if recorded else CheckpointError
+    shapes = expected_shapes(checkpoint.weights, manifest.towers, manifest.kept or {})
+    wrong = Disagreement if checkpoint.recorded else CheckpointError
     for name, shape in shapes.items():
         if name not in tensors:
             raise wrong(
@@ -55,7 +48,7 @@ def check_single(manifest: Manifest, tensors: Tensors, path: Path, *, recorded: 
             raise wrong(
                 f"{path}: tensor {name} has shape {tensors[name].shape}, {source} with these heads needs {shape}"
             )
-    if recorded and family.names(manifest.model, tensors) is None:
+    if checkpoint.recorded and checkpoint.family.names(manifest.model, tensors) is None:
         foreign = next((name for name in tensors if name not in shapes), None)
         if foreign is not None:
             raise wrong(f"{path}: tensor {foreign} is not part of {source}")

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.hub import MAX_CONFIG, SCHEMES
+from hydrasurgeon.checkpoints.hub import MAX_CONFIG
 from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.families import config_files, families, family_of_bare, schemes
+from hydrasurgeon.families.base import WEIGHTS, Bare, Family
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.shards import INDEX, MAX_SHARDS
 from hydrasurgeon.files.tensors import TensorFile
 
 __all__ = [
-    "CLIP_WEIGHTS",
-    "WEIGHTS",
     "Content",
     "config_of",
     "entries",
@@ -24,8 +24,6 @@ __all__ = [
     "read_folder",
 ]
 
-WEIGHTS = "model.safetensors"
-CLIP_WEIGHTS = "open_clip_model.safetensors"
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 # An index names every tensor once: enough for a million.
 MAX_INDEX = 128 << 20
@@ -36,7 +34,7 @@ class Content:
     """The weight files of a checkpoint, and the config beside them with the family whose config it is."""
 
     files: list[TensorFile]
-    family: str | None = None
+    family: Family | None = None
     config: dict[str, Any] | None = None
 
 
@@ -56,7 +54,7 @@ def find(text: str) -> Path:
         raise _not_read(path)
     raise CheckpointError(
         f"{text}: no such checkpoint",
-        hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in SCHEMES)}).",
+        hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in schemes())}).",
     )
 
 
@@ -83,15 +81,15 @@ def entries(folder: Path) -> list[str]:
         raise CheckpointError(f"{folder}: cannot be listed ({error.strerror})") from error
 
 
-def read_folder(folder: Path, *, family: str | None) -> Content:
-    """Config and weights of a directory in timm's, transformers' or OpenCLIP's layout.
+def read_folder(folder: Path, *, family: Family | None) -> Content:
+    """Config and weights of a directory in its family's layout.
 
     Which weights are its own follows from the `family` that its manifest names, else from its config: a
     repository of OpenCLIP's holds transformers' weights of the same model too.
     """
     of_config, config = config_of(folder)
-    is_clip = (family or of_config) == "open_clip"
-    for name in (CLIP_WEIGHTS, WEIGHTS) if is_clip else (WEIGHTS,):
+    decides = family or of_config
+    for name in (WEIGHTS,) if decides is None else decides.weight_files:
         if present(folder / name):
             return Content([TensorFile(folder / name)], of_config, config)
         if present(folder / f"{name}{INDEX}"):
@@ -104,24 +102,26 @@ def read_folder(folder: Path, *, family: str | None) -> Content:
     if pickled is not None and not weights:
         raise _not_read(folder / pickled)
     beside = folder.with_name(f"{folder.name}.safetensors")
+    others = dict.fromkeys(f.weight_files[0] for f in families() if f.weight_files[0] != WEIGHTS)
     raise CheckpointError(
         f"{folder}: {len(weights)} .safetensors files, none of them named {WEIGHTS}"
         if weights
         else f"{folder}: no weights found",
         hint=f"Did you mean {beside}?"
         if present(beside)
-        else f"Looked for {WEIGHTS}, {WEIGHTS}{INDEX} and {CLIP_WEIGHTS} with its config.",
+        else f"Looked for {WEIGHTS}, {WEIGHTS}{INDEX} and {' and '.join(others)} with its config.",
     )
 
 
-def config_of(folder: Path) -> tuple[str | None, dict[str, Any] | None]:
+def config_of(folder: Path) -> tuple[Family | None, dict[str, Any] | None]:
     """The config in a folder, and the family whose it is."""
-    for name, family in (("open_clip_config.json", "open_clip"), ("config.json", "timm")):
+    for name in config_files():
         if present(folder / name):
             config = read_json(folder / name, most=MAX_CONFIG)
             if not isinstance(config, dict):
                 raise CheckpointError(f"{folder / name}: is not a JSON object")
-            return "transformers" if "model_type" in config else family, config
+            bare = Bare({}, str(folder), config=config)
+            return family_of_bare(bare, config_file=name), config
     return None, None
 
 

@@ -1,33 +1,35 @@
-"""Checkpoints by hub id (`timm:`, `hf:`, `open_clip:`), through huggingface_hub and its cache."""
+"""Checkpoints by hub id (`timm:`, `hf:`, …), through huggingface_hub and its cache."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.families import config_files, families, family_of_bare, family_of_scheme
+from hydrasurgeon.families.base import TEXTS, Bare
 from hydrasurgeon.files.foreign import read_json
 
 __all__ = [
     "MAX_CONFIG",
-    "SCHEMES",
-    "SCHEME_OF",
     "fetch",
+    "is_hub_id",
     "network_errors",
     "pinned",
     "refused_token",
 ]
 
-SCHEME_OF = {"timm": "timm", "transformers": "hf", "open_clip": "open_clip"}
-SCHEMES = tuple(SCHEME_OF.values())
-# Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
-CLIP_PATTERNS = ["open_clip_model.safetensors", "open_clip_config.json", "heads.json"]
-TEXTS = ["*.json", "*.txt", "*.model"]
-PATTERNS = ["*.safetensors", *TEXTS]
 # A config with the labels of 22,000 classes has 2 MB.
 MAX_CONFIG = 16 << 20
 # A branch, a tag, a commit or a pull request's ref; it becomes a part of a path in the cache.
 REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+
+
+def is_hub_id(spec: str) -> bool:
+    """Whether a family's scheme stands in front."""
+    scheme, colon, _ = spec.partition(":")
+    return bool(colon) and family_of_scheme(scheme) is not None
 
 
 def pinned(spec: str, path: Path) -> str:
@@ -37,19 +39,9 @@ def pinned(spec: str, path: Path) -> str:
     return f"{spec.partition('@')[0]}@{path.name}"
 
 
-def _repository(scheme: str, name: str) -> str:
-    """The repository behind a name that is the library's own."""
-    if scheme == "timm" and "/" not in name:
-        return (
-            f"timm/{name}"  # where vit_base_patch16_224.augreg2_in21k_ft_in1k and the others live
-        )
-    if scheme == "open_clip":
-        from open_clip.pretrained import get_pretrained_cfg
-
-        model, _, tag = name.partition("/")
-        listed = str(get_pretrained_cfg(model, tag).get("hf_hub") or name)
-        return "/".join(listed.split("/")[:2])  # a file's name may follow
-    return name
+def _examples() -> str:
+    *others, last = dict.fromkeys(f.example_id for f in families() if f.example_id)
+    return f"{', '.join(others)} or {last}"
 
 
 def network_errors() -> tuple[type[Exception], ...]:
@@ -65,28 +57,26 @@ def refused_token(error: Exception) -> bool:
 
 
 def _check(folder: Path, spec: str) -> None:
-    """Refuse a transformers model by its config.json, unless a manifest says that it is one of ours."""
-    from hydrasurgeon.families.hf_encoder.family import check_config
-
-    path = folder / "config.json"
-    if (folder / "heads.json").exists() or not path.exists():
+    """Refuse a model by its config, unless a manifest says that it is one of ours."""
+    if (folder / "heads.json").exists():
         return
-    config = read_json(path, most=MAX_CONFIG)
-    foreign = (folder / "open_clip_config.json").exists()
-    if isinstance(config, dict) and "model_type" in config and not foreign:
-        check_config(config, spec)
+    name = next((name for name in config_files() if (folder / name).exists()), None)
+    config = None if name is None else read_json(folder / name, most=MAX_CONFIG)
+    if isinstance(config, dict):
+        family_of_bare(Bare({}, spec, config=config), config_file=name).check_config(config, spec)
 
 
 def fetch(spec: str) -> Path:
     """Download (or find in the cache) the repository behind a hub id; `@revision` may follow."""
     scheme, _, rest = spec.partition(":")
+    family = family_of_scheme(scheme)
+    assert family is not None  # is_hub_id
     name, _, revision = rest.partition("@")
     if revision and not REVISION.fullmatch(revision):
         raise CheckpointError(
             f"{spec}: {revision!r} is not a revision", hint="Give a branch, a tag or a commit."
         )
-    repo = _repository(scheme, name)
-    patterns = CLIP_PATTERNS if scheme == "open_clip" else PATTERNS
+    repo = family.repository(name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -94,13 +84,13 @@ def fetch(spec: str) -> Path:
         RevisionNotFoundError,
     )
 
-    def download(patterns: list[str]) -> Path:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=patterns))
+    def download(patterns: Sequence[str]) -> Path:
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(patterns)))  # fmt: skip
 
     try:
-        if scheme == "hf":
+        if family.refuses_by_config:
             _check(download(TEXTS), spec)  # before gigabytes of a model that cannot be cut
-        return download(patterns)
+        return download(family.downloads)
     except GatedRepoError as error:
         raise CheckpointError(
             f"{spec}: {repo} is gated", hint="Ask for access, then log in with `hf auth login`."
@@ -115,7 +105,7 @@ def fetch(spec: str) -> Path:
     except ValueError as error:
         raise CheckpointError(
             f"{spec}: {repo!r} is not a repository name",
-            hint="Write timm:vit_base_patch16_224.augreg_in21k, hf:google-bert/bert-base-uncased or open_clip:ViT-B-32/laion2b_s34b_b79k.",
+            hint=f"Write {_examples()}.",
         ) from error
     except network_errors() as error:
         if refused_token(error):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.expected import check_dtypes, expected_shapes, head_specs
+from hydrasurgeon.checkpoints.expected import check_dtypes, expected_shapes
 from hydrasurgeon.errors import Disagreement
-from hydrasurgeon.families import backend
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.families.weights import Weight, head_axes
+from hydrasurgeon.files.manifest import Manifest, Tower
 from hydrasurgeon.files.tensors import (
     THREADS,
     TensorInfo,
@@ -21,7 +21,7 @@ from hydrasurgeon.files.tensors import (
     weights_sha256,
 )
 from hydrasurgeon.heads import Kept, intersect_union, positions
-from hydrasurgeon.slicing import HeadTensor, head_mask, masked, sliced_shape, take_heads
+from hydrasurgeon.slicing import HeadAxis, head_mask, masked, sliced_shape, take_heads
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint
@@ -46,7 +46,7 @@ class Source:
 
     stored: str
     at: tuple[int, ...] | None = None
-    spec: HeadTensor | None = None
+    spec: HeadAxis | None = None
     head_dim: int = 0
 
     def cut(self, array: Raw) -> Raw:
@@ -57,41 +57,41 @@ class Source:
 
 def member_sources(checkpoint: Checkpoint) -> list[dict[str, Source]]:
     """For each member of a hydra, where each of its tensors comes from."""
-    return _sources(checkpoint.manifest, checkpoint.tensors)
-
-
-def _sources(manifest: Manifest, tensors: Collection[str]) -> list[dict[str, Source]]:
+    manifest, tensors = checkpoint.manifest, checkpoint.tensors
     kepts = [member.kept for member in manifest.members or ()]
     _, union = intersect_union(kepts)
-    specs = head_specs(manifest)
+    axes = head_axes(checkpoint.weights.values())
 
     def source(member: int, name: str) -> Source:
         own = PREFIX.format(member, name)
         if own in tensors:
             return Source(own)
-        if name not in specs:
+        if name not in axes:
             return Source(name)
-        tower, layer, spec = specs[name]
+        tower, layer, axis = axes[name]
         heads, row = union[tower][layer], kepts[member][tower][layer]
         if row == heads:
             return Source(name)
         at = tuple(positions(heads, row))
-        return Source(name, at, spec, manifest.towers[tower].head_dim)
+        return Source(name, at, axis, manifest.towers[tower].head_dim)
 
-    full = backend(manifest.model.family).expected(manifest.model, manifest.towers)
-    return [{name: source(member, name) for name in full} for member in range(len(kepts))]
+    return [
+        {name: source(member, name) for name in checkpoint.weights} for member in range(len(kepts))
+    ]
 
 
-def check_hydra(manifest: Manifest, tensors: Tensors, path: Path) -> None:
+def check_hydra(checkpoint: Checkpoint) -> None:
     """The tensors are those of these members, no more and no fewer, and the trunk is really shared."""
+    manifest, tensors, path = checkpoint.manifest, checkpoint.tensors, checkpoint.path
+    weights, towers = checkpoint.weights, manifest.towers
     assert manifest.fusion is not None
     kepts = [member.kept for member in manifest.members or ()]
     _, union = intersect_union(kepts)
-    shared = expected_shapes(manifest, union)
+    shared = expected_shapes(weights, towers, union)
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
     shapes = {name: shape for name, shape in shared.items() if name not in apart}
     for member, kept in enumerate(kepts):
-        own = expected_shapes(manifest, kept)
+        own = expected_shapes(weights, towers, kept)
         shapes |= {PREFIX.format(member, name): own[name] for name in apart}
     for name, shape in shapes.items():
         if name not in tensors:
@@ -104,23 +104,28 @@ def check_hydra(manifest: Manifest, tensors: Tensors, path: Path) -> None:
     if foreign is not None:
         raise Disagreement(f"{path}: tensor {foreign} belongs to none of {len(kepts)} members")
     check_dtypes(tensors, shapes, path)
-    longest = shared_layers(manifest, kepts, apart)
+    longest = shared_layers(weights, towers, kepts, apart)
     if manifest.fusion.trunk > longest:
         raise Disagreement(
             f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share {longest}"
         )
 
 
-def shared_layers(manifest: Manifest, kepts: Sequence[Kept], apart: Collection[str]) -> int:
+def shared_layers(
+    weights: Mapping[str, Weight],
+    towers: Mapping[str, Tower],
+    kepts: Sequence[Kept],
+    apart: Collection[str],
+) -> int:
     """Leading layers whose tensors and kept heads are equal in all members, in the tower that inputs run through.
 
     `apart` are the tensors of which members have one of their own.
     """
-    family = backend(manifest.model.family)
-    tower, size = next(iter(manifest.towers.items()))
-    if any(family.embedding_of(name) == tower for name in apart):
+    tower, size = next(iter(towers.items()))
+    differing = [weights[name] for name in apart if weights[name].tower == tower]
+    if any(weight.part == "embedding" for weight in differing):
         return 0
-    broken = {place[1] for name in apart if (place := family.layer_of(name)) and place[0] == tower}
+    broken = {weight.layer for weight in differing if weight.layer is not None}
     rows = [kept[tower] for kept in kepts]
     broken |= {layer for layer in range(size.layers) if len({row[layer] for row in rows}) > 1}
     return min(broken, default=size.layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,8 @@ from pydantic import ValidationError
 
 from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
 from hydrasurgeon.checkpoints.expected import check_single
-from hydrasurgeon.checkpoints.folder import (
-    CLIP_WEIGHTS,
-    WEIGHTS,
-    Content,
-    config_of,
-    find,
-    present,
-    read_folder,
-)
-from hydrasurgeon.checkpoints.hub import SCHEMES, fetch, pinned
+from hydrasurgeon.checkpoints.folder import Content, config_of, find, present, read_folder
+from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
 from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hydra_digests
 from hydrasurgeon.errors import (
     CheckpointError,
@@ -28,7 +21,9 @@ from hydrasurgeon.errors import (
     SurgeryError,
     UsageError,
 )
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import families, family_of, family_of_bare
+from hydrasurgeon.families.base import Bare, Family
+from hydrasurgeon.families.weights import Weight, by_name
 from hydrasurgeon.files.manifest import (
     FILES_KEY,
     HEADER_KEY,
@@ -36,14 +31,16 @@ from hydrasurgeon.files.manifest import (
     Input,
     Manifest,
     Model,
+    Tower,
     first_mistake,
     parse_manifest,
     read_manifest,
     sidecar,
 )
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
+from hydrasurgeon.heads import Layers
 
-__all__ = ["Checkpoint", "open_checkpoint", "rewritten", "single"]
+__all__ = ["Checkpoint", "all_kept", "open_checkpoint", "rewritten", "single"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,7 @@ class Checkpoint:
     """An opened checkpoint: header and manifest are read and agree, weights are still on disk."""
 
     path: Path
+    family: Family
     tensors: Tensors
     manifest: Manifest
     recorded: bool
@@ -60,6 +58,11 @@ class Checkpoint:
     """Texts that live data needs (a tokenizer's files); they lie beside the weights or in the header."""
     hub_id: str | None = None
     """Where on the hub it comes from, with the commit."""
+
+    @cached_property
+    def weights(self) -> Mapping[str, Weight]:
+        """The family's table for this model, unpruned."""
+        return by_name(self.family.weights(self.manifest.model))
 
     @property
     def name(self) -> str:
@@ -100,12 +103,12 @@ class Checkpoint:
 def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     """Any checkpoint DESIGN section 3 names: a file, a name without suffix, a directory, a hub id."""
     text = str(spec)
-    hub = text.partition(":")[0] in SCHEMES and not present(Path(text))
+    hub = is_hub_id(text) and not present(Path(text))
     path = fetch(text) if hub else find(text)
     is_folder = path.is_dir()
     beside = _manifest_beside(path / "heads.json" if is_folder else sidecar(path))
     if is_folder:
-        content = read_folder(path, family=beside.model.family if beside is not None else None)
+        content = read_folder(path, family=None if beside is None else family_of(beside.model))
     else:
         content = Content([TensorFile(path)], *_config_beside(path))
     tensors = Tensors(content.files)
@@ -120,9 +123,9 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     if hub:
         checkpoint = replace(checkpoint, hub_id=pinned(text, path))
     if checkpoint.manifest.kind == "hydra":
-        check_hydra(checkpoint.manifest, checkpoint.tensors, path)
+        check_hydra(checkpoint)
     else:
-        check_single(checkpoint.manifest, checkpoint.tensors, path, recorded=checkpoint.recorded)
+        check_single(checkpoint)
     return checkpoint
 
 
@@ -140,38 +143,41 @@ def _recorded(
         raise Disagreement(
             f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors"
         )
-    family = backend(model.family)
+    family = family_of(model)
     family.check(model, manifest.towers, str(path))
-    companions = _companions(path, content.files, model.family)
+    companions = _companions(path, content.files, family)
     family.check_files(model, companions, str(path))
     names = family.names(model, tensors) if manifest.kind != "hydra" else None
     if names is not None:
         tensors = Tensors(content.files, names)
-    return Checkpoint(path, tensors, manifest, recorded=True, files=companions)
+    return Checkpoint(path, family, tensors, manifest, recorded=True, files=companions)
 
 
 def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None) -> Checkpoint:
     """A bare checkpoint, recognised by its config, or by the names and shapes of its tensors."""
-    named, _, architecture = (arch or "").partition(":")
-    family = backend(named or content.family or "timm")
-    companions = _companions(path, content.files, family.family)
+    bare = Bare(tensors, str(path), arch=arch or None, config=content.config)
+    of_config = None if bare.asked_family else content.family
+    family = of_config or family_of_bare(bare)
+    companions = _companions(path, content.files, family)
     try:
-        known = family.identify(
-            tensors, arch=architecture or None, config=content.config, files=companions, where=str(path)
-        )  # fmt: skip
-        kept = {
-            name: (tuple(range(tower.heads)),) * tower.layers
-            for name, tower in known.towers.items()
-        }
+        identified = family.identify(replace(bare, files=companions))
+        towers = family.towers(identified.model)
         manifest = Manifest(
-            kind="backbone", model=known.model, towers=known.towers, kept=kept, weights_sha256=UNKNOWN
+            kind="backbone", model=identified.model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
         )  # fmt: skip
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
-    names = family.names(known.model, tensors)
+    names = family.names(identified.model, tensors)
     if names is not None:
         tensors = Tensors(content.files, names)
-    return Checkpoint(path, tensors, manifest, recorded=False, note=known.note, files=companions)
+    return Checkpoint(
+        path, family, tensors, manifest, recorded=False, note=identified.note, files=companions
+    )
+
+
+def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:
+    """All heads of a model that was never pruned."""
+    return {name: (tuple(range(tower.heads)),) * tower.layers for name, tower in towers.items()}
 
 
 def single(checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
@@ -185,23 +191,23 @@ def single(checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
     return manifest.model, dict(manifest.kept)
 
 
-def _config_beside(path: Path) -> tuple[str | None, dict[str, Any] | None]:
+def _config_beside(path: Path) -> tuple[Family | None, dict[str, Any] | None]:
     """The config of the directory a weight file lies in, and its family, for those who name the file itself."""
-    if path.name not in (CLIP_WEIGHTS, WEIGHTS):
+    if all(path.name != family.weight_files[0] for family in families()):
         return None, None
     family, config = config_of(path.parent)
     # A timm model is known by its tensors, and these weights may be another library's than that of the config.
-    fits = family == ("open_clip" if path.name == CLIP_WEIGHTS else "transformers")
+    fits = family is not None and family.needs_config and path.name == family.weight_files[0]
     return (family, config) if fits else (None, None)
 
 
-def _companions(path: Path, files: Sequence[TensorFile], family: str) -> dict[str, str]:
+def _companions(path: Path, files: Sequence[TensorFile], family: Family) -> dict[str, str]:
     """The texts that travel with a checkpoint: from its header, else from its directory."""
     file = files[0]
     if FILES_KEY in file.metadata:
         where = f"{file.path} ({FILES_KEY})"
         return companions_inside(file.metadata[FILES_KEY], family=family, where=where)
-    if path.is_file() and path.name != WEIGHTS:
+    if path.is_file() and path.name not in family.weight_files:
         return {}
     return companions_beside(path if path.is_dir() else path.parent, family=family)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, model_card
 from hydrasurgeon.checkpoints.companions import check_names
-from hydrasurgeon.checkpoints.folder import CLIP_WEIGHTS, WEIGHTS
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
-from hydrasurgeon.families import FAMILIES, backend
+from hydrasurgeon.families import families, family_of
 from hydrasurgeon.files.atomic import (
     SUFFIX,
     fill,
@@ -41,11 +40,16 @@ __all__ = [
 ]
 
 
-WEIGHTS_NAMES = re.compile(
-    r"(open_clip_)?model((-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.json)"
-)
-LAYOUT = {"heads.json", "config.json", "open_clip_config.json", "modeling_hydrasurgeon.py"}
-"""What a directory of ours holds besides weights, model card and companions."""
+# Behind the name of a weight file without its suffix: nothing, the number of a shard, or an index.
+SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.json")
+
+
+def _holds_weights(name: str) -> bool:
+    """Whether a file in a directory is called as the weights in one of ours are, or as a part of them."""
+    stems = {each.removesuffix(SUFFIX) for family in families() for each in family.weight_files}
+    return any(
+        name.startswith(stem) and SHARDED.fullmatch(name.removeprefix(stem)) for stem in stems
+    )
 
 
 def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
@@ -72,7 +76,7 @@ def claim_in_place(path: Path) -> None:
 
 
 def _sweep_within(folder: Path) -> None:
-    for weights in (folder / name for name in os.listdir(folder) if WEIGHTS_NAMES.fullmatch(name)):
+    for weights in (folder / name for name in os.listdir(folder) if _holds_weights(name)):
         sweep(weights, folder / "heads.json")
 
 
@@ -80,10 +84,10 @@ def _foreign(folder: Path) -> list[str]:
     """The names in a folder that do not belong to a checkpoint which we wrote there; all, if none did."""
     _sweep_within(folder)
     names = {entry.name for entry in folder.iterdir()}
-    weights = {name for name in names if WEIGHTS_NAMES.fullmatch(name)}
-    ours = {*weights, *LAYOUT}
-    for family in FAMILIES:
-        ours |= set(backend(family).companions(names))
+    weights = {name for name in names if _holds_weights(name)}
+    ours = {*weights, "heads.json"}
+    for family in families():
+        ours |= {*family.layout, *family.companions(names)}
     if CARD in names and BEGIN in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
         ours.add(CARD)
     return sorted(names - ours if any(_is_ours(folder / name) for name in weights) else names)
@@ -118,7 +122,7 @@ def save(
             fill(beside, final.to_json().encode())
         return final
     with staged(out) as folder:
-        weights = folder / weights_name(manifest(UNKNOWN).model.family)
+        weights = folder / weights_name(manifest(UNKNOWN))
         final = _write(weights, planned, manifest, shard=shard)
         for name, text in texts_beside(final, files).items():
             fill(folder / name, text.encode())
@@ -140,7 +144,7 @@ def _write(
         final.append(manifest(sha256 or UNKNOWN))
         header = {HEADER_KEY: final[-1].to_header()}
         if files:
-            check_names(files, family=final[-1].model.family, where="the companions")
+            check_names(files, family=family_of(final[-1].model), where="the companions")
             header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
         return header
 
@@ -174,9 +178,9 @@ def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
         fill(text, manifest.to_json().encode())
 
 
-def weights_name(family: str) -> str:
+def weights_name(manifest: Manifest) -> str:
     """What the weights are called in a directory."""
-    return CLIP_WEIGHTS if family == "open_clip" else WEIGHTS
+    return family_of(manifest.model).weight_files[0]
 
 
 def shard_size(text: str | None, out: Path) -> int | None:
@@ -192,14 +196,14 @@ def weight_files(out: Path) -> list[Path]:
     """What holds the weights of an output: the output itself, or the files in its directory."""
     if out.suffix == SUFFIX:
         return [out]
-    return sorted(path for path in out.iterdir() if WEIGHTS_NAMES.fullmatch(path.name))
+    return sorted(path for path in out.iterdir() if _holds_weights(path.name))
 
 
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:
     """All that lies beside the weights in the family's own directory layout."""
-    family = backend(manifest.model.family)
+    family = family_of(manifest.model)
     companions = dict(files or {})
-    check_names(companions, family=family.family, where="the companions")
+    check_names(companions, family=family, where="the companions")
     card = model_card(manifest, family.usage(manifest))
     own = {CARD: card, "heads.json": manifest.to_json(), **family.directory(manifest)}
     # On the family's list there is no name of ours but preprocessor_config.json, which the model came with.

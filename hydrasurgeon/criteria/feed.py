@@ -60,7 +60,6 @@ class Feed:
         if data is None:
             raise UsageError(f"--method {method} needs data", hint="Give --data D.")
         from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
-        from hydrasurgeon.families import backend
         from hydrasurgeon.runtime.classifier import live_module
         from hydrasurgeon.runtime.processes import own_device
         from hydrasurgeon.runtime.tensors import device_of, dtype_of
@@ -72,7 +71,7 @@ class Feed:
         target, precision = device_of(own_device(run.device)), dtype_of(run.dtype)
         size = run.batch_size or (256 if target.type == "cuda" else 64)
         module = live_module(checkpoint).to(device=target, dtype=precision)
-        family = backend(model.family)
+        family = checkpoint.family
         transform = family.transform(model, files=checkpoint.files)
         # cahp weighs heads on a quarter of the batches, as the data comes.
         order = (lambda _: None) if method == "cahp" else by_length

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from hydrasurgeon.criteria.base import HeadScores, Subject
-from hydrasurgeon.families import backend
 from hydrasurgeon.files.tensors import as_float
 
 __all__ = ["score"]
@@ -17,18 +16,14 @@ def score(subject: Subject) -> HeadScores:
     found: HeadScores = {}
     for tower in subject.towers:
         for layer, row in enumerate(manifest.kept[tower]):
-            *projections, _ = backend(manifest.model.family).head_tensors(
-                manifest.model, tower, layer
-            )
             parts = []
-            for spec in projections:
-                if not spec.name.endswith("weight") or not row:
+            for weight in checkpoint.weights.values():
+                if (weight.part, weight.tower, weight.layer) != ("attention", tower, layer):
                     continue
-                values = np.abs(
-                    as_float(
-                        checkpoint.tensors.read(spec.name), checkpoint.tensors[spec.name].dtype
-                    )
-                )
-                parts.append(values.reshape(spec.blocks, len(row), -1).mean(axis=-1))
+                if weight.heads is None or len(weight.shape) < 2 or not row:
+                    continue
+                stored = checkpoint.tensors[weight.name]
+                values = np.abs(as_float(checkpoint.tensors.read(weight.name), stored.dtype))
+                parts.append(values.reshape(weight.heads.blocks, len(row), -1).mean(axis=-1))
             found[tower, layer] = np.concatenate(parts).mean(axis=0).tolist() if parts else []
     return found

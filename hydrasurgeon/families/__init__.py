@@ -1,28 +1,110 @@
-"""Model families by name; each is imported when it is first used."""
+"""Model families by name; each is imported when it is first used.
+
+A family from outside takes part after `register(MyFamily())`, which must run before its checkpoints are opened.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.base import Backend
 
-__all__ = ["FAMILIES", "backend"]
+if TYPE_CHECKING:
+    from hydrasurgeon.families.base import Bare, Family
+    from hydrasurgeon.files.manifest import Model
 
+__all__ = [
+    "FAMILIES",
+    "config_files",
+    "families",
+    "family_named",
+    "family_of",
+    "family_of_bare",
+    "family_of_scheme",
+    "register",
+    "schemes",
+]
+
+# Under each name the families that share it, the general one first: the later ones are asked before it.
 FAMILIES = {
-    "timm": "hydrasurgeon.families.timm_vit.family:TimmViT",
-    "transformers": "hydrasurgeon.families.hf_encoder.family:HFEncoder",
-    "open_clip": "hydrasurgeon.families.open_clip.family:OpenCLIP",
+    "timm": ("hydrasurgeon.families.timm_vit.family:TimmViT",),
+    "transformers": ("hydrasurgeon.families.hf_encoder.family:HFEncoder",),
+    "open_clip": ("hydrasurgeon.families.open_clip.family:OpenCLIP",),
 }
+
+_OUTSIDE: dict[str, Family] = {}
+
+
+def register(family: Family) -> None:
+    """Make a family of another package known, under a name of its own."""
+    from hydrasurgeon.files.manifest import FAMILY_NAMES
+
+    if family.name in FAMILIES:
+        raise ValueError(f"a family named {family.name} is part of hydrasurgeon")
+    _OUTSIDE[family.name] = family
+    FAMILY_NAMES.append(family.name)
 
 
 @cache
-def backend(family: str) -> Backend:
-    if family not in FAMILIES:
-        raise CheckpointError(
-            f"model family {family!r} is not supported", hint=f"Supported: {', '.join(FAMILIES)}."
-        )
-    module, name = FAMILIES[family].split(":")
-    made: Backend = getattr(import_module(module), name)()
+def _imported(place: str) -> Family:
+    module, name = place.split(":")
+    made: Family = getattr(import_module(module), name)()
     return made
+
+
+def _sharing(name: str) -> list[Family]:
+    """The families of one name, the general one first."""
+    if name in _OUTSIDE:
+        return [_OUTSIDE[name]]
+    if name not in FAMILIES:
+        raise CheckpointError(
+            f"model family {name!r} is not supported",
+            hint=f"Supported: {', '.join((*FAMILIES, *_OUTSIDE))}.",
+        )
+    return [_imported(place) for place in FAMILIES[name]]
+
+
+def families() -> Iterator[Family]:
+    """All of them, by name."""
+    for name in (*FAMILIES, *_OUTSIDE):
+        yield from _sharing(name)
+
+
+def family_named(name: str) -> Family:
+    """The general family of this name."""
+    return _sharing(name)[0]
+
+
+def family_of(model: Model) -> Family:
+    """The family of a recorded model."""
+    first, *others = _sharing(model.family)
+    return next((family for family in reversed(others) if family.covers(model)), first)
+
+
+def family_of_scheme(scheme: str) -> Family | None:
+    """The family whose hub ids begin with this."""
+    return next((family for family in families() if family.scheme == scheme), None)
+
+
+def schemes() -> tuple[str, ...]:
+    return tuple(dict.fromkeys(family.scheme for family in families() if family.scheme))
+
+
+def config_files() -> tuple[str, ...]:
+    """What configs are called in directories; those of one family only come first."""
+    return tuple(dict.fromkeys(family.config_file for family in reversed(list(families()))))
+
+
+def family_of_bare(bare: Bare, *, config_file: str | None = None) -> Family:
+    """The family that is to identify a bare checkpoint: as `--arch` says, as its config says, or as its tensors say."""
+    if bare.asked_family:
+        candidates = _sharing(bare.asked_family)
+    elif config_file is not None:
+        candidates = [family for family in families() if family.config_file == config_file]
+    else:
+        candidates = [family for family in families() if not family.needs_config]
+    first, *others = candidates
+    return next((family for family in reversed(others) if family.recognises(bare)), first)

@@ -1,36 +1,67 @@
-"""What a model family must tell us: names of head tensors, how to build the module, how to walk through it.
+"""What a model family is: facts as attributes, its weights as a table, and the few steps that only it knows.
 
-The first half of `Backend` works on names and shapes alone and never imports torch, so that `inspect`,
-`prune` and `fuse` stay file operations. The second half hands out the family's own module, and an
-`Anatomy` of it: the few places that surgery, circuits and the fused runtime need.
+A family is a subclass of `Family` with a `name` and the five methods marked as its own; the others have defaults,
+which fit a model of one tower that reads pictures and is a hydrasurgeon model alone. All but `build`, `anatomy`,
+`transform`, `example` and `dropouts` work on names and shapes and never import torch, so that `inspect`, `prune` and
+`fuse` stay file operations.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
+from hydrasurgeon.families.settings import agree
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.manifest import Manifest, Model, Tower
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
-    from hydrasurgeon.slicing import HeadTensor
 
-__all__ = ["Backend", "Identified", "Usage"]
+__all__ = ["TEXTS", "WEIGHTS", "Bare", "Family", "Identified", "Usage"]
+
+WEIGHTS = "model.safetensors"
+"""What most libraries call the weights in a directory."""
+TEXTS = ("*.json", "*.txt", "*.model")
+"""What configs and tokenizers are called on the hub."""
+
+
+@dataclass(frozen=True)
+class Bare:
+    """What there is of a checkpoint without a manifest."""
+
+    tensors: Mapping[str, TensorInfo]
+    where: str
+    """Named in errors."""
+    arch: str | None = None
+    """`--arch FAMILY:NAME`, as it was given."""
+    config: Mapping[str, Any] | None = None
+    """The family's config file, if there is one."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The texts of its companions."""
+
+    @property
+    def asked_family(self) -> str:
+        return (self.arch or "").partition(":")[0]
+
+    @property
+    def asked(self) -> str | None:
+        """What `--arch` says behind the family; None where it says nothing."""
+        return (self.arch or "").partition(":")[2] or None
 
 
 @dataclass(frozen=True)
 class Identified:
-    """What a backend recognised in a bare file or a directory."""
+    """What a family recognised."""
 
     model: Model
-    towers: dict[str, Tower]
     note: str | None = None
     """What was assumed, for the user to read."""
 
@@ -45,86 +76,122 @@ class Usage:
     code: str
 
 
-class Backend(Protocol):
+USAGE = """
+import hydrasurgeon as hs
+
+model = hs.load("DIR")
+"""
+
+
+class Family(ABC):
     """One model family; stateless, one instance per process."""
 
-    family: str
+    name: ClassVar[str]
+    """`model.family` in manifests, and `--arch NAME:…`."""
+    scheme: ClassVar[str | None] = None
+    """Hub ids: `SCHEME:REPOSITORY`; None for a family that is read from disk only."""
+    example_id: ClassVar[str | None] = None
+    """Such a hub id, for messages."""
+    downloads: ClassVar[tuple[str, ...]] = ("*.safetensors", *TEXTS)
+    """What is fetched of a repository."""
+    config_file: ClassVar[str] = "config.json"
+    """The file in a directory that says which model it is."""
+    needs_config: ClassVar[bool] = False
+    """Whether tensors alone do not tell the model: then the config beside a weight file is read too."""
+    weight_files: ClassVar[tuple[str, ...]] = (WEIGHTS,)
+    """What weights are called in a directory; the first is what is written."""
+    layout: ClassVar[tuple[str, ...]] = ()
+    """The names that `directory` may give."""
+    refuses_by_config: ClassVar[bool] = False
+    """Whether `check_config` is asked before the weights are downloaded."""
+    fresh_spec: ClassVar[str | None] = None
+    """What `init:` specs look like, where `fresh_model` reads them."""
+    named_classes: ClassVar[bool] = False
+    """Whether the classifier is made of class names and prompts, by a tower of the model."""
 
-    # --- names and shapes only, no torch ---
+    # --- a family's own: names and shapes ---
 
-    def identify(
-        self,
-        tensors: Mapping[str, TensorInfo],
-        *,
-        arch: str | None,
-        config: Mapping[str, Any] | None,
-        files: Mapping[str, str],
-        where: str,
-    ) -> Identified:
-        """The model behind bare tensors; CheckpointError when it cannot be told. `files` are its `companions`."""
-        ...
+    @abstractmethod
+    def identify(self, bare: Bare) -> Identified:
+        """The model behind bare tensors; CheckpointError when it cannot be told."""
 
-    def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
-        """ManifestError unless a recorded model is one this family has and its parts agree with each other."""
-        ...
+    @abstractmethod
+    def towers(self, model: Model) -> dict[str, Tower]:
+        """The sizes of its towers, the one that inputs run through first."""
 
-    def companions(self, present: Collection[str]) -> tuple[str, ...]:
-        """The files in a directory that live data needs (a tokenizer's): they travel with the checkpoint."""
-        ...
+    @abstractmethod
+    def weights(self, model: Model) -> Iterable[Weight]:
+        """All tensors of the unpruned model; in each layer q, k, v before W_O."""
 
-    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
-        """CheckpointError for companions that are not the ones the manifest speaks of, or say what they may not."""
-        ...
+    # --- a family's own: torch ---
 
-    def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str] | None:
-        """Our name → the file's, for the tensors that belong to the model; None where files use our names."""
-        ...
-
-    def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
-        """The tensors of one attention site that hold heads: q, k, v (and biases) first, W_O last."""
-        ...
-
-    def expected(self, model: Model, towers: Mapping[str, Tower]) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of all tensors of the unpruned model."""
-        ...
-
-    def is_mlp(self, name: str) -> bool:
-        """Whether a tensor belongs to a layer's MLP."""
-        ...
-
-    def layer_of(self, name: str) -> tuple[str, int] | None:
-        """The (tower, layer) a tensor belongs to; None for embeddings, final norm and classifier."""
-        ...
-
-    def embedding_of(self, name: str) -> str | None:
-        """The tower before whose first layer a tensor acts; None for all others."""
-        ...
-
-    def is_classifier(self, name: str) -> bool:
-        """Whether a tensor belongs to the classifier."""
-        ...
-
-    def directory(self, manifest: Manifest) -> dict[str, str]:
-        """The text files that sit beside the weights in the family's own directory layout."""
-        ...
-
-    def usage(self, manifest: Manifest) -> Usage:
-        """How the family's library loads such a directory: what a model card says."""
-        ...
-
-    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
-        """The model with a new classifier for these classes."""
-        ...
-
-    # --- torch ---
-
+    @abstractmethod
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
     ) -> nn.Module:
         """The family's own module with these heads; parameters on the meta device unless `fresh`."""
-        ...
 
-    def anatomy(self, module: nn.Module) -> Anatomy: ...
+    @abstractmethod
+    def anatomy(self, module: nn.Module) -> Anatomy:
+        """The module taken apart."""
+
+    # --- which checkpoints are its own ---
+
+    def recognises(self, bare: Bare) -> bool:
+        """Whether a bare checkpoint is this family's rather than that of another with the same `name` or `config_file`.
+
+        There are no tensors yet where a config is all that was read.
+        """
+        return False
+
+    def covers(self, model: Model) -> bool:
+        """Whether a recorded model is this family's rather than that of another with the same `name`."""
+        return False
+
+    def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
+        """ManifestError unless a recorded model is one this family has and its parts agree with each other."""
+        agree(model, towers, self.towers(model), where)
+
+    def check_config(self, config: Mapping[str, Any], where: str) -> None:  # noqa: B027
+        """Refuse a model that cannot be cut by its config alone."""
+
+    def repository(self, name: str) -> str:
+        """The hub's repository behind a name that is the library's own."""
+        return name
+
+    # --- files ---
+
+    def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str] | None:
+        """Our name → the file's, for the tensors that belong to the model; None where files use our names."""
+        return None
+
+    def companions(self, present: Collection[str]) -> tuple[str, ...]:
+        """The files in a directory that live data needs (a tokenizer's): they travel with the checkpoint."""
+        return ()
+
+    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
+        """CheckpointError for companions that are not the ones the manifest speaks of, or say what they may not."""
+        assert not files  # there are no companions
+
+    def directory(self, manifest: Manifest) -> dict[str, str]:
+        """The text files that sit beside the weights in the family's own directory layout."""
+        return {}
+
+    def usage(self, manifest: Manifest) -> Usage:
+        """How such a directory is loaded: what a model card says."""
+        return Usage(library="hydrasurgeon", task="image-classification", code=USAGE)
+
+    # --- classes ---
+
+    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
+        """The model with a new classifier for these classes."""
+        return model.model_copy(update={"num_classes": count, "labels": labels})
+
+    def fresh_model(self, arch: str) -> Model | None:
+        """The model that `init:NAME:ARCH` describes, for training from scratch."""
+        return None
+
+    # --- live models and data ---
 
     def transform(
         self,
@@ -134,8 +201,18 @@ class Backend(Protocol):
         files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
         """Raw sample → model input; with `augment` the training transform. `files` are the companions."""
-        ...
+        from hydrasurgeon.data.transforms import eval_transform, train_transform
+
+        if augment is not None:
+            return train_transform(model.preprocess, augment)
+        return eval_transform(model.preprocess)
 
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
         """Random inputs of the right shape, for measuring cost."""
-        ...
+        from torch import randn
+
+        return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
+
+    def dropouts(self, module: nn.Module) -> Iterable[nn.Dropout]:
+        """The dropout of the layers' residual branches, which a recipe may set; not that of attention weights."""
+        return ()

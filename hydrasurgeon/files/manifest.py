@@ -13,7 +13,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -22,6 +24,7 @@ from hydrasurgeon.files.foreign import check_structure, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 
 __all__ = [
+    "FAMILY_NAMES",
     "FORMAT",
     "HEADER_KEY",
     "DataRecord",
@@ -56,6 +59,9 @@ MAX_CLASSES = 1 << 24
 # How deep config, preprocess, settings and args may be nested.
 MAX_DEPTH = 16
 
+FAMILY_NAMES = ["timm", "transformers", "open_clip"]
+"""The families that a model may be of: the format's own, and those that `families.register` adds."""
+
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
     """A record of JSON values, finite and not too deep; walked without recursion."""
@@ -85,6 +91,18 @@ def _printable(text: str) -> str:
     return text
 
 
+def _family(name: object) -> str:
+    if not isinstance(name, str) or name not in FAMILY_NAMES:
+        *others, last = map(repr, FAMILY_NAMES)
+        raise ValueError(f"Input should be {', '.join(others)} or {last}")
+    return name
+
+
+FamilyName = Annotated[
+    str,
+    PlainValidator(_family),
+    WithJsonSchema({"enum": list(FAMILY_NAMES), "type": "string"}),
+]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Index = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
@@ -107,7 +125,7 @@ class _Record(BaseModel):
 class Model(_Record):
     """What the family's library must be told to build the model before anything was pruned."""
 
-    family: Literal["timm", "transformers", "open_clip"]
+    family: FamilyName
     arch: Name
     config: Json = {}
     num_classes: int = Field(ge=0, le=MAX_CLASSES)

@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.hydra_layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_of
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
@@ -38,6 +39,11 @@ class Classifier(nn.Module):
         self.manifest = manifest
         self.transform = transform
         self.name = name
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """A single model taken apart, as it is now."""
+        return family_of(self.manifest.model).anatomy(self.module)
 
     @property
     def members(self) -> int:
@@ -81,7 +87,7 @@ def as_classifier(
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
     module = _hydra(checkpoint) if manifest.kind == "hydra" else live_module(checkpoint)
-    family = backend(manifest.model.family)
+    family = checkpoint.family
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
     transform = family.transform(manifest.model, files=checkpoint.files)
@@ -93,8 +99,7 @@ def live_module(checkpoint: Checkpoint) -> nn.Module:
     """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
     manifest = checkpoint.manifest
     assert manifest.kept is not None
-    family = backend(manifest.model.family)
-    module = family.build(manifest.model, manifest.towers, manifest.kept)
+    module = checkpoint.family.build(manifest.model, manifest.towers, manifest.kept)
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
     state = {
@@ -111,7 +116,7 @@ def _hydra(checkpoint: Checkpoint) -> Hydra:
     manifest = checkpoint.manifest
     assert manifest.members is not None
     assert manifest.fusion is not None
-    family = backend(manifest.model.family)
+    family = checkpoint.family
     # Two members that read the same rows of the same stored tensor get the same parameter.
     shared: dict[tuple[str, tuple[int, ...] | None], nn.Parameter] = {}
     modules = []

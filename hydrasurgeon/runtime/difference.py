@@ -12,7 +12,7 @@ from torch import Tensor
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Batches, moved, open_data
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
@@ -61,7 +61,7 @@ class Inputs:
         cpu = torch.device("cpu")  # the same inputs whatever the device
         with torch.random.fork_rng():
             torch.manual_seed(run.seed)
-            inputs = backend(facts.family).example(facts, run.limit or 4, device=cpu, dtype=dtype)
+            inputs = family_of(facts).example(facts, run.limit or 4, device=cpu, dtype=dtype)
         yield moved(inputs, device, dtype)
 
     def open(self, checkpoint: Checkpoint) -> Classifier:
@@ -73,7 +73,7 @@ def masked_difference(child: Checkpoint, parent: Checkpoint, inputs: Inputs) -> 
     pruned, whole = inputs.open(child), inputs.open(parent)
     kept = set(all_heads(child.manifest.kept or {}))
     removed = [head for head in all_heads(parent.manifest.kept or {}) if head not in kept]
-    sites = backend(parent.manifest.model.family).anatomy(whole.module).sites
+    sites = whole.anatomy.sites
 
     def masked(batch: Any) -> Tensor:
         with ablated(sites, removed):

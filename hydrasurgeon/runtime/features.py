@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_of
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
 
@@ -79,7 +79,7 @@ def _of_member(module: nn.Module, model: Classifier) -> list[Any]:
         return [module]
     reads = [
         part
-        for part in backend(about.family).anatomy(module).readout_parts
+        for part in family_of(about).anatomy(module).readout_parts
         if isinstance(part, nn.Module)
     ]
     # A distilled model has two classifiers side by side; others may have a hidden layer before the last.

@@ -12,7 +12,7 @@ from hydrasurgeon.anatomy.layers import Hidden, layer_bias, merge, placed, silen
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.heads import positions
 from hydrasurgeon.runtime.watch import Watch
-from hydrasurgeon.slicing import HeadTensor, take_heads
+from hydrasurgeon.slicing import HeadAxis, take_heads
 
 __all__ = ["Union", "same"]
 
@@ -113,7 +113,7 @@ def _head_parameters(site: Attention) -> list[tuple[int, str]]:
 def _rows(site: Attention, part: tuple[int, str], heads: Sequence[int]) -> Tensor:
     """The rows of one q/k/v parameter that belong to `heads`."""
     index, name = part
-    spec = HeadTensor(name, axis=0, blocks=3 if len(site.project) == 1 else 1)
+    spec = HeadAxis(axis=0, blocks=3 if len(site.project) == 1 else 1)
     parameter: Tensor = getattr(site.project[index], name)
     return take_heads(parameter, positions(site.heads, heads), spec=spec, head_dim=site.head_dim)
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.errors import CheckFailed
-from hydrasurgeon.families import backend
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
 
@@ -48,7 +47,7 @@ class _Traced(nn.Module):
             logits: Tensor = module(inputs)
         else:
             # Layer by layer, as the fused runtime runs: libraries build masks in ways that a trace would freeze.
-            anatomy = backend(self.model.manifest.model.family).anatomy(module)
+            anatomy = self.model.anatomy
             stack = anatomy.embed(inputs)
             hidden = stack.hidden
             for block in anatomy.blocks:

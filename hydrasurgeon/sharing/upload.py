@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.card import CARD, on_hub
-from hydrasurgeon.checkpoints.hub import SCHEME_OF, network_errors, refused_token
+from hydrasurgeon.checkpoints.hub import network_errors, refused_token
 from hydrasurgeon.checkpoints.writing import texts_beside, weight_files, weights_name
 from hydrasurgeon.errors import OutputError, UsageError
+from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.manifest import Manifest, sidecar
 
@@ -68,15 +69,15 @@ def publish(
         return None
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    family = manifest.model.family
+    family = family_of(manifest.model)
     texts = texts_beside(manifest, files)
-    texts[CARD] = on_hub(texts[CARD], scheme=SCHEME_OF[family], repo=at.name)
+    texts[CARD] = on_hub(texts[CARD], scheme=family.scheme or family.name, repo=at.name)
     content: dict[str, Any] = {name: text.encode() for name, text in texts.items()}
     weights = weight_files(target)
     content |= (
         {path.name: path for path in weights}
         if target.is_dir()
-        else {weights_name(family): weights[0]}
+        else {weights_name(manifest): weights[0]}
     )
     api = HfApi()
     what = f"{at.name}: was not uploaded, but {target} is written and stays"

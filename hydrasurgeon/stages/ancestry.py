@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import Check, first, short
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.families import backend
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
 from hydrasurgeon.files.recorded import (
@@ -219,9 +218,8 @@ def _fused(made: _Made, members: Sequence[Found], inputs: Inputs) -> Iterator[Ch
 
 def _one_mlp(members: Sequence[Found]) -> bool:
     """Whether all members have the same MLPs, which their mean is then too."""
-    first = members[0].checkpoint.manifest
-    family = backend(first.model.family)
-    mlps = [n for n in family.expected(first.model, first.towers) if family.is_mlp(n)]
+    weights = members[0].checkpoint.weights
+    mlps = [name for name, weight in weights.items() if weight.part == "mlp"]
     return all(len({member.digests[name] for member in members}) == 1 for name in mlps)
 
 
@@ -248,9 +246,8 @@ def _frozen(child: Found, options: FinetuneOptions, parent: Found) -> list[str]:
     if options.recipe not in recipe_names():
         return []
     recipe = load_recipe(options.recipe, options.set, freeze=options.freeze)
-    manifest = child.checkpoint.manifest
-    family = backend(manifest.model.family)
-    moves = trainable(family, recipe, manifest)
+    weights = child.checkpoint.weights
+    moves = trainable(weights, recipe, child.checkpoint.manifest.towers)
     after, before = child.checkpoint.tensors, parent.checkpoint.tensors
     # Training writes float32: what came in as such and was not trained is there again bit for bit.
     return [
@@ -259,7 +256,7 @@ def _frozen(child: Found, options: FinetuneOptions, parent: Found) -> list[str]:
         if name in before
         and after[name].dtype == before[name].dtype == "F32"
         and not moves(name)
-        and (recipe.classifier == "keep" or not family.is_classifier(name))
+        and (recipe.classifier == "keep" or weights[name].part != "classifier")
     ]
 
 

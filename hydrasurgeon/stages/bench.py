@@ -193,14 +193,14 @@ def _measured(
     """Every contender at every dtype and batch size."""
     import torch
 
-    from hydrasurgeon.families import backend as backend_of
+    from hydrasurgeon.families import family_of
     from hydrasurgeon.runtime.tensors import dtype_of
 
     if device.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():
         raise UsageError("--dtype bfloat16: this device lacks it", hint="Use float16 or float32.")
     torch.manual_seed(arguments.seed)
     model = entries[0].checkpoints[0].manifest.model
-    family = backend_of(model.family)
+    family = family_of(model)
     figures = _Figures()
     steps = len(dtypes) * len(batches)
     for i, dtype in enumerate(dtypes):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hydrasurgeon.checkpoints.own_files import own_files
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import ManifestError, UsageError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.history import command_line, installed
 from hydrasurgeon.files.locks import releases_claims
@@ -244,7 +244,7 @@ def _card(manifest: Manifest, datasets: Iterable[str]) -> dict[str, Any]:
     images = "input_size" in model.preprocess
     reads = "x".join(str(n) for n in model.preprocess["input_size"]) if images else None
     parameters: dict[str, Any] = {
-        "task": backend(model.family).usage(manifest).task,
+        "task": family_of(model).usage(manifest).task,
         "architectureFamily": "transformer",
         "modelArchitecture": f"{model.family}:{model.arch}",
         "inputs": [{"format": f"image {reads}" if images else "text"}],

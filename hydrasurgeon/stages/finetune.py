@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Required, Unpack
 
 from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, asked
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families import backend
 from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot, record_of
+from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model, Step
@@ -185,7 +185,7 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneArgumen
     from hydrasurgeon.tuning.loop import CrossEntropy, Loss, Training, epoch_order
 
     source, recipe, samples = material.source, material.recipe, material.samples
-    family, size, skip_bad = backend(material.model.family), recipe.batch_size, arguments.skip_bad
+    family, size, skip_bad = source.family, recipe.batch_size, arguments.skip_bad
     validation = None
     if material.held_out is not None:
         plain = family.transform(material.model, files=source.files)
@@ -193,7 +193,7 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneArgumen
     transform: Any = family.transform(
         material.model, recipe.augment.model_dump(), files=source.files
     )
-    moves = trainable(family, recipe, source.manifest)
+    moves = trainable(by_name(family.weights(material.model)), recipe, source.manifest.towers)
     loss: Loss = CrossEntropy(recipe.label_smoothing)
     if recipe.objective == "pairs":
         loss = Contrast(module)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import short
-from hydrasurgeon.checkpoints.hub import SCHEMES
+from hydrasurgeon.checkpoints.hub import is_hub_id
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError
 from hydrasurgeon.files.history import changes_weights, lineage
@@ -138,7 +138,7 @@ class _Tracing:
         """What no step of the history wrote: a file at hand, or on the hub."""
         arch = options.arch if isinstance(options, RunOptions) else None
         found = self.at_hand.find(source.sha256, name=source.name, arch=arch)
-        on_hub = source.name.partition(":")[0] in SCHEMES
+        on_hub = is_hub_id(source.name)
         if found is None and on_hub and self.fetch:
             opened = open_checkpoint(source.name, arch=arch)
             digests = opened.digests()

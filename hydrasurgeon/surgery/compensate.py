@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.run import Run
@@ -51,8 +51,7 @@ def repaired_tensors(
     samples = open_data(data, limit=run.limit, seed=run.seed)
     model = as_classifier(checkpoint, device=run.device, dtype=run.dtype)
     model.requires_grad_(False)
-    family = backend(checkpoint.manifest.model.family)
-    anatomy = family.anatomy(model.module)
+    anatomy = model.anatomy
     names = _output_names(checkpoint, kept)
     places = [(b.attention.tower, b.attention.layer) for b in anatomy.blocks]
     beyond = [place for place in names if place not in places]
@@ -69,19 +68,18 @@ def repaired_tensors(
             yield moved(batch.inputs, first.device, first.dtype)
 
     calibration = Calibration(inputs, len(batches), run.tick)
-    widths = {TORCH[checkpoint.tensors[name].dtype] for name in names.values()}
+    widths = {TORCH[checkpoint.tensors[name].dtype] for name, _ in names.values()}
     stored = widths.pop() if len(widths) == 1 else first.dtype
     repairs = (
         fold_means(anatomy, kept, calibration)
         if how == "mean"
         else refit(anatomy, kept, calibration, stored=lambda values: values.to(stored))
     )
-    found = {}
+    repaired = {}
     for layer, repair in repairs.items():
-        weight = names[places[layer]]
-        bias = weight.removesuffix("weight") + "bias"
+        weight, bias = names[places[layer]]
         for name, values in ((weight, repair.weight), (bias, repair.bias)):
-            if values is None:
+            if name is None or values is None:
                 continue
             rounded = values.to(TORCH[checkpoint.tensors[name].dtype])
             if not rounded.isfinite().all():
@@ -89,17 +87,18 @@ def repaired_tensors(
                     f"--compensate {how}: the repaired {name} would hold NaN or infinity",
                     hint="The model overflows on this data: prune without --compensate, or use --dtype float32.",
                 )
-            found[name] = to_raw(rounded)[0]
-    return found, DataRecord(**samples.fingerprint())
+            repaired[name] = to_raw(rounded)[0]
+    return repaired, DataRecord(**samples.fingerprint())
 
 
-def _output_names(checkpoint: Checkpoint, kept: Kept) -> dict[tuple[str, int], str]:
-    """W_O's name in each layer that loses heads."""
+def _output_names(
+    checkpoint: Checkpoint, kept: Kept
+) -> dict[tuple[str, int], tuple[str, str | None]]:
+    """The names of W_O and its bias in each layer that loses heads."""
     manifest = checkpoint.manifest
     assert manifest.kept is not None
-    family = backend(manifest.model.family)
     return {
-        (tower, layer): family.head_tensors(manifest.model, tower, layer)[-1].name
+        (tower, layer): output_of(checkpoint.weights, tower, layer)
         for tower, rows in manifest.kept.items()
         for layer, row in enumerate(rows)
         if kept[tower][layer] != row

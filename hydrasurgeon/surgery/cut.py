@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.families import backend
+from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed
 from hydrasurgeon.heads import Kept, positions
-from hydrasurgeon.slicing import HeadTensor, head_mask, masked, sliced_shape
+from hydrasurgeon.slicing import HeadAxis, head_mask, masked, sliced_shape
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts, Raw
@@ -70,15 +70,12 @@ def plan_pruning(
     return [plan(name) for name in tensors]
 
 
-def _cuts(opened: Checkpoint, kept: Kept) -> dict[str, tuple[HeadTensor, list[int], int]]:
+def _cuts(opened: Checkpoint, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:
     """The tensors that lose heads: where they keep them, which positions stay, and how wide a head is."""
     manifest = opened.manifest
     assert manifest.kept is not None
-    family = backend(manifest.model.family)
     return {
-        spec.name: (spec, positions(row, kept[tower][layer]), manifest.towers[tower].head_dim)
-        for tower, rows in manifest.kept.items()
-        for layer, row in enumerate(rows)
-        if kept[tower][layer] != row
-        for spec in family.head_tensors(manifest.model, tower, layer)
+        name: (axis, positions(row, kept[tower][layer]), manifest.towers[tower].head_dim)
+        for name, (tower, layer, axis) in head_axes(opened.weights.values()).items()
+        if kept[tower][layer] != (row := manifest.kept[tower][layer])
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import Found
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.families import backend
+from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.tensors import THREADS, Planned, sha256_of
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.surgery.cut import plan_pruning
@@ -82,14 +82,14 @@ def contains(parent: Kept, child: Kept) -> bool:
 def repaired_names(parent: Checkpoint, kept: Kept) -> set[str]:
     """W_O and its bias in the layers that lost heads: what `prune --compensate` writes anew."""
     manifest = parent.manifest
-    family = backend(manifest.model.family)
-    names = set()
-    for tower, rows in (manifest.kept or {}).items():
-        for layer, row in enumerate(rows):
-            if kept[tower][layer] != row:
-                weight = family.head_tensors(manifest.model, tower, layer)[-1].name
-                names |= {weight, weight.removesuffix("weight") + "bias"}
-    return names
+    return {
+        name
+        for tower, rows in (manifest.kept or {}).items()
+        for layer, row in enumerate(rows)
+        if kept[tower][layer] != row
+        for name in output_of(parent.weights, tower, layer)
+        if name is not None
+    }
 
 
 def same_model(found: Found, like: Checkpoint) -> Checkpoint:

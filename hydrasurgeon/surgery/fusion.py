@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hydrasurgeon.checkpoints.expected import head_specs
 from hydrasurgeon.checkpoints.hydra_layout import PREFIX, shared_layers
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.families import backend
+from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float, hashed
 from hydrasurgeon.heads import Kept, intersect_union
-from hydrasurgeon.slicing import HeadTensor
+from hydrasurgeon.slicing import HeadAxis
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts, Raw
@@ -47,14 +46,13 @@ def plan_fusion(
 ) -> FusionPlan:
     """Decide for every tensor whether the members can share it."""
     first = members[0]
-    family = backend(first.manifest.model.family)
-    specs = head_specs(first.manifest)
+    axes = head_axes(first.weights.values())
     kepts: list[Kept] = [m.manifest.kept or {} for m in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
     apart: set[str] = set()  # tensors of which members have one of their own
-    for name in family.expected(first.manifest.model, first.manifest.towers):
-        tower_layer = specs.get(name)
+    for name, weight in first.weights.items():
+        tower_layer = axes.get(name)
         alike = (
             tower_layer is None
             or both[tower_layer[0]][tower_layer[1]] == union[tower_layer[0]][tower_layer[1]]
@@ -63,7 +61,7 @@ def plan_fusion(
         if alike and len(infos) == 1 and len({d[name] for d in digests}) == 1:
             planned.append(_copy(first, name, name, digests[0][name]))
             continue
-        if average_mlp and family.is_mlp(name) and len(infos) == 1:
+        if average_mlp and weight.part == "mlp" and len(infos) == 1:
             planned.append(_average(members, name))
             continue
         shared = None
@@ -77,7 +75,7 @@ def plan_fusion(
                 _copy(m, name, PREFIX.format(i, name), digests[i][name])
                 for i, m in enumerate(members)
             ]
-    trunk = shared_layers(first.manifest, kepts, apart)
+    trunk = shared_layers(first.weights, first.manifest.towers, kepts, apart)
     return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members))
 
 
@@ -110,7 +108,7 @@ def _union(
     name: str,
     kepts: Sequence[Kept],
     union: Kept,
-    place: tuple[str, int, HeadTensor],
+    place: tuple[str, int, HeadAxis],
 ) -> Planned | None:
     """All heads that any member keeps, if members that share a head agree on its weights."""
     tower, layer, spec = place

@@ -8,24 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
+from hydrasurgeon.checkpoints.reading import (
+    Checkpoint,
+    all_kept,
+    open_checkpoint,
+    rewritten,
+    single,
+)
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import families, family_of
+from hydrasurgeon.families.weights import Part, Weight, by_name
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import UNKNOWN, Input, Manifest, Model, Step
+from hydrasurgeon.files.manifest import UNKNOWN, Input, Manifest, Model, Step, Tower
 from hydrasurgeon.runtime.tensors import plan_module
 
 if TYPE_CHECKING:
     from torch import nn
 
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.families.base import Backend
+    from hydrasurgeon.families.base import Family
     from hydrasurgeon.tuning.recipes import Recipe
 
 __all__ = [
-    "ATTENTION_DROPOUT",
     "FRESH",
     "Start",
     "both",
@@ -41,10 +47,6 @@ __all__ = [
 
 FRESH = "init:"
 """`init:timm:NAME,key=value…` stands for random weights, drawn from the seed."""
-
-
-# What the families call the dropout of attention weights.
-ATTENTION_DROPOUT = ("attn_drop", "attention.self.dropout", "attention.attn.dropout")
 
 
 @releases_claims
@@ -77,6 +79,10 @@ class Start:
     inputs: tuple[Input, ...]
 
     @property
+    def family(self) -> Family:
+        return family_of(self.manifest.model)
+
+    @property
     def files(self) -> Mapping[str, str]:
         return self.checkpoint.files if self.checkpoint is not None else {}
 
@@ -88,18 +94,23 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
         single(opened)
         record = opened.record(opened.digests())
         return Start(opened.manifest, opened, record.sha256, (record,))
-    from hydrasurgeon.families.timm_vit.family import fresh_model, towers_of
-
-    family, _, name = text.removeprefix(FRESH).partition(":")
-    if family != "timm":
-        raise UsageError(f"{text}: only init:timm:NAME[,key=value…] can start from random weights")
-    model = fresh_model(name)
-    towers = towers_of(model)
-    kept = {tower: (tuple(range(size.heads)),) * size.layers for tower, size in towers.items()}
+    model = _fresh_model(text)
+    towers = family_of(model).towers(model)
     manifest = Manifest(
-        kind="backbone", model=model, towers=towers, kept=kept, weights_sha256=UNKNOWN
+        kind="backbone", model=model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
     )
     return Start(manifest, None, text, ())
+
+
+def _fresh_model(spec: str) -> Model:
+    """The model that an `init:` spec describes."""
+    name, _, arch = spec.removeprefix(FRESH).partition(":")
+    for family in families():
+        model = family.fresh_model(arch) if family.name == name else None
+        if model is not None:
+            return model
+    specs = " or ".join(family.fresh_spec for family in families() if family.fresh_spec)
+    raise UsageError(f"{spec}: only {specs} can start from random weights")
 
 
 def with_names_of(
@@ -119,7 +130,7 @@ def with_classes_of(model: Model, plan: Recipe, samples: Samples) -> Model:
         return model
     classes = samples.classes
     count = len(classes) if classes is not None else int(samples.labels.max()) + 1
-    return backend(model.family).with_classes(model, count, classes)
+    return family_of(model).with_classes(model, count, classes)
 
 
 def with_length_of(model: Model, plan: Recipe) -> Model:
@@ -137,14 +148,15 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
 
     from hydrasurgeon.runtime.tensors import to_weights
 
-    family = backend(model.family)
+    family, weights = source.family, by_name(source.family.weights(model))
     torch.manual_seed(seed)
     module = family.build(model, source.manifest.towers, source.manifest.kept or {}, fresh=True)
     if source.checkpoint is not None:
         tensors = source.checkpoint.tensors
         state = module.state_dict()
         for name in state:
-            if (family.is_classifier(name) and plan.classifier != "keep") or name not in tensors:
+            renewed = weights[name].part == "classifier" and plan.classifier != "keep"
+            if renewed or name not in tensors:
                 continue  # a new classifier, and what only a classifier needs
             state[name] = to_weights(
                 tensors.read(name), tensors[name].dtype, name=name, path=source.checkpoint.path
@@ -154,35 +166,39 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 # Only the last layer of a deep classifier: zeros further down would pass no gradient on.
-                if family.is_classifier(name) and parameter.shape[0] == model.num_classes:
+                last = parameter.shape[0] == model.num_classes
+                if weights[name].part == "classifier" and last:
                     parameter.zero_()
     if plan.dropout is not None:
-        for name, part in module.named_modules():
-            if (
-                isinstance(part, torch.nn.Dropout)
-                and family.layer_of(name) is not None
-                and not name.endswith(ATTENTION_DROPOUT)
-            ):
-                part.p = plan.dropout
+        for dropout in family.dropouts(module):
+            dropout.p = plan.dropout
     return module
 
 
-def trainable(family: Backend, plan: Recipe, manifest: Manifest) -> Callable[[str], bool]:
+FROZEN: dict[str, tuple[Part, ...]] = {
+    "mlp": ("mlp",),
+    "attention": ("attention", "output"),
+    "embedding": ("embedding",),
+    "classifier": ("classifier",),
+}
+"""What a recipe may freeze, in the words of the families' tables."""
+
+
+def trainable(
+    weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, Tower]
+) -> Callable[[str], bool]:
     """Which parameters the recipe trains."""
+    frozen = {part for name in plan.freeze for part in FROZEN[name]}
 
     def trainable(name: str) -> bool:
-        place = family.layer_of(name)
-        frozen = {
-            "mlp": family.is_mlp(name),
-            "attention": place is not None and (".attn." in name or ".attention." in name),
-            "embedding": family.embedding_of(name) is not None,
-            "classifier": family.is_classifier(name),
-        }
-        if any(frozen[part] for part in plan.freeze):
+        weight = weights[name]
+        if weight.part in frozen:
             return False
-        if plan.last_blocks is None or (place is None and not frozen["embedding"]):
+        # What lies behind the layers belongs to no tower.
+        if plan.last_blocks is None or weight.tower is None:
             return True
-        return place is not None and place[1] >= manifest.towers[place[0]].layers - plan.last_blocks
+        last = towers[weight.tower].layers - plan.last_blocks
+        return weight.layer is not None and weight.layer >= last
 
     return trainable
 

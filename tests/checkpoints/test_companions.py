@@ -15,7 +15,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.checkpoints.writing import texts_beside
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_of
 from hydrasurgeon.families.hf_encoder.tokenizer import load_tokenizer
 from hydrasurgeon.files.manifest import Manifest
 
@@ -103,7 +103,7 @@ def test_names_of_ours_are_on_no_familys_list(tmp_path: Path) -> None:
         opened = open_checkpoint(tmp_path / name)
         made = texts_beside(opened.manifest, {})
         ours = {*made, "config.json", "open_clip_config.json", "modeling_hydrasurgeon.py"}
-        companions = backend(opened.manifest.model.family).companions(ours)
+        companions = family_of(opened.manifest.model).companions(ours)
         assert set(companions) <= {"preprocessor_config.json"}
         for each in sorted(ours - set(companions)):
             with pytest.raises(CheckpointError, match="no companion"):

@@ -32,7 +32,7 @@ from hydrasurgeon.errors import (
     SurgeryError,
     UsageError,
 )
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, count
 
 MAKE = Callable[..., Path]
@@ -49,7 +49,7 @@ def live(path: Path, spec: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Te
 
 def test_maps_are_what_timm_multiplies_the_values_with(tiny: MAKE, images: SPEC) -> None:
     module, x, _ = live(tiny(), images(rows=6))
-    site = backend("timm").anatomy(module).blocks[1].attention
+    site = family_named("timm").anatomy(module).blocks[1].attention
     attn, seen = module.blocks[1].attn, {}
     attn.fused_attn = False  # then timm writes its maps out
     attn.register_forward_pre_hook(lambda _, args: seen.update(given=args[0]))
@@ -321,7 +321,7 @@ def test_what_cannot_be_asked(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
 def test_a_model_whose_maps_are_not_softmax(tiny: MAKE, images: SPEC) -> None:
     """Heads that are scaled on their way to W_O: what the maps say is not what the model does."""
     module, x, _ = live(tiny(), images(rows=6))
-    anatomy = backend("timm").anatomy(module)
+    anatomy = family_named("timm").anatomy(module)
     _check_maps(module, anatomy, x)
     module.blocks[1].attn.norm.register_forward_hook(lambda _, args, out: 1.5 * out)
     with pytest.raises(SurgeryError, match="vision layer 1 cannot be read"):

@@ -146,9 +146,9 @@ def test_the_engine_computes_what_the_model_computes(
     # Names of unequal length: texts end in different places.
     names = "cat,a very long name of a bird,dog"
     model = hs.load(tmp_path / "c", classes=names, template=TEMPLATES, device="cpu", dtype="float64")  # fmt: skip
-    from hydrasurgeon.families import backend
+    from hydrasurgeon.families import family_named
 
-    anatomy = backend("open_clip").anatomy(model.module)
+    anatomy = family_named("open_clip").anatomy(model.module)
     x = torch.randn(9, 3, 28, 28, generator=torch.Generator().manual_seed(1)).double()
     held, none = numbered(*(Held.of(b, x.device, x.dtype) for b in ([x[:5], x[5:]], [])))
     problem = Problem(
@@ -177,12 +177,12 @@ def test_a_text_head_costs_no_image(clip: Path, sets: dict[str, Any]) -> None:
     model = hs.load(clip, device="cpu")
     runs = []
     model.module.model.visual.conv1.register_forward_hook(lambda *_: runs.append(1))
-    from hydrasurgeon.families import backend
+    from hydrasurgeon.families import family_named
 
     x, y = everything(sets["data"], model)
     held, none = numbered(*(Held.of(b, x.device, x.dtype) for b in ([x], [])))
     problem = Problem(
-        module=model.module, anatomy=backend("open_clip").anatomy(model.module), id_inputs=held, labels=y,
+        module=model.module, anatomy=family_named("open_clip").anatomy(model.module), id_inputs=held, labels=y,
         ood_inputs=none, objective=Objective("acc", len(y), 0), candidates=tuple(ALL[12:]), batch_size=10, together=64,
     )  # fmt: skip
     engine = engine_of(problem)

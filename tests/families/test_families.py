@@ -14,7 +14,6 @@ from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Stack
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.circuits.engine import Engine
-from hydrasurgeon.families import backend
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.run import Run
 
@@ -49,7 +48,7 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
     for dtype, atol in (("float64", 1e-11), ("float32", 1e-5)):
         model = hs.load(source, device="cpu", dtype=dtype)
         inputs = family.inputs(dtype=getattr(torch, dtype))
-        sites = backend(model.manifest.model.family).anatomy(model.module).sites
+        sites = model.anatomy.sites
         full = family.both(((0, 1, 2, 3),) * LAYERS)
         gone = [h for h in all_heads(full) if h.number not in RAGGED[h.layer]]
         with torch.inference_mode():
@@ -92,7 +91,7 @@ def test_a_layer_may_be_empty_in_all_members(family: Family, tmp_path: Path) -> 
 def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> None:
     """A hydra computes no more than these in its last layer."""
     model = hs.load(source, device="cpu")
-    anatomy = backend(model.manifest.model.family).anatomy(model.module)
+    anatomy = model.anatomy
     hidden = torch.randn(2, 7, anatomy.blocks[0].attention.out.weight.shape[0])
     with torch.no_grad():
         whole = anatomy.readout(Stack(hidden))
@@ -229,11 +228,8 @@ def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path
     ]  # fmt: skip
     assert orders[0] == orders[1]
     model = hs.load(pruned, device="cpu", dtype="float64")
-    sites = [
-        block.attention
-        for block in backend(model.manifest.model.family).anatomy(model.module).blocks
-    ]
-    engine = Engine(backend(model.manifest.model.family).anatomy(model.module), together=16)
+    sites = [block.attention for block in model.anatomy.blocks]
+    engine = Engine(model.anatomy, together=16)
     inputs = family.inputs(4, torch.float64)
     heads = [head for head in all_heads(model.manifest.kept) if head.tower == family.tower]
     with torch.inference_mode():

@@ -19,7 +19,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, SurgeryError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_named
 from hydrasurgeon.run import Run
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -217,7 +217,7 @@ def test_minilm(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = stock(**told)
         torch.testing.assert_close(model(inputs)[:, 0], expected.pooler_output, rtol=0, atol=1e-5)
-        anatomy = backend("transformers").anatomy(model.module)
+        anatomy = family_named("transformers").anatomy(model.module)
         stack = anatomy.embed(inputs)
         hidden = stack.hidden
         for block in anatomy.blocks:
@@ -267,7 +267,7 @@ def test_bench_runs_hydras_of_texts_and_images(tmp_path: Path, kind: str) -> Non
     FAMILIES[kind].write(tmp_path / "s")
     names = [hs.prune(tmp_path / "s", method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path for s in (1, 2)]  # fmt: skip
     hydra = hs.load(hs.fuse(names, out=tmp_path / "h.safetensors").path, device="cpu")
-    family = backend("transformers")
+    family = family_named("transformers")
     told = hydra.manifest.model
     inputs = family.example(told, 3, device=torch.device("cpu"), dtype=torch.float32)
     found = {}

@@ -20,7 +20,8 @@ from hydrasurgeon.anatomy.hooks import ablated, masked
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, DataError, HydraError, SurgeryError, UsageError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_named
+from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.open_clip.configs import stock_config
 from hydrasurgeon.families.open_clip.family import tensor_shapes
 from hydrasurgeon.runtime.hydra import Hydra
@@ -143,11 +144,10 @@ def test_the_architecture_gets_its_name() -> None:
     config = open_clip.get_model_config("ViT-L-14")
     shapes = tensor_shapes(stock_config(config, "x"))
     assert shapes["visual.transformer.resblocks.23.attn.in_proj_weight"] == (3072, 1024)
-    known = backend("open_clip").identify(
-        {}, arch=None, config={"model_cfg": config}, files={}, where="x"
-    )
-    assert known.model.arch == "ViT-L-14"
-    assert [(t.layers, t.heads, t.head_dim) for t in known.towers.values()] == [(24, 16, 64), (12, 12, 64)]  # fmt: skip
+    family = family_named("open_clip")
+    model = family.identify(Bare({}, "x", config={"model_cfg": config})).model
+    assert model.arch == "ViT-L-14"
+    assert [(t.layers, t.heads, t.head_dim) for t in family.towers(model).values()] == [(24, 16, 64), (12, 12, 64)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_without_names_it_answers_with_image_features(clip: Path) -> None:
 def test_class_features_follow_what_changes_them(clip: Path) -> None:
     """They are kept between passes, but not when text heads go off, weights move or gradients are asked for."""
     model, images = named(clip), pictures()
-    sites = backend("open_clip").anatomy(model.module).sites
+    sites = family_named("open_clip").anatomy(model.module).sites
     gone = [h for h in _heads("text") if h.number < 2]
     with torch.inference_mode():
         before = model(images)
@@ -366,7 +366,7 @@ def test_scores_of_the_text_tower_are_each_samples_own(clip: Path, tmp_path: Pat
     model.requires_grad_(False)
     from hydrasurgeon.data import Batches, open_data
 
-    sites = backend("open_clip").anatomy(model.module).sites
+    sites = family_named("open_clip").anatomy(model.module).sites
     totals = {(s.tower, s.layer): torch.zeros(HEADS) for s in sites}
     for batch in Batches(open_data(spec), model.transform, batch_size=1):
         masks = {place: torch.ones(HEADS, requires_grad=True) for place in totals}

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_named
+from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.hf_encoder.architectures import tensor_shapes
 from hydrasurgeon.families.hf_encoder.configs import stock_config
 from hydrasurgeon.families.open_clip.configs import stock_config as clip_config
 from hydrasurgeon.families.timm_vit.architectures import table
 from hydrasurgeon.families.timm_vit.architectures import tensor_shapes as timm_shapes
+from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
 
 BERT = {
@@ -63,21 +65,22 @@ def test_transformers(name: str) -> None:
     """Two layers of each: what is recorded passes its own boundary, and transformers builds just these tensors."""
     depth = "n_layers" if "n_layers" in REAL[name] else "num_hidden_layers"
     raw = {**REAL[name], depth: 2}
-    family = backend("transformers")
+    family = family_named("transformers")
     classes = len(raw.get("id2label", {}))
     shapes = tensor_shapes(stock_config(raw, name), raw["architectures"][0], classes)
     tensors = {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}
-    found = family.identify(tensors, arch=None, config=raw, files={}, where=name)
-    family.check(found.model, found.towers, name)
-    ((tower, size),) = found.towers.items()
+    model = family.identify(Bare(tensors, name, config=raw)).model
+    towers = family.towers(model)
+    family.check(model, towers, name)
+    ((tower, size),) = towers.items()
     kept = {tower: (tuple(range(size.heads)),) * size.layers}
-    module = family.build(found.model, found.towers, kept)
+    module = family.build(model, towers, kept)
     built = {n: tuple(parameter.shape) for n, parameter in module.named_parameters()}
-    assert built == family.expected(found.model, found.towers)
+    assert built == shapes_of(family.weights(model))
 
 
 def test_every_model_that_timm_registers() -> None:
-    family = backend("timm")
+    family = family_named("timm")
     assert len(table()) > 150
     for name, architecture in table().items():
         if not architecture.prunable:
@@ -89,9 +92,9 @@ def test_every_model_that_timm_registers() -> None:
             "pretrained_cfg": {**architecture.preprocess, "tag": "augreg_in1k", "custom_load": False, "pool_size": None,
                                "fixed_input_size": True, "first_conv": "patch_embed.proj", "classifier": "head"},
         }  # fmt: skip
-        found = family.identify(tensors, arch=None, config=config, files={}, where=name)
-        family.check(found.model, found.towers, name)
-        assert found.model.preprocess == architecture.preprocess
+        model = family.identify(Bare(tensors, name, config=config)).model
+        family.check(model, family.towers(model), name)
+        assert model.preprocess == architecture.preprocess
 
 
 def test_every_vit_that_openclip_knows() -> None:

@@ -19,9 +19,10 @@ from tiny_families import CLIP, FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError, UsageError
-from hydrasurgeon.families import backend
-from hydrasurgeon.families.base import Identified
+from hydrasurgeon.families import family_named, family_of
+from hydrasurgeon.families.base import Bare, Identified
 from hydrasurgeon.families.settings import Images, parse
+from hydrasurgeon.families.weights import by_name, output_of
 from hydrasurgeon.files.manifest import Manifest, parse_manifest
 from hydrasurgeon.files.tensors import TensorInfo
 
@@ -52,7 +53,7 @@ def manifest_of(stock: Path) -> dict[str, Any]:
 def checked(manifest: dict[str, Any], where: str = "m.heads.json") -> Manifest:
     """Through both boundaries: the manifest's, and the family's."""
     parsed = parse_manifest(json.dumps(manifest), where)
-    backend(parsed.model.family).check(parsed.model, parsed.towers, where)
+    family_of(parsed.model).check(parsed.model, parsed.towers, where)
     return parsed
 
 
@@ -232,7 +233,7 @@ def identified(
     checkpoint = opened(stock)
     tensors: dict[str, TensorInfo] = dict(checkpoint.tensors.items())
     texts_ = checkpoint.files if files is None else files
-    return backend(family).identify(tensors, arch=None, config=config, files=texts_, where="here")
+    return family_named(family).identify(Bare(tensors, "here", config=config, files=texts_))
 
 
 HUGE = [
@@ -303,10 +304,11 @@ def test_every_change_of_a_manifests_model_is_refused_or_understood(
         if parsed is None:
             refused += 1
             continue
-        family = backend(parsed.model.family)
-        assert len(family.expected(parsed.model, parsed.towers)) < 10_000, what
+        family = family_of(parsed.model)
+        weights = by_name(family.weights(parsed.model))
+        assert len(weights) < 10_000, what
         for tower, sizes in parsed.towers.items():
-            assert family.head_tensors(parsed.model, tower, sizes.layers - 1), what
+            assert output_of(weights, tower, sizes.layers - 1), what
     assert refused > 300
 
 
@@ -329,7 +331,8 @@ def test_every_change_of_a_config_is_refused_or_understood(
             continue
         found = understood(lambda new=new: identified(family, stocks(name), new), what, "here: ")
         if found is not None:  # what is recorded must be readable again
-            backend(family).check(found.model, found.towers, "here")
+            towers = family_named(family).towers(found.model)
+            family_named(family).check(found.model, towers, "here")
 
 
 COMPANIONS: dict[str, Any] = {
@@ -392,6 +395,6 @@ def test_old_manifests_of_transformers_models_are_read(stocks: Callable[[str], P
     manifest = manifest_of(stocks("BERT"))
     told = {"use_cache": True, "eos_token_id": None, "tie_word_embeddings": True}
     parsed = checked(changed(manifest, model__config=manifest["model"]["config"] | told))
-    module = backend("transformers").build(parsed.model, parsed.towers, parsed.kept or {})
+    module = family_named("transformers").build(parsed.model, parsed.towers, parsed.kept or {})
     assert all(parameter.is_meta for parameter in module.parameters())
     assert isinstance(module, torch.nn.Module)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, LAYERS, Family
 
 import hydrasurgeon as hs
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_named
 from hydrasurgeon.measuring.cost import launches, macs
 from hydrasurgeon.measuring.timing import peak_bytes
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
@@ -54,10 +54,10 @@ def hydra(
 
 def remade(old: Any) -> Any:
     """A runtime over the same members, which looks afresh at what they share."""
-    from hydrasurgeon.families import backend
+    from hydrasurgeon.families import family_named
     from hydrasurgeon.runtime.hydra import Hydra
 
-    family = backend("transformers" if hasattr(old.members[0], "kind") else "timm")
+    family = family_named("transformers" if hasattr(old.members[0], "kind") else "timm")
     return Hydra(list(old.members), family.anatomy)
 
 
@@ -128,7 +128,7 @@ def test_filling_up_is_no_multiply_add_of_the_model(tmp_path: Path) -> None:
     """A member's cost is what it keeps, however its neighbours are shaped."""
     FAMILIES["timm ViT"].write(tmp_path / "source")
     model = hydra(tmp_path / "source", RAGGED, tmp_path, tuned=True, family=FAMILIES["timm ViT"])
-    members = [Hydra([member], backend("timm").anatomy, mode="apart") for member in model.module.members]  # fmt: skip
+    members = [Hydra([member], family_named("timm").anatomy, mode="apart") for member in model.module.members]  # fmt: skip
     assert macs(model, IMAGES) == sum(macs(member, IMAGES) for member in members)
     assert model.module.mode == "stacked"
 

@@ -17,7 +17,7 @@ from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_named
 from hydrasurgeon.surgery import refit as compensation
 from hydrasurgeon.surgery.refit import Calibration, fold_means, refit
 
@@ -95,7 +95,7 @@ def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:
     x = inputs_of(path, spec)
     teacher, student = double(path), double(path)
     kept = {"vision": ((1, 3), (0, 1, 2, 3), (2,))}
-    anatomy = backend("timm").anatomy(double(path))
+    anatomy = family_named("timm").anatomy(double(path))
     repairs = refit(anatomy, kept, Calibration(lambda: x.split(7), 3))
     assert sorted(repairs) == [0, 2]
     for layer, row in ((0, [1, 3]), (2, [2])):
@@ -126,7 +126,7 @@ def test_held_states_change_nothing(
     """Room for all batches, for some, for none: the same repairs."""
     path, spec = tiny(), images(rows=20)
     x = inputs_of(path, spec)
-    anatomy = backend("timm").anatomy(double(path))
+    anatomy = family_named("timm").anatomy(double(path))
     kept = {"vision": ((1, 3), (0, 2), (2,))}
     passes: list[int] = []
     found = []

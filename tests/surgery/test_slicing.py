@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydrasurgeon.slicing import HeadTensor, take_heads
+from hydrasurgeon.slicing import HeadAxis, take_heads
 
 HEAD_DIM = 2
 
@@ -21,22 +21,22 @@ def packed(heads: int, blocks: int = 3, embed: int = 5) -> np.ndarray:
 
 
 def test_rows_by_hand() -> None:
-    cut = take_heads(packed(4), [1, 3], spec=HeadTensor("qkv", 0, 3), head_dim=HEAD_DIM)
+    cut = take_heads(packed(4), [1, 3], spec=HeadAxis(0, 3), head_dim=HEAD_DIM)
     assert cut[:, 0].tolist() == [10, 11, 30, 31, 110, 111, 130, 131, 210, 211, 230, 231]
 
 
 def test_columns_by_hand() -> None:
-    cut = take_heads(packed(3, 1).T, [2], spec=HeadTensor("proj", 1), head_dim=HEAD_DIM)
+    cut = take_heads(packed(3, 1).T, [2], spec=HeadAxis(1), head_dim=HEAD_DIM)
     assert cut.shape == (5, 2)
     assert cut[0].tolist() == [20, 21]
 
 
 def test_no_heads_leave_an_empty_tensor() -> None:
-    assert take_heads(packed(3), [], spec=HeadTensor("qkv", 0, 3), head_dim=HEAD_DIM).shape == (
+    assert take_heads(packed(3), [], spec=HeadAxis(0, 3), head_dim=HEAD_DIM).shape == (
         0,
         5,
     )
-    assert take_heads(torch.zeros(7, 6), [], spec=HeadTensor("o", 1), head_dim=HEAD_DIM).shape == (
+    assert take_heads(torch.zeros(7, 6), [], spec=HeadAxis(1), head_dim=HEAD_DIM).shape == (
         7,
         0,
     )
@@ -47,7 +47,7 @@ def test_composed_cuts_are_one_cut(first: list[int], data: st.DataObject) -> Non
     second = (
         data.draw(st.lists(st.integers(0, max(0, len(first) - 1)), unique=True)) if first else []
     )
-    spec = HeadTensor("qkv", 0, 3)
+    spec = HeadAxis(0, 3)
     twice = take_heads(
         take_heads(packed(6), first, spec=spec, head_dim=HEAD_DIM),
         second,
@@ -60,7 +60,7 @@ def test_composed_cuts_are_one_cut(first: list[int], data: st.DataObject) -> Non
 
 @given(st.lists(st.integers(0, 3), unique=True))
 def test_numpy_and_torch_agree(at: list[int]) -> None:
-    spec = HeadTensor("qkv", 0, 3)
+    spec = HeadAxis(0, 3)
     array = packed(4)
     from_torch = take_heads(torch.from_numpy(array), at, spec=spec, head_dim=HEAD_DIM)
     assert np.array_equal(from_torch.numpy(), take_heads(array, at, spec=spec, head_dim=HEAD_DIM))

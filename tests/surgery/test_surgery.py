@@ -15,7 +15,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
-from hydrasurgeon.families import backend
+from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, all_heads
 from hydrasurgeon.runtime.classifier import Classifier
 
@@ -40,7 +40,7 @@ def logits(path: Path, dtype: str = "float64") -> torch.Tensor:
 
 def masked_logits(path: Path, gone: list[Head]) -> torch.Tensor:
     model: Classifier = hs.load(path, device="cpu", dtype="float64")
-    sites = [b.attention for b in backend("timm").anatomy(model.module).blocks]
+    sites = [b.attention for b in family_named("timm").anatomy(model.module).blocks]
     with torch.inference_mode(), ablated(sites, gone):
         return model(INPUTS)
 

@@ -25,7 +25,6 @@ from hydrasurgeon.criteria.base import Subject, Verdict
 from hydrasurgeon.criteria.cahp.choice import choose, described
 from hydrasurgeon.criteria.cahp.weights import Weigher
 from hydrasurgeon.errors import DataError, SurgeryError
-from hydrasurgeon.families import backend
 from hydrasurgeon.heads import Head, count, drop
 from hydrasurgeon.lookup import need
 
@@ -46,7 +45,7 @@ def score(subject: Subject) -> Verdict:
     model.requires_grad_(False)
     manifest = subject.checkpoint.manifest
     assert manifest.kept is not None
-    anatomy = backend(manifest.model.family).anatomy(model)
+    anatomy = subject.checkpoint.family.anatomy(model)
     _check_reach(subject.towers, anatomy)
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
     classes = _classes(manifest.model.num_classes, subject.seed)

@@ -16,7 +16,6 @@ from hydrasurgeon.criteria.circuits.problem import Problem, Search
 from hydrasurgeon.criteria.circuits.state import State
 from hydrasurgeon.criteria.circuits.two_towers import numbered
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.families import backend
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import joined
 
@@ -43,7 +42,7 @@ def score(subject: Subject) -> Removal:
         if site.layer in subject.layers
         for number in site.heads
     )
-    anatomy = backend(subject.checkpoint.manifest.model.family).anatomy(module)
+    anatomy = subject.checkpoint.family.anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}
     beyond = sorted({head.tower for head in candidates} - reached)
     if beyond and anatomy.prompted is None:

@@ -31,7 +31,7 @@ from hydrasurgeon.anatomy.layers import (
 )
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.heads import Head, positions
-from hydrasurgeon.slicing import HeadTensor, take_heads
+from hydrasurgeon.slicing import HeadAxis, take_heads
 
 __all__ = ["Engine", "Work"]
 
@@ -147,7 +147,7 @@ class _Layer:
                 ] if any(part is not None for part in parts) else []  # fmt: skip
             if not parts:
                 return None
-            spec = HeadTensor(name, axis=0, blocks=blocks)
+            spec = HeadAxis(axis=0, blocks=blocks)
             return torch.cat(
                 [take_heads(part, at, spec=spec, head_dim=site.head_dim) for part in parts]
             )
@@ -155,7 +155,7 @@ class _Layer:
         weight, self.bias = rows("weight"), rows("bias")
         assert weight is not None
         self.weight = weight
-        spec = HeadTensor("out", axis=1)
+        spec = HeadAxis(axis=1)
         self.out = take_heads(site.out.weight, at, spec=spec, head_dim=site.head_dim).contiguous()
         # What the residual branch gets of each head: its rows of W_O, scaled as the branch scales them.
         self.outs = self.block.scale1(self.out.T.contiguous()).unflatten(0, (-1, site.head_dim))

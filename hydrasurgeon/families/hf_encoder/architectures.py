@@ -21,9 +21,19 @@ from hydrasurgeon.families.hf_encoder.configs import (
     config_of,
 )
 from hydrasurgeon.families.settings import pair, patches
+from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, shapes_of
 from hydrasurgeon.files.manifest import Model
 
-__all__ = ["KINDS", "Kind", "canonical", "class_name", "has_pooler", "kind_of", "tensor_shapes"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "canonical",
+    "class_name",
+    "has_pooler",
+    "kind_of",
+    "tensor_shapes",
+    "weights",
+]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -130,42 +140,34 @@ def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def tensor_shapes(config: Encoder, arch: str, classes: int) -> Shapes:
+def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
     """All tensors of an unpruned classifier; without a classifier where there are no classes."""
     kind, dim = kind_of(config), config.hidden_size
     embeddings = _pictures(config) if isinstance(config, ImageEncoder) else _words(config)
-    shapes = {f"{kind.prefix}.{name}": shape for name, shape in embeddings}
-    one = dict(_layer(config, kind))
+    yield from (Weight(f"{kind.prefix}.{n}", s, "embedding", kind.tower) for n, s in embeddings)
+    parts = list(_layer(config, kind))
     for layer in range(config.num_hidden_layers):
         place = f"{kind.prefix}.{kind.layer.format(layer)}"
-        shapes |= {f"{place}.{name}": shape for name, shape in one.items()}
+        yield from (part.within(place, kind.tower, layer) for part in parts)
     if kind.tower == "vision":
-        shapes |= dict(_norm(f"{kind.prefix}.layernorm", dim))
+        yield from norm(f"{kind.prefix}.layernorm", dim, "readout")
     if has_pooler(config):
-        shapes |= dict(_linear(f"{kind.prefix}.pooler.dense", dim, dim))
+        yield from linear(f"{kind.prefix}.pooler.dense", dim, dim, "readout")
     if not classes:
-        return shapes
+        return
     linears = kind.classifier
     if arch.endswith("WithTeacher"):
         linears = (("cls_classifier", "classes"), ("distillation_classifier", "classes"))
     into = 2 * dim if isinstance(config, Dinov2Config) else dim
     for name, out in linears:
-        shapes |= dict(_linear(name, classes if out == "classes" else dim, into))
-    return shapes
+        yield from linear(name, classes if out == "classes" else dim, into, "classifier")
+
+
+def tensor_shapes(config: Encoder, arch: str, classes: int) -> Shapes:
+    return shapes_of(weights(config, arch, classes))
 
 
 Named = Iterator[tuple[str, tuple[int, ...]]]
-
-
-def _linear(name: str, out: int, into: int, bias: bool = True) -> Named:
-    yield f"{name}.weight", (out, into)
-    if bias:
-        yield f"{name}.bias", (out,)
-
-
-def _norm(name: str, dim: int) -> Named:
-    yield f"{name}.weight", (dim,)
-    yield f"{name}.bias", (dim,)
 
 
 def _pictures(config: ImageEncoder) -> Named:
@@ -190,28 +192,31 @@ def _words(config: Encoder) -> Named:
     yield "embeddings.position_embeddings.weight", (config.max_position_embeddings, width)
     if isinstance(config, TypedTextEncoder):
         yield "embeddings.token_type_embeddings.weight", (config.type_vocab_size, width)
-    yield from _norm("embeddings.LayerNorm", width)
+    yield "embeddings.LayerNorm.weight", (width,)
+    yield "embeddings.LayerNorm.bias", (width,)
     if width != dim:
-        yield from _linear("embeddings_project", dim, width)
+        yield "embeddings_project.weight", (dim, width)
+        yield "embeddings_project.bias", (dim,)
     if isinstance(config, MPNetConfig):
         # One column for each head of every layer.
         table = (config.relative_attention_num_buckets, config.num_attention_heads)
         yield "encoder.relative_attention_bias.weight", table
 
 
-def _layer(config: Encoder, kind: Kind) -> Named:
+def _layer(config: Encoder, kind: Kind) -> Iterator[Weight]:
     dim = config.hidden_size
     bias = config.qkv_bias if isinstance(config, ImageEncoder) else True
     for name in (kind.q, kind.k, kind.v):
-        yield from _linear(name, dim, dim, bias)
-    yield from _linear(kind.out, dim, dim)
+        yield from linear(name, dim, dim, "attention", bias=bias, heads=QUERIES)
+    yield from linear(kind.out, dim, dim, "output", heads=OUT)
     inner = config.intermediate_size
     if isinstance(config, Dinov2Config):
         inner = dim * config.mlp_ratio
-    yield from _linear(kind.mlp[0], inner, dim)
-    yield from _linear(kind.mlp[1], dim, inner)
-    for norm in kind.norms:
-        yield from _norm(norm, dim)
+    yield from linear(kind.mlp[0], inner, dim, "mlp")
+    yield from linear(kind.mlp[1], dim, inner, "mlp")
+    for name in kind.norms:
+        # BERT's attention ends with a norm of its own.
+        yield from norm(name, dim, "attention" if name.startswith("attention.") else "norm")
     if isinstance(config, Dinov2Config):
-        yield "layer_scale1.lambda1", (dim,)
-        yield "layer_scale2.lambda1", (dim,)
+        yield Weight("layer_scale1.lambda1", (dim,), "scale")
+        yield Weight("layer_scale2.lambda1", (dim,), "scale")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from hydrasurgeon.errors import (
     SurgeryError,
     UsageError,
 )
-from hydrasurgeon.families.base import Identified, Usage
+from hydrasurgeon.families.base import Bare, Family, Identified, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
     Kind,
@@ -26,6 +26,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
     has_pooler,
     kind_of,
     tensor_shapes,
+    weights,
 )
 from hydrasurgeon.families.hf_encoder.configs import (
     Encoder,
@@ -50,12 +51,12 @@ from hydrasurgeon.families.hf_encoder.tokenizer import (
 )
 from hydrasurgeon.families.settings import Images, Texts, agree, known, parse
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
-from hydrasurgeon.slicing import HeadTensor
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
@@ -64,9 +65,8 @@ __all__ = ["HFEncoder", "check_config"]
 SUPPORTED = f"Supported model types: {', '.join(KINDS)}."
 CLIP = "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
-VISION = re.compile(r"(?:^|\.)(?:vit|deit|dinov2)\.")
-MLP = re.compile(r"\.layers?\.\d+\.(?:intermediate|output|mlp|ffn)\.(?!LayerNorm)")
-CLASSIFIER = ("classifier.", "pre_classifier.", "cls_classifier.", "distillation_classifier.")
+ATTENTION_DROPOUT = ("attention.self.dropout", "attention.attn.dropout")
+"""What the dropout of attention weights is called, where it is a module."""
 
 USAGE = """
 from transformers import {auto}, pipeline
@@ -76,18 +76,17 @@ classify = pipeline("{task}", model="DIR"{trust})
 """
 
 
-class HFEncoder:
-    family = "transformers"
+class HFEncoder(Family):
+    name = "transformers"
+    scheme = "hf"
+    example_id = "hf:google-bert/bert-base-uncased"
+    layout = ("config.json", "modeling_hydrasurgeon.py")
+    needs_config = True
+    refuses_by_config = True
 
-    def identify(
-        self,
-        tensors: Mapping[str, TensorInfo],
-        *,
-        arch: str | None,
-        config: Mapping[str, Any] | None,
-        files: Mapping[str, str],
-        where: str,
-    ) -> Identified:
+    def identify(self, bare: Bare) -> Identified:
+        tensors, arch, config = bare.tensors, bare.asked, bare.config
+        files, where = bare.files, bare.where
         if arch is not None:
             raise UsageError(
                 f"--arch transformers:{arch}: a transformers model is known by its config.json",
@@ -113,7 +112,7 @@ class HFEncoder:
             labels=_labels(facts, classes),
             preprocess=preprocess(read, files, where),
         )
-        return Identified(model, _towers(read), _note(model, named, names, files, where))
+        return Identified(model, _note(model, named, names, files, where))
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         config = config_of(model, f"{where}: model.config")
@@ -131,6 +130,12 @@ class HFEncoder:
         length = parse(Texts, model.preprocess, at, error=ManifestError).max_length
         if length > config.longest:
             raise ManifestError(f"{at}: max_length: {length} tokens, the model has positions for {config.longest}")  # fmt: skip
+
+    def recognises(self, bare: Bare) -> bool:
+        return bare.config is not None and "model_type" in bare.config
+
+    def check_config(self, config: Mapping[str, Any], where: str) -> None:
+        check_config(config, where)
 
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
         return companions(present)
@@ -151,35 +156,11 @@ class HFEncoder:
         ours = tensor_shapes(config, model.arch, model.num_classes)
         return {name: where for name, where in known.items() if name in ours}
 
-    def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
-        config = config_of(model)
-        kind = kind_of(config)
-        place = f"{kind.prefix}.{kind.layer.format(layer)}"
-        biased = config.qkv_bias if isinstance(config, ImageEncoder) else True
-        parts = ("weight", "bias") if biased else ("weight",)
-        rows = [f"{place}.{name}.{part}" for name in (kind.q, kind.k, kind.v) for part in parts]
-        return (
-            *(HeadTensor(name, 0) for name in rows),
-            HeadTensor(f"{place}.{kind.out}.weight", 1),
-        )
+    def towers(self, model: Model) -> dict[str, Tower]:
+        return _towers(config_of(model))
 
-    def expected(self, model: Model, towers: Mapping[str, Tower]) -> Mapping[str, tuple[int, ...]]:
-        return tensor_shapes(config_of(model), model.arch, model.num_classes)
-
-    def is_mlp(self, name: str) -> bool:
-        return MLP.search(name) is not None
-
-    def layer_of(self, name: str) -> tuple[str, int] | None:
-        match = LAYER.search(name)
-        return None if match is None else ("vision" if VISION.search(name) else "text", int(match[1]))  # fmt: skip
-
-    def embedding_of(self, name: str) -> str | None:
-        if any(part in name for part in (".embeddings.", ".embeddings_project.", ".relative_attention_bias.")):  # fmt: skip
-            return "vision" if VISION.search(name) else "text"
-        return None
-
-    def is_classifier(self, name: str) -> bool:
-        return name.startswith(CLASSIFIER)
+    def weights(self, model: Model) -> Iterator[Weight]:
+        return weights(config_of(model), model.arch, model.num_classes)
 
     def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
         config = {key: value for key, value in model.config.items() if key != "add_pooling_layer"}
@@ -214,12 +195,13 @@ class HFEncoder:
         """What the generated modelling file must know; None where stock transformers builds the model."""
         ((name, tower),) = manifest.towers.items()
         if manifest.members is not None:
-            specs = self.head_tensors(manifest.model, name, 0)
             return {
                 "members": [member.kept[name] for member in manifest.members],
                 "head_dim": tower.head_dim,
                 "head_tensors": {
-                    spec.name.replace(".0.", ".{}."): [spec.axis, spec.blocks] for spec in specs
+                    weight.name.replace(".0.", ".{}."): [weight.heads.axis, weight.heads.blocks]
+                    for weight in self.weights(manifest.model)
+                    if weight.layer == 0 and weight.heads is not None
                 },
             }
         rows = (manifest.kept or {})[name]
@@ -252,18 +234,21 @@ class HFEncoder:
 
             load = partial(load_tokenizer, dict(files or {}), config.model_type, config.vocab_size)
             return Tokenize(load, max_length=model.preprocess["max_length"])
-        from hydrasurgeon.data.transforms import eval_transform, train_transform
+        return super().transform(model, augment)
 
-        if augment is not None:
-            return train_transform(model.preprocess, augment)
-        return eval_transform(model.preprocess)
+    def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
+        from torch import nn
+
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Dropout) and LAYER.search(name) and not name.endswith(ATTENTION_DROPOUT):  # fmt: skip
+                yield part
 
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
         import torch
 
         config = config_of(model)
         if not isinstance(config, TextEncoder):
-            return torch.randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
+            return super().example(model, batch, device=device, dtype=dtype)
         shape = (batch, min(128, int(model.preprocess["max_length"])))
         ids = torch.randint(0, config.vocab_size, shape, device=device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

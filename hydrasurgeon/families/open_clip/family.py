@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
-from hydrasurgeon.families.base import Identified, Usage
+from hydrasurgeon.families.base import WEIGHTS, Bare, Family, Identified, Usage
 from hydrasurgeon.families.open_clip.configs import (
     SUPPORTED,
     Config,
@@ -30,21 +30,18 @@ from hydrasurgeon.families.settings import (
     parse,
     patches,
 )
+from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm, shapes_of
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
-from hydrasurgeon.slicing import HeadTensor
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
 __all__ = ["OpenCLIP"]
 
 # What OpenCLIP's own configurations of ViTs are called; only shown, never looked up.
 NAME = re.compile(r"CLIP|ViT-[A-Za-z0-9._-]{1,60}")
-LAYER = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.")
 PREFIX = {"vision": "visual.transformer", "text": "transformer"}
 COLOURS = {
     "mean": [0.48145466, 0.4578275, 0.40821073],
@@ -58,18 +55,20 @@ model = hs.load("DIR")  # open_clip.create_model("local-dir:DIR") too, if no hea
 """
 
 
-class OpenCLIP:
-    family = "open_clip"
+class OpenCLIP(Family):
+    name = "open_clip"
+    scheme = "open_clip"
+    example_id = "open_clip:ViT-B-32/laion2b_s34b_b79k"
+    weight_files = ("open_clip_model.safetensors", WEIGHTS)
+    config_file = "open_clip_config.json"
+    layout = ("open_clip_config.json",)
+    needs_config = True
+    # Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
+    downloads = ("open_clip_model.safetensors", "open_clip_config.json", "heads.json")
+    named_classes = True
 
-    def identify(
-        self,
-        tensors: Mapping[str, TensorInfo],
-        *,
-        arch: str | None,
-        config: Mapping[str, Any] | None,
-        files: Mapping[str, str],
-        where: str,
-    ) -> Identified:
+    def identify(self, bare: Bare) -> Identified:
+        arch, config, where = bare.asked, bare.config, bare.where
         if arch is not None:
             raise UsageError(
                 f"--arch open_clip:{arch}: an OpenCLIP model is known by its open_clip_config.json",
@@ -87,7 +86,7 @@ class OpenCLIP:
             num_classes=0,
             preprocess=_preprocess(read, (config or {}).get("preprocess_cfg") or {}, where),
         )
-        return Identified(model, _towers(read))
+        return Identified(model)
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         if not NAME.fullmatch(model.arch):
@@ -101,42 +100,22 @@ class OpenCLIP:
         if images.input_size != reads:
             raise ManifestError(f"{at}: input_size: {images.input_size}, the model reads {reads} (image_size)")  # fmt: skip
 
-    def companions(self, present: Collection[str]) -> tuple[str, ...]:
-        return ()
+    def repository(self, name: str) -> str:
+        from open_clip.pretrained import get_pretrained_cfg
 
-    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
-        assert not files  # there are no companions
+        model, _, tag = name.partition("/")
+        listed = str(get_pretrained_cfg(model, tag).get("hf_hub") or name)
+        return "/".join(listed.split("/")[:2])  # a file's name may follow
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
         ours = tensor_shapes(config_of(model))
         return {name: name for name in stored if name in ours}
 
-    def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
-        attn = f"{PREFIX[tower]}.resblocks.{layer}.attn"
-        return (
-            HeadTensor(f"{attn}.in_proj_weight", 0, 3),
-            HeadTensor(f"{attn}.in_proj_bias", 0, 3),
-            HeadTensor(f"{attn}.out_proj.weight", 1),
-        )
+    def towers(self, model: Model) -> dict[str, Tower]:
+        return _towers(config_of(model))
 
-    def expected(self, model: Model, towers: Mapping[str, Tower]) -> Mapping[str, tuple[int, ...]]:
-        return tensor_shapes(config_of(model))
-
-    def is_mlp(self, name: str) -> bool:
-        return LAYER.match(name) is not None and ".mlp." in name
-
-    def layer_of(self, name: str) -> tuple[str, int] | None:
-        match = LAYER.match(name)
-        return None if match is None else ("vision" if match[1] else "text", int(match[2]))
-
-    def embedding_of(self, name: str) -> str | None:
-        if name.startswith(("token_embedding.", "positional_embedding")):
-            return "text"
-        parts = ("class_embedding", "positional_embedding", "conv1.", "ln_pre.")
-        return "vision" if name.startswith(tuple(f"visual.{part}" for part in parts)) else None
-
-    def is_classifier(self, name: str) -> bool:
-        return False  # it is made of class names, by the text tower
+    def weights(self, model: Model) -> Iterator[Weight]:
+        return weights(config_of(model))
 
     def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
         names = labels if labels is not None else model.labels
@@ -177,24 +156,6 @@ class OpenCLIP:
         assert isinstance(module, ZeroShot)
         return anatomy(module)
 
-    def transform(
-        self,
-        model: Model,
-        augment: Mapping[str, Any] | None = None,
-        *,
-        files: Mapping[str, str] | None = None,
-    ) -> Callable[[Any], Any]:
-        from hydrasurgeon.data.transforms import eval_transform, train_transform
-
-        if augment is not None:
-            return train_transform(model.preprocess, augment)
-        return eval_transform(model.preprocess)
-
-    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
-        from torch import randn
-
-        return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
-
 
 def _name(config: Config) -> str:
     """What OpenCLIP calls this config; read from its files, without importing it."""
@@ -231,57 +192,49 @@ def _preprocess(config: Config, given: object, where: str) -> dict[str, Any]:
     return parse(Images, images, at).written()
 
 
-def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all weights of the unpruned model."""
+def weights(config: Config) -> Iterator[Weight]:
+    """All weights of the unpruned model."""
     vision, text, embed = config.vision_cfg, config.text_cfg, config.embed_dim
     width, words = vision.width, text.width
     tokens = patches(vision.image_size, vision.patch_size) + 1
     scalar = (1,) if config.nonscalar_logit_scale else ()
-    shapes: dict[str, tuple[int, ...]] = {
-        "positional_embedding": (text.context_length, words),
-        "logit_scale": scalar,
-        "visual.class_embedding": (width,),
-        "visual.positional_embedding": (tokens, width),
-        "visual.proj": (width, embed),
-        "visual.conv1.weight": (width, 3, *pair(vision.patch_size)),
-        "token_embedding.weight": (text.vocab_size, words),
-        **_norm("visual.ln_post", width),
-        **_norm("ln_final", words),
-    }
+    patch = (width, 3, *pair(vision.patch_size))
+    yield Weight("positional_embedding", (text.context_length, words), "embedding", "text")
+    yield Weight("logit_scale", scalar, "readout")
+    yield Weight("visual.class_embedding", (width,), "embedding", "vision")
+    yield Weight("visual.positional_embedding", (tokens, width), "embedding", "vision")
+    yield Weight("visual.proj", (width, embed), "readout")
+    yield Weight("visual.conv1.weight", patch, "embedding", "vision")
+    yield Weight("token_embedding.weight", (text.vocab_size, words), "embedding", "text")
+    yield from norm("visual.ln_post", width, "readout")
+    yield from norm("ln_final", words, "readout")
     if config.init_logit_bias is not None:
-        shapes["logit_bias"] = scalar
+        yield Weight("logit_bias", scalar, "readout")
     if not vision.no_ln_pre:
-        shapes |= _norm("visual.ln_pre", width)
-    if text.proj_type != "none":
-        shapes |= (
-            {"text_projection.weight": (embed, words), "text_projection.bias": (embed,)}
-            if text.proj_bias
-            else {"text_projection": (words, embed)}
-        )
-    for prefix, tower in ((PREFIX["vision"], vision), (PREFIX["text"], text)):
+        yield from (part.within("visual", "vision") for part in norm("ln_pre", width, "embedding"))
+    if text.proj_type != "none" and text.proj_bias:
+        yield from linear("text_projection", embed, words, "readout")
+    elif text.proj_type != "none":
+        yield Weight("text_projection", (words, embed), "readout")
+    for name, tower in (("vision", vision), ("text", text)):
         for layer in range(tower.layers):
-            shapes |= _block(f"{prefix}.resblocks.{layer}", tower)
-    return shapes
+            place = f"{PREFIX[name]}.resblocks.{layer}"
+            yield from (part.within(place, name, layer) for part in _block(tower))
 
 
-def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    return shapes_of(weights(config))
 
 
-def _block(place: str, tower: Vision | Text) -> dict[str, tuple[int, ...]]:
+def _block(tower: Vision | Text) -> Iterator[Weight]:
     width, hidden = tower.width, int(tower.width * tower.mlp_ratio)
-    shapes: dict[str, tuple[int, ...]] = {
-        **_norm(f"{place}.ln_1", width),
-        f"{place}.attn.in_proj_weight": (3 * width, width),
-        f"{place}.attn.in_proj_bias": (3 * width,),
-        f"{place}.attn.out_proj.weight": (width, width),
-        f"{place}.attn.out_proj.bias": (width,),
-        **_norm(f"{place}.ln_2", width),
-        f"{place}.mlp.c_fc.weight": (hidden, width),
-        f"{place}.mlp.c_fc.bias": (hidden,),
-        f"{place}.mlp.c_proj.weight": (width, hidden),
-        f"{place}.mlp.c_proj.bias": (width,),
-    }
+    yield from norm("ln_1", width)
+    yield Weight("attn.in_proj_weight", (3 * width, width), "attention", heads=PACKED)
+    yield Weight("attn.in_proj_bias", (3 * width,), "attention", heads=PACKED)
+    yield from linear("attn.out_proj", width, width, "output", heads=OUT)
+    yield from norm("ln_2", width)
+    yield from linear("mlp.c_fc", hidden, width, "mlp")
+    yield from linear("mlp.c_proj", width, hidden, "mlp")
     if tower.ls_init_value is not None:
-        shapes |= {f"{place}.ls_1.gamma": (width,), f"{place}.ls_2.gamma": (width,)}
-    return shapes
+        yield Weight("ls_1.gamma", (width,), "scale")
+        yield Weight("ls_2.gamma", (width,), "scale")

@@ -10,16 +10,18 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
+from hydrasurgeon.families.weights import OUT, PACKED, Part, Weight, linear, norm, shapes_of
 
 __all__ = [
     "SUPPORTED",
+    "TOWER",
     "Architecture",
     "Match",
     "fits",
@@ -28,9 +30,12 @@ __all__ = [
     "registered",
     "table",
     "tensor_shapes",
+    "weights",
 ]
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+TOWER = "vision"
 
 DEFAULTS: dict[str, Any] = {
     "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "global_pool": "token",
@@ -119,82 +124,85 @@ def named(name: str, where: str = "--arch") -> Architecture:
     )
 
 
-def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors of a VisionTransformer with these arguments."""
+def weights(args: Mapping[str, Any]) -> Iterator[Weight]:
+    """All tensors of a VisionTransformer with these arguments."""
     a = {**DEFAULTS, **args}
-    dim, prefix = (
-        a["embed_dim"],
-        a["class_token"] + a["reg_tokens"] + (a["class"] != "VisionTransformer"),
-    )
-    height, width = _pair(a["img_size"])
-    ph, pw = _pair(a["patch_size"])
-    tokens = (height // ph) * (width // pw)
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def linear(name: str, out: int, into: int, bias: bool = True) -> None:
-        shapes[f"{name}.weight"] = (out, into)
-        if bias:
-            shapes[f"{name}.bias"] = (out,)
-
-    def norm(name: str, kind: str, size: int) -> None:
-        shapes[f"{name}.weight"] = (size,)
-        if "rms" not in kind.lower():
-            shapes[f"{name}.bias"] = (size,)
-
-    def mlp(name: str, hidden: int, bias: bool, kind: str) -> None:
-        if kind.startswith("SwiGLU"):
-            linear(f"{name}.fc1_g", hidden, dim, bias)
-            linear(f"{name}.fc1_x", hidden, dim, bias)
-        else:
-            linear(f"{name}.fc1", hidden, dim, bias)
-        inner = hidden // 2 if kind.startswith("GluMlp") else hidden
-        if a["scale_mlp_norm"] and name.startswith("blocks"):
-            norm(f"{name}.norm", a["norm_layer"], inner)
-        linear(f"{name}.fc2", dim, inner, bias)
-
-    if a["class_token"]:
-        shapes["cls_token"] = (1, 1, dim)
-    if a["class"] == "VisionTransformerDistilled":
-        shapes["dist_token"] = (1, 1, dim)
-    if a["reg_tokens"]:
-        shapes["reg_token"] = (1, a["reg_tokens"], dim)
-    if a["pos_embed"] == "learn":
-        shapes["pos_embed"] = (1, tokens + (0 if a["no_embed_class"] else prefix), dim)
-    shapes["patch_embed.proj.weight"] = (dim, a["in_chans"], ph, pw)
-    if not a["pre_norm"]:
-        shapes["patch_embed.proj.bias"] = (dim,)
-    if a["embed_norm_layer"]:
-        norm("patch_embed.norm", a["embed_norm_layer"], dim)
-    if a["pre_norm"]:
-        norm("norm_pre", a["norm_layer"], dim)
-    head_dim = dim // a["num_heads"]
-    for i in range(a["depth"]):
-        block = f"blocks.{i}"
-        norm(f"{block}.norm1", a["norm_layer"], dim)
-        linear(f"{block}.attn.qkv", 3 * dim, dim, a["qkv_bias"])
-        if a["qk_norm"]:
-            norm(f"{block}.attn.q_norm", a["norm_layer"], head_dim)
-            norm(f"{block}.attn.k_norm", a["norm_layer"], head_dim)
-        linear(f"{block}.attn.proj", dim, dim, a["proj_bias"])
-        norm(f"{block}.norm2", a["norm_layer"], dim)
-        mlp(f"{block}.mlp", int(dim * a["mlp_ratio"]), a["proj_bias"], a["mlp_layer"])
-        if a["init_values"]:
-            shapes[f"{block}.ls1.gamma"] = shapes[f"{block}.ls2.gamma"] = (dim,)
+    dim, kind = a["embed_dim"], a["norm_layer"]
+    yield from (Weight(w.name, w.shape, w.part, TOWER) for w in _embedding(a))
+    for layer in range(a["depth"]):
+        yield from (w.within(f"blocks.{layer}", TOWER, layer) for w in _block(a))
     pooled = a["global_pool"] in ("avg", "avgmax", "max") if a["fc_norm"] is None else a["fc_norm"]
     if a["final_norm"]:
-        norm("fc_norm" if pooled else "norm", a["norm_layer"], dim)
+        yield from _norm("fc_norm" if pooled else "norm", kind, dim, "readout")
     if a["global_pool"] == "map":
-        shapes["attn_pool.latent"] = (1, 1, dim)
-        linear("attn_pool.q", dim, dim)
-        linear("attn_pool.kv", 2 * dim, dim)
-        linear("attn_pool.proj", dim, dim)
-        norm("attn_pool.norm", a["norm_layer"], dim)
-        mlp("attn_pool.mlp", int(dim * a["mlp_ratio"]), True, "Mlp")
+        yield Weight("attn_pool.latent", (1, 1, dim), "readout")
+        yield from linear("attn_pool.q", dim, dim, "readout")
+        yield from linear("attn_pool.kv", 2 * dim, dim, "readout")
+        yield from linear("attn_pool.proj", dim, dim, "readout")
+        yield from _norm("attn_pool.norm", kind, dim, "readout")
+        hidden = int(dim * a["mlp_ratio"])
+        yield from linear("attn_pool.mlp.fc1", hidden, dim, "readout")
+        yield from linear("attn_pool.mlp.fc2", dim, hidden, "readout")
     if a["num_classes"]:
-        linear("head", a["num_classes"], dim)
+        yield from linear("head", a["num_classes"], dim, "classifier")
         if a["class"] == "VisionTransformerDistilled":
-            linear("head_dist", a["num_classes"], dim)
-    return shapes
+            yield from linear("head_dist", a["num_classes"], dim, "classifier")
+
+
+def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return shapes_of(weights(args))
+
+
+def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
+    dim, distilled = a["embed_dim"], a["class"] == "VisionTransformerDistilled"
+    prefix = a["class_token"] + a["reg_tokens"] + (a["class"] != "VisionTransformer")
+    height, width = _pair(a["img_size"])
+    ph, pw = _pair(a["patch_size"])
+    tokens = (height // ph) * (width // pw) + (0 if a["no_embed_class"] else prefix)
+    if a["class_token"]:
+        yield Weight("cls_token", (1, 1, dim), "embedding")
+    if distilled:
+        yield Weight("dist_token", (1, 1, dim), "embedding")
+    if a["reg_tokens"]:
+        yield Weight("reg_token", (1, a["reg_tokens"], dim), "embedding")
+    if a["pos_embed"] == "learn":
+        yield Weight("pos_embed", (1, tokens, dim), "embedding")
+    yield Weight("patch_embed.proj.weight", (dim, a["in_chans"], ph, pw), "embedding")
+    if not a["pre_norm"]:
+        yield Weight("patch_embed.proj.bias", (dim,), "embedding")
+    if a["embed_norm_layer"]:
+        yield from _norm("patch_embed.norm", a["embed_norm_layer"], dim, "embedding")
+    if a["pre_norm"]:
+        yield from _norm("norm_pre", a["norm_layer"], dim, "embedding")
+
+
+def _block(a: Mapping[str, Any]) -> Iterator[Weight]:
+    dim, kind = a["embed_dim"], a["norm_layer"]
+    yield from _norm("norm1", kind, dim, "norm")
+    yield from linear("attn.qkv", 3 * dim, dim, "attention", bias=a["qkv_bias"], heads=PACKED)
+    if a["qk_norm"]:
+        yield from _norm("attn.q_norm", kind, dim // a["num_heads"], "attention")
+        yield from _norm("attn.k_norm", kind, dim // a["num_heads"], "attention")
+    yield from linear("attn.proj", dim, dim, "output", bias=a["proj_bias"], heads=OUT)
+    yield from _norm("norm2", kind, dim, "norm")
+    yield from _mlp(a, int(dim * a["mlp_ratio"]))
+    if a["init_values"]:
+        yield Weight("ls1.gamma", (dim,), "scale")
+        yield Weight("ls2.gamma", (dim,), "scale")
+
+
+def _mlp(a: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
+    dim, bias, layer = a["embed_dim"], a["proj_bias"], a["mlp_layer"]
+    for name in ("fc1_g", "fc1_x") if layer.startswith("SwiGLU") else ("fc1",):
+        yield from linear(f"mlp.{name}", hidden, dim, "mlp", bias=bias)
+    inner = hidden // 2 if layer.startswith("GluMlp") else hidden
+    if a["scale_mlp_norm"]:
+        yield from _norm("mlp.norm", a["norm_layer"], inner, "mlp")
+    yield from linear("mlp.fc2", dim, inner, "mlp", bias=bias)
+
+
+def _norm(name: str, kind: str, size: int, part: Part) -> Iterator[Weight]:
+    return norm(name, size, part, bias="rms" not in kind.lower())
 
 
 def fits(architecture: Architecture, shapes: Shapes, overrides: Mapping[str, Any]) -> str | None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
-from hydrasurgeon.families.base import Identified, Usage
+from hydrasurgeon.families.base import Bare, Family, Identified, Usage
 from hydrasurgeon.families.settings import Images, agree, known, parse
 from hydrasurgeon.families.timm_vit.architectures import (
     SUPPORTED,
+    TOWER,
     Architecture,
     fits,
     infer,
     named,
     registered,
-    tensor_shapes,
+    weights,
 )
 from hydrasurgeon.families.timm_vit.arguments import (
     Asked,
@@ -30,18 +31,15 @@ from hydrasurgeon.families.timm_vit.arguments import (
     stock_arguments,
 )
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
-from hydrasurgeon.slicing import HeadTensor
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
-    from hydrasurgeon.files.tensors import TensorInfo
+    from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.heads import Kept
 
 __all__ = ["TimmViT"]
 
-TOWER = "vision"
 USAGE = """
 import hydrasurgeon, timm
 
@@ -51,18 +49,15 @@ PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mo
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
-class TimmViT:
-    family = "timm"
+class TimmViT(Family):
+    name = "timm"
+    scheme = "timm"
+    example_id = "timm:vit_base_patch16_224.augreg_in21k"
+    layout = ("config.json",)
+    fresh_spec = "init:timm:NAME[,key=value…]"
 
-    def identify(
-        self,
-        tensors: Mapping[str, TensorInfo],
-        *,
-        arch: str | None,
-        config: Mapping[str, Any] | None,
-        files: Mapping[str, str],
-        where: str,
-    ) -> Identified:
+    def identify(self, bare: Bare) -> Identified:
+        tensors, arch, config, where = bare.tensors, bare.asked, bare.config, bare.where
         shapes = {name: info.shape for name, info in tensors.items()}
         note, preprocess, labels = None, {}, None
         if arch is None and config and "architecture" in config:
@@ -105,7 +100,7 @@ class TimmViT:
             labels=tuple(labels) if labels and len(labels) == num_classes else None,
             preprocess=images.written(),
         )
-        return Identified(model, towers_of(model), note)
+        return Identified(model, note)
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         architecture = registered(model.arch)
@@ -116,45 +111,27 @@ class TimmViT:
             )
         args = {**architecture.args, **recorded(model, where, ManifestError)}
         check_whole(args, f"{where}: model.config", ManifestError)
-        agree(model, towers, towers_of(model), where)
+        agree(model, towers, self.towers(model), where)
         at = f"{where}: model.preprocess"
         check_images(
             args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError
         )
 
-    def companions(self, present: Collection[str]) -> tuple[str, ...]:
-        return ()
+    def repository(self, name: str) -> str:
+        # Where vit_base_patch16_224.augreg2_in21k_ft_in1k and the others live.
+        return name if "/" in name else f"timm/{name}"
 
-    def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
-        assert not files  # there are no companions
+    def towers(self, model: Model) -> dict[str, Tower]:
+        args = _args(model)
+        dim, heads = int(args["embed_dim"]), int(args["num_heads"])
+        tower = Tower(layers=int(args["depth"]), heads=heads, head_dim=dim // heads, dim=dim)
+        return {TOWER: tower}
 
-    def names(self, model: Model, stored: Iterable[str]) -> None:
-        return None
+    def weights(self, model: Model) -> Iterator[Weight]:
+        return weights({**_args(model), "num_classes": model.num_classes})
 
-    def head_tensors(self, model: Model, tower: str, layer: int) -> tuple[HeadTensor, ...]:
-        attn = f"blocks.{layer}.attn"
-        bias = (HeadTensor(f"{attn}.qkv.bias", 0, 3),) if _args(model).get("qkv_bias", True) else ()
-        return (HeadTensor(f"{attn}.qkv.weight", 0, 3), *bias, HeadTensor(f"{attn}.proj.weight", 1))
-
-    def expected(self, model: Model, towers: Mapping[str, Tower]) -> Mapping[str, tuple[int, ...]]:
-        return tensor_shapes({**_args(model), "num_classes": model.num_classes})
-
-    def is_mlp(self, name: str) -> bool:
-        return BLOCK.match(name) is not None and ".mlp." in name
-
-    def layer_of(self, name: str) -> tuple[str, int] | None:
-        match = BLOCK.match(name)
-        return (TOWER, int(match[1])) if match else None
-
-    def embedding_of(self, name: str) -> str | None:
-        parts = ("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.", "norm_pre.")
-        return TOWER if name.startswith(parts) else None
-
-    def is_classifier(self, name: str) -> bool:
-        return name.startswith(("head.", "head_dist."))
-
-    def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
-        return model.model_copy(update={"num_classes": count, "labels": labels})
+    def fresh_model(self, arch: str) -> Model:
+        return fresh_model(arch)
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
@@ -220,25 +197,12 @@ class TimmViT:
             reads=_reads(m),
         )
 
-    def transform(
-        self,
-        model: Model,
-        augment: Mapping[str, Any] | None = None,
-        *,
-        files: Mapping[str, str] | None = None,
-    ) -> Callable[[Any], Any]:
-        from hydrasurgeon.data.transforms import eval_transform, train_transform
+    def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
+        from torch import nn
 
-        return (
-            train_transform(model.preprocess, augment)
-            if augment is not None
-            else eval_transform(model.preprocess)
-        )
-
-    def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
-        from torch import randn
-
-        return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Dropout) and BLOCK.match(name) and not name.endswith("attn_drop"):  # fmt: skip
+                yield part
 
 
 def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
@@ -285,12 +249,6 @@ def fresh_model(arch: str) -> Model:
         num_classes=num_classes,
         preprocess={**architecture.preprocess, **_input_size(architecture, overrides)},
     )
-
-
-def towers_of(model: Model) -> dict[str, Tower]:
-    args = _args(model)
-    dim, heads = int(args["embed_dim"]), int(args["num_heads"])
-    return {TOWER: Tower(layers=int(args["depth"]), heads=heads, head_dim=dim // heads, dim=dim)}
 
 
 def _prunable(name: str, where: str) -> Architecture:

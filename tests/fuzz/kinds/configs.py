@@ -51,11 +51,11 @@ def _command(random: Random) -> tuple[str, ...]:
 def use(path: Path, runs: float) -> None:
     """Open it, and prepare what live data would go through."""
     from hydrasurgeon.checkpoints.reading import open_checkpoint
-    from hydrasurgeon.families import backend
+    from hydrasurgeon.families import family_of
 
     opened = open_checkpoint(path)
     model = opened.manifest.model
-    family = backend(model.family)
+    family = family_of(model)
     if runs > 0.3:
         return
     transform: Any = family.transform(model, files=opened.files)
