@@ -27,10 +27,12 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 ARCH = "BertForSequenceClassification"
 MEASURED = """
-import resource, sys
+import re, sys
+from pathlib import Path
 from hydrasurgeon.cli.app import run
 code = run(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# Not getrusage: its maximum is handed on by the process that started this one.
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
 sys.exit(code)
 """
 
@@ -72,6 +74,7 @@ def run(*arguments: str | Path, cwd: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc")
 def test_ten_gigabytes_in_one_of_memory(tmp_path: Path) -> None:
     if shutil.disk_usage(tmp_path).free < 30 * GB:
         pytest.skip("needs 30 GB of disk")
