@@ -61,7 +61,9 @@ class Layer:
                 bias = torch.cat([own for own in shifts if own is not None], dim=1)
             heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.sites[0].scale)
             each = heads.split([len(self.sites[i].heads) for i in busy], dim=1)
-            found |= {i: self.sites[i].out(merge(own)) for i, own in zip(busy, each, strict=True)}
+            found.update(
+                {i: self.sites[i].out(merge(own)) for i, own in zip(busy, each, strict=True)}
+            )
         return torch.stack([found[i] for i in range(len(self.sites))])
 
 

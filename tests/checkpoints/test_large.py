@@ -74,7 +74,9 @@ def run(*arguments: str | Path, cwd: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc"
+)
 def test_ten_gigabytes_in_one_of_memory(tmp_path: Path) -> None:
     if shutil.disk_usage(tmp_path).free < 30 * GB:
         pytest.skip("needs 30 GB of disk")

@@ -116,6 +116,12 @@ def test_words_that_the_model_has_no_row_for(bert: Path) -> None:
     assert load_tokenizer(files_of(bert), "bert", len(VOCAB)) is not None
     with pytest.raises(CheckpointError, match=r"word number 13, the model has 13 words"):
         load_tokenizer(files_of(bert), "bert", len(VOCAB) - 1)
+    far = json.loads(files["tokenizer.json"])
+    far["model"]["vocab"]["plot"] = 10**9
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.json has a word number 1000000000, the model"
+    ):
+        load_tokenizer({**files, "tokenizer.json": json.dumps(far)}, "bert", len(VOCAB) + 1)
     with pytest.raises(CheckpointError, match=r"has 14 words"):
         load_tokenizer(saying(files, added_tokens_decoder={"14": {"content": "new"}}), "bert", 14)
 

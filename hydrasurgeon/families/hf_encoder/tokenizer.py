@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -124,10 +124,12 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
     texts = {name: files[name] for name in (WHOLE, *VOCABULARIES) if name in files}
     for name in texts:
         if name.endswith(".json"):
-            parse_json(texts[name], f"{where}: {name}", most=MAX_VOCABULARY)
+            said = parse_json(texts[name], f"{where}: {name}", most=MAX_VOCABULARY)
+            # Before tokenizers sees them: it makes room for every number below the largest.
+            _check_numbers(_numbers(said), words, f"{where}: {name}")
     config = tokenizer_config(files, where)
-    said = config.written() | {"tokenizer_class": _class_name(config, files, where)}
-    texts[CONFIG] = json.dumps({key: value for key, value in said.items() if value is not None})
+    stated = config.written() | {"tokenizer_class": _class_name(config, files, where)}
+    texts[CONFIG] = json.dumps({key: value for key, value in stated.items() if value is not None})
     if SPECIAL in files:
         texts[SPECIAL] = json.dumps(companion(SpecialTokens, files, SPECIAL, where).written())
     if ADDED in files:
@@ -140,13 +142,29 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
             f"{where} has no token for padding, so texts of different lengths cannot be read together",
             hint=f"Name one as pad_token in {CONFIG}.",
         )
-    beyond = max(made.get_vocab().values(), default=0)
+    _check_numbers(made.get_vocab().values(), words, where)
+    return made
+
+
+def _numbers(vocabulary: Any) -> list[int]:
+    """The words' numbers in a tokenizer.json or vocab.json, as far as it has the shape of one; else tokenizers says why not."""
+    if not isinstance(vocabulary, dict):
+        return []
+    model, added = vocabulary.get("model"), vocabulary.get("added_tokens")
+    numbered = model.get("vocab") if isinstance(model, dict) else vocabulary
+    ids = list(numbered.values()) if isinstance(numbered, dict) else []
+    if isinstance(added, list):
+        ids += [word.get("id") for word in added if isinstance(word, dict)]
+    return [number for number in ids if type(number) is int]
+
+
+def _check_numbers(numbers: Iterable[int], words: int, where: str) -> None:
+    beyond = max(numbers, default=0)
     if beyond >= words:
         raise CheckpointError(
             f"{where} has a word number {beyond}, the model has {words} words (vocab_size)",
             hint="Bring back the tokenizer that belongs to the model.",
         )
-    return made
 
 
 def _made(texts: Mapping[str, str], where: str) -> Any:
