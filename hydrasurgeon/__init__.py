@@ -7,7 +7,6 @@ probs = model.predict(inputs)
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.score import score
     from hydrasurgeon.stages.verify import verify
 
+from hydrasurgeon.lookup import imported
 from hydrasurgeon.sharing.timm_hook import install
 
 install()
@@ -28,9 +28,9 @@ install()
 __all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "replay", "score", "verify"]
 
 _HOME = {
-    "load": "hydrasurgeon.runtime.classifier",
+    "load": "hydrasurgeon.runtime.classifier:load",
     **{
-        name: f"hydrasurgeon.stages.{name}"
+        name: f"hydrasurgeon.stages.{name}:{name}"
         for name in ("bench", "evaluate", "finetune", "fuse", "prune", "replay", "score", "verify")
     },
 }
@@ -40,4 +40,4 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for: torch is never needed to read a manifest."""
     if name not in _HOME:
         raise AttributeError(f"module 'hydrasurgeon' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return imported(_HOME[name])

@@ -1,12 +1,16 @@
-"""Packages that only some commands need: asked for by name, refused with what to install."""
+"""Things asked for by name: what is imported when it is first used, what a misspelt word meant, which packages are there."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from hydrasurgeon.errors import MissingDependency
 
-__all__ = ["need"]
+__all__ = ["did_you_mean", "imported", "nearest", "need"]
 
 # What a package is called where it is installed from, if not as it is imported.
 INSTALLED_AS = {
@@ -15,6 +19,22 @@ INSTALLED_AS = {
     "OpenSSL": "pyOpenSSL",
     "cyclonedx": "cyclonedx-python-lib",
 }
+
+
+def imported(place: str) -> Any:
+    """What stands at `module:attribute`; the module is imported now."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def nearest(word: str, words: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The words that a misspelt one may stand for, the likeliest first."""
+    return difflib.get_close_matches(word, list(words), n=most, cutoff=cutoff)
+
+
+def did_you_mean(word: str, words: Iterable[str], shown: Callable[[str], object] = str) -> str:
+    """` (did you mean X?)`, to be put behind a message; nothing where no word is near."""
+    return "".join(f" (did you mean {shown(near)}?)" for near in nearest(word, words))
 
 
 def need(*modules: str, purpose: str) -> None:

@@ -1,4 +1,4 @@
-"""How a stage goes over its samples: one record of what most commands share, and which of several processes writes."""
+"""How a stage goes over its samples: one record of what most commands share, and what torchrun says of several processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import TypedDict, TypeVar
 
-__all__ = ["Progress", "Run", "RunKeywords", "is_main_process", "takes"]
+__all__ = [
+    "Progress",
+    "Run",
+    "RunKeywords",
+    "is_launched",
+    "is_main_process",
+    "local_rank",
+    "process_count",
+    "takes",
+]
 
 Progress = Callable[[str, int, int], None]
 """What is being done, steps done, steps in all."""
@@ -84,3 +93,18 @@ def _parameters(arguments: type) -> list[inspect.Parameter]:
 def is_main_process() -> bool:
     """Whether this process writes: the first of those that torchrun started."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def is_launched() -> bool:
+    """Whether torchrun started this process, and perhaps others beside it."""
+    return "WORLD_SIZE" in os.environ
+
+
+def process_count() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """Which of this machine's processes this one is."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -11,13 +11,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.heads import Head
 
-__all__ = ["ablated", "masked"]
+__all__ = ["ablated", "masked", "removed"]
 
 Place = tuple[str, int]
+
+
+@contextlib.contextmanager
+def removed(*hooks: RemovableHandle) -> Iterator[None]:
+    """These hooks end with the block."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager
@@ -37,11 +48,8 @@ def masked(sites: Sequence[Attention], masks: Mapping[Place, Tensor]) -> Iterato
         for site in sites
         if (site.tower, site.layer) in masks and site.heads
     ]
-    try:
+    with removed(*hooks):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextlib.contextmanager

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection
-from importlib import import_module
 
 from hydrasurgeon.criteria.base import HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import did_you_mean, imported
 
 __all__ = ["CIRCUIT", "CRITERIA", "OBJECTIVES", "WITHOUT_DATA", "criterion", "score_key"]
 
@@ -39,13 +38,13 @@ def score_key(method: str, objective: str | None = None, *, recorded: Collection
         raise UsageError(f"--objective {objective}: --method {method} names another")
     wanted = named if dash else objective
     if wanted is None:
-        found = [key for key in recorded if key.startswith(f"{CIRCUIT}-")]
-        if len(found) > 1:
+        circuits = [key for key in recorded if key.startswith(f"{CIRCUIT}-")]
+        if len(circuits) > 1:
             raise UsageError(
-                f"--method circuit: the manifest has {' and '.join(sorted(found))}",
+                f"--method circuit: the manifest has {' and '.join(sorted(circuits))}",
                 hint="Name one with --objective.",
             )
-        return found[0] if found else f"{CIRCUIT}-avg"
+        return circuits[0] if circuits else f"{CIRCUIT}-avg"
     if wanted not in OBJECTIVES:
         raise UsageError(
             f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}."
@@ -58,13 +57,9 @@ def criterion(name: str) -> Callable[[Subject], HeadScores | Verdict | Removal]:
     if name.startswith(f"{CIRCUIT}-"):
         name = CIRCUIT
     if name not in CRITERIA:
-        near = difflib.get_close_matches(name, CRITERIA, n=1)
         raise UsageError(
-            f"--method {name}: no such criterion" + (f" (did you mean {near[0]}?)" if near else ""),
+            f"--method {name}: no such criterion{did_you_mean(name, CRITERIA)}",
             hint=f"Available: {', '.join(CRITERIA)}.",
         )
-    module, function = CRITERIA[name].split(":")
-    found: Callable[[Subject], HeadScores | Verdict | Removal] = getattr(
-        import_module(module), function
-    )
-    return found
+    judge: Callable[[Subject], HeadScores | Verdict | Removal] = imported(CRITERIA[name])
+    return judge

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from hydrasurgeon.data.labels import class_names, class_numbers
 from hydrasurgeon.data.samples import Arrays, Rows, Samples
 from hydrasurgeon.data.tables import Table, rows
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.lookup import nearest
 
 __all__ = ["read_hub", "read_torchvision"]
 
@@ -113,7 +113,7 @@ def read_torchvision(spec: str, rest: str) -> Samples:
     name, _, split = rest.partition(":")
     by_name = {each.lower(): each for each in datasets.__all__}
     if name.lower() not in by_name:
-        near = difflib.get_close_matches(name, datasets.__all__, n=3)
+        near = nearest(name, datasets.__all__, most=3)
         raise DataError(
             f"{spec}: torchvision has no data set {name}",
             hint=f"Did you mean {', '.join(near)}?" if near else None,

@@ -21,10 +21,11 @@ from hydrasurgeon.data.columns import IMAGES as IMAGE_COLUMNS
 from hydrasurgeon.data.failures import reason
 from hydrasurgeon.data.images import MAX_BYTES, decode
 from hydrasurgeon.data.samples import Rows, Samples, limited
-from hydrasurgeon.data.sources import is_there, portable
+from hydrasurgeon.data.sources import is_there
 from hydrasurgeon.data.tables import Table, read_table
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import open_regular
+from hydrasurgeon.files.names import portable
 
 __all__ = ["Pairing", "Shards", "open_pairs"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import re
@@ -19,8 +18,10 @@ from hydrasurgeon.data.samples import Files, Samples, limited
 from hydrasurgeon.data.tables import read_table, rows
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import open_regular, read_text
+from hydrasurgeon.files.names import portable
+from hydrasurgeon.lookup import did_you_mean
 
-__all__ = ["is_there", "open_data", "portable"]
+__all__ = ["is_there", "open_data"]
 
 KINDS = "a folder, .npz, .parquet, .jsonl, .csv, an image list .txt, hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
 # Of an image list.
@@ -59,18 +60,12 @@ def is_there(path: Path) -> bool:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def portable(spec: str) -> str:
-    """The spec without absolute paths, so that manifests carry none."""
-    return "@".join(Path(part).name if os.path.isabs(part) else part for part in spec.split("@"))
-
-
 def _near(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]
     except (OSError, ValueError):
         return ""
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f" (did you mean {path.parent / close[0]}?)" if close else ""
+    return did_you_mean(path.name, names, shown=lambda near: path.parent / near)
 
 
 def _folder(spec: str, path: Path) -> Samples:
@@ -157,9 +152,8 @@ def _demo(spec: str, rest: str) -> Samples:
         if entry.name.endswith(".npz")
     }
     if rest not in sets:
-        close = difflib.get_close_matches(rest, sets, n=1)
         raise DataError(
-            f"{spec}: no such demo set" + (f" (did you mean demo:{close[0]}?)" if close else ""),
+            f"{spec}: no such demo set{did_you_mean(rest, sets, 'demo:{}'.format)}",
             hint=f"There are {', '.join(f'demo:{name}' for name in sorted(sets))}.",
         )
     with sets[rest].open("rb") as file:

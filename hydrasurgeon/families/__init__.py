@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.lookup import imported
 
 if TYPE_CHECKING:
     from hydrasurgeon.families.base import Bare, Family
@@ -49,9 +49,8 @@ def register(family: Family) -> None:
 
 
 @cache
-def _imported(place: str) -> Family:
-    module, name = place.split(":")
-    made: Family = getattr(import_module(module), name)()
+def _made(place: str) -> Family:
+    made: Family = imported(place)()
     return made
 
 
@@ -64,7 +63,7 @@ def _sharing(name: str) -> list[Family]:
             f"model family {name!r} is not supported",
             hint=f"Supported: {', '.join((*FAMILIES, *_OUTSIDE))}.",
         )
-    return [_imported(place) for place in FAMILIES[name]]
+    return [_made(place) for place in FAMILIES[name]]
 
 
 def families() -> Iterator[Family]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
+from hydrasurgeon.files.names import portable
 
 __all__ = ["changes_weights", "command_line", "installed", "lineage", "merged", "step"]
 
@@ -86,10 +87,8 @@ def merged(histories: Iterable[Sequence[Step]]) -> list[Step]:
 def _portable(value: Any) -> Any:
     if isinstance(value, Path):
         return value.name
-    if isinstance(value, str):  # an image list may name its root behind an @
-        return "@".join(
-            Path(part).name if part.startswith("/") else part for part in value.split("@")
-        )
+    if isinstance(value, str):
+        return portable(value)
     if isinstance(value, list):
         return [_portable(each) for each in value]
     return value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from unicodedata import category
 
-__all__ = ["MAX_NAME", "is_name"]
+__all__ = ["MAX_NAME", "is_name", "portable"]
 
 # Characters of a name.
 MAX_NAME = 500
@@ -16,3 +18,8 @@ def is_name(text: str) -> bool:
     return 0 < len(text.strip()) <= len(text) <= MAX_NAME and not UNNAMEABLE & set(
         map(category, text)
     )
+
+
+def portable(spec: str) -> str:
+    """A path, or LIST@ROOT of two, without the folders of this machine: what files record is the same everywhere."""
+    return "@".join(Path(part).name if os.path.isabs(part) else part for part in spec.split("@"))

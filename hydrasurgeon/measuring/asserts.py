@@ -7,7 +7,6 @@ A path is the way to a number through a result of the JSON report; in lists it g
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrasurgeon.errors import CheckFailed, UsageError
+from hydrasurgeon.lookup import nearest
 from hydrasurgeon.measuring.report import Asserted, Result
 
 __all__ = ["Assertion", "check_paths", "judged", "parse_assertion", "paths_of", "require"]
@@ -116,8 +116,8 @@ def check_paths(assertions: Sequence[Assertion], results: Sequence[Result]) -> N
 
 
 def _choice(word: str, words: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, words, n=1)
-    return (f"Did you mean {near[0]}? " if near else "") + f"There are {', '.join(words)}."
+    near = "".join(f"Did you mean {each}? " for each in nearest(word, words))
+    return f"{near}There are {', '.join(words)}."
 
 
 def judged(assertions: Sequence[Assertion], results: Sequence[Result]) -> tuple[Asserted, ...]:

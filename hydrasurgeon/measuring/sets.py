@@ -13,7 +13,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families.open_clip.zero_shot import record_of
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.files.names import is_name
+from hydrasurgeon.files.names import is_name, portable
 from hydrasurgeon.measuring.report import SetResult
 from hydrasurgeon.visible import code
 
@@ -29,7 +29,7 @@ __all__ = [
     "open_sets",
     "parse_ood",
     "parse_shift",
-    "portable_name",
+    "portable_entry",
     "uses_of",
 ]
 
@@ -151,18 +151,24 @@ def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict
     return {use: DataRecord(**samples.fingerprint()) for use, samples in found.items()}
 
 
-def portable_name(spec: str | None) -> str | None:
-    """A data spec without folders of this machine."""
-    if spec is None:
+def portable_entry(entry: str | None) -> str | None:
+    """`NAME=D` or D without folders of this machine."""
+    if entry is None:
         return None
-    head, equals, path = spec.rpartition("=")
-    return head + equals + (Path(path).name if path.startswith("/") else path)
+    name, spec = _split(entry)
+    return portable(spec) if name is None else f"{name}={portable(spec)}"
+
+
+def _split(entry: str) -> tuple[str | None, str]:
+    """`NAME=D` or D: the name, if there is one, and the data."""
+    name, equals, spec = entry.partition("=")
+    return (name, spec) if equals else (None, entry)
 
 
 def data_names(labelled: Sequence[LabelledSet]) -> str | list[str] | None:
     if len(labelled) > 1:
-        return [f"{each.name}={portable_name(each.spec)}" for each in labelled]
-    return portable_name(labelled[0].spec) if labelled else None
+        return [f"{each.name}={portable_entry(each.spec)}" for each in labelled]
+    return portable_entry(labelled[0].spec) if labelled else None
 
 
 def class_hashes(further: Sequence[Further]) -> dict[str, Any]:
@@ -231,9 +237,9 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
     """`near:NAME=D`, `far:NAME=D`, `NAME=D` or `D` (far)."""
     group: Literal["near", "far"] = "near" if text.startswith("near:") else "far"
     rest = text.removeprefix("near:").removeprefix("far:")
-    name, equals, spec = rest.partition("=")
-    if not equals:
-        name, spec = Path(rest.rpartition(":")[2]).stem, rest
+    name, spec = _split(rest)
+    if name is None:
+        name = Path(rest.rpartition(":")[2]).stem
     if not is_name(name) or not spec:
         raise UsageError(f"--ood {text}: not near:NAME=D or far:NAME=D")
     return group, name, spec
@@ -241,8 +247,8 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
 
 def parse_shift(text: str) -> tuple[str, int | None, str]:
     """`NAME=D` or `NAME:SEVERITY=D`."""
-    name, equals, spec = text.partition("=")
-    name, colon, severity = name.partition(":")
-    if not equals or not is_name(name) or not spec or (colon and not SEVERITY.fullmatch(severity)):
+    named, spec = _split(text)
+    name, colon, severity = (named or "").partition(":")
+    if not is_name(name) or not spec or (colon and not SEVERITY.fullmatch(severity)):
         raise UsageError(f"--shift {text}: not NAME=D or NAME:SEVERITY=D")
     return name, int(severity) if colon else None, spec

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+
+from hydrasurgeon.run import local_rank, process_count
 
 __all__ = ["World", "joined", "own_device"]
 
@@ -26,16 +27,15 @@ class World:
         """What every process has, in the order of their ranks, for every process."""
         if self.size == 1:
             return [mine]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, mine)
-        return found
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, mine)
+        return everyone
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[World]:
     """The processes that torchrun started, or this one alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if process_count() == 1:
         yield World()
         return
     ours = not dist.is_initialized()
@@ -53,6 +53,6 @@ def own_device(name: str) -> str:
     """Each process of torchrun has a GPU to itself."""
     import torch
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and name in ("auto", "cuda"):
-        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else name
+    if process_count() > 1 and name in ("auto", "cuda"):
+        return f"cuda:{local_rank()}" if torch.cuda.is_available() else name
     return name

@@ -25,7 +25,7 @@ from hydrasurgeon.measuring.sets import (
     labelled_sets,
     open_further,
     open_sets,
-    portable_name,
+    portable_entry,
     uses_of,
 )
 from hydrasurgeon.run import Run, RunKeywords, takes
@@ -263,8 +263,8 @@ def _measured(
 def _settings(labelled: Sequence[LabelledSet], arguments: EvaluateArguments) -> dict[str, Any]:
     """What the report says of how it came about."""
     return {
-        "data": data_names(labelled), "ood": [portable_name(o) for o in arguments.ood],
-        "shift": [portable_name(s) for s in arguments.shift], "val": portable_name(arguments.val),
+        "data": data_names(labelled), "ood": [portable_entry(o) for o in arguments.ood],
+        "shift": [portable_entry(s) for s in arguments.shift], "val": portable_entry(arguments.val),
         "ensemble": arguments.ensemble, "temperature": arguments.temperature, "ood_score": arguments.ood_score,
         "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype, "batch_size": arguments.batch_size,
     }  # fmt: skip

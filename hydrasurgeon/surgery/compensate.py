@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.heads import Kept
+from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.run import Run
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ COMPENSATIONS = ("none", "mean", "lstsq")
 
 def check_compensation(how: str, data: str | None) -> None:
     if how not in COMPENSATIONS:
-        near = difflib.get_close_matches(how, COMPENSATIONS, n=1)
         raise UsageError(
-            f"--compensate {how}: no such repair" + (f" (did you mean {near[0]}?)" if near else ""),
+            f"--compensate {how}: no such repair{did_you_mean(how, COMPENSATIONS)}",
             hint=f"Available: {', '.join(COMPENSATIONS)}.",
         )
     if how != "none" and data is None:

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
 
+from hydrasurgeon.anatomy.hooks import removed
 from hydrasurgeon.anatomy.layers import attend, run_block
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
@@ -299,11 +300,8 @@ def _watched(site: Attention) -> Iterator[list[Tensor]]:
     def note(_: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
         seen[:] = [args[0], output]
 
-    hook = site.out.register_forward_hook(note)
-    try:
+    with removed(site.out.register_forward_hook(note)):
         yield seen
-    finally:
-        hook.remove()
 
 
 @contextlib.contextmanager
@@ -317,8 +315,5 @@ def _replaced(site: Attention, repair: Repair | None) -> Iterator[None]:
         return linear(args[0][..., columns], repair.weight.to(output), bias)
 
     hooks = [] if repair is None else [site.out.register_forward_hook(instead)]
-    try:
+    with removed(*hooks):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

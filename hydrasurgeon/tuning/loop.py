@@ -7,7 +7,6 @@ that was interrupted continues exactly as if it had not been.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.run import Run
+from hydrasurgeon.run import Run, is_launched
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import State
 
@@ -269,7 +268,7 @@ def _accelerator(device: str, dtype: str) -> Any:
             "--dtype float16: training in half precision needs a GPU", hint="Use --dtype bfloat16."
         )
     # The state is process-wide and remembers the first precision it was asked for.
-    AcceleratorState._reset_state(reset_partial_state="WORLD_SIZE" not in os.environ)
+    AcceleratorState._reset_state(reset_partial_state=not is_launched())
     return Accelerator(cpu=device == "cpu", mixed_precision=precision[dtype])
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from hydrasurgeon.anatomy.hooks import removed
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.anatomy.maps import attention_maps, heads_from_maps, real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy
@@ -125,11 +126,8 @@ def _check_maps(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
         block.attention.out.register_forward_pre_hook(note(layer))
         for layer, block in enumerate(anatomy.blocks)
     ]
-    try:
+    with removed(*hooks):
         model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     for layer, hidden, site, bias, real in _walk(anatomy, inputs):
         if not site.heads:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from hydrasurgeon.criteria.circuits.state import State
 from hydrasurgeon.criteria.circuits.two_towers import numbered
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import Head
+from hydrasurgeon.lookup import imported
 from hydrasurgeon.runtime.processes import joined
 
 __all__ = ["SEARCHES", "score"]
@@ -97,9 +97,8 @@ def _search(name: str) -> Callable[[Problem], Search]:
         raise UsageError(
             f"--search {name}: no such search", hint=f"Available: {', '.join(SEARCHES)}."
         )
-    module, attribute = SEARCHES[name].split(":")
-    found: Callable[[Problem], Search] = getattr(import_module(module), attribute)
-    return found
+    search: Callable[[Problem], Search] = imported(SEARCHES[name])
+    return search
 
 
 def _budget(options: CircuitOptions, subject: Subject, candidates: tuple[Head, ...]) -> int:

@@ -6,7 +6,6 @@ fits any divisor), so that, and everything else that shapes do not show, must co
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families.weights import OUT, PACKED, Part, Weight, linear, norm, shapes_of
+from hydrasurgeon.lookup import nearest
 
 __all__ = [
     "SUPPORTED",
@@ -112,7 +112,7 @@ def named(name: str, where: str = "--arch") -> Architecture:
             f"{where}: timm:{name[:60]} cannot be pruned: it has a table of relative positions in every layer, with a column for each head",
             hint=SUPPORTED,
         )
-    near = difflib.get_close_matches(plain, table(), n=3, cutoff=0.75)
+    near = nearest(plain, table(), most=3, cutoff=0.75)
     if near:
         raise CheckpointError(
             f"{where}: timm:{name[:60]} is not a known architecture",

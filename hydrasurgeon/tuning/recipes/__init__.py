@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.foreign import read_text
+from hydrasurgeon.lookup import did_you_mean
 
 __all__ = ["Augment", "Recipe", "load_recipe", "recipe_names"]
 
@@ -111,9 +111,8 @@ def load_recipe(
     elif Path(name).suffix == ".toml" and Path(name).is_file():
         text = read_text(Path(name), most=MAX_BYTES, error=UsageError)
     else:
-        near = difflib.get_close_matches(str(name), recipe_names(), n=1)
         raise UsageError(
-            f"--recipe {name}: no such recipe" + (f" (did you mean {near[0]}?)" if near else ""),
+            f"--recipe {name}: no such recipe{did_you_mean(str(name), recipe_names())}",
             hint=f"There are {', '.join(recipe_names())}; or give a .toml file.",
         )
     try:
@@ -140,11 +139,13 @@ def load_recipe(
         where = ".".join(str(part) for part in first["loc"])[:100]
         raise UsageError(
             f"recipe {name}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}",
-            hint=f"Fields: {', '.join(_known())}." if first["type"] == "extra_forbidden" else None,
+            hint=f"Fields: {', '.join(_field_names())}."
+            if first["type"] == "extra_forbidden"
+            else None,
         ) from error
 
 
-def _known() -> list[str]:
+def _field_names() -> list[str]:
     return [
         *(n for n in Recipe.model_fields if n != "augment"),
         *(f"augment.{n}" for n in Augment.model_fields),
@@ -152,11 +153,10 @@ def _known() -> list[str]:
 
 
 def _override(fields: dict[str, Any], key: str, value: str) -> None:
-    if key not in _known():
-        near = difflib.get_close_matches(key, _known(), n=1)
+    if key not in _field_names():
         raise UsageError(
-            f"--set {key}: no such field" + (f" (did you mean {near[0]}?)" if near else ""),
-            hint=f"Fields: {', '.join(_known())}.",
+            f"--set {key}: no such field{did_you_mean(key, _field_names())}",
+            hint=f"Fields: {', '.join(_field_names())}.",
         )
     try:
         parsed = json.loads(value)
