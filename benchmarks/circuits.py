@@ -36,8 +36,8 @@ from hydrasurgeon.criteria.circuits.criterion import TOGETHER
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.fast import Fast
 from hydrasurgeon.criteria.circuits.inputs import Held
-from hydrasurgeon.criteria.circuits.naive import measure, predictions
-from hydrasurgeon.criteria.circuits.objective import Objective, Predictions
+from hydrasurgeon.criteria.circuits.naive import measure, outcomes_of
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
 from hydrasurgeon.criteria.circuits.packed import pack, unpack
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
 from hydrasurgeon.data import Batches, fit_classes, open_data
@@ -135,14 +135,14 @@ def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
                 one = evaluated.of(json.dumps([side, *sorted(removed), head]))
                 if "predicted" not in one:
                     with evaluated.step(one):
-                        predicted = predictions(one_side(found, side), (*removed, head))
+                        predicted = outcomes_of(one_side(found, side), (*removed, head))
                     one["predicted"] = pack(predicted)
                     evaluated.save()
                 seen[side] = unpack(one["predicted"])
                 mine["cpu"] += one["cpu"]
                 mine["units"] += one["units"]
             foreign = seen["ood"].familiar if "ood" in seen else torch.zeros(0)
-            whole = Predictions(seen["id"].margin, seen["id"].familiar, foreign)
+            whole = Outcomes(seen["id"].margin, seen["id"].familiar, foreign)
             points[head] = found.objective.points(whole.one())[0].low
         best = max(points.values())
         mine["order"].append(next(head for head in points if points[head] == best))

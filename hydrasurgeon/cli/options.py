@@ -10,7 +10,7 @@ from hydrasurgeon.errors import UsageError
 
 __all__ = [
     "Arch",
-    "Batch",
+    "BatchSize",
     "Checkpoint",
     "Checkpoints",
     "ClassSets",
@@ -167,7 +167,9 @@ Arch = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-Batch = Annotated[str, typer.Option("--batch-size", metavar="N|auto", help="Samples in one pass.")]
+BatchSize = Annotated[
+    str, typer.Option("--batch-size", metavar="N|auto", help="Samples in one pass.")
+]
 # What fits into a manifest, and what torch and numpy take as a seed.
 LARGEST = 2**63 - 1
 Seed = Annotated[
@@ -217,23 +219,23 @@ def keep_count(text: str | None) -> int | str | None:
 
 def pairs(entries: list[str]) -> dict[str, str]:
     """KEY=VALUE entries as a mapping."""
-    found = {}
+    values = {}
     for entry in entries:
         key, equals, value = entry.partition("=")
         if not equals:
             raise UsageError(f"--set {entry}: not KEY=VALUE")
-        found[key.strip()] = value.strip()
-    return found
+        values[key.strip()] = value.strip()
+    return values
 
 
 def spread(arguments: list[str], option: str) -> list[str]:
     """`--vs a b c` → `--vs a --vs b --vs c`: everything up to the next option belongs to it."""
-    found: list[str] = []
+    words: list[str] = []
     inside = False
     for argument in arguments:
         if argument.startswith("-"):
             inside = argument == option
-            found += [] if inside else [argument]
+            words += [] if inside else [argument]
         else:
-            found += [option, argument] if inside else [argument]
-    return found
+            words += [option, argument] if inside else [argument]
+    return words

@@ -35,7 +35,7 @@ def run_options(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    batch_size: options.Batch = "auto",
+    batch_size: options.BatchSize = "auto",
     skip_bad: options.SkipBad = False,
 ) -> RunKeywords:
     """How a model runs over samples."""
@@ -56,10 +56,7 @@ def tuning_options(
     skip_bad: options.SkipBad = False,
 ) -> RunKeywords:
     """The same for training, whose recipe says how large a batch is."""
-    return {
-        "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": batch_size,
-        "skip_bad": skip_bad,
-    }  # fmt: skip
+    return {**run_options(limit, seed, device, dtype, skip_bad=skip_bad), "batch_size": batch_size}
 
 
 def check_options(
@@ -67,7 +64,7 @@ def check_options(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    batch_size: options.Batch = "auto",
+    batch_size: options.BatchSize = "auto",
 ) -> RunKeywords:
     """The same for a comparison, which leaves nothing out."""
     return run_options(limit, seed, device, dtype, batch_size)
@@ -80,7 +77,7 @@ def proof_options(
     dtype: Annotated[
         str, typer.Option("--dtype", help="float64 or float32: what outputs are compared in.")
     ] = "float64",
-    batch_size: options.Batch = "auto",
+    batch_size: options.BatchSize = "auto",
 ) -> RunKeywords:
     """The same for a proof, in the precision that it needs."""
     return run_options(limit, seed, device, dtype, batch_size)

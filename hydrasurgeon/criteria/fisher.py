@@ -19,12 +19,12 @@ def score(subject: Subject) -> HeadScores:
     model, sites = subject.load()
     model.requires_grad_(False)
     # Inputs run through the first tower. Another one makes the classifier, the same for all samples.
-    own = [s for s in sites if s.tower == next(iter(subject.checkpoint.manifest.towers))]
+    first_tower = [s for s in sites if s.tower == next(iter(subject.checkpoint.manifest.towers))]
     totals = {(s.tower, s.layer): torch.zeros(len(s.heads), dtype=torch.float64) for s in sites}
     for inputs, labels in subject.batches("mask gradients"):
         # One mask per sample: its gradient is that sample's own, from one backward pass for the batch.
-        masks = _ones(own, labels.device, len(labels))
-        shared = _ones([s for s in sites if s not in own], labels.device)
+        masks = _ones(first_tower, labels.device, len(labels))
+        shared = _ones([s for s in sites if s not in first_tower], labels.device)
         with masked(sites, masks | shared):
             losses = cross_entropy(model(inputs).float(), labels, reduction="none")
         if shared:

@@ -13,7 +13,7 @@ __all__ = ["score"]
 def score(subject: Subject) -> HeadScores:
     checkpoint, manifest = subject.checkpoint, subject.checkpoint.manifest
     assert manifest.kept is not None
-    found: HeadScores = {}
+    scores: HeadScores = {}
     for tower in subject.towers:
         for layer, row in enumerate(manifest.kept[tower]):
             parts = []
@@ -25,5 +25,5 @@ def score(subject: Subject) -> HeadScores:
                 stored = checkpoint.tensors[weight.name]
                 values = np.abs(as_float(checkpoint.tensors.read(weight.name), stored.dtype))
                 parts.append(values.reshape(weight.heads.blocks, len(row), -1).mean(axis=-1))
-            found[tower, layer] = np.concatenate(parts).mean(axis=0).tolist() if parts else []
-    return found
+            scores[tower, layer] = np.concatenate(parts).mean(axis=0).tolist() if parts else []
+    return scores

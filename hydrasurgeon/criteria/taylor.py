@@ -25,18 +25,18 @@ def score(subject: Subject) -> HeadScores:
     if subject.keep is None:
         _gradients(subject, model, sites, "gradients")
         return {(site.tower, site.layer): _importance(site) for site in sites}
-    found: HeadScores = {}
+    scores: HeadScores = {}
     gone: list[Head] = []
     for site in sites:
         with ablated(sites, gone):
             _gradients(subject, model, [site], f"gradients of layer {site.layer}")
-        scores = found[site.tower, site.layer] = _importance(site)
+        layer_scores = scores[site.tower, site.layer] = _importance(site)
         if site.layer in subject.layers:
-            lowest = sorted(range(len(scores)), key=lambda i: scores[i])[
-                : max(0, len(scores) - subject.keep)
+            lowest = sorted(range(len(layer_scores)), key=lambda i: layer_scores[i])[
+                : max(0, len(layer_scores) - subject.keep)
             ]
             gone += [Head(site.tower, site.layer, site.heads[i]) for i in lowest]
-    return found
+    return scores
 
 
 def _gradients(subject: Subject, model: nn.Module, sites: Sequence[Attention], name: str) -> None:

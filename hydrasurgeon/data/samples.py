@@ -200,7 +200,7 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
             f"{samples.spec}: has {len(names)} classes, the model has {num_classes}",
             hint="Use the data set the model was trained for, finetune with a fresh classifier, or give CLIP other --classes.",
         )
-    found = samples.labels
+    numbers = samples.labels
     if (
         names is not None
         and labels is not None
@@ -208,12 +208,12 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
         and sorted(names) == sorted(labels)
     ):
         where = {name: i for i, name in enumerate(labels)}
-        found = np.array([where[name] for name in names], dtype=np.int64)[found]
-        samples = Subset(samples, np.arange(len(samples)), found)
-    bad = np.flatnonzero((found < 0) | (found >= num_classes))
+        numbers = np.array([where[name] for name in names], dtype=np.int64)[numbers]
+        samples = Subset(samples, np.arange(len(samples)), numbers)
+    bad = np.flatnonzero((numbers < 0) | (numbers >= num_classes))
     if len(bad):
         raise DataError(
-            f"{samples.spec}: row {bad[0]} has label {found[bad[0]]}, the model has classes 0-{num_classes - 1}",
+            f"{samples.spec}: row {bad[0]} has label {numbers[bad[0]]}, the model has classes 0-{num_classes - 1}",
             hint="Use the data set the model was trained for, finetune with a fresh classifier, or give CLIP other --classes.",
         )
     return samples

@@ -116,10 +116,10 @@ def aupr(negative: Scores, positive: Scores) -> float | None:
     scores, order = scores.sort(descending=True, stable=True)
     hits = truth[order].cumsum(0)
     last = torch.cat([scores[1:] != scores[:-1], torch.tensor([True])])  # a tie is one threshold
-    found = hits[last]
+    hits_so_far = hits[last]
     flagged = torch.arange(1, len(scores) + 1, dtype=torch.float64)[last]
-    gained = torch.diff(found, prepend=torch.zeros(1, dtype=torch.float64))
-    return float((gained / len(positive) * found / flagged).sum())
+    gained = torch.diff(hits_so_far, prepend=torch.zeros(1, dtype=torch.float64))
+    return float((gained / len(positive) * hits_so_far / flagged).sum())
 
 
 def disagreement(logits: Logits) -> float:

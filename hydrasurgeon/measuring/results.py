@@ -101,16 +101,16 @@ def rehearsed(
     return over_sets(alone, rest, first=first.name) if rest else alone
 
 
-def over_sets(found: Result, others: Sequence[SetResult], *, first: str) -> Result:
+def over_sets(on_first: Result, others: Sequence[SetResult], *, first: str) -> Result:
     """A result on the data set called `first`, joined by those on others."""
-    sets = (SetResult(name=first, **found.id.model_dump()), *others)
+    sets = (SetResult(name=first, **on_first.id.model_dump()), *others)
     mean = SetAverage(
         **{
             name: sum(getattr(each, name) for each in sets) / len(sets)
             for name in SetAverage.model_fields
         }
     )
-    return found.model_copy(update={"sets": sets, "sets_average": mean})
+    return on_first.model_copy(update={"sets": sets, "sets_average": mean})
 
 
 def _average(group: Sequence[OodResult]) -> OodAverage:

@@ -81,9 +81,9 @@ class Further:
         ours = [self.checkpoints[i] for i in job]
         if [c.manifest.model for c in ours] != [c.manifest.model for c in first]:
             models = [load(checkpoint) for checkpoint in ours]
-        found, labels = logits(models, self.samples)
+        predicted, labels = logits(models, self.samples)
         return SetResult(
-            name=self.name, n=len(labels), **metrics.id_metrics(found, labels, temperature)
+            name=self.name, n=len(labels), **metrics.id_metrics(predicted, labels, temperature)
         )
 
 
@@ -91,16 +91,16 @@ def labelled_sets(
     data: str | Sequence[str] | None, classes: str | Sequence[str] | None
 ) -> list[LabelledSet]:
     """`D` or `NAME=D`, each with its own `NAME=CLASSES`, or the CLASSES that are given for all."""
-    given = [data] if isinstance(data, str) else list(data or ())
-    pairs = [_name_of(text) for text in given]
+    entries = [data] if isinstance(data, str) else list(data or ())
+    pairs = [_name_of(text) for text in entries]
     names = [name for name, _ in pairs]
     _check_once("--data", names)
-    own: dict[str, str] = {}
+    of_one: dict[str, str] = {}
     common: list[str] = []
     for text in [classes] if isinstance(classes, str) else classes or ():
         match = NAMED.fullmatch(text)
-        if match is not None and match[1] in names and match[1] not in own:
-            own[match[1]] = match[2]
+        if match is not None and match[1] in names and match[1] not in of_one:
+            of_one[match[1]] = match[2]
         else:
             common.append(text)
     if len(common) > 1:
@@ -109,7 +109,7 @@ def labelled_sets(
             hint=f"Give one for all data sets, or NAME=CLASSES for one of {', '.join(names)}.",
         )
     shared = common[0] if common else None
-    return [LabelledSet(name, spec, own.get(name, shared)) for name, spec in pairs]
+    return [LabelledSet(name, spec, of_one.get(name, shared)) for name, spec in pairs]
 
 
 def _check_once(option: str, names: Sequence[str]) -> None:
@@ -142,13 +142,13 @@ class DataSets:
 
 def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
     """What each data set was for, the labelled one first."""
-    found = {"in distribution": sets.id}
-    found |= {f"also {code(each.name)}": each.samples for each in further}
-    found |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
-    found |= {f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
+    uses = {"in distribution": sets.id}
+    uses |= {f"also {code(each.name)}": each.samples for each in further}
+    uses |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
+    uses |= {f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
     if sets.val is not None and fitted:
-        found["temperature"] = sets.val
-    return {use: DataRecord(**samples.fingerprint()) for use, samples in found.items()}
+        uses["temperature"] = sets.val
+    return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
 
 
 def portable_entry(entry: str | None) -> str | None:
@@ -173,8 +173,8 @@ def data_names(labelled: Sequence[LabelledSet]) -> str | list[str] | None:
 
 def class_hashes(further: Sequence[Further]) -> dict[str, Any]:
     """Of the class names and templates of zero-shot models on data sets besides the first."""
-    found = {each.name: record_of(each.checkpoints[0].manifest.model) for each in further}
-    return {"sets": found} if any(found.values()) else {}
+    hashes = {each.name: record_of(each.checkpoints[0].manifest.model) for each in further}
+    return {"sets": hashes} if any(hashes.values()) else {}
 
 
 def open_further(

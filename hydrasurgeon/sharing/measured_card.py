@@ -25,13 +25,13 @@ FOREIGN = {"AUROC ↑": "auroc", "FPR95 ↓": "fpr95", "AUPR ↑": "aupr"}
 
 def cards_of(opened: Sequence[Checkpoint]) -> list[Path | None]:
     """Each checkpoint's model card, where it is a local directory that has one with our markers."""
-    found = [_card(checkpoint) for checkpoint in opened]
-    if not any(found):
+    cards = [_card(checkpoint) for checkpoint in opened]
+    if not any(cards):
         raise UsageError(
             "--card: no checkpoint is a directory with a model card",
             hint="Write one with `-o DIR/`; cards of others, without our markers, are left alone.",
         )
-    return found
+    return cards
 
 
 def _card(checkpoint: Checkpoint) -> Path | None:
@@ -106,8 +106,8 @@ def _of(ood: Iterable[OodResult], group: str) -> list[OodResult]:
     return [o for o in ood if group in ("all", o.group)]
 
 
-def _cells(found: SetAverage | OodAverage, columns: Mapping[str, str]) -> list[str]:
-    return [f"{getattr(found, key):.4f}" for key in columns.values()]
+def _cells(row: SetAverage | OodAverage, columns: Mapping[str, str]) -> list[str]:
+    return [f"{getattr(row, key):.4f}" for key in columns.values()]
 
 
 def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
@@ -122,9 +122,11 @@ def _seen(data: Mapping[str, DataRecord]) -> Iterable[str]:
 
 
 def _how(settings: Mapping[str, Any]) -> str:
-    said = [f"temperature {settings['temperature']}", f"OOD score {settings['ood_score']} (OOD is the positive class)"]  # fmt: skip
-    said += [f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None]
-    return f"By `hydrasurgeon eval`: {', '.join(said)}, {settings['dtype']}."
+    facts = [f"temperature {settings['temperature']}", f"OOD score {settings['ood_score']} (OOD is the positive class)"]  # fmt: skip
+    facts += [
+        f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None
+    ]
+    return f"By `hydrasurgeon eval`: {', '.join(facts)}, {settings['dtype']}."
 
 
 def _indexed(card: str, result: Result, data: DataRecord) -> str:

@@ -55,16 +55,16 @@ def hydrasurgeon_vit(
     opened = open_checkpoint(where if Path(where).exists() else f"timm:{where}")
     opened.digests()
     made = as_classifier(opened, device="cpu").train()
-    told = opened.manifest.model
-    recorded = {*told.config.get("model_args", {}), *INFORMS}
-    num_classes = arguments.pop("num_classes", told.num_classes)
+    model = opened.manifest.model
+    recorded = {*model.config.get("model_args", {}), *INFORMS}
+    num_classes = arguments.pop("num_classes", model.num_classes)
     unknown = sorted(set(arguments) - recorded)
     if unknown:
         raise UsageError(f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model")
     module: Any = made.module
     if opened.manifest.kind == "hydra":
-        module = TimmHydra(made.module, told.num_classes)
-    if num_classes != told.num_classes:
+        module = TimmHydra(made.module, model.num_classes)
+    if num_classes != model.num_classes:
         if opened.manifest.kind == "hydra":
             raise UsageError("a hydra's classifiers cannot be replaced: finetune its members")
         module.reset_classifier(num_classes)

@@ -45,28 +45,28 @@ def ancestry(child: Found, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
     """Every step back from `child` for which the files are at hand, each file once."""
     waiting, seen = [child], set[str]()
     while waiting:
-        found = waiting.pop(0)
-        manifest = found.checkpoint.manifest
+        child = waiting.pop(0)
+        manifest = child.checkpoint.manifest
         steps = lineage(manifest.history)
         if not steps or manifest.weights_sha256 in seen:
             continue
         seen.add(manifest.weights_sha256)
         try:
-            options = options_of(steps[-1], found.checkpoint.name)
+            options = options_of(steps[-1], child.checkpoint.name)
         except ManifestError as error:
-            yield Check(f"{found.checkpoint.name}, history", None, error.message)
+            yield Check(f"{child.checkpoint.name}, history", None, error.message)
             continue
         arch = options.arch if isinstance(options, RunOptions) else None
         sources = steps[-1].inputs
         parents = [at_hand.find(each.sha256, name=each.name, arch=arch) for each in sources]
         missing = [each for each, parent in zip(sources, parents, strict=True) if parent is None]
         present = [parent for parent in parents if parent is not None]
-        made = _Made(found, steps[-1], options)
+        made = _Made(child, steps[-1], options)
         if missing:
             yield Check(made.name, None, f"{_named(missing[0])} is not in {at_hand.folder}")
         else:
             yield from _derived(made, present, inputs)
-            yield from _link(found, steps, present)
+            yield from _link(child, steps, present)
         waiting += present
 
 

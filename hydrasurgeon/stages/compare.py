@@ -49,7 +49,7 @@ class Comparison:
         a, b = self.names
         layers = {
             tower: [
-                {"layer": i} | {what: asdict(found) for what, found in row.items()}
+                {"layer": i} | {what: asdict(overlap) for what, overlap in row.items()}
                 for i, row in enumerate(rows)
             ]
             for tower, rows in self.layers.items()

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hydrasurgeon.criteria.circuits.engine import _short
 from hydrasurgeon.criteria.circuits.fast_round import Look
-from hydrasurgeon.criteria.circuits.objective import Objective, Predictions, contributions
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, contributions
 from hydrasurgeon.criteria.circuits.order import batched
 from hydrasurgeon.criteria.circuits.packed import HALF, Packed, pack, unpack
 from hydrasurgeon.criteria.circuits.race import Runner
@@ -72,7 +72,7 @@ def test_contributions_are_what_a_single_sample_brings(data: st.DataObject) -> N
     def some(k: int) -> torch.Tensor:
         return torch.tensor(data.draw(st.lists(numbers, min_size=k, max_size=k))).double()[None]
 
-    before = Predictions(some(n) + 0.5, some(n), some(m))
+    before = Outcomes(some(n) + 0.5, some(n), some(m))
     after = before.map(torch.clone)
     which = data.draw(st.integers(0, n + m - 1))
     if which < n:
@@ -115,7 +115,7 @@ def test_texts_of_a_batch_are_alike_in_length() -> None:
 
 
 def test_effects_survive_the_disk() -> None:
-    effects = Predictions(torch.randn(3, 4).half(), torch.randn(3, 4).half(), torch.randn(3, 2).half())  # fmt: skip
+    effects = Outcomes(torch.randn(3, 4).half(), torch.randn(3, 4).half(), torch.randn(3, 2).half())  # fmt: skip
     back = unpack(Packed(**pack(effects, HALF)), (12, 12, 6), HALF)
     for name in ("margin", "familiar", "foreign"):
         assert torch.equal(getattr(back, name).view(3, -1), getattr(effects, name))
@@ -124,7 +124,7 @@ def test_effects_survive_the_disk() -> None:
 class Told(Look):
     """Sees what it is told that each candidate does to each sample, and counts how much it asked for."""
 
-    def __init__(self, objective: Objective, truth: Predictions, **start: Any) -> None:
+    def __init__(self, objective: Objective, truth: Outcomes, **start: Any) -> None:
         problem: Any = SimpleNamespace(objective=objective, tick=lambda share: None)
         heads = [Head("text", 0, i) for i in range(len(truth.margin))]
         super().__init__(Runner(problem, engine=None), heads, **start)  # type: ignore[arg-type]
@@ -147,10 +147,10 @@ def told(kind: Any, seed: int, *, close: int) -> Told:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     n, m = 800, 0 if kind == "acc" else 400
-    present = Predictions(1.5 + 2 * noise(n), 2 + noise(n), noise(m))
+    present = Outcomes(1.5 + 2 * noise(n), 2 + noise(n), noise(m))
     level = torch.cat([-0.4 - noise(40 - close).abs(), 0.003 * torch.arange(close)])[:, None]
-    signs = Predictions(level, level, -level)
-    effect = Predictions(*(0.3 * noise(40, size) for size in (n, n, m)))
+    signs = Outcomes(level, level, -level)
+    effect = Outcomes(*(0.3 * noise(40, size) for size in (n, n, m)))
     guessed = present.one().map(lambda now, one, by: now + one + by, effect, signs)
     truth = guessed.map(lambda one: one + 0.2 * noise(*one.shape))
     return Told(Objective(kind, n, m), truth, present=present, guessed=guessed, number=seed)

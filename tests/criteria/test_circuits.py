@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from two_processes import in_two_processes
 
 import hydrasurgeon as hs
-from hydrasurgeon.criteria.circuits.objective import Objective, Predictions, margins, odds
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins, odds
 from hydrasurgeon.criteria.circuits.order import hard_first, lost_along, warm_first
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import SurgeryError, UsageError
@@ -135,7 +135,7 @@ def test_ties_go_to_the_first_head(tiny: MAKE, images: SPEC) -> None:
             assert order == (*(("vision", 0, h) for h in range(4)), ("vision", 1, 0))
 
 
-def predictions(draw: st.DrawFn, circuits: int) -> tuple[Objective, Predictions]:
+def outcomes(draw: st.DrawFn, circuits: int) -> tuple[Objective, Outcomes]:
     kind = draw(st.sampled_from(["acc", "ood", "avg"]))
     n, m = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     numbers = st.integers(-4, 4).map(lambda x: x / 2)
@@ -144,13 +144,13 @@ def predictions(draw: st.DrawFn, circuits: int) -> tuple[Objective, Predictions]
         for k in (n, n, m)
     ]
     margin, familiar, foreign = (r.view(circuits, -1) for r in rows)
-    return Objective(kind, n, m), Predictions(margin, familiar, foreign)
+    return Objective(kind, n, m), Outcomes(margin, familiar, foreign)
 
 
 @given(st.data())
 def test_points_allow_for_rounding(data: st.DataObject) -> None:
     """Whatever the logits are within the tolerance, the points lie in the interval."""
-    objective, seen = predictions(data.draw, 2)
+    objective, seen = outcomes(data.draw, 2)
     tolerance = 0.3
     shifts = [
         torch.tensor(
@@ -158,7 +158,7 @@ def test_points_allow_for_rounding(data: st.DataObject) -> None:
         ).double().view(part.shape)
         for part in (seen.margin, seen.familiar, seen.foreign)
     ]  # fmt: skip
-    moved = Predictions(
+    moved = Outcomes(
         *(p + s for p, s in zip((seen.margin, seen.familiar, seen.foreign), shifts, strict=True))
     )
     for (low, high), (true, same) in zip(
@@ -170,8 +170,8 @@ def test_points_allow_for_rounding(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_points_are_the_metrics(data: st.DataObject) -> None:
-    objective, seen = predictions(data.draw, 1)
-    ((points, _),) = objective.points(Predictions(seen.margin + 0.1, seen.familiar, seen.foreign))
+    objective, seen = outcomes(data.draw, 1)
+    ((points, _),) = objective.points(Outcomes(seen.margin + 0.1, seen.familiar, seen.foreign))
     accuracy = float((seen.margin + 0.1 > 0).double().mean())
     auroc = metrics.auroc(-seen.familiar[0], -seen.foreign[0])
     expected = {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[objective.kind]
@@ -181,10 +181,10 @@ def test_points_are_the_metrics(data: st.DataObject) -> None:
 @given(st.data())
 def test_bounds_hold_along_the_path(data: st.DataObject) -> None:
     """After any batch, no candidate ends above what it is thought to be able to reach; the path visits all once."""
-    objective, seen = predictions(data.draw, 3)
+    objective, seen = outcomes(data.draw, 3)
     if not objective.needs_ood:  # OOD samples are not even run
-        seen = Predictions(seen.margin, seen.familiar, seen.foreign[:, :0])
-    other = Predictions(seen.margin[0], seen.familiar[0], seen.foreign[0])
+        seen = Outcomes(seen.margin, seen.familiar, seen.foreign[:, :0])
+    other = Outcomes(seen.margin[0], seen.familiar[0], seen.foreign[0])
     size = data.draw(st.integers(1, 4))
     path = hard_first(objective, other, size)
     warm, _ = warm_first(objective, other, size, 0.3)
@@ -193,7 +193,7 @@ def test_bounds_hold_along_the_path(data: st.DataObject) -> None:
             visited = [i for part in walk if part.foreign is foreign for i in part.index.tolist()]
             assert sorted(visited) == list(range(rows if objective.needs_ood or not foreign else 0))
     for row, (final, _) in enumerate(objective.points(seen)):
-        one = Predictions(seen.margin[row], seen.familiar[row], seen.foreign[row])
+        one = Outcomes(seen.margin[row], seen.familiar[row], seen.foreign[row])
         lost = lost_along(objective, one, path)
         assert all(a <= b for a, b in itertools.pairwise(lost))
         assert objective.total - lost[-1] >= final

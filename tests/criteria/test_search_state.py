@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hydrasurgeon.criteria.circuits.exact import Exact
-from hydrasurgeon.criteria.circuits.objective import Objective, Predictions
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
 from hydrasurgeon.criteria.circuits.packed import Packed, pack, unpack
 from hydrasurgeon.criteria.circuits.state import FORMAT, State
 from hydrasurgeon.errors import UsageError
@@ -58,12 +58,12 @@ def test_what_is_no_state(tmp_path: Path, content: str) -> None:
 
 
 def test_packed_predictions_have_the_rows_of_the_data() -> None:
-    made = pack(Predictions(torch.rand(3), torch.rand(3), torch.rand(2)))
+    made = pack(Outcomes(torch.rand(3), torch.rand(3), torch.rand(2)))
     assert unpack(Packed(**made), (3, 3, 2)).margin.shape == (3,)
     for rows in ((4, 3, 2), (3, 3, 0)):
         with pytest.raises(ValueError, match="does not hold"):
             unpack(Packed(**made), rows)
-    for wrong in ("!!", "é", made["margin"][:-4], pack(Predictions(*[torch.full((3,), torch.nan)] * 3))["margin"]):  # fmt: skip
+    for wrong in ("!!", "é", made["margin"][:-4], pack(Outcomes(*[torch.full((3,), torch.nan)] * 3))["margin"]):  # fmt: skip
         with pytest.raises(ValueError):
             unpack(Packed(**{**made, "margin": wrong}), (3, 3, 2))
 
@@ -78,7 +78,7 @@ def test_packed_predictions_have_the_rows_of_the_data() -> None:
 def test_what_a_search_cannot_have_known(change: dict[str, Any]) -> None:
     memory = {
         "counts": {"evaluations": 1, "stopped": 0, "rechecked": 0, "layers": 3, "parts": 4},
-        "present": pack(Predictions(torch.rand(3), torch.rand(3), torch.rand(2))),
+        "present": pack(Outcomes(torch.rand(3), torch.rand(3), torch.rand(2))),
         "favourites": [["vision", 0, 1]],
     }
     problem: Any = SimpleNamespace(

@@ -79,23 +79,23 @@ def _medoids(distances: Distances, k: int) -> tuple[list[int], list[int]]:
 
     if k >= len(distances):
         return list(range(len(distances))), list(range(len(distances)))
-    found = kmedoids.fasterpam(distances, k, init="build", n_cpu=1)
-    return [int(label) for label in found.labels], [int(m) for m in found.medoids]
+    clustering = kmedoids.fasterpam(distances, k, init="build", n_cpu=1)
+    return [int(label) for label in clustering.labels], [int(m) for m in clustering.medoids]
 
 
 def silhouette(distances: Distances, labels: Sequence[int], medoids: Sequence[int]) -> float:
     """Mean of (b − a)/max(a, b): a to the own medoid, b to the others on average; heads with a = 0 do not count."""
     to = distances[:, list(medoids)]
-    own = to[np.arange(len(to)), list(labels)]
+    to_medoid = to[np.arange(len(to)), list(labels)]
     away = (
-        own > 0
+        to_medoid > 0
     )  # a medoid would add 1 for being itself: the curve would rise with the number of clusters
     if not away.any():
         return 1.0
     if len(medoids) < 2:  # equal points make fewer clusters than were asked for
         return 0.0
-    other = (to.sum(axis=1) - own) / (len(medoids) - 1)
-    return float(np.mean(((other - own) / np.maximum(own, other))[away]))
+    other = (to.sum(axis=1) - to_medoid) / (len(medoids) - 1)
+    return float(np.mean(((other - to_medoid) / np.maximum(to_medoid, other))[away]))
 
 
 def _automatic(curve: Sequence[tuple[int, float]], heads: int) -> tuple[int, bool]:
@@ -116,7 +116,7 @@ def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a missing knee is an answer here, not a warning
-        found = KneeLocator(
+        knee = KneeLocator(
             ks,
             heights,
             curve="concave",
@@ -125,7 +125,7 @@ def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
             polynomial_degree=min(DEGREE, len(ks) - 2),
         ).knee
     # At the first point it only says that the curve starts out below its chord: bent the wrong way, or falling.
-    return None if found is None or found == ks[0] else int(found)
+    return None if knee is None or knee == ks[0] else int(knee)
 
 
 def select(
@@ -176,9 +176,9 @@ def _clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | 
     if keep == "auto":
         return None
     if remove is not None:
-        wanted, said = len(candidates) - remove, f"--remove {remove}"
+        wanted, option = len(candidates) - remove, f"--remove {remove}"
     elif keep is not None:
-        wanted, said = int(keep) * layers, f"--keep {keep}"
+        wanted, option = int(keep) * layers, f"--keep {keep}"
     else:
         raise UsageError(
             "cahp clusters heads, it does not order them: --sample has nothing to draw from",
@@ -186,7 +186,7 @@ def _clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | 
         )
     if not 0 < wanted <= len(candidates) or remove == 0:
         raise SurgeryError(
-            f"{said}: makes {wanted} clusters of {len(candidates)} heads in {layers} layers",
+            f"{option}: makes {wanted} clusters of {len(candidates)} heads in {layers} layers",
             hint=f"There can be 1 to {len(candidates)}.",
         )
     return wanted

@@ -84,8 +84,8 @@ def score(subject: Subject) -> Verdict:
         "classes": [int(c) for c in moments.used],
         "seed": subject.seed,
     }
-    found = iter(shares.tolist())
-    return Verdict({(s.tower, s.layer): [next(found) for _ in s.heads] for s in sites}, settings)
+    each = iter(shares.tolist())
+    return Verdict({(s.tower, s.layer): [next(each) for _ in s.heads] for s in sites}, settings)
 
 
 def _check_finite(heads: Sequence[Head], means: Array, variances: Array) -> None:
@@ -146,8 +146,8 @@ def _walk(anatomy: Anatomy, inputs: Any) -> Any:
     stack = anatomy.embed(inputs)
     hidden, real = stack.hidden, real_tokens(stack)
     for layer, block in enumerate(anatomy.blocks):
-        given = block.norm1(hidden) if block.prenorm else hidden
-        yield layer, given, block.attention, stack.bias, real
+        attended = block.norm1(hidden) if block.prenorm else hidden
+        yield layer, attended, block.attention, stack.bias, real
         hidden = run_block(block, hidden, stack.bias)
 
 
@@ -252,8 +252,8 @@ def layout(distances: Array, *, seed: int) -> Array:
     )
     # One thread: sums that several threads share come out differently each time, and t-SNE makes much of it.
     with threadpool_limits(1):
-        found = tsne.fit_transform(distances)
-    points: Array = np.round(found.astype(np.float64), 4)
+        placed = tsne.fit_transform(distances)
+    points: Array = np.round(placed.astype(np.float64), 4)
     return points
 
 

@@ -29,12 +29,14 @@ def draw_cahp(score: Score, path: Path) -> None:
         left, right = drawn.subplots(1, 2)
         ks = [k for k, _ in settings["curve"]]
         left.plot(ks, [height for _, height in settings["curve"]], marker=".", color="0.3")
-        found = "knee" if settings["knee"] else "no knee, highest point"
-        label = f"{found}: {settings['automatic']} clusters"
+        kind = "knee" if settings["knee"] else "no knee, highest point"
+        label = f"{kind}: {settings['automatic']} clusters"
         left.axvline(settings["automatic"], color="C3", linestyle="--", label=label)
         if settings["clusters_from"] != "auto":
-            asked = settings["clusters_from"]
-            left.axvline(asked, color="C0", linestyle=":", label=f"asked for: {asked}")
+            clusters_wanted = settings["clusters_from"]
+            left.axvline(
+                clusters_wanted, color="C0", linestyle=":", label=f"asked for: {clusters_wanted}"
+            )
         left.set(xlabel="clusters", ylabel="mean simplified silhouette")
         left.legend(frameon=False)
         colours = matplotlib.colormaps["tab20"]

@@ -105,19 +105,19 @@ def _budget(options: CircuitOptions, subject: Subject, candidates: tuple[Head, .
     """How many heads go; without a number, all but one."""
     layers = len({(head.tower, head.layer) for head in candidates})
     if options.remove is not None:
-        budget, given = options.remove, f"--remove {options.remove}"
+        budget, option = options.remove, f"--remove {options.remove}"
     elif subject.keep is not None:
-        budget, given = len(candidates) - subject.keep * layers, f"--keep {subject.keep}"
+        budget, option = len(candidates) - subject.keep * layers, f"--keep {subject.keep}"
     else:
-        budget, given = len(candidates) - 1, "all but one"
+        budget, option = len(candidates) - 1, "all but one"
     if budget >= len(candidates):
         raise SurgeryError(
-            f"{given}: only {len(candidates)} heads are candidates, and one must stay",
+            f"{option}: only {len(candidates)} heads are candidates, and one must stay",
             hint=f"Remove at most {len(candidates) - 1}.",
         )
     if budget < 1:
         raise SurgeryError(
-            f"{given}: nothing to remove from {len(candidates)} candidate heads",
+            f"{option}: nothing to remove from {len(candidates)} candidate heads",
             hint="Keep fewer heads, or give --remove N.",
         )
     return budget

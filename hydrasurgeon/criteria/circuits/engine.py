@@ -79,7 +79,7 @@ class Engine:
         stack = self.anatomy.embed(inputs)
         hidden, bias = stack.hidden, stack.bias
         branching = self._by_layer(candidates)
-        found: dict[Head, Tensor] = {}
+        logits_of: dict[Head, Tensor] = {}
         for at, layer in enumerate(self._layers[: max(branching) + 1]):
             one = self._one_token_at(at)
             heads, summed = layer.attention(hidden, bias, one)
@@ -87,11 +87,11 @@ class Engine:
                 self.work.parts += len(group) * len(hidden)
                 less = layer.without_each(heads, summed, group)
                 logits = self._finish(layer.transform(less.flatten(0, 1)), bias, at + 1)
-                found.update(zip(group, logits.unflatten(0, (len(group), -1)), strict=True))
+                logits_of.update(zip(group, logits.unflatten(0, (len(group), -1)), strict=True))
             if at < max(branching):
                 self._count(at, len(hidden))
                 hidden = layer.transform(summed)
-        return torch.stack([found[head] for head in candidates])
+        return torch.stack([logits_of[head] for head in candidates])
 
     def _finish(self, hidden: Hidden, bias: Tensor | None, start: int) -> Float[Tensor, "b klass"]:
         """The layers from `start` on, and the classifier."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import Engine, Work
 from hydrasurgeon.criteria.circuits.naive import measure
-from hydrasurgeon.criteria.circuits.objective import Predictions
+from hydrasurgeon.criteria.circuits.objective import Outcomes
 from hydrasurgeon.criteria.circuits.packed import (
     HeadRow,
     Natural,
@@ -29,7 +29,7 @@ from hydrasurgeon.criteria.circuits.packed import (
     these,
     unpack,
 )
-from hydrasurgeon.criteria.circuits.problem import Found, Problem
+from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
 from hydrasurgeon.criteria.circuits.race import LEADERS, Race, Runner
 from hydrasurgeon.criteria.circuits.two_towers import engine_of
 from hydrasurgeon.heads import Head
@@ -64,7 +64,7 @@ class Exact:
         self.engine = engine_of(problem)
         self.tolerance = tolerance_of(problem, self.engine)
         self.tally = {"evaluations": 0, "stopped": 0, "rechecked": 0}
-        self.present: Predictions | None = None
+        self.present: Outcomes | None = None
         self.favourites: list[Head] = []
 
     @property
@@ -84,7 +84,7 @@ class Exact:
         return self.problem.objective.value(points)
 
     @torch.inference_mode()
-    def next(self, removed: Sequence[Head]) -> Found:
+    def next(self, removed: Sequence[Head]) -> NextHead:
         assert self.present is not None
         self.engine.remove(removed)
         left = self.problem.left(removed)
@@ -94,32 +94,32 @@ class Exact:
         self.tally["stopped"] += len(left) - len(survivors)
         return self._settle(removed, survivors)
 
-    def _settle(self, removed: Sequence[Head], survivors: Mapping[Head, Predictions]) -> Found:
+    def _settle(self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]) -> NextHead:
         """Name the winner; the runners-up are the favourites of the next round."""
         objective = self.problem.objective
         head, points = self._decide(removed, survivors)
         self.present = survivors[head]
         ranked = {h: objective.points(seen.one())[0].low for h, seen in survivors.items()}
         self.favourites = sorted((h for h in ranked if h != head), key=lambda h: -ranked[h])
-        return Found(head, objective.value(ranked[head] if points is None else points))
+        return NextHead(head, objective.value(ranked[head] if points is None else points))
 
     def _decide(
-        self, removed: Sequence[Head], survivors: Mapping[Head, Predictions]
+        self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]
     ) -> tuple[Head, int | None]:
         """The winner among candidates seen on every sample; its points where they had to be settled."""
         objective = self.problem.objective
-        found = {
+        points = {
             head: objective.points(seen.one(), self.tolerance)[0]
             for head, seen in survivors.items()
         }
-        sure = max(low for low, _ in found.values())
+        sure = max(low for low, _ in points.values())
         open_ = [
-            head for head in self.problem.candidates if head in found and found[head].high >= sure
+            head for head in self.problem.candidates if head in points and points[head].high >= sure
         ]
         if len(open_) == 1:
             return open_[0], None
-        if all(found[head].low == found[head].high for head in open_):
-            return open_[0], found[open_[0]].low
+        if all(points[head].low == points[head].high for head in open_):
+            return open_[0], points[open_[0]].low
         settled = {head: measure(self.problem, (*removed, head)) for head in open_}
         self.tally["rechecked"] += len(open_)
         best = max(settled.values())
@@ -137,12 +137,12 @@ class Exact:
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
-        told = Memory.model_validate(memory)
-        counts = told.counts.model_dump()
+        recorded = Memory.model_validate(memory)
+        counts = recorded.counts.model_dump()
         self.tally = {name: counts[name] for name in self.tally}
-        self.engine.work = Work(told.counts.layers, told.counts.parts)
-        self.present = unpack(told.present, rows_of(self.problem.objective))
-        self.favourites = these(told.favourites, self.problem.candidates)
+        self.engine.work = Work(recorded.counts.layers, recorded.counts.parts)
+        self.present = unpack(recorded.present, rows_of(self.problem.objective))
+        self.favourites = these(recorded.favourites, self.problem.candidates)
 
 
 @torch.inference_mode()
@@ -156,7 +156,7 @@ def tolerance_of(problem: Problem, engine: Engine) -> float:
         return 0.0
     _, batch = next(problem.id_inputs.batches(problem.batch_size))
     with ablated(problem.sites, ()):
-        own: Tensor = problem.module(batch).double()
-    difference = float((own - engine.present(batch).double()).abs().max())
-    rounding = 4 * torch.finfo(problem.id_inputs.dtype).eps * float(own.abs().max())
+        logits: Tensor = problem.module(batch).double()
+    difference = float((logits - engine.present(batch).double()).abs().max())
+    rounding = 4 * torch.finfo(problem.id_inputs.dtype).eps * float(logits.abs().max())
     return SAFETY * max(difference, rounding)

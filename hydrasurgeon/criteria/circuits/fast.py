@@ -21,9 +21,9 @@ from torch import Tensor
 
 from hydrasurgeon.criteria.circuits.exact import Counts, Exact, Memory
 from hydrasurgeon.criteria.circuits.fast_round import Look, assumptions
-from hydrasurgeon.criteria.circuits.objective import Predictions
+from hydrasurgeon.criteria.circuits.objective import Outcomes
 from hydrasurgeon.criteria.circuits.packed import HALF, Packed, pack, rows_of, unpack
-from hydrasurgeon.criteria.circuits.problem import Found, Problem
+from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
 from hydrasurgeon.criteria.circuits.race import Runner
 from hydrasurgeon.heads import Head
 
@@ -42,7 +42,7 @@ class FastMemory(Memory):
 class Fast(Exact):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.effects: Predictions | None = None
+        self.effects: Outcomes | None = None
         """Of each candidate's removal on each sample, as last seen; None before the first round."""
         self.off = 0.0
         """How far the predictions of those that were measured were off at most."""
@@ -52,7 +52,7 @@ class Fast(Exact):
         return f"none; assumed: what a removal does to a sample changes little from round to round, so that {assumptions()}"
 
     @torch.inference_mode()
-    def next(self, removed: Sequence[Head]) -> Found:
+    def next(self, removed: Sequence[Head]) -> NextHead:
         self.engine.remove(removed)
         heads = self.problem.left(removed)
         assert self.present is not None
@@ -68,7 +68,7 @@ class Fast(Exact):
         self._remember(heads, look.seen)
         return self._settle(removed, {heads[row]: look.seen.of(row) for row in look.rows.tolist()})
 
-    def guess(self, heads: Sequence[Head]) -> Predictions:
+    def guess(self, heads: Sequence[Head]) -> Outcomes:
         """The present circuit's predictions, with what these removals did to them when last seen."""
         assert self.present is not None
         if self.effects is None:
@@ -76,7 +76,7 @@ class Fast(Exact):
         rows = self._rows(heads)
         return self.present.one().map(lambda now, effect: now + effect[rows].double(), self.effects)
 
-    def _remember(self, heads: Sequence[Head], seen: Predictions) -> None:
+    def _remember(self, heads: Sequence[Head], seen: Outcomes) -> None:
         """Effects in half precision: they only guide, and are written to disk after every removal."""
         assert self.present is not None
         if self.effects is None:
@@ -103,17 +103,17 @@ class Fast(Exact):
         return {**super().memory(), "effects": pack(self.effects, HALF)}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        told = FastMemory.model_validate(memory)
+        recorded = FastMemory.model_validate(memory)
         super().recall(
             {
-                "counts": told.counts.model_dump(exclude={"predictions_off_by"}),
-                "present": told.present,
-                "favourites": told.favourites,
+                "counts": recorded.counts.model_dump(exclude={"predictions_off_by"}),
+                "present": recorded.present,
+                "favourites": recorded.favourites,
             }
         )
         count = len(self.problem.candidates)
-        self.off = told.counts.predictions_off_by
+        self.off = recorded.counts.predictions_off_by
         rows = [count * part for part in rows_of(self.problem.objective)]
-        self.effects = unpack(told.effects, rows, HALF).map(
+        self.effects = unpack(recorded.effects, rows, HALF).map(
             lambda part: part.reshape(count, part.numel() // count)
         )

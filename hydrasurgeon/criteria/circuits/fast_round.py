@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydrasurgeon.criteria.circuits.objective import Predictions, contributions
+from hydrasurgeon.criteria.circuits.objective import Outcomes, contributions
 from hydrasurgeon.criteria.circuits.order import Part, batched
 from hydrasurgeon.criteria.circuits.race import Runner
 from hydrasurgeon.criteria.circuits.sampling import Drawn, chances
@@ -50,8 +50,8 @@ class Look:
         self,
         runner: Runner,
         heads: Sequence[Head],
-        present: Predictions,
-        guessed: Predictions,
+        present: Outcomes,
+        guessed: Outcomes,
         number: int,
     ) -> None:
         self.runner, self.problem, self.heads = runner, runner.problem, heads
@@ -92,8 +92,8 @@ class Look:
         self._run(self._draw(share))
         self.problem.tick(min(share, 1.0))
         if share >= 1:
-            found = self.seen.map(lambda part: part[self.rows])
-            self.points[self.rows] = self._points(found)
+            outcomes = self.seen.map(lambda part: part[self.rows])
+            self.points[self.rows] = self._points(outcomes)
             self.apart = torch.zeros(len(self.rows), dtype=torch.float64)
         else:
             predicted, beyond = self._corrections()
@@ -137,9 +137,9 @@ class Look:
                     self.seen.familiar[rows, batch.part.index] = batch.odds
                     self.seen.margin[rows, batch.part.index] = batch.margin
 
-    def _points(self, found: Predictions) -> Float[Tensor, " candidate"]:
+    def _points(self, outcomes: Outcomes) -> Float[Tensor, " candidate"]:
         return torch.tensor(
-            [points.low for points in self.problem.objective.points(found)], dtype=torch.float64
+            [points.low for points in self.problem.objective.points(outcomes)], dtype=torch.float64
         )
 
     def _corrections(self) -> tuple[Float[Tensor, " candidate"], Float[Tensor, "candidate sample"]]:

@@ -30,9 +30,9 @@ class Held:
     @classmethod
     def of(cls, batches: Iterable[Any], device: torch.device, dtype: torch.dtype) -> Held:
         """Batches may be padded to different lengths; the shorter ones are padded on (and masked)."""
-        found = list(batches)
-        named = bool(found) and isinstance(found[0], Mapping)
-        rows: list[dict[str, Tensor]] = [dict(b) if named else {"": b} for b in found]
+        inputs = list(batches)
+        named = bool(inputs) and isinstance(inputs[0], Mapping)
+        rows: list[dict[str, Tensor]] = [dict(b) if named else {"": b} for b in inputs]
         return cls(
             {k: _stacked([row[k] for row in rows]) for k in (rows[0] if rows else ())},
             named,

@@ -9,12 +9,12 @@ import torch
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.inputs import Held
-from hydrasurgeon.criteria.circuits.objective import Predictions, margins, odds
+from hydrasurgeon.criteria.circuits.objective import Outcomes, margins, odds
 from hydrasurgeon.criteria.circuits.packed import Natural, Record
-from hydrasurgeon.criteria.circuits.problem import Found, Problem
+from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
 from hydrasurgeon.heads import Head
 
-__all__ = ["Naive", "measure", "predictions"]
+__all__ = ["Naive", "measure", "outcomes_of"]
 
 
 class Memory(Record):
@@ -33,17 +33,17 @@ class Naive:
     def start(self) -> float:
         return self.problem.objective.value(measure(self.problem, ()))
 
-    def next(self, removed: Sequence[Head]) -> Found:
-        best, points = None, -1
+    def next(self, removed: Sequence[Head]) -> NextHead:
+        best, most = None, -1
         left = self.problem.left(removed)
         for done, head in enumerate(left, 1):
-            found = measure(self.problem, (*removed, head))
+            points = measure(self.problem, (*removed, head))
             self.evaluations += 1
-            if found > points:
-                best, points = head, found
+            if points > most:
+                best, most = head, points
             self.problem.tick(done / len(left))
         assert best is not None
-        return Found(best, self.problem.objective.value(points))
+        return NextHead(best, self.problem.objective.value(most))
 
     def counts(self) -> dict[str, Any]:
         objective = self.problem.objective
@@ -64,19 +64,19 @@ class Naive:
 
 def measure(problem: Problem, off: Sequence[Head]) -> int:
     """Points of the model with these heads masked."""
-    ((low, _),) = problem.objective.points(predictions(problem, off).one())
+    ((low, _),) = problem.objective.points(outcomes_of(problem, off).one())
     return low
 
 
 @torch.inference_mode()
-def predictions(problem: Problem, off: Sequence[Head]) -> Predictions:
+def outcomes_of(problem: Problem, off: Sequence[Head]) -> Outcomes:
     """What the model predicts with these heads masked. Processes share the batches."""
     with ablated(problem.sites, off):
         familiar = _logits(problem, problem.id_inputs)
         foreign = torch.zeros(0)
         if problem.objective.needs_ood:
             foreign = odds(_logits(problem, problem.ood_inputs))
-    return Predictions(margins(familiar, problem.labels), odds(familiar), foreign)
+    return Outcomes(margins(familiar, problem.labels), odds(familiar), foreign)
 
 
 def _logits(problem: Problem, inputs: Held) -> torch.Tensor:

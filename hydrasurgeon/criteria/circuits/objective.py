@@ -20,8 +20,8 @@ from torch import Tensor
 __all__ = [
     "PARTS",
     "Objective",
+    "Outcomes",
     "Points",
-    "Predictions",
     "contributions",
     "margins",
     "odds",
@@ -55,7 +55,7 @@ def margins(
 
 
 @dataclass(frozen=True)
-class Predictions:
+class Outcomes:
     """What an objective needs to know of every sample, for one circuit or for several ([circuit, sample])."""
 
     margin: Float[Tensor, "*circuit id"]
@@ -64,20 +64,20 @@ class Predictions:
     foreign: Float[Tensor, "*circuit ood"]
     """Log-odds of OOD samples."""
 
-    def one(self) -> Predictions:
+    def one(self) -> Outcomes:
         """A single circuit's as those of several."""
-        return Predictions(self.margin[None], self.familiar[None], self.foreign[None])
+        return Outcomes(self.margin[None], self.familiar[None], self.foreign[None])
 
-    def repeated(self, circuits: int) -> Predictions:
+    def repeated(self, circuits: int) -> Outcomes:
         """A single circuit's, for each of several."""
         return self.map(lambda part: part.repeat(circuits, 1))
 
-    def of(self, circuit: int) -> Predictions:
+    def of(self, circuit: int) -> Outcomes:
         return self.map(lambda part: part[circuit])
 
-    def map(self, change: Callable[..., Tensor], *others: Predictions) -> Predictions:
+    def map(self, change: Callable[..., Tensor], *others: Outcomes) -> Outcomes:
         """Each part changed, together with the same part of others."""
-        return Predictions(
+        return Outcomes(
             *(change(*(getattr(one, name) for one in (self, *others))) for name in PARTS)
         )
 
@@ -102,18 +102,18 @@ def pairs_above(
 
 
 def contributions(
-    objective: Objective, found: Predictions, others: Predictions
+    objective: Objective, outcomes: Outcomes, others: Outcomes
 ) -> Float[Tensor, "circuit sample"]:
     """Points that each sample (ID, then OOD) makes with what it is against: its answer, and its pairs with `others`.
 
     Summed over both sides each pair counts twice, so it is differences that mean something: a sample that changes while
     all others stay brings what its contribution grows by.
     """
-    answers = objective.per_answer * (found.margin > 0).double()
+    answers = objective.per_answer * (outcomes.margin > 0).double()
     if not objective.needs_ood:
         return answers
-    won = _below(others.foreign, found.familiar)
-    lost = _below(others.familiar, found.foreign)
+    won = _below(others.foreign, outcomes.familiar)
+    lost = _below(others.familiar, outcomes.foreign)
     return torch.cat([answers + won, -lost], dim=-1)
 
 
@@ -152,15 +152,15 @@ class Objective:
     def value(self, points: int) -> float:
         return points / self.total
 
-    def points(self, found: Predictions, tolerance: float = 0.0) -> list[Points]:
+    def points(self, outcomes: Outcomes, tolerance: float = 0.0) -> list[Points]:
         """Points of each circuit, when logits may be off by `tolerance`: margins by twice, pairs by four times that."""
-        low = self.per_answer * (found.margin > 2 * tolerance).sum(dim=-1)
-        high = self.per_answer * (found.margin >= -2 * tolerance).sum(dim=-1)
+        low = self.per_answer * (outcomes.margin > 2 * tolerance).sum(dim=-1)
+        high = self.per_answer * (outcomes.margin >= -2 * tolerance).sum(dim=-1)
         if self.needs_ood:
             gap = 4 * tolerance
             pairs = self.id_rows * self.ood_rows
-            right = pairs_above(found.familiar, found.foreign, gap)
-            wrong = pairs_above(found.foreign, found.familiar, gap)
+            right = pairs_above(outcomes.familiar, outcomes.foreign, gap)
+            wrong = pairs_above(outcomes.foreign, outcomes.familiar, gap)
             if tolerance:  # what is not surely wrong may be right
                 low = low + 2 * right
                 high = high + 2 * (pairs - wrong)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydrasurgeon.criteria.circuits.objective import Objective, Predictions, pairs_above
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, pairs_above
 
 __all__ = ["Lengths", "Part", "batched", "hard_first", "lost_along", "warm_first"]
 
@@ -32,7 +32,7 @@ class Part:
 
 
 def hard_first(
-    objective: Objective, present: Predictions, size: int, lengths: Lengths = (None, None)
+    objective: Objective, present: Outcomes, size: int, lengths: Lengths = (None, None)
 ) -> list[Part]:
     """All samples, in batches; `lengths` of ID and OOD texts."""
     if objective.kind == "acc" or not len(present.margin) or not len(present.foreign):
@@ -56,7 +56,7 @@ def hard_first(
 
 def warm_first(
     objective: Objective,
-    present: Predictions,
+    present: Outcomes,
     size: int,
     share: float,
     lengths: Lengths = (None, None),
@@ -74,9 +74,7 @@ def warm_first(
 
     (ids, id_rest), (oods, ood_rest) = drawn(objective.id_rows), drawn(len(present.foreign))
     warm = batched(False, ids, size, lengths) + batched(True, oods, size, lengths)
-    left = Predictions(
-        present.margin[id_rest], present.familiar[id_rest], present.foreign[ood_rest]
-    )
+    left = Outcomes(present.margin[id_rest], present.familiar[id_rest], present.foreign[ood_rest])
     id_lengths, ood_lengths = lengths
     of_rest = (
         None if id_lengths is None else id_lengths[id_rest],
@@ -89,7 +87,7 @@ def warm_first(
     return warm + rest, len(warm)
 
 
-def lost_along(objective: Objective, present: Predictions, path: list[Part]) -> list[int]:
+def lost_along(objective: Objective, present: Outcomes, path: list[Part]) -> list[int]:
     """Points the present circuit has lost after each batch."""
     wrong = discordant = torch.zeros(1, dtype=torch.int64)
     ids, oods, lost = [torch.zeros(0).long()], [torch.zeros(0).long()], []
@@ -126,7 +124,7 @@ def _rank(above: Float[Tensor, " a"], of: Float[Tensor, " b"]) -> Float[Tensor, 
     return 1 - torch.searchsorted(above.sort().values, of, right=True) / max(1, len(above))
 
 
-def _discordant(present: Predictions, ids: Tensor, oods: list[Part]) -> Tensor:
+def _discordant(present: Outcomes, ids: Tensor, oods: list[Part]) -> Tensor:
     """Discordant pairs between one batch of ID samples and each batch of OOD samples."""
     ordered = present.familiar[ids].sort().values
     below = torch.searchsorted(ordered, present.foreign)

@@ -1,4 +1,4 @@
-"""Predictions as text, bit for bit, for the file of an interrupted search; and what else its searches write there."""
+"""Outcomes as text, bit for bit, for the file of an interrupted search; and what else its searches write there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from hydrasurgeon.criteria.circuits.objective import PARTS, Objective, Predictions
+from hydrasurgeon.criteria.circuits.objective import PARTS, Objective, Outcomes
 from hydrasurgeon.heads import Head
 
 __all__ = ["HALF", "HeadRow", "Natural", "Packed", "Record", "pack", "rows_of", "these", "unpack"]
@@ -27,16 +27,16 @@ class Record(BaseModel):
 
 
 class Packed(Record):
-    """Predictions in base 64."""
+    """Outcomes in base 64."""
 
     margin: str
     familiar: str
     foreign: str
 
 
-def pack(found: Predictions, dtype: str = DOUBLE) -> dict[str, str]:
+def pack(outcomes: Outcomes, dtype: str = DOUBLE) -> dict[str, str]:
     return {
-        name: base64.b64encode(getattr(found, name).numpy().astype(dtype).tobytes()).decode()
+        name: base64.b64encode(getattr(outcomes, name).numpy().astype(dtype).tobytes()).decode()
         for name in PARTS
     }
 
@@ -46,7 +46,7 @@ def rows_of(objective: Objective) -> tuple[int, int, int]:
     return objective.id_rows, objective.id_rows, objective.ood_rows if objective.needs_ood else 0
 
 
-def unpack(packed: Packed, rows: Sequence[int], dtype: str = DOUBLE) -> Predictions:
+def unpack(packed: Packed, rows: Sequence[int], dtype: str = DOUBLE) -> Outcomes:
     """Parts of so many numbers each; ValueError for others, and for NaN."""
     parts = []
     for name, count in zip(PARTS, rows, strict=True):
@@ -57,7 +57,7 @@ def unpack(packed: Packed, rows: Sequence[int], dtype: str = DOUBLE) -> Predicti
         if np.isnan(numbers).any():
             raise ValueError(f"{name} holds NaN")
         parts.append(torch.from_numpy(numbers.copy()))
-    return Predictions(*parts)
+    return Outcomes(*parts)
 
 
 def these(rows: Sequence[HeadRow], candidates: Sequence[Head]) -> list[Head]:

@@ -15,7 +15,7 @@ from hydrasurgeon.criteria.circuits.objective import Objective
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import World
 
-__all__ = ["Found", "Problem", "Search"]
+__all__ = ["NextHead", "Problem", "Search"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Found:
+class NextHead:
     """The outcome of one round."""
 
     head: Head
@@ -73,7 +73,7 @@ class Search(Protocol):
         """The objective before anything is removed."""
         ...
 
-    def next(self, removed: Sequence[Head]) -> Found: ...
+    def next(self, removed: Sequence[Head]) -> NextHead: ...
 
     def counts(self) -> dict[str, Any]:
         """What was computed so far, for the manifest."""

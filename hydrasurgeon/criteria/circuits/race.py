@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.criteria.circuits.engine import Engine
-from hydrasurgeon.criteria.circuits.objective import Predictions, margins, odds, pairs_above
+from hydrasurgeon.criteria.circuits.objective import Outcomes, margins, odds, pairs_above
 from hydrasurgeon.criteria.circuits.order import Part, batched, hard_first, lost_along, warm_first
 from hydrasurgeon.criteria.circuits.problem import Problem
 from hydrasurgeon.heads import Head
@@ -28,7 +28,7 @@ FEW = 4
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchOutcomes:
     """What a batch brought, for each circuit that ran over it."""
 
     part: Part
@@ -46,28 +46,28 @@ class Runner:
     def stride(self) -> int:
         return self.problem.world.size
 
-    def batches(self, parts: Sequence[Part], heads: Sequence[Head] | None) -> list[Batch]:
+    def batches(self, parts: Sequence[Part], heads: Sequence[Head] | None) -> list[BatchOutcomes]:
         """One batch for each process; `heads` are the candidates, None is the present circuit itself."""
         world = self.problem.world
-        found = []
+        results = []
         if world.rank < len(parts):
-            found.append(self._one(parts[world.rank], heads))
-        return [batch for mine in world.gather(found) for batch in mine]
+            results.append(self._one(parts[world.rank], heads))
+        return [batch for mine in world.gather(results) for batch in mine]
 
-    def present(self) -> Predictions:
+    def present(self) -> Outcomes:
         """Predictions of the present circuit on all samples, in the order of the sets."""
         size, lengths = self.problem.batch_size, self.problem.lengths
         objective = self.problem.objective
         parts = batched(False, torch.arange(objective.id_rows), size, lengths)
         if objective.needs_ood:
             parts += batched(True, torch.arange(objective.ood_rows), size, lengths)
-        card = Card.of(self.problem, 1)
+        card = Scorecard.of(self.problem, 1)
         for at in range(0, len(parts), self.stride):
             for batch in self.batches(parts[at : at + self.stride], None):
                 card.write(slice(None), batch)
-        return card.predictions(0)
+        return card.outcomes(0)
 
-    def _one(self, part: Part, heads: Sequence[Head] | None) -> Batch:
+    def _one(self, part: Part, heads: Sequence[Head] | None) -> BatchOutcomes:
         inputs = (self.problem.ood_inputs if part.foreign else self.problem.id_inputs).take(
             part.index
         )
@@ -82,12 +82,12 @@ class Runner:
             if not part.foreign
             else logits.new_zeros(0)
         )
-        return Batch(part, margin, odds(logits))
+        return BatchOutcomes(part, margin, odds(logits))
 
 
 @dataclass
-class Card:
-    """Predictions as they come in, for several circuits, in the order in which samples are seen."""
+class Scorecard:
+    """Outcomes as they come in, for several circuits, in the order in which samples are seen."""
 
     margin: Tensor
     familiar: Tensor
@@ -96,15 +96,15 @@ class Card:
     ood_seen: list[Tensor]
 
     @classmethod
-    def of(cls, problem: Problem, circuits: int) -> Card:
+    def of(cls, problem: Problem, circuits: int) -> Scorecard:
         n, m = problem.objective.id_rows, problem.objective.ood_rows
         m = m if problem.objective.needs_ood else 0
         ids, familiar, foreign = (torch.zeros(circuits, k, dtype=torch.float64) for k in (n, n, m))
         return cls(ids, familiar, foreign, [], [])
 
-    def copy(self, rows: list[int]) -> Card:
+    def copy(self, rows: list[int]) -> Scorecard:
         """Some circuits' predictions so far, to go on by themselves."""
-        return Card(
+        return Scorecard(
             self.margin[rows], self.familiar[rows], self.foreign[rows], [*self.id_seen], [*self.ood_seen]
         )  # fmt: skip
 
@@ -116,7 +116,7 @@ class Card:
     def oods(self) -> int:
         return sum(len(index) for index in self.ood_seen)
 
-    def write(self, rows: slice | Tensor, batch: Batch) -> None:
+    def write(self, rows: slice | Tensor, batch: BatchOutcomes) -> None:
         if batch.part.foreign:
             at = self.oods
             self.foreign[rows, at : at + len(batch.part.index)] = batch.odds
@@ -127,34 +127,34 @@ class Card:
             self.margin[rows, at : at + len(batch.part.index)] = batch.margin
             self.id_seen.append(batch.part.index)
 
-    def predictions(self, row: int) -> Predictions:
+    def outcomes(self, row: int) -> Outcomes:
         """In the order of the sets; every sample must have been seen."""
         ids = torch.cat(self.id_seen).argsort()
         oods = torch.cat(self.ood_seen).argsort() if self.ood_seen else torch.zeros(0).long()
-        return Predictions(self.margin[row, ids], self.familiar[row, ids], self.foreign[row, oods])
+        return Outcomes(self.margin[row, ids], self.familiar[row, ids], self.foreign[row, oods])
 
 
 class Race:
     """One round: all candidates start, those that cannot win drop out."""
 
     def __init__(
-        self, runner: Runner, heads: Sequence[Head], present: Predictions, tolerance: float
+        self, runner: Runner, heads: Sequence[Head], present: Outcomes, tolerance: float
     ) -> None:
         self.runner, self.heads, self.present, self.tolerance = runner, heads, present, tolerance
         self.objective = runner.problem.objective
-        self.card = Card.of(runner.problem, len(heads))
+        self.card = Scorecard.of(runner.problem, len(heads))
         self.wrong = torch.zeros(len(heads), dtype=torch.int64)
         self.discordant = torch.zeros(len(heads), dtype=torch.int64)
         self.alive = torch.ones(len(heads), dtype=torch.bool)
         self.expected = torch.zeros(len(heads), dtype=torch.int64)
         """Points of each candidate, if on what it has not seen it does as well as the present circuit."""
-        self.finished: dict[int, Predictions] = {}
+        self.finished: dict[int, Outcomes] = {}
         self.bar = -1
         """Points that some candidate surely has."""
         self.holder = len(heads)
         """The first of those that have them: who comes later must have more."""
 
-    def run(self, favourites: Sequence[Head]) -> dict[Head, Predictions]:
+    def run(self, favourites: Sequence[Head]) -> dict[Head, Outcomes]:
         """Those that could win, seen on every sample. Favourites run ahead, for the others to be measured by."""
         problem, stride = self.runner.problem, self.runner.stride
         size, lengths = problem.batch_size, problem.lengths
@@ -183,7 +183,7 @@ class Race:
             self._drop(at + stride)
             self._tick((at + stride) / len(self.path))
         for row in self.alive.nonzero().flatten().tolist():
-            self._keep(row, self.card.predictions(row))
+            self._keep(row, self.card.outcomes(row))
         return {self.heads[row]: seen for row, seen in sorted(self.finished.items())}
 
     def _advance(self, at: int) -> None:
@@ -194,7 +194,7 @@ class Race:
             self._count(rows, batch)
             self.card.write(rows, batch)
 
-    def _count(self, rows: Tensor, batch: Batch) -> None:
+    def _count(self, rows: Tensor, batch: BatchOutcomes) -> None:
         """Points that are surely lost: pairs of the new samples with those seen before."""
         gap = 4 * self.tolerance
         if batch.part.foreign:
@@ -236,9 +236,9 @@ class Race:
             for batch in self.runner.batches(self.path[step : step + stride], heads):
                 card.write(slice(None), batch)
         for i, row in enumerate(rows):
-            self._keep(row, card.predictions(i))
+            self._keep(row, card.outcomes(i))
 
-    def _keep(self, row: int, seen: Predictions) -> None:
+    def _keep(self, row: int, seen: Outcomes) -> None:
         self.finished[row] = seen
         self.alive[row] = False
         (points,) = self.objective.points(seen.one(), self.tolerance)

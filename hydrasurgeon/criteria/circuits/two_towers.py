@@ -84,15 +84,15 @@ class Towers(Engine):
     ) -> Float[Tensor, "candidate batch klass"]:
         image = [head for head in candidates if head.tower in self._own]
         text = [head for head in candidates if head.tower not in self._own]
-        found: dict[Head, Tensor] = {}
+        logits_of: dict[Head, Tensor] = {}
         if image:
             features = super().without_each(inputs, image)
-            found |= zip(image, self.prompted.compare(features, self._classes), strict=True)
+            logits_of |= zip(image, self.prompted.compare(features, self._classes), strict=True)
         if text:
             classes = torch.stack([self._without[head] for head in text])
             logits = self.prompted.compare(self._features[inputs[NUMBER]][None], classes)
-            found |= zip(text, logits, strict=True)
-        return torch.stack([found[head] for head in candidates])
+            logits_of |= zip(text, logits, strict=True)
+        return torch.stack([logits_of[head] for head in candidates])
 
     @torch.inference_mode()
     def _see(self) -> None:
@@ -120,10 +120,10 @@ class Towers(Engine):
 
         def classes(i: int) -> Tensor:
             texts = parts[i].flatten(0, 1)
-            found = self.texts.present(texts)[None]
+            features = self.texts.present(texts)[None]
             if left:
-                found = torch.cat([found, self.texts.without_each(texts, left)])
-            return self.prompted.classes(found.unflatten(1, parts[i].shape[:2]))
+                features = torch.cat([features, self.texts.without_each(texts, left)])
+            return self.prompted.classes(features.unflatten(1, parts[i].shape[:2]))
 
         present, *without = torch.cat(self._shared(len(parts), classes), dim=1)
         self._classes, self._without = present, dict(zip(left, without, strict=True))
@@ -138,5 +138,5 @@ class Towers(Engine):
         if world.size == 1:
             return [made for _, made in mine]
         everyone = world.gather([(i, made.cpu()) for i, made in mine])
-        found = sorted((pair for part in everyone for pair in part), key=lambda pair: pair[0])
-        return [made.to(device) for _, made in found]
+        results = sorted((pair for part in everyone for pair in part), key=lambda pair: pair[0])
+        return [made.to(device) for _, made in results]
