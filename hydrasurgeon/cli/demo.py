@@ -18,6 +18,7 @@ from hydrasurgeon.files.manifest import sidecar
 __all__ = ["COMMANDS", "demo"]
 
 DATA = "--data demo:test --ood near:held-out=demo:near --ood far:digits=demo:digits --ood far:textures=demo:textures"
+"""What the comparison is measured on."""
 
 COMMANDS = (
     ("Which heads matter? Measured on validation images, layer after layer.",
@@ -39,9 +40,11 @@ COMMANDS = (
     ("The comparison: one model, a pruned member, the Hydra, the Deep Ensemble.",
      f"eval backbone taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json results.json"),
 )  # fmt: skip
+"""What each command is for, and the command as it is typed."""
 
 
 SHIPPED = ("backbone", "independent-2", "independent-3")
+"""Checkpoints that come with the package."""
 
 
 def written(commands: Sequence[str]) -> set[str]:

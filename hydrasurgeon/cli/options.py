@@ -106,6 +106,7 @@ Objective = Annotated[
     ),
 ]
 FOREIGN_HELP = "Foreign data for the objectives ood and avg; repeatable, needs no labels."
+"""Of every `--ood` whose data are samples of one kind."""
 Foreign = Annotated[list[str] | None, typer.Option("--ood", metavar="D", help=FOREIGN_HELP)]
 Search = Annotated[
     str | None,

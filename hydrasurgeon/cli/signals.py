@@ -9,8 +9,10 @@ from types import FrameType
 __all__ = ["ended"]
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # fmt: skip
+"""Signals that end a command."""
 
 _RECEIVED: list[int] = []
+"""Those that came, in their order."""
 
 
 def ended(command: Callable[[], int]) -> int:

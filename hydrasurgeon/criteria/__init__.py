@@ -18,8 +18,11 @@ CRITERIA = {
     "circuit": "hydrasurgeon.criteria.circuits.criterion:score",
     "cahp": "hydrasurgeon.criteria.cahp.criterion:score",
 }
+"""Name → where the criterion stands."""
 CIRCUIT = "circuit"
+"""The criterion that ranks heads by removing them."""
 OBJECTIVES = ("acc", "ood", "avg")
+"""What a circuit can keep."""
 # These look at the weights, or at nothing; the others need labelled data.
 WITHOUT_DATA = {"magnitude", "random"}
 

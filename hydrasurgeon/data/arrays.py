@@ -26,8 +26,11 @@ HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+"""Version of numpy's format → what reads its header."""
 CHUNK = 1 << 20
+"""Bytes that are unpacked at once."""
 IMAGES = "uint8 N×H×W or N×H×W×C"
+"""What images must be, in words."""
 # Name → numpy's kinds of dtype, and how to say so.
 EXPECTED = {"images": ("u", IMAGES), "labels": ("iu", "integers"), "classes": ("U", "texts")}
 

@@ -6,9 +6,16 @@ from typing import Any
 
 __all__ = ["CAPTIONS", "COLUMNS", "IMAGES", "LABELS", "TEXTS", "Read"]
 
-IMAGES, TEXTS, CAPTIONS = ("image", "img"), ("text", "sentence"), ("caption", "text")
+IMAGES = ("image", "img")
+"""Columns that may hold images, the first that is there."""
+TEXTS = ("text", "sentence")
+"""Columns that may hold texts."""
+CAPTIONS = ("caption", "text")
+"""Columns that may hold the captions of images."""
 LABELS = ("label", "labels", "fine_label")
+"""Columns that may hold labels."""
 COLUMNS = frozenset(IMAGES + TEXTS + CAPTIONS + LABELS)
+"""All columns that are read."""
 
 Read = tuple[dict[str, list[Any]], dict[str, tuple[str, ...]], tuple[str, ...]]
 """Values of these columns by name, names of the classes of those that have them, and the names of all columns."""

@@ -19,6 +19,7 @@ __all__ = ["MAX_BYTES", "SUFFIXES", "check_size", "decode", "plain"]
 # Pillow knows many more: some start other programs (EPS), and no collection of pictures needs them.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
+"""Of files that are taken for pictures."""
 # Of one encoded picture.
 MAX_BYTES = 256 << 20
 # Pillow's own bound against decompression bombs: 256 MiB of RGB.
@@ -30,6 +31,7 @@ MAX_RATIO = 100
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
+"""Pillow's modes of 16 bits."""
 
 
 def decode(content: bytes, where: str) -> Image.Image:

@@ -21,7 +21,9 @@ MAX_CLASSES = 1_000_000
 
 
 INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+"""A class number as text."""
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+"""Any number as text."""
 
 
 def labels_of(spec: str, values: Sequence[Any]) -> tuple[Labels | None, tuple[str, ...] | None]:

@@ -30,12 +30,17 @@ from hydrasurgeon.files.names import portable
 __all__ = ["Pairing", "Shards", "open_pairs"]
 
 KINDS = "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, .jsonl or .csv"
+"""What image–text pairs can be, in words."""
 IMAGES = ("jpg", "jpeg", "png", "webp")
+"""Suffixes of a shard’s pictures."""
 TEXT = "txt"
+"""Suffix of a shard’s captions."""
 # Bytes of one member of a pair.
 SIZES = {"image": MAX_BYTES, TEXT: 1 << 20}
 RANGE = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
+"""Numbered shards in one name: {000..127}."""
 MAX_SHARDS = 100_000
+"""Files that one name may stand for."""
 
 
 def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:

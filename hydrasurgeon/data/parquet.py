@@ -23,8 +23,10 @@ FREE_ROWS = 1_000_000
 MOST_AT_ONCE = 1024
 # Where the datasets library describes a file's columns.
 HF_KEY = b"huggingface"
+# Bytes of that.
 MAX_DESCRIPTION = 16 << 20
 BOMB = "The file is damaged or was made to fill the memory: do not use it."
+"""What to do about a file that expands beyond measure."""
 
 
 def read_parquet(spec: str, file: IO[bytes]) -> Read:

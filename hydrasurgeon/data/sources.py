@@ -24,9 +24,11 @@ from hydrasurgeon.lookup import did_you_mean
 __all__ = ["is_there", "open_data"]
 
 KINDS = "a folder, .npz, .parquet, .jsonl, .csv, an image list .txt, hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
+"""What data can be, in words."""
 # Of an image list.
 MAX_LIST = 1 << 30
 LABEL = re.compile(r"-?[0-9]{1,18}")
+"""The label in a line of an image list."""
 
 
 def open_data(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
@@ -161,4 +163,6 @@ def _demo(spec: str, rest: str) -> Samples:
 
 
 SUFFIXES = {".npz": _npz, ".parquet": _table, ".jsonl": _table, ".csv": _table, ".txt": _image_list}
+"""Suffix of a file → its reader."""
 SCHEMES = {"hf": read_hub, "torchvision": read_torchvision, "demo": _demo}
+"""What stands before the colon → its reader."""

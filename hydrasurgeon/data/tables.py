@@ -128,3 +128,4 @@ def _texts(spec: str, file: IO[bytes]) -> Iterator[str]:
 
 
 READERS = {".jsonl": _jsonl, ".csv": _csv, ".parquet": read_parquet}
+"""Suffix of a file → its reader."""

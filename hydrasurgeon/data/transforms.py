@@ -14,6 +14,7 @@ from hydrasurgeon.data.images import plain
 __all__ = ["eval_transform", "train_transform"]
 
 SIZING = ("Resize", "ResizeKeepRatio", "CenterCrop", "CenterCropOrPad")
+"""Transforms that decide the size of a picture."""
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,14 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+"""How a number is held to a limit, by the operator as it is typed."""
 ROOTS = ("members", "id", "ood", "ood_average", "shift", "diversity", "cost", "sets", "sets_average")  # fmt: skip
+"""The parts of a result that hold numbers."""
 FORM = re.compile(
     rf"(?:(?P<result>.+?):)?(?P<path>(?:{'|'.join(ROOTS)})(?:\.[^<>=]+?)?)"
     rf"\s*(?P<operator>{'|'.join(OPERATORS)})\s*(?P<number>[^<>=\s]+)"
 )
+"""A limit as it is typed: [NAME:]PATH OPERATOR NUMBER."""
 
 
 @dataclass(frozen=True)

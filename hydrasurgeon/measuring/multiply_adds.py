@@ -20,6 +20,7 @@ LEFT_FACTOR = {
     "addmm": 1, "baddbmm": 1, "addmv": 1,
 }  # fmt: skip
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
+"""torch's operators that convolve."""
 # The first in inference mode. With gradients, `_scaled_dot_product_` is followed by what device, version and dtype
 # choose: flash_attention_for_cpu, efficient_attention, cudnn_attention … Written out as products, it counts as those.
 ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_")

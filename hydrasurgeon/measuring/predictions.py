@@ -29,13 +29,18 @@ Group = Literal["near", "far"]
 
 # Header key of what the file says of itself.
 ABOUT = "hydrasurgeon.predictions"
+# Bytes of it.
 MAX_ABOUT = 1 << 20
 # OOD sets, and shifted sets, of one file.
 MAX_SETS = 1000
+# Members of one model.
 MAX_MEMBERS = 1000
 OOD = re.compile(r"ood\.(.+)\.logits", re.DOTALL)
+"""The name of the tensor with the logits on an OOD set."""
 FLOATS = ("F16", "BF16", "F32", "F64")
+"""Dtypes of logits."""
 INTEGERS = {"I8": "<i1", "U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}  # fmt: skip
+"""Dtypes of labels, and numpy's names of them."""
 
 
 @dataclass(frozen=True)

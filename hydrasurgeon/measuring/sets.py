@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 SEVERITY = re.compile(r"[0-9]{1,9}")
+"""Of a shift, as it is typed."""
 NAMED = re.compile(r"([\w-]+)=(.+)")
+"""NAME=D."""
 
 
 @dataclass(frozen=True)

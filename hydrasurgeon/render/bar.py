@@ -16,6 +16,7 @@ from hydrasurgeon.visible import visible
 __all__ = ["progress"]
 
 PLAIN_EVERY_SECONDS = 10.0
+"""Between two lines, where there is no terminal."""
 
 
 @contextlib.contextmanager
@@ -60,7 +61,9 @@ def _bar() -> Iterator[Tick]:
 
 
 TIME_CELLS = len("1:23:45")
+"""Columns that the time takes."""
 GAPS = 4
+"""Columns between the bar's parts."""
 
 
 def _tail(text: str, room: int) -> str:

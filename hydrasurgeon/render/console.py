@@ -89,6 +89,7 @@ def folded(line: Text, width: int | None, hang: int | None = None) -> list[Text]
 
 
 WORD = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
+"""What a line is not broken within: a word, or what stands between backticks."""
 
 
 def lines(texts: Iterable[Text]) -> None:

@@ -61,7 +61,9 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
 
 
 MARKS = {(True, True): "■", (True, False): "A", (False, True): "B", (False, False): "·"}
+"""How a head is drawn that A keeps, and B."""
 OVERLAP = ("A", "B", "both", "Jaccard", "share")
+"""The columns of one comparison of two sets."""
 
 
 def compared(comparison: Comparison, *, json: bool) -> None:

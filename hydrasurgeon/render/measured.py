@@ -140,10 +140,15 @@ def _times(ratio: float | None) -> str:
 
 
 HIGHER_IS_BETTER = ("Acc", "AUROC", "AUPR")
-UNRANKED = ("MI", "DI")  # more diversity is neither good nor bad by itself
+"""Columns whose best number is the largest."""
+# More diversity is neither good nor bad by itself.
+UNRANKED = ("MI", "DI")
 BY_SET = (("Acc", "accuracy"), ("NLL", "nll"), ("ECE", "ece"))
+"""The columns of each data set, where there are several."""
 ABSENT = "–"
+"""What stands where nothing was measured."""
 COSTS = ("params M", "MACs M", "ms")
+"""The columns of what a model costs."""
 
 
 def best_of(name: str, values: Sequence[str]) -> str | None:

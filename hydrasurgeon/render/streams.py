@@ -18,6 +18,7 @@ __all__ = ["finish_streams", "prepare_streams", "writing"]
 # What our own tables and sentences are drawn with, where a stream knows ASCII only.
 ASCII = {"■": "#", "·": ".", "–": "-", "—": "-", "×": "x", "→": "->", "←": "<-", "…": "...", "≤": "<=", "≥": ">=", "↑": "^", "↓": "v"}  # fmt: skip
 ERRORS = "hydrasurgeon.visible"
+"""Our way to write what a stream cannot encode, by its name in `codecs`."""
 
 
 def prepare_streams() -> None:

@@ -15,6 +15,7 @@ from hydrasurgeon.visible import visible
 __all__ = ["Column", "Row", "Table", "table_lines"]
 
 GAP = "  "
+"""Between two columns."""
 # Fewer columns than this side by side compare less than a block for each row does.
 FEWEST = 3
 

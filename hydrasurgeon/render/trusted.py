@@ -23,6 +23,7 @@ MARKS = {
     False: ("does not hold", "bold red"),
     None: ("not checked", "yellow"),
 }
+"""How the outcome of a check is drawn."""
 # As wide as the longest mark and a gap.
 MARK_CELLS = 15
 

@@ -19,8 +19,11 @@ from hydrasurgeon.visible import code, visible
 __all__ = ["cards_of", "measured", "with_measured", "write_cards"]
 
 INDEX = "model-index: "
+"""How the line of the front matter begins that we write."""
 QUALITY = {"accuracy ↑": "accuracy", "Brier ↓": "brier", "NLL ↓": "nll", "ECE ↓": "ece", "aECE ↓": "aece"}  # fmt: skip
+"""Column → metric on the data set itself."""
 FOREIGN = {"AUROC ↑": "auroc", "FPR95 ↓": "fpr95", "AUPR ↑": "aupr"}
+"""Column → metric of OOD detection."""
 
 
 def cards_of(opened: Sequence[Checkpoint]) -> list[Path | None]:

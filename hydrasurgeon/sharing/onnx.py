@@ -19,8 +19,11 @@ from hydrasurgeon.runtime.hydra import Hydra
 __all__ = ["Exported", "to_onnx"]
 
 OPSET = 17
+"""The version of ONNX's operators that is written."""
 TOLERANCE = 1e-4
+"""Largest difference from torch's outputs."""
 OUTPUTS = ("logits", "probs")
+"""Names of what the exported model gives."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ __all__ = ["ENTRY", "TimmHydra", "register"]
 ENTRY = "hydrasurgeon_vit"
 """The architecture that config.json names; its model_args only inform, the manifest decides."""
 INFORMS = {"backbone", "heads_per_layer", "members"}
+"""Arguments of config.json that nothing reads."""
 
 
 class TimmHydra(nn.Module):

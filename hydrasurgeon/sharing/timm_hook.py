@@ -12,6 +12,7 @@ from types import ModuleType
 __all__ = ["install"]
 
 REGISTRY = "timm.models"
+"""The module after which timm knows its models."""
 
 
 def install() -> None:

@@ -19,6 +19,7 @@ from hydrasurgeon.files.manifest import Manifest, sidecar
 __all__ = ["Repository", "destination", "publish"]
 
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
+"""What to do about a token."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Benched", "Point", "bench"]
 
 DTYPES = ("float32", "bfloat16", "float16")
+"""What models are measured in."""
 
 
 class _Record(BaseModel):

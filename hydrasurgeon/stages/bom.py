@@ -36,6 +36,7 @@ __all__ = ["Billed", "bom"]
 T = TypeVar("T", bound=tuple[object, ...])
 
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A name that PyPI allows."""
 # Of ancestors, of data sets and of packages: far more than any history names, and seconds of the library's work.
 MAX_COMPONENTS = 1_000
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "hydrasurgeon.bom/1")

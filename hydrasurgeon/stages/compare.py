@@ -20,6 +20,7 @@ from hydrasurgeon.heads import Head, Kept, all_heads
 __all__ = ["Comparison", "Overlap", "compare", "divergence", "overlap"]
 
 FORMAT = "hydrasurgeon.compare/1"
+"""Of the JSON report."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from hydrasurgeon.lookup import need
 __all__ = ["Export", "export"]
 
 FORMATS = ("onnx",)
+"""What `--format` can be."""
 
 
 @dataclass(frozen=True)

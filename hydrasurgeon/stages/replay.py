@@ -7,7 +7,7 @@ import hashlib
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from hydrasurgeon.files.recorded import (
 from hydrasurgeon.files.tensors import Planned, as_float, weights_sha256
 from hydrasurgeon.run import Progress
 from hydrasurgeon.stages.replay_inputs import derived_mask, with_files
-from hydrasurgeon.stages.replay_plan import Artifact, Plan, Run, plan_replay
+from hydrasurgeon.stages.replay_plan import Artifact, Plan, Rerun, plan_replay
 from hydrasurgeon.stages.replay_script import mask_place, script
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Replay", "replay"]
 
 FORMAT = "hydrasurgeon.replay/1"
+"""Of the JSON report."""
 DATA_OPTIONS = ("data", "val", "ood")
 """Options that name data: what was read is in the step's records, by its content."""
 
@@ -158,7 +159,7 @@ class _Replaying:
     def path(self, artifact: Artifact) -> Path:
         return self.place / artifact.place
 
-    def run(self, run: Run, options: StepOptions, mask: str | None) -> Check:
+    def run(self, run: Rerun, options: StepOptions, mask: str | None) -> Check:
         """Run one step, and say whether it gave what a later step read."""
         inputs = [self._input(artifact) for artifact in run.inputs]
         target = self.path(run.output)
@@ -169,7 +170,7 @@ class _Replaying:
             file.write_text(mask, encoding="utf-8")
             options = options.model_copy(update={"mask": str(file)})
         with contextlib.chdir(self.at_hand.folder):  # where data has the names that history knows
-            self._stage(run, options)(inputs, target)
+            self._stage(run, options, inputs, target)
         return _step_check(run, open_checkpoint(target))
 
     def _input(self, artifact: Artifact) -> str:
@@ -183,41 +184,33 @@ class _Replaying:
             self.begun.add(artifact.place)
         return str(self.path(artifact))
 
-    def _stage(self, run: Run, options: StepOptions) -> Callable[[list[str], Path], object]:
+    def _stage(self, run: Rerun, options: StepOptions, inputs: list[str], target: Path) -> None:
         """The stage behind a step; each is imported when it is needed."""
-        seed = run.entry.seed or 0
-        more: dict[str, Any] = {"seed": seed, "progress": self.progress}
-        given = options.model_dump()
-        in_place, device = run.in_place, self.device
+        seed, out = run.entry.seed or 0, _as_out(target)
+        recorded: dict[str, Any] = options.model_dump()
+        shared: dict[str, Any] = {"seed": seed, "device": self.device, "progress": self.progress}
         if isinstance(options, ScoreOptions):
             from hydrasurgeon.stages.score import score
 
-            return lambda inputs, out: score(
-                inputs[0], **given, **more, device=device, out=None if in_place else _as_out(out)
-            )
-        if isinstance(options, PruneOptions):
+            score(inputs[0], out=None if run.in_place else out, **recorded, **shared)
+        elif isinstance(options, PruneOptions):
             from hydrasurgeon.stages.prune import prune
 
-            return lambda inputs, out: prune(
-                inputs[0], **given, **more, device=device, out=_as_out(out)
-            )
-        if isinstance(options, FinetuneOptions):
+            prune(inputs[0], out=out, **recorded, **shared)
+        elif isinstance(options, FinetuneOptions):
             from hydrasurgeon.stages.finetune import finetune
 
-            start = given.pop("checkpoint")
-            return lambda inputs, out: finetune(
-                inputs[0] if inputs else start, **given, **more, device=device, out=_as_out(out)
-            )
-        if isinstance(options, FuseOptions):
+            start = recorded.pop("checkpoint")
+            finetune(inputs[0] if inputs else start, out=out, **recorded, **shared)
+        elif isinstance(options, FuseOptions):
             from hydrasurgeon.stages.fuse import fuse
 
-            return lambda inputs, out: fuse(
-                inputs, **given, **more, device=device, out=_as_out(out)
-            )
-        assert isinstance(options, InitOptions)
-        from hydrasurgeon.tuning.start import fresh
+            fuse(inputs, out=out, **recorded, **shared)
+        else:
+            assert isinstance(options, InitOptions)
+            from hydrasurgeon.tuning.start import fresh
 
-        return lambda inputs, out: fresh(given["spec"], _as_out(out), seed=seed)
+            fresh(options.spec, out, seed=seed)
 
 
 def _as_out(path: Path) -> str:
@@ -260,7 +253,7 @@ def _copied(source: Found, name: str) -> Planned:
     return Planned(name, info.dtype, info.shape, produce)
 
 
-def _step_check(run: Run, made: Checkpoint) -> Check:
+def _step_check(run: Rerun, made: Checkpoint) -> Check:
     """Whether a step wrote the weights that were read after it the first time, from the same inputs."""
     name = f"{run.entry.command} → {run.output.name or run.output.place}"
     again, actual = made.manifest.history[-1], made.manifest.weights_sha256

@@ -17,7 +17,7 @@ from hydrasurgeon.files.recorded import (
     RunOptions,
     StepOptions,
 )
-from hydrasurgeon.stages.replay_plan import Plan, Run
+from hydrasurgeon.stages.replay_plan import Plan, Rerun
 
 __all__ = ["derived_mask", "with_files"]
 
@@ -29,7 +29,7 @@ PATTERN = "*?[{"
 """Several files in one name: shards of image–text pairs."""
 
 
-def with_files(run: Run, folder: Path, *, fetch: bool) -> StepOptions:
+def with_files(run: Rerun, folder: Path, *, fetch: bool) -> StepOptions:
     """The step's options with names of files that can be opened from `folder`; DataError for what is not there."""
     options = run.options
 
@@ -73,7 +73,7 @@ def _check_names(options: NamedOptions, folder: Path) -> None:
             )
 
 
-def _data(spec: str, run: Run, folder: Path) -> str:
+def _data(spec: str, run: Rerun, folder: Path) -> str:
     """A data spec as it can be opened: as it was recorded where that works, else by file name, else by content."""
     if spec.startswith((*FETCHED, "demo:")):
         return spec
@@ -92,7 +92,7 @@ def _data(spec: str, run: Run, folder: Path) -> str:
     return path + (at + (_inside(root, folder) or root) if at else "")
 
 
-def _told(spec: str, run: Run) -> str:
+def _told(spec: str, run: Rerun) -> str:
     for record in run.entry.data:
         if record.spec == spec:
             return f" ({record.rows} rows, sha256 {short(record.sha256)})"
@@ -112,7 +112,7 @@ def _is_below(path: Path) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _by_content(record: DataRecord, run: Run, folder: Path) -> str | None:
+def _by_content(record: DataRecord, run: Rerun, folder: Path) -> str | None:
     """The file of the folder whose samples hash to what was recorded."""
     from hydrasurgeon.data import open_data
 
@@ -145,7 +145,7 @@ def _mask(name: str, folder: Path) -> str:
     return _inside(name, folder) or Path(name).name
 
 
-def derived_mask(plan: Plan, run: Run, folder: Path) -> str | None:
+def derived_mask(plan: Plan, run: Rerun, folder: Path) -> str | None:
     """For a mask that is not at hand: the heads that the file it made kept, as a mask; None where it is."""
     options = run.options
     if not isinstance(options, PruneOptions) or options.mask is None:

@@ -28,7 +28,7 @@ from hydrasurgeon.files.recorded import (
 )
 from hydrasurgeon.heads import Kept
 
-__all__ = ["Artifact", "Plan", "Run", "plan_replay"]
+__all__ = ["Artifact", "Plan", "Rerun", "plan_replay"]
 
 # Bytes: file systems allow 255, and a file that is being written has a longer name.
 MAX_NAME = 200
@@ -50,7 +50,7 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class Run:
+class Rerun:
     """One step to run again."""
 
     entry: Step
@@ -70,7 +70,7 @@ class Plan:
 
     target: Checkpoint
     sources: tuple[Artifact, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[Rerun, ...]
 
     @property
     def result(self) -> Artifact:
@@ -102,22 +102,22 @@ class _Tracing:
     def read(self, source: Input, options: StepOptions, *, fuses: bool) -> Artifact:
         """The artifact that a step read, which may make known what an earlier step should have written."""
         alike = [a for a in reversed(self.artifacts) if a.sha256 == source.sha256]
-        known = next((a for a in alike if a.name in (None, source.name)), None)
-        found = None if known else self._backbone(source, options)
+        artifact = next((a for a in alike if a.name in (None, source.name)), None)
+        backbone = None if artifact else self._backbone(source, options)
         # The step before, whose output nobody else has named; for fuse the first such step of all.
         open_ = [a for a in self.artifacts if a.sha256 is None]
         before = (open_ if fuses else [a for a in open_ if a is self.artifacts[-1]])[:1]
-        if known is None and found is not None:
-            known = self._begin(found)
-        elif known is None and before:
-            known = before[0]
-        elif known is None and alike:
-            known = alike[0]
-        elif known is None:
-            known = Artifact(source=self._any(source, options))
-            self.artifacts.append(known)
-        known.sha256, known.name = source.sha256, known.name or source.name
-        return known
+        if artifact is None and backbone is not None:
+            artifact = self._begin(backbone)
+        elif artifact is None and before:
+            artifact = before[0]
+        elif artifact is None and alike:
+            artifact = alike[0]
+        elif artifact is None:
+            artifact = Artifact(source=self._any(source, options))
+            self.artifacts.append(artifact)
+        artifact.sha256, artifact.name = source.sha256, artifact.name or source.name
+        return artifact
 
     def _backbone(self, source: Input, options: StepOptions) -> Found | None:
         arch = options.arch if isinstance(options, RunOptions) else None
@@ -125,9 +125,9 @@ class _Tracing:
 
     def _begin(self, found: Found) -> Artifact:
         """A backbone that is at hand is where a replay begins, even if its own making is in the history."""
-        own = lineage(found.checkpoint.manifest.history)[-1:]
+        last_step = lineage(found.checkpoint.manifest.history)[-1:]
         for artifact in self.artifacts:
-            if artifact.sha256 is None and [self.steps[i] for i in _step(artifact)] == own:
+            if artifact.sha256 is None and [self.steps[i] for i in _step(artifact)] == last_step:
                 artifact.source = found
                 return artifact
         begun = Artifact(source=found)
@@ -177,7 +177,7 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> Plan:
         same = None if changes_weights(entry) else inputs[0].sha256
         output = Artifact(made_by=number, sha256=same)
         tracing.artifacts.append(output)
-        runs.append(Run(entry, options, inputs, output))
+        runs.append(Rerun(entry, options, inputs, output))
     last = runs[-1].output
     if last.sha256 is None:
         last.sha256 = target.manifest.weights_sha256
@@ -207,7 +207,7 @@ def _may_read(options: StepOptions, files: int) -> bool:
     return files == 1 or (isinstance(options, FinetuneOptions) and files == 0)
 
 
-def _place(sources: Sequence[Artifact], runs: Sequence[Run], where: str) -> None:
+def _place(sources: Sequence[Artifact], runs: Sequence[Rerun], where: str) -> None:
     """Give each file the name that history knows it by; a folder of its own where two would share one."""
     taken: set[str] = set()
 

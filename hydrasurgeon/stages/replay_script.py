@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.recorded import InitOptions, PruneOptions, StepOptions
-from hydrasurgeon.stages.replay_plan import Artifact, Plan, Run
+from hydrasurgeon.stages.replay_plan import Artifact, Plan, Rerun
 from hydrasurgeon.visible import visible
 
 __all__ = ["mask_place", "script"]
@@ -43,13 +43,13 @@ def _here(place: str) -> str:
     return f'"$here"/{shlex.quote(place)}'
 
 
-def mask_place(run: Run) -> str:
+def mask_place(run: Rerun) -> str:
     """Where a mask goes that is not at hand, so that it has the name that history gives it."""
     name = run.options.mask if isinstance(run.options, PruneOptions) else None
     return f"mask-of-{Path(run.output.place).name}/{Path(name or 'mask.json').name}"
 
 
-def _commands(run: Run, options: StepOptions, mask: str | None) -> list[str]:
+def _commands(run: Rerun, options: StepOptions, mask: str | None) -> list[str]:
     folders = [run.output.place] if mask is None else [run.output.place, mask_place(run)]
     lines = [f"mkdir -p {_here(str(Path(p).parent))}" for p in folders if "/" in p]
     if mask is not None:

@@ -30,6 +30,7 @@ __all__ = ["Signed", "check_signature", "sign"]
 MAX_SIGNATURE = 16 << 20
 """Bytes of a signature file: a hash for each of a hundred thousand files."""
 SUFFIX = ".sig"
+"""Of a signature."""
 
 
 @dataclass(frozen=True)

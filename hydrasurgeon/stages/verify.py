@@ -17,6 +17,7 @@ from hydrasurgeon.run import Run, RunKeywords, takes
 __all__ = ["Verification", "verify"]
 
 FORMAT = "hydrasurgeon.verify/1"
+"""Of the JSON report."""
 
 
 @dataclass(frozen=True)

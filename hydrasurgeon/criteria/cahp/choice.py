@@ -25,6 +25,7 @@ __all__ = ["Choice", "choose", "knee_of", "select", "silhouette"]
 
 Distances = NDArray[np.float64]
 DEGREE = 6
+"""Of the polynomial that the knee is looked for on."""
 # A polynomial through fewer points than this has no knee worth the name.
 FEWEST = 4
 

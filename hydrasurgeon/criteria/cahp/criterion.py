@@ -32,8 +32,13 @@ from hydrasurgeon.lookup import need
 __all__ = ["ClassMoments", "jeffries_matusita", "layout", "score"]
 
 EDGE = 32
+"""Rows and columns that every attention map is resized to."""
 FLOOR = 1e-6
-PERPLEXITY, ITERATIONS = 10, 1000
+"""Smallest variance: a class with one sample has none."""
+PERPLEXITY = 10
+"""Of t-SNE: about how many heads count as neighbours of one."""
+ITERATIONS = 1000
+"""Of t-SNE."""
 # Statistics are held for so many classes; from more, so many are drawn by the seed.
 MOST_CLASSES = 64
 

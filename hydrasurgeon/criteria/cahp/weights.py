@@ -20,6 +20,7 @@ from hydrasurgeon.anatomy.parts import Attention
 __all__ = ["Weigher"]
 
 BATCH = 32
+"""Samples whose mean loss is differentiated at once."""
 # The authors take the first quarter. Data in class folders comes sorted by class, so it is every fourth batch here.
 EVERY = 4
 

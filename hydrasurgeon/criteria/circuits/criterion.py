@@ -26,6 +26,7 @@ SEARCHES = {
     "fast": "hydrasurgeon.criteria.circuits.fast:Fast",
     "naive": "hydrasurgeon.criteria.circuits.naive:Naive",
 }
+"""Name → where the search stands."""
 FEW = 100
 """Below so many ID samples a single one moves accuracy by a percent or more."""
 TOGETHER = {"cpu": 64, "cuda": 4096}

@@ -16,6 +16,7 @@ from hydrasurgeon.data import moved
 __all__ = ["Held"]
 
 MASK = "attention_mask"
+"""Under which name texts say which of their tokens are real."""
 
 
 @dataclass(frozen=True)

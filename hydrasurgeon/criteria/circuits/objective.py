@@ -30,6 +30,7 @@ __all__ = [
 
 Kind = Literal["acc", "ood", "avg"]
 PARTS = ("margin", "familiar", "foreign")
+"""The names of what outcomes hold, in their order."""
 # What a tie is won or lost by.
 TINY = 1e-30
 

@@ -15,7 +15,10 @@ from hydrasurgeon.heads import Head
 
 __all__ = ["HALF", "HeadRow", "Natural", "Packed", "Record", "pack", "rows_of", "these", "unpack"]
 
-DOUBLE, HALF = "<f8", "<f2"
+DOUBLE = "<f8"
+"""How outcomes are written, exactly."""
+HALF = "<f2"
+"""How what only guides a search is written."""
 Natural = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 HeadRow = tuple[Annotated[str, Field(strict=True, max_length=20)], Natural, Natural]
 

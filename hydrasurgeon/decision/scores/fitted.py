@@ -5,7 +5,6 @@ s(x) = 1/M Σ_m (s_m(x) − mean_m) / std_m        mean and deviation over sampl
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from hydrasurgeon.decision.scores.neighbours import fit_knn, score_knn
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.subspace import fit_residual, fit_vim, score_residual, score_vim
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import did_you_mean
 
 __all__ = ["FITTED", "EnsembleScore", "FittedScore", "check_score", "fit", "scores_of"]
 
@@ -61,9 +61,8 @@ FITTED: dict[str, FittedScore] = {
 def check_score(kind: str, among: Sequence[str] = (*ON_LOGITS, *FITTED)) -> None:
     """Refuse a name that no score has."""
     if kind not in among:
-        near = difflib.get_close_matches(kind, among, n=1)
         raise UsageError(
-            f"--ood-score {kind}: not known" + (f" (did you mean {near[0]}?)" if near else ""),
+            f"--ood-score {kind}: not known{did_you_mean(kind, among)}",
             hint=f"Available: {', '.join(among)}.",
         )
 
