@@ -23,6 +23,7 @@ from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.run import is_main_process
 
 __all__ = [
+    "check_folder",
     "claim",
     "fill",
     "output_file",
@@ -83,8 +84,7 @@ def claim(
     Its folder is there, it is no input of the command, and it takes nobody's place without `force`.
     """
     places = (path, *beside)
-    if not os.path.isdir(path.parent):
-        raise OutputError(f"{path.parent}: no such folder", hint="Create it first.")
+    check_folder(path)
     for place in places:
         _check_kind(place, option, folder=folder)
         _check_inputs(place, option, inputs)
@@ -96,6 +96,12 @@ def claim(
             f"{taken[0]}: already exists", hint=f"Give --force to replace it, or another {option}."
         )
     return path
+
+
+def check_folder(path: Path) -> None:
+    """Refuse an output whose folder is not there."""
+    if not os.path.isdir(path.parent):
+        raise OutputError(f"{path.parent}: no such folder", hint="Create it first.")
 
 
 def real(path: Path) -> Path:

@@ -41,7 +41,7 @@ def macs(model: nn.Module, inputs: Any) -> int:
 
 @contextmanager
 def _without_padding(model: nn.Module) -> Iterator[None]:
-    """Members one by one: side by side, those with fewer heads than others are filled up."""
+    """Members one by one: side by side, those with fewer heads than others are padded."""
     hydras = [module for module in model.modules() if isinstance(module, Hydra)]
     modes = [hydra.mode for hydra in hydras]
     for hydra in hydras:
@@ -55,7 +55,7 @@ def _without_padding(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def launches(model: nn.Module, inputs: Any) -> int:
-    """Operations of one pass that compute or copy: what a device that a small batch leaves idle has to wait for."""
+    """Kernel launches of one pass: the launch overhead that a small batch is dominated by."""
     model(inputs)  # what is settled once is no part of a pass
     with _Launches() as counter:
         model(inputs)

@@ -89,8 +89,8 @@ def _difference(content: bytes, traced: _Traced, model: Classifier) -> float:
             with torch.inference_mode():
                 expected = traced(*sample.values())
             fed = {name: tensor.numpy() for name, tensor in sample.items()}
-            for found, right in zip(session.run(list(OUTPUTS), fed), expected, strict=True):
-                differences.append((torch.from_numpy(found) - right).abs().max())
+            for output, right in zip(session.run(list(OUTPUTS), fed), expected, strict=True):
+                differences.append((torch.from_numpy(output) - right).abs().max())
     except Exception as error:  # onnxruntime has an exception of its own for every kind of failure
         raise CheckFailed(
             f"export: onnxruntime cannot run the result ({str(error).splitlines()[0]})",
@@ -108,13 +108,13 @@ def _difference(content: bytes, traced: _Traced, model: Classifier) -> float:
 def _sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor]:
     """Inputs of the model's kind; texts with padding in all rows but the first."""
     generator = torch.Generator().manual_seed(batch)
-    told = model.manifest.model
-    if "input_size" in told.preprocess:
+    facts = model.manifest.model
+    if "input_size" in facts.preprocess:
         return {
-            "pixel_values": torch.randn(batch, *told.preprocess["input_size"], generator=generator)
+            "pixel_values": torch.randn(batch, *facts.preprocess["input_size"], generator=generator)
         }
-    words = int(told.config.get("vocab_size", 100))
-    pad = int(told.config.get("pad_token_id") or 0)
+    words = int(facts.config.get("vocab_size", 100))
+    pad = int(facts.config.get("pad_token_id") or 0)
     real = torch.full((batch, 1), length)
     real[1:] = length - 2
     mask = (torch.arange(length)[None] < real).long()

@@ -17,6 +17,7 @@ from hydrasurgeon.checkpoints.checks import Check, short
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.errors import OutputError
+from hydrasurgeon.files.atomic import check_folder
 from hydrasurgeon.files.history import command_line, installed, lineage
 from hydrasurgeon.files.manifest import HEADER_KEY, Step
 from hydrasurgeon.files.recorded import (
@@ -110,9 +111,9 @@ def replay(
             for run, each, mask in zip(plan.runs, options, masks, strict=True)
         ]
         made = open_checkpoint(stage.path(plan.result))
-        found = Found(made, made.digests())
-        differences = _differences(Found(target, digests), found)
-        checks += _compare(Found(target, digests), found, differences, tolerance, versions)
+        again = Found(made, made.digests())
+        differences = _differences(Found(target, digests), again)
+        checks += _compare(Found(target, digests), again, differences, tolerance, versions)
     if tolerance:
         # What differs on the way is judged by what comes of it.
         checks = [
@@ -130,8 +131,7 @@ def _check_out(out: str | Path | None) -> None:
     if out is None:
         return
     place = Path(out)
-    if not place.parent.is_dir():
-        raise OutputError(f"{place.parent}: no such folder", hint="Create it first.")
+    check_folder(place)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise OutputError(f"{place}: is not an empty folder", hint="Give another -o.")
 

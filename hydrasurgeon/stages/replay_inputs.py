@@ -86,13 +86,13 @@ def _data(spec: str, run: Rerun, folder: Path) -> str:
         path = None if record is None else _by_content(record, run, folder)
     if path is None:
         raise DataError(
-            f"--data {spec}: is not in {folder}{_told(spec, run)}",
+            f"--data {spec}: is not in {folder}{_as_recorded(spec, run)}",
             hint="Put it there under this name.",
         )
     return path + (at + (_inside(root, folder) or root) if at else "")
 
 
-def _told(spec: str, run: Rerun) -> str:
+def _as_recorded(spec: str, run: Rerun) -> str:
     for record in run.entry.data:
         if record.spec == spec:
             return f" ({record.rows} rows, sha256 {short(record.sha256)})"

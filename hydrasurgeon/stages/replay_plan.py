@@ -123,35 +123,35 @@ class _Tracing:
         arch = options.arch if isinstance(options, RunOptions) else None
         return self.at_hand.find(source.sha256, name=source.name, arch=arch, kind="backbone")
 
-    def _begin(self, found: Found) -> Artifact:
+    def _begin(self, backbone: Found) -> Artifact:
         """A backbone that is at hand is where a replay begins, even if its own making is in the history."""
-        last_step = lineage(found.checkpoint.manifest.history)[-1:]
+        last_step = lineage(backbone.checkpoint.manifest.history)[-1:]
         for artifact in self.artifacts:
             if artifact.sha256 is None and [self.steps[i] for i in _step(artifact)] == last_step:
-                artifact.source = found
+                artifact.source = backbone
                 return artifact
-        begun = Artifact(source=found)
-        self.artifacts.append(begun)
-        return begun
+        beginning = Artifact(source=backbone)
+        self.artifacts.append(beginning)
+        return beginning
 
     def _any(self, source: Input, options: StepOptions) -> Found:
         """What no step of the history wrote: a file at hand, or on the hub."""
         arch = options.arch if isinstance(options, RunOptions) else None
-        found = self.at_hand.find(source.sha256, name=source.name, arch=arch)
+        checkpoint = self.at_hand.find(source.sha256, name=source.name, arch=arch)
         on_hub = is_hub_id(source.name)
-        if found is None and on_hub and self.fetch:
+        if checkpoint is None and on_hub and self.fetch:
             opened = open_checkpoint(source.name, arch=arch)
             digests = opened.digests()
             if opened.record(digests).sha256 == source.sha256:
-                found = Found(opened, digests)
-        if found is None:
+                checkpoint = Found(opened, digests)
+        if checkpoint is None:
             raise CheckpointError(
                 f"{self.where}: {source.name} ({short(source.sha256)}), with which its history begins, "
                 f"is not in {self.at_hand.folder}",
                 hint="Files are found by the hash of their weights: put that one there"
                 + (", or give --fetch." if on_hub and not self.fetch else "."),
             )
-        return found
+        return checkpoint
 
 
 def _step(artifact: Artifact) -> list[int]:

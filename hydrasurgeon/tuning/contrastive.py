@@ -68,8 +68,10 @@ def contrast(
             share.backward()  # type: ignore[no-untyped-call]
             loss += share.detach()
     zero = torch.zeros_like
-    given = (texts.grad, scale.grad, bias.grad)
-    grads = [zero(x) if g is None else g for x, g in zip((texts, scale, bias), given, strict=True)]
+    computed = (texts.grad, scale.grad, bias.grad)
+    grads = [
+        zero(x) if g is None else g for x, g in zip((texts, scale, bias), computed, strict=True)
+    ]
     return Gradients(loss, *grads)
 
 
@@ -102,26 +104,26 @@ class Contrast:
                 normalize(inner.encode_image(part.inputs["pixel_values"].to(device)), dim=-1)
                 for part in parts
             ]
-            known = (
+            features_of_parts = (
                 [] if len(parts) == 1 else [inner.encode_text(t, normalize=True) for t in tokens]
             )
         # A single batch need not run twice.
         alone = model({"texts": tokens[0]}) if len(parts) == 1 else None
-        texts = torch.cat(known) if alone is None else alone.detach()
-        found, mine = _together(torch.cat(images).float(), texts.float(), inner)
-        own = found.texts[mine.start : mine.stop].split([len(t) for t in tokens])
-        for i, wanted in enumerate(own):
+        texts = torch.cat(features_of_parts) if alone is None else alone.detach()
+        gradients, mine = _together(torch.cat(images).float(), texts.float(), inner)
+        wanted_rows = gradients.texts[mine.start : mine.stop].split([len(t) for t in tokens])
+        for i, wanted in enumerate(wanted_rows):
             last = i + 1 == len(parts)
             with nullcontext() if last else accelerator.no_sync(model):
                 features = alone if alone is not None else model({"texts": tokens[i]})
                 # Processes average their gradients; the loss is a sum over them.
                 carried = accelerator.num_processes * (features.float() * wanted).sum()
                 if last:
-                    carried = carried + (inner.logit_scale.exp() * found.scale).sum()
+                    carried = carried + (inner.logit_scale.exp() * gradients.scale).sum()
                     if inner.logit_bias is not None:
-                        carried = carried + (inner.logit_bias * found.bias).sum()
+                        carried = carried + (inner.logit_bias * gradients.bias).sum()
                 accelerator.backward(carried)
-        return float(found.loss)
+        return float(gradients.loss)
 
     def settle(self) -> None:
         """After the optimizer's step."""
@@ -151,6 +153,6 @@ def _gathered(rows: Tensor) -> tuple[Tensor, list[int]]:
     sizes = [int(count) for count in counts]
     padded = rows.new_zeros(max(sizes), rows.shape[1])
     padded[: len(rows)] = rows
-    found = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(found, padded)
-    return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)]), sizes
+    everyone = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(everyone, padded)
+    return torch.cat([part[:size] for part, size in zip(everyone, sizes, strict=True)]), sizes

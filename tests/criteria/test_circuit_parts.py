@@ -18,7 +18,7 @@ from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, contri
 from hydrasurgeon.criteria.circuits.order import batched
 from hydrasurgeon.criteria.circuits.packed import HALF, Packed, pack, unpack
 from hydrasurgeon.criteria.circuits.race import Runner
-from hydrasurgeon.criteria.circuits.sampling import Drawn, chances
+from hydrasurgeon.criteria.circuits.sampling import Drawn, inclusion_probabilities
 from hydrasurgeon.heads import Head
 
 SIZES = st.just(0.0) | st.floats(1e-30, 100)
@@ -28,7 +28,7 @@ SIZES = st.just(0.0) | st.floats(1e-30, 100)
 def test_chances_follow_size_up_to_certainty(sizes: list[float], few: float, more: float) -> None:
     size = torch.tensor(sizes, dtype=torch.float64)
     size = size + (0.1 * size.mean() if float(size.sum()) else 1)  # as the search does: none is 0
-    low, high = chances(size, few), chances(size, more)
+    low, high = inclusion_probabilities(size, few), inclusion_probabilities(size, more)
     for chance, share in ((low, few), (high, more)):
         assert float(chance.sum()) == pytest.approx(share * len(sizes))
         assert float(chance.min()) > 0
@@ -48,14 +48,16 @@ def test_drawn_samples_stand_for_all() -> None:
     estimates, drawn_often = [], torch.zeros(60, dtype=torch.float64)
     for seed in range(3000):
         drawn = Drawn.nothing(60, seed)
-        first = drawn.up_to(chances(size, 0.2), order)
-        second = drawn.up_to(chances(size, 0.5), order)
+        first = drawn.up_to(inclusion_probabilities(size, 0.2), order)
+        second = drawn.up_to(inclusion_probabilities(size, 0.5), order)
         assert not set(first.tolist()) & set(second.tolist())
         assert int(drawn.taken.sum()) == len(first) + len(second)
         estimates.append(float((value / drawn.chance)[drawn.taken].sum()))
         drawn_often += drawn.taken
     assert sum(estimates) / 3000 == pytest.approx(float(value.sum()), rel=5e-3)
-    torch.testing.assert_close(drawn_often / 3000, chances(size, 0.5), rtol=0, atol=0.04)
+    torch.testing.assert_close(
+        drawn_often / 3000, inclusion_probabilities(size, 0.5), rtol=0, atol=0.04
+    )
     everything = drawn.up_to(torch.ones(60, dtype=torch.float64), order)
     assert len(everything) == 60 - int(len(first) + len(second))
     assert bool(drawn.taken.all())

@@ -11,7 +11,7 @@ from torch import Tensor
 from hydrasurgeon.criteria.circuits.objective import Outcomes, contributions
 from hydrasurgeon.criteria.circuits.order import Part, batched
 from hydrasurgeon.criteria.circuits.race import Runner
-from hydrasurgeon.criteria.circuits.sampling import Drawn, chances
+from hydrasurgeon.criteria.circuits.sampling import Drawn, inclusion_probabilities
 from hydrasurgeon.heads import Head
 
 __all__ = ["Look", "assumptions"]
@@ -113,7 +113,7 @@ class Look:
         weights = weights + EVEN * weights.mean()
         ids, oods = self.present.familiar.argsort(), self.present.foreign.argsort()
         order = torch.cat([ids, oods + len(ids)])  # alike samples stand together, so few are enough
-        return self.drawn.up_to(chances(weights, share), order)
+        return self.drawn.up_to(inclusion_probabilities(weights, share), order)
 
     def _matters(self) -> Float[Tensor, " sample"]:
         """How much each sample moves the objective when a head goes."""

@@ -1,4 +1,4 @@
-"""Samples drawn in proportion to how much they matter: systematic sampling with unequal chances, in nested stages."""
+"""Importance sampling: samples drawn with unequal inclusion probabilities, systematically, in nested stages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Drawn", "chances"]
+__all__ = ["Drawn", "inclusion_probabilities"]
 
 
-def chances(size: Float[Tensor, " sample"], share: float) -> Float[Tensor, " sample"]:
-    """Chances in proportion to `size`, none above 1, that add up to this share of the samples."""
+def inclusion_probabilities(
+    size: Float[Tensor, " sample"], share: float
+) -> Float[Tensor, " sample"]:
+    """Probabilities in proportion to `size`, none above 1, that add up to this share of the samples."""
     wanted = share * len(size)
     largest = float(size.max())
     size = size / largest if largest > 0 else torch.ones_like(size)  # so that tiny sizes add up
@@ -47,7 +49,7 @@ class Drawn:
     def up_to(
         self, chance: Float[Tensor, " sample"], order: Int[Tensor, " sample"]
     ) -> Int[Tensor, " new"]:
-        """The samples that come in when each is to be drawn with these (higher) chances; spread evenly along `order`."""
+        """The samples that come in when each is to be drawn with these (higher) probabilities; spread evenly along `order`."""
         chance = torch.maximum(chance, self.chance)
         # Chance to come in now, for those that did not before.
         now = ((chance - self.chance) / (1 - self.chance).clamp(min=1e-12)).clamp(0, 1)
