@@ -105,9 +105,14 @@ Objective = Annotated[
         help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
     ),
 ]
-FOREIGN_HELP = "Foreign data for the objectives ood and avg; repeatable, needs no labels."
-"""Of every `--ood` whose data are samples of one kind."""
-Foreign = Annotated[list[str] | None, typer.Option("--ood", metavar="D", help=FOREIGN_HELP)]
+Foreign = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ood",
+        metavar="D",
+        help="Foreign data for the objectives ood and avg; repeatable, needs no labels.",
+    ),
+]
 Search = Annotated[
     str | None,
     typer.Option(
