@@ -81,7 +81,6 @@ def hostile(results: dict[str, Any]) -> list[str]:
                 f"{wrong:,}",
                 f"{slowest:.1f}",
                 f"{peak:,}",
-                f"`{kind['commit']}`",
             ]
         )
     versions = ", ".join(
@@ -96,7 +95,7 @@ def hostile(results: dict[str, Any]) -> list[str]:
         "",
         "Each input is a valid tiny file (models of every family, members, hydras with ragged heads, two towers) of which one to three things were",
         "changed where it has structure; a seed makes it again. It must end in success or in a message with an exit code of its kind. A failure is",
-        "anything else: another exception, more than 10 seconds, more than 2 GB, a warning or a library's words on the terminal, a file read or written",
+        "anything else: another exception, more than 10 seconds (waits for a busy core aside), more than 2 GB, a warning or a library's words on the terminal, a file read or written",
         "outside its folder, a process, a socket, a pickle, a temporary file left behind, an input that changed. The interpreter's audit hook tells of these.",
         "",
         *table(
@@ -107,7 +106,6 @@ def hostile(results: dict[str, Any]) -> list[str]:
                 "failures",
                 "slowest, s",
                 "peak MB, with libraries",
-                "commit",
             ],
             rows,
         ),

@@ -6,16 +6,21 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fuzz.runner import Tally
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"
+EVERY = 30
+"""Seconds after which the result file is written again, so that little is lost where a long run is stopped."""
 LIBRARIES = (
     "torch",
     "numpy",
@@ -95,7 +100,7 @@ def main() -> int:
                 for at in range(options.first, last, runner.CHUNK)
             ]
     tallies: dict[tuple[str, str], runner.Tally] = defaultdict(runner.Tally)
-    started = time.monotonic()
+    started = recorded = time.monotonic()
     for job, tally in runner.run(options.folder, jobs, options.workers):
         tallies[job.kind, job.way].add(tally)
         done = sum(t.count for t in tallies.values())
@@ -106,6 +111,9 @@ def main() -> int:
             file=sys.stderr,
             flush=True,
         )
+        if options.out is not None and time.monotonic() - recorded > EVERY:
+            recorded = time.monotonic()
+            _record(options.out, tallies, options.first)
     print(file=sys.stderr)
     failures = [failure for tally in tallies.values() for failure in tally.failures]
     for (kind, way), tally in tallies.items():
@@ -114,11 +122,7 @@ def main() -> int:
         )
     _show(failures)
     if options.out is not None:
-        _record(
-            options.out,
-            {name: {w: tallies[name, w] for w in runner.WAYS} for name in [k.name for k in kinds]},
-            options.first,
-        )
+        _record(options.out, tallies, options.first)
     return 1 if failures else 0
 
 
@@ -144,39 +148,32 @@ def _show(failures: list[Any]) -> None:
         )
 
 
-def _record(path: Path, kinds: dict[str, dict[str, Any]], first: int) -> None:
-    """Kinds that were run replace their older results; each says of which commit it is."""
-    before = json.loads(path.read_text()) if path.exists() else {"kinds": {}}
-    commit = _git("rev-parse", "--short", "HEAD") + "-changed" * bool(
-        _git("status", "--porcelain", "hydrasurgeon", "tests/fuzz")
-    )
-    for name, ways in kinds.items():
-        before["kinds"][name] = {
-            "commit": commit, "first_seed": first,
-            **{
-                way: {
-                    "inputs": tally.count, "outcomes": {str(code): n for code, n in sorted(tally.outcomes.items())},
-                    "failures": [{"seed": f.seed, "problem": f.problem, "where": f.where} for f in tally.failures[:50]],
-                    "failed": len(tally.failures), "seconds": round(tally.seconds, 1), "slowest_seconds": round(tally.slowest, 2),
-                    "peak_mb": tally.peak >> 10,
-                }
-                for way, tally in ways.items()
-            },
-        }  # fmt: skip
-    before["machine"] = {
+def _record(path: Path, tallies: Mapping[tuple[str, str], Tally], first: int) -> None:
+    """Kinds that were run replace their older results."""
+    result = json.loads(path.read_text()) if path.exists() else {"kinds": {}}
+    for name in {kind: None for kind, _ in tallies}:
+        result["kinds"][name] = {
+            "first_seed": first,
+            **{way: _counted(tally) for (kind, way), tally in tallies.items() if kind == name},
+        }
+    result["machine"] = {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
     }
-    path.write_text(json.dumps(before, indent=1) + "\n")
+    made = path.with_name(f".{path.name}")
+    made.write_text(json.dumps(result, indent=1) + "\n")
+    made.replace(path)
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
+def _counted(tally: Tally) -> dict[str, Any]:
+    return {
+        "inputs": tally.count, "outcomes": {str(code): n for code, n in sorted(tally.outcomes.items())},
+        "failures": [{"seed": f.seed, "problem": f.problem, "where": f.where} for f in tally.failures[:50]],
+        "failed": len(tally.failures), "seconds": round(tally.seconds, 1), "slowest_seconds": round(tally.slowest, 2),
+        "peak_mb": tally.peak >> 10,
+    }  # fmt: skip
 
 
 def _processor() -> str:
