@@ -15,6 +15,7 @@ from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model, Step
+from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.files.shards import check_count
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.runtime.tensors import plan_module
@@ -112,7 +113,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
     from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
-    from hydrasurgeon.tuning.state import State, check_state
+    from hydrasurgeon.tuning.state import TRAINING, State
 
     arguments = FinetuneArguments(**keywords)
     recipe = load_recipe(
@@ -124,7 +125,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         inputs=[checkpoint, arguments.data, arguments.val, arguments.recipe, arguments.classes, arguments.template],
     )  # fmt: skip
     state_path = _state_path(target.path)
-    interrupted = check_state(state_path, resume=arguments.resume, force=arguments.force)
+    interrupted = check_place(state_path, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(checkpoint, recipe, arguments)
     module = starting_module(material.source, material.model, material.recipe, arguments.seed)
     if target.shard is not None:

@@ -18,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins, odds
 from hydrasurgeon.criteria.circuits.order import hard_first, lost_along, warm_first
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.manifest import read_manifest, sidecar
 from hydrasurgeon.measuring import metrics
 
@@ -239,7 +239,7 @@ def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, sear
     for after in (2, 5):
         with pytest.raises(Killed):
             hs.score(cut, progress=killer(after), **options)
-        assert len(json.loads(state.read_text())["order"]) == after
+        assert len(json.loads(json.loads(state.read_text())["position"])["order"]) == after
     hs.score(cut, **options)
     assert not state.exists()
     ours, theirs = read_manifest(sidecar(cut)), read_manifest(sidecar(whole))
@@ -266,7 +266,7 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
     with pytest.raises(UsageError, match="another weights"):
         hs.score(path, data=data, **options)
     path.with_name("vit.circuit-acc.search.json").write_text("{")
-    with pytest.raises(UsageError, match="is not JSON"):
+    with pytest.raises(CheckpointError, match="is not JSON"):
         hs.score(path, data=data, **options)
 
 

@@ -13,23 +13,29 @@ import torch
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
 from hydrasurgeon.criteria.circuits.packed import Packed, pack, unpack
-from hydrasurgeon.criteria.circuits.state import FORMAT, State
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.criteria.circuits.state import State
+from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.files.resumable import FORMAT
 from hydrasurgeon.heads import Head
 
-IDENTITY = {"weights": "0" * 64, "seed": 0}
-GOOD: dict[str, Any] = {
-    "format": FORMAT, "identity": IDENTITY, "order": [["vision", 1, 2]], "trace": [0.5], "start": 0.75, "memory": {},
-}  # fmt: skip
+IDENTITY = {"weights": "0" * 64, "seed": 0, "device": "cpu", "dtype": "float32"}
+GOOD: dict[str, Any] = {"order": [["vision", 1, 2]], "trace": [0.5], "start": 0.75, "memory": {"é": 1e-05}}  # fmt: skip
 
 
-def read(folder: Path, content: str) -> Any:
-    (folder / "s.json").write_text(content)
-    return State(folder / "s.json", IDENTITY).read()
+def read(folder: Path, content: bytes | str) -> Any:
+    path = folder / "s.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return State(path, IDENTITY).read()
+
+
+def written(folder: Path, position: dict[str, Any], identity: Any = IDENTITY) -> bytes:
+    state = State(folder / "w.json", identity)
+    state.write(position)
+    return state.path.read_bytes()
 
 
 def test_a_state_is_read(tmp_path: Path) -> None:
-    position = read(tmp_path, json.dumps(GOOD))
+    position = read(tmp_path, written(tmp_path, GOOD))
     assert position.order == (("vision", 1, 2),)
     assert (position.trace, position.start) == ((0.5,), 0.75)
 
@@ -39,22 +45,73 @@ def test_a_state_is_read(tmp_path: Path) -> None:
     [
         {"order": []}, {"order": [["vision", 1]]}, {"order": [["vision", -1, 0]]}, {"order": [["vision", True, 0]]}, {"order": [["vision", 1.0, 0]]},
         {"order": "abc"}, {"order": None}, {"trace": []}, {"trace": ["0.5"]}, {"trace": [None]}, {"start": "x"}, {"start": True}, {"memory": []},
-        {"memory": None}, {"identity": []}, {"identity": "x"}, {"identity": {}}, {"identity": {**IDENTITY, "seed": "x" * 10_000}}, {"format": "x"},
-        {"format": None}, {"more": 1},
+        {"memory": None}, {"more": 1},
     ],
 )  # fmt: skip
-def test_what_is_no_state_of_this_search(tmp_path: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"s\.json") as refused:
-        read(tmp_path, json.dumps({**GOOD, **change}))
-    assert len(refused.value.message) < 600 + len(str(tmp_path))
+def test_a_position_that_no_search_has(tmp_path: Path, change: dict[str, Any]) -> None:
+    refused(tmp_path, written(tmp_path, {**GOOD, **change}))
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[", "[" * 100_000, "3", "null", "[]", '{"a":' * 5000, "1" * 5000]
+    ("change", "said"),
+    [
+        ({"device": "cuda"}, r"device \(cuda, now cpu\)"),
+        ({"dtype": "bfloat16"}, r"dtype \(bfloat16, now float32\)"),
+        ({"seed": 1}, r"seed \(1, now 0\)"),
+        ({"seed": "x" * 10_000}, r"seed \(x+…, now 0\)"),
+        ({"more": 1}, r"more \(1, now null\)"),
+        ({"recipe": {"lr": 0.1}}, r"recipe\.lr \(0\.1, now null\)"),
+    ],
+)
+def test_another_search_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    content = written(tmp_path, GOOD, {**IDENTITY, **change})
+    with pytest.raises(UsageError, match=rf"s\.json: an interrupted search with another {said}$"):
+        read(tmp_path, content)
+
+
+def test_a_field_less_is_another_search(tmp_path: Path) -> None:
+    content = written(tmp_path, GOOD, {"weights": "0" * 64})
+    with pytest.raises(UsageError, match=r"another seed .*, device .*, dtype"):
+        read(tmp_path, content)
+
+
+def refused(folder: Path, content: bytes | str) -> None:
+    with pytest.raises(CheckpointError, match=r"s\.json: the state of an interrupted search is damaged") as error:  # fmt: skip
+        read(folder, content)
+    assert error.value.exit_code == 3
+    assert error.value.hint == "Delete s.json: the search then starts over."
+    assert len(error.value.message) < 600 + len(str(folder))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[", "[" * 100_000, "3", "null", "[]", '{"a":' * 5000, "1" * 5000, "{}", "\0"]
 )
 def test_what_is_no_state(tmp_path: Path, content: str) -> None:
-    with pytest.raises(UsageError, match=r"s\.json"):
-        read(tmp_path, content)
+    refused(tmp_path, content)
+
+
+@pytest.mark.parametrize("name", [FORMAT, "identity", "position", "sha256"])
+def test_every_text_counts(tmp_path: Path, name: str) -> None:
+    texts = json.loads(written(tmp_path, GOOD))
+    for changed in (
+        {key: text for key, text in texts.items() if key != name},
+        *({**texts, name: other} for other in ("", 3, None, [], "[]", "{}", texts[name] + " ")),
+    ):
+        refused(tmp_path, json.dumps(changed))
+
+
+def test_every_byte_counts(tmp_path: Path) -> None:
+    whole = written(tmp_path, GOOD)
+    for at in range(len(whole) - 1):  # the last one ends the line
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        refused(tmp_path, bytes(damaged))
+    for length in range(0, len(whole) - 1, 5):
+        refused(tmp_path, whole[:length])
+
+
+def test_a_state_of_another_version(tmp_path: Path) -> None:
+    refused(tmp_path, written(tmp_path, GOOD).replace(b"hydrasurgeon.search/2", b"hydrasurgeon.search/1"))  # fmt: skip
 
 
 def test_packed_predictions_have_the_rows_of_the_data() -> None:

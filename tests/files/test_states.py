@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import OutputError
+from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -59,8 +59,10 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
     for write in (lambda: trained.write_text("mine"), lambda: save_file({}, trained)):
         write()
         before = trained.read_bytes()
-        for more in ({}, {"force": True}, {"resume": True}):
-            with pytest.raises(OutputError, match="is no state of an interrupted run"):
+        refusals: dict[str, type[HydraError]] = {"": OutputError, "force": OutputError, "resume": CheckpointError}  # fmt: skip
+        for option, error in refusals.items():
+            more: dict[str, Any] = {option: True} if option else {}
+            with pytest.raises(error, match=r"t\.training.*is no state of an interrupted training"):
                 hs.finetune(path, data=data, recipe="demo", set=SHORT, out=tmp_path / "t", **more)
         assert trained.read_bytes() == before
         assert not (tmp_path / "t.safetensors").exists()

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fuzz.runner import Tally
+from fuzz.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"
 EVERY = 30
 """Seconds after which the result file is written again, so that little is lost where a long run is stopped."""
-LIBRARIES = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "pydantic",
-    "pillow",
-    "pyarrow",
-    "datasets",
-    "transformers",
-    "tokenizers",
-    "timm",
-    "open_clip_torch",
-)
 
 
 def main() -> int:
@@ -60,7 +42,13 @@ def main() -> int:
     parser.add_argument(
         "--kind", action="append", choices=list(KINDS), help="only this kind; repeatable"
     )
+    parser.add_argument(
+        "--each", type=int, default=0, help="so many of each kind first, whatever its share"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--add", action="store_true", help="go on behind the seeds that the result file has"
+    )
     parser.add_argument("--workers", type=int, default=max(1, min(os.cpu_count() or 1, 8)))
     parser.add_argument(
         "--folder",
@@ -90,18 +78,20 @@ def main() -> int:
         "command": options.count // 200 if options.commands is None else options.commands,
         "process": options.count // 4000 if options.processes is None else options.processes,
     }  # fmt: skip
+    record = Record(options.out, first=options.first, add=options.add)
     jobs = []
-    for kind in kinds:
-        for way, amount in amounts.items():
-            share = amount * kind.share // whole if way == "library" else -(-amount // len(kinds))
-            last = options.first + share
+    for way, amount in amounts.items():
+        for kind in kinds:
+            share = max(options.each, amount * kind.share // whole) if way == "library" else -(-amount // len(kinds))  # fmt: skip
+            first = record.next_seed(kind.name, way)
             jobs += [
-                runner.Job(kind.name, way, at, min(at + runner.CHUNK, last))
-                for at in range(options.first, last, runner.CHUNK)
-            ]
+                (at - first >= options.each, runner.Job(kind.name, way, at, min(at + runner.CHUNK, first + share)))
+                for at in range(first, first + share, runner.CHUNK)
+            ]  # fmt: skip
+    jobs.sort(key=lambda each: each[0])
     tallies: dict[tuple[str, str], runner.Tally] = defaultdict(runner.Tally)
     started = recorded = time.monotonic()
-    for job, tally in runner.run(options.folder, jobs, options.workers):
+    for job, tally in runner.run(options.folder, [job for _, job in jobs], options.workers):
         tallies[job.kind, job.way].add(tally)
         done = sum(t.count for t in tallies.values())
         wrong = sum(len(t.failures) for t in tallies.values())
@@ -111,9 +101,9 @@ def main() -> int:
             file=sys.stderr,
             flush=True,
         )
-        if options.out is not None and time.monotonic() - recorded > EVERY:
+        if time.monotonic() - recorded > EVERY:
             recorded = time.monotonic()
-            _record(options.out, tallies, options.first)
+            record.write(tallies)
     print(file=sys.stderr)
     failures = [failure for tally in tallies.values() for failure in tally.failures]
     for (kind, way), tally in tallies.items():
@@ -121,8 +111,7 @@ def main() -> int:
             f"{kind:12} {way:8} {tally.count:8,} inputs, {1000 * tally.seconds / max(1, tally.count):7.2f} ms each, {dict(sorted(tally.outcomes.items()))}"
         )
     _show(failures)
-    if options.out is not None:
-        _record(options.out, tallies, options.first)
+    record.write(tallies)
     return 1 if failures else 0
 
 
@@ -146,45 +135,6 @@ def _show(failures: list[Any]) -> None:
         print(
             f"{count:6} {kind:12} {where:60} {one.problem[:160]}   --replay {kind}:{one.seed}:{one.way}"
         )
-
-
-def _record(path: Path, tallies: Mapping[tuple[str, str], Tally], first: int) -> None:
-    """Kinds that were run replace their older results."""
-    result = json.loads(path.read_text()) if path.exists() else {"kinds": {}}
-    for name in {kind: None for kind, _ in tallies}:
-        result["kinds"][name] = {
-            "first_seed": first,
-            **{way: _counted(tally) for (kind, way), tally in tallies.items() if kind == name},
-        }
-    result["machine"] = {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
-    }
-    made = path.with_name(f".{path.name}")
-    made.write_text(json.dumps(result, indent=1) + "\n")
-    made.replace(path)
-
-
-def _counted(tally: Tally) -> dict[str, Any]:
-    return {
-        "inputs": tally.count, "outcomes": {str(code): n for code, n in sorted(tally.outcomes.items())},
-        "failures": [{"seed": f.seed, "problem": f.problem, "where": f.where} for f in tally.failures[:50]],
-        "failed": len(tally.failures), "seconds": round(tally.seconds, 1), "slowest_seconds": round(tally.slowest, 2),
-        "peak_mb": tally.peak >> 10,
-    }  # fmt: skip
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
 
 
 if __name__ == "__main__":

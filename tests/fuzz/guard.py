@@ -136,6 +136,9 @@ class Sandbox:
         self.inside, self.out, self.tmp = root / "in", root / "out", root / "tmp"
         for folder in (self.inside, self.out, self.tmp):
             folder.mkdir(parents=True, exist_ok=True)
+        self.roots = tuple(
+            os.path.realpath(folder) + os.sep for folder in (self.inside, self.out, self.tmp)
+        )
         # Decoys: what an input may name with ../ is there to be read.
         (root / "outside.json").write_text("{}")
         (root / "outside.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
@@ -213,15 +216,15 @@ class Sandbox:
         return f"left a temporary file: {left[0]}" if left else None
 
     def _seen(self) -> set[Any]:
-        return {
-            (
-                entry.path,
-                entry.stat(follow_symlinks=False).st_size,
-                entry.stat(follow_symlinks=False).st_mtime_ns,
-            )
-            for folder, _, _ in os.walk(self.inside)
-            for entry in os.scandir(folder)
-        }
+        seen = set()
+        folders = [os.fspath(self.inside)]
+        while folders:
+            for entry in os.scandir(folders.pop()):
+                about = entry.stat(follow_symlinks=False)
+                seen.add((entry.path, about.st_size, about.st_mtime_ns))
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+        return seen
 
     def clear(self) -> None:
         for folder in (self.inside, self.out, self.tmp):
@@ -237,10 +240,7 @@ class Sandbox:
         def shown(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
             said.append(f"{category.__name__}: {message} ({filename}:{lineno})")
 
-        roots = tuple(
-            os.path.realpath(folder) + os.sep for folder in (self.inside, self.out, self.tmp)
-        )
-        _watch.roots, _watch.readable, _watch.noticed = roots, self.readable, []
+        _watch.roots, _watch.readable, _watch.noticed = self.roots, self.readable, []
         here, saved = os.getcwd(), os.environ.get("TMPDIR")
         os.environ["TMPDIR"] = str(self.tmp)
         import tempfile

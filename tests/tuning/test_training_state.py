@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hydrasurgeon.errors import HydraError
+from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.files.resumable import FORMAT
+from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.tuning.state import State
 
 IDENTITY = {"seed": 0}
@@ -36,14 +38,16 @@ def state(tmp_path: Path) -> State:
     return made
 
 
-def changed(state: State, change: Change) -> None:
-    from safetensors import safe_open
-
-    with safe_open(state.path, "pt") as file:
-        metadata = file.metadata()
-    tensors = load_file(state.path)
+def changed(state: State, change: Change, *, hashed: bool) -> None:
+    """The file with other tensors or texts; `hashed` as its writer would have hashed them."""
+    metadata, tensors = TensorFile(state.path).metadata, load_file(state.path)
     change(tensors, metadata)
     save_file(tensors, state.path, metadata=metadata)
+    if hashed and {"identity", "position"} <= metadata.keys():
+        file = Tensors([TensorFile(state.path)])
+        other = State(state.path, json.loads(metadata["identity"]))
+        texts = other.texts(json.loads(metadata["position"]), weights_sha256(file, file.digests()))
+        save_file(tensors, state.path, metadata={"format": "pt", **texts})
 
 
 def test_everything_comes_back(state: State) -> None:
@@ -67,9 +71,10 @@ CHANGES: dict[str, Change] = {
     "no position": lambda tensors, metadata: metadata.pop("position"),
     "no identity": lambda tensors, metadata: metadata.pop("identity"),
     "identity of another type": said("identity", []),
-    "another identity": said("identity", {"seed": 1}),
+    "a text more": lambda tensors, metadata: metadata.update(more="x"),
+    "another format": lambda tensors, metadata: metadata.update(format="np"),
+    "an older state": lambda tensors, metadata: metadata.update({FORMAT: "hydrasurgeon.training/1"}),
     "position of another type": said("position", 3),
-    "position too deep": lambda tensors, metadata: metadata.update(position="[" * 100_000),
     "negative step": said("position", {**POSITION, "step": -1}),
     "step as text": said("position", {**POSITION, "step": "3"}),
     "log of another type": said("position", {**POSITION, "log": [3]}),
@@ -88,20 +93,67 @@ CHANGES: dict[str, Change] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("what", list(CHANGES))
-def test_what_does_not_fit_is_refused_before_anything_changes(state: State, what: str) -> None:
-    changed(state, CHANGES[what])
+def test_what_does_not_fit_is_refused_before_anything_changes(
+    state: State, what: str, hashed: bool
+) -> None:
+    changed(state, CHANGES[what], hashed=hashed and "text more" not in what and "format" not in what and "older" not in what)  # fmt: skip
     model, optimizer = trained(steps=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(HydraError, match=r"t\.training") as refused:
-        state.read(model, optimizer)
-    assert refused.value.exit_code in (2, 3)
+    refused(state, model, optimizer)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert not optimizer.state_dict()["state"]
+
+
+def refused(state: State, *parts: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"t\.training\.safetensors: the state of an interrupted training is damaged") as error:  # fmt: skip
+        state.read(*(parts or trained(steps=0)))
+    assert error.value.exit_code == 3
+    assert error.value.hint == "Delete t.training.safetensors: the training then starts over."
+
+
+def test_every_byte_counts(state: State) -> None:
+    """In the header, in the texts and in each tensor, and each byte that is not there."""
+    whole, parts = state.path.read_bytes(), trained(steps=0)
+    length = 8 + int.from_bytes(whole[:8], "little")
+    padding = len(whole[:length].rstrip(b" "))
+    for at in [*range(padding), *range(length, len(whole), 7)]:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        state.path.write_bytes(damaged)
+        refused(state, *parts)
+    for kept in range(0, len(whole), 31):
+        state.path.write_bytes(whole[:kept])
+        refused(state, *parts)
+    state.path.write_bytes(whole)
+    assert state.read(*parts) is not None
+
+
+@pytest.mark.parametrize(
+    ("identity", "said"),
+    [
+        ({"seed": 1}, r"seed \(0, now 1\)"),
+        ({"seed": 0, "device": "cuda"}, r"device \(null, now cuda\)"),
+        ({}, r"seed \(0, now null\)"),
+    ],
+)
+def test_another_training_is_named(state: State, identity: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=f"an interrupted training with another {said}$"):
+        State(state.path, identity).read(*trained(steps=0))
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100, b"\x02\0\0\0\0\0\0\0[]"])
 def test_what_is_no_state_at_all(state: State, content: bytes) -> None:
     state.path.write_bytes(content)
-    with pytest.raises(HydraError, match=r"t\.training"):
-        state.read(*trained(steps=0))
+    refused(state)
+
+
+def test_a_training_without_an_optimizers_state_comes_back(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = State(tmp_path / "t.training.safetensors", IDENTITY)
+    state.write(model, optimizer, POSITION)
+    other = torch.nn.Linear(2, 2)
+    assert state.read(other, torch.optim.SGD(other.parameters(), lr=0.1)) is not None
+    assert torch.equal(other.weight, model.weight)

@@ -75,7 +75,8 @@ def score(subject: Subject) -> Removal:
         _check_finite(problem)
         state = None
         if options.state is not None:
-            state = State(options.state, {**options.identity, "budget": budget})
+            place = {"budget": budget, "device": first.device.type}
+            state = State(options.state, {**options.identity, **place})
         circuit = extract(
             problem, _search(options.search), budget=budget, state=state, progress=subject.progress
         )

@@ -9,7 +9,7 @@ from typing import Any
 from hydrasurgeon.criteria.circuits.packed import these
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
 from hydrasurgeon.criteria.circuits.state import Position, State
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import HydraError
 from hydrasurgeon.heads import Head
 
 __all__ = ["Circuit", "extract"]
@@ -51,19 +51,17 @@ def extract(
             )
 
     search = make(replace(problem, tick=tick))
-    found = problem.world.gather(_position(state) if problem.world.is_main else None)[0]
-    if isinstance(found, UsageError):
-        raise found
-    if found is not None:
+    position = problem.world.gather(_position(state) if problem.world.is_main else None)[0]
+    if isinstance(position, HydraError):
+        raise position
+    if position is not None:
         assert state is not None
-        try:
-            order = these(found.order, problem.candidates)
+        with state.judged():
+            order = these(position.order, problem.candidates)
             if len(order) > budget:
                 raise ValueError(f"{len(order)} heads are gone, of {budget} to remove")
-            search.recall(found.memory)
-        except ValueError as error:
-            raise state.unfit(error) from error
-        trace, start = list(found.trace), found.start
+            search.recall(position.memory)
+        trace, start = list(position.trace), position.start
     else:
         start = search.start()
     while len(order) < budget:
@@ -75,9 +73,9 @@ def extract(
     return Circuit(tuple(order), tuple(trace), start, search.counts(), search.guarantee)
 
 
-def _position(state: State | None) -> Position | UsageError | None:
+def _position(state: State | None) -> Position | HydraError | None:
     """Read by the first process for all: the others may not see its disk, and must hear of its error."""
     try:
         return state.read() if state is not None else None
-    except UsageError as error:
+    except HydraError as error:
         return error

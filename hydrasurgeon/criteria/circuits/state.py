@@ -5,23 +5,21 @@ It lies outside of a directory that is being made: that one appears as a whole, 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import real, sweep, write_text
+from hydrasurgeon.files.atomic import real, write_text
 from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.resumable import Resumable, Work, clear, there
 
-__all__ = ["FORMAT", "Position", "State", "clear_search", "state_path"]
+__all__ = ["SEARCH", "Position", "State", "clear_search", "state_path"]
 
-FORMAT = "hydrasurgeon.search/1"
+SEARCH = Work("search", "hydrasurgeon.search", 2)
 # The effects of a thousand heads on fifty thousand samples.
 MAX_STATE = 1 << 29
 Number = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -39,8 +37,6 @@ class Position(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    format: Literal["hydrasurgeon.search/1"]
-    identity: dict[str, Any]
     order: tuple[tuple[str, Number, Number], ...] = Field(min_length=1)
     trace: tuple[Score, ...]
     start: Score
@@ -55,58 +51,23 @@ class Position(BaseModel):
 
 
 @dataclass(frozen=True)
-class State:
-    path: Path
-    identity: Mapping[str, Any]
-    """What must be the same for the file to be of use: weights, data and arguments."""
+class State(Resumable):
+    """The state of one search."""
+
+    work: ClassVar[Work] = SEARCH
 
     def write(self, position: Mapping[str, Any]) -> None:
-        content = {"format": FORMAT, "identity": self.identity, **position}
-        write_text(self.path, json.dumps(content) + "\n")
+        write_text(self.path, json.dumps(self.texts(position)) + "\n")
 
     def read(self) -> Position | None:
         """Where an interrupted search stood; None where there is none."""
-        sweep(self.path)
-        if not os.path.lexists(self.path):
+        if not there(self.path):
             return None
-        content = read_json(self.path, most=MAX_STATE, error=UsageError)
-        try:
-            position = Position.model_validate(content)
-        except ValidationError as error:
-            raise self.unfit(error) from error
-        identity, wanted = position.identity, json.loads(json.dumps(self.identity))
-        differing = [key for key in wanted if wanted[key] != identity.get(key)]
-        if differing:
-            what = ", ".join(
-                f"{key} ({_short(identity.get(key))}, now {_short(wanted[key])})"
-                for key in differing
-            )
-            raise UsageError(
-                f"{self.path}: an interrupted search with another {what}", hint=self._hint
-            )
-        return position
-
-    def unfit(self, error: ValueError) -> UsageError:
-        """What cannot be the state of this search, and why."""
-        why = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            why = ": ".join((".".join(map(str, first["loc"])), first["msg"]))
-        return UsageError(f"{self.path}: not the state of a search ({why[:200]})", hint=self._hint)
-
-    @property
-    def _hint(self) -> str:
-        return f"Repeat the command that was interrupted, or delete {self.path.name} to start over."
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:56]}…"
+        with self.judged():
+            texts = read_json(self.path, most=MAX_STATE)
+            return Position.model_validate(self.position(texts, most=MAX_STATE))
 
 
 def clear_search(output: Path, key: str) -> None:
-    """What an interrupted search left is of no use once the order is written; what it did not leave stays."""
-    path = state_path(output, key)
-    with contextlib.suppress(OSError, ValueError):
-        if path.read_text(encoding="utf-8").startswith(f'{{"format": "{FORMAT}"'):
-            path.unlink()
+    """What an interrupted search left is of no use once the order is written."""
+    clear(state_path(output, key), SEARCH)

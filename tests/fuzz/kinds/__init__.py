@@ -36,13 +36,13 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("headers", "safetensors headers", 380),
-        Kind("manifests", "manifests, in the header and beside the file", 100),
-        Kind("configs", "config, index, tokenizer and preprocessor files of directories", 40),
-        Kind("datasets", "data sets: npz, jsonl, csv, parquet, lists, folders, tar", 40),
-        Kind("predictions", "predictions files", 100),
-        Kind("states", "states of interrupted searches and trainings", 20),
-        Kind("choices", "masks, recipes, class names and templates", 120),
-        Kind("images", "images", 200),
+        Kind("headers", "safetensors headers", 260),
+        Kind("manifests", "manifests, in the header and beside the file", 30),
+        Kind("configs", "config, index, tokenizer and preprocessor files of directories", 12),
+        Kind("datasets", "data sets: npz, jsonl, csv, parquet, lists, folders, tar", 60),
+        Kind("predictions", "predictions files", 60),
+        Kind("states", "states of interrupted searches and trainings", 12),
+        Kind("choices", "masks, recipes, class names and templates", 40),
+        Kind("images", "images", 526),
     )
 }

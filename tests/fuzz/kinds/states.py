@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -113,13 +114,17 @@ def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
 def _search(random: Random, bases: Bases) -> Attempt:
     search = random.choice(SEARCHES)
     problem, make_search, budget, identity, _, content = _searches(bases)[search]
-    document = json.loads(content)
+    texts = json.loads(content)
+    position = json.loads(texts["position"])
     changed = (
-        _aimed(document, random)
+        _aimed(position, random)
         if random.random() < 0.5
-        else mutated({k: v for k, v in document.items() if random.random() < 0.98}, random)
+        else mutated({k: v for k, v in position.items() if random.random() < 0.98}, random)
     )
-    said = to_json(changed).encode("utf-8", "surrogatepass")
+    texts["position"] = to_json(changed)
+    if random.random() < 0.1:
+        texts["identity"] = to_json(mutated(json.loads(texts["identity"]), random))
+    said = to_json(_outer(_hashed(texts, ""), random)).encode("utf-8", "surrogatepass")
     if random.random() < 0.1:
         said = damaged(said, random)
     name = "s.circuit-avg.search.json"
@@ -138,6 +143,18 @@ def _search(random: Random, bases: Bases) -> Attempt:
         "--search", search, "--remove", "2", "--layers", "1-2", "--device", "cpu", "--quiet", "-o", "{}/s.safetensors",
     )  # fmt: skip
     return Attempt({name: said}, call, command, writes=True)
+
+
+def _hashed(texts: dict[str, str], weights: str) -> dict[str, str]:
+    """With the hash that its writer would have given it: what is behind the hash is to be tried."""
+    from hydrasurgeon.files.resumable import content_hash
+
+    plain = {name: text for name, text in texts.items() if name != "sha256"}
+    return {**plain, "sha256": content_hash(plain, weights)}
+
+
+def _outer(texts: dict[str, str], random: Random) -> Any:
+    return mutated(texts, random) if random.random() < 0.1 else texts
 
 
 def _aimed(document: dict[str, Any], random: Random) -> Any:
@@ -232,16 +249,45 @@ def _module() -> tuple[Any, Any]:
     return model, optimizer
 
 
+def _renamed_or_reshaped(header: dict[str, Any], what: int, random: Random) -> None:
+    """One tensor less, under another name, or as something else."""
+    name = random.choice([name for name in header if name != "__metadata__"])
+    if what == 5:
+        header[name]["shape"] = random.choice(
+            (header[name]["shape"][::-1], [1, *header[name]["shape"]], [-1])
+        )
+        header[name]["dtype"] = random.choice(("F32", "F32", "I32", "U32"))
+        return
+    entry = header.pop(name)
+    if random.random() < 0.7:
+        names = ("optimizer.9.exp_avg", "optimizer.x.exp_avg", "optimizer.0", "optimizer.0.exp_avg.x", "optimizer.-1.step", "model.extra", text(random), name.upper())  # fmt: skip
+        header[random.choice(names)] = entry
+
+
+def _hash_anew(header: Any, body: bytes) -> None:
+    """The hash of these tensors and texts, where they are such."""
+    from hydrasurgeon.files.header import TensorInfo
+    from hydrasurgeon.files.tensors import weights_sha256
+
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        infos = {n: TensorInfo(n, e["dtype"], tuple(e["shape"]), 0, 0) for n, e in entries.items()}
+        digests = {n: sha256(body[slice(*e["data_offsets"])]).hexdigest() for n, e in entries.items()}  # fmt: skip
+        texts = dict(header["__metadata__"])
+        plain = {"format": texts.pop("format")}
+        header["__metadata__"] = plain | _hashed(texts, weights_sha256(infos, digests))
+
+
 def _training(random: Random, bases: Bases) -> Attempt:
     identity, content = _trained()
     header, body = unpacked(content)
-    told = header["__metadata__"]
+    texts = header["__metadata__"]
     what = random.randrange(8)
     if what == 0:
         header = mutated(header, random)
     elif what <= 2:
-        document = json.loads(told.get("position", "{}"))
-        told["position"] = to_json(
+        document = json.loads(texts["position"])
+        texts["position"] = to_json(
             mutated(document, random)
             if random.random() < 0.7
             else {
@@ -250,38 +296,17 @@ def _training(random: Random, bases: Bases) -> Attempt:
             }
         )
     elif what == 3:
-        told["identity"] = to_json(mutated(json.loads(told.get("identity", "{}")), random))
-    elif what == 4:
-        names = [name for name in header if name != "__metadata__"]
-        name = random.choice(names)
-        entry = header.pop(name)
-        if random.random() < 0.7:
-            header[
-                random.choice(
-                    (
-                        "optimizer.9.exp_avg",
-                        "optimizer.x.exp_avg",
-                        "optimizer.0",
-                        "optimizer.0.exp_avg.x",
-                        "optimizer.-1.step",
-                        "model.extra",
-                        text(random),
-                        name.upper(),
-                    )
-                )
-            ] = entry
-    elif what == 5:
-        name = random.choice([name for name in header if name != "__metadata__"])
-        header[name]["shape"] = random.choice(
-            (header[name]["shape"][::-1], [1, *header[name]["shape"]], [-1])
-        )
-        header[name]["dtype"] = random.choice(("F32", "F32", "I32", "U32"))
+        texts["identity"] = to_json(mutated(json.loads(texts["identity"]), random))
+    elif what <= 5:
+        _renamed_or_reshaped(header, what, random)
     elif what == 6:
         body = random.choice((b"\xff" * len(body), body[:-4], body + b"x", bytes(len(body))))
     else:
         header["__metadata__"] = random.choice(
-            (value(random), {}, {"identity": told.get("identity", "")})
+            (value(random), {}, {"identity": texts["identity"]}, mutated(texts, random))
         )
+    if random.random() < 0.9:
+        _hash_anew(header, body)
     said = packed(to_json(header), body)
     if random.random() < 0.1:
         said = damaged(said, random)
