@@ -60,7 +60,8 @@ def hostile(results: dict[str, Any]) -> list[str]:
         way: sum(kind[way]["inputs"] for kind in kinds.values() if way in kind) for way in WAYS
     }
     failed = sum(kind[way]["failed"] for kind in kinds.values() for way in WAYS if way in kind)
-    ways = ", ".join(f"{totals[way]:,} {said}" for way, said in WAYS.items())
+    used = {way: said for way, said in WAYS.items() if totals[way]}
+    ways = ", ".join(f"{totals[way]:,} {said}" for way, said in used.items())
     rows = []
     for name, kind in kinds.items():
         outcomes: Counter[str] = Counter()
@@ -69,7 +70,7 @@ def hostile(results: dict[str, Any]) -> list[str]:
         said = ", ".join(
             f"{CODES.get(int(code), code)} {n:,}" for code, n in sorted(outcomes.items())
         )
-        inputs = [f"{kind.get(way, {}).get('inputs', 0):,}" for way in WAYS]
+        inputs = [f"{kind.get(way, {}).get('inputs', 0):,}" for way in used]
         wrong = sum(kind[way]["failed"] for way in WAYS if way in kind)
         slowest = max(kind[way]["slowest_seconds"] for way in ("library", "command") if way in kind)
         peak = max(kind[way]["peak_mb"] for way in ("library", "command") if way in kind)
@@ -101,7 +102,7 @@ def hostile(results: dict[str, Any]) -> list[str]:
         *table(
             [
                 "",
-                *WAYS.values(),
+                *used.values(),
                 "outcomes",
                 "failures",
                 "slowest, s",

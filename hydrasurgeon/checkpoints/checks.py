@@ -14,13 +14,13 @@ from hydrasurgeon.checkpoints.hydra_layout import hydra_digests
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.files.history import changes_weights
 from hydrasurgeon.files.manifest import Member, Step
-from hydrasurgeon.files.scan import finite, scan
+from hydrasurgeon.files.scan import finite, scan, spoiled
 from hydrasurgeon.files.tensors import weights_sha256
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["Check", "Contents", "checks_alone", "first", "read_through", "short"]
+__all__ = ["Check", "Contents", "checks_alone", "first", "read_through", "short", "sound_digests"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ def read_through(checkpoint: Checkpoint) -> Contents:
 
     digests, members = hydra_digests(checkpoint, look)
     return Contents(digests, tuple(sorted(spoiled)), tuple(members))
+
+
+def sound_digests(checkpoint: Checkpoint) -> dict[str, str]:
+    """The hashes of all weights; refused where they are others than the manifest's, or not finite."""
+    contents = read_through(checkpoint)
+    checkpoint.check(contents.digests)
+    if contents.spoiled:
+        raise spoiled(first(contents.spoiled), checkpoint.path)
+    return contents.digests
 
 
 def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:

@@ -7,10 +7,13 @@ bits are), so nothing is converted. Memory stays at one piece for each thread, h
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.header import ITEMSIZE
 from hydrasurgeon.files.tensors import CARRIER, THREADS, Tensors
 
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Scanned", "finite", "scan"]
+    from hydrasurgeon.files.tensors import Raw
+
+__all__ = ["Scanned", "finite", "scan", "sound", "spoiled"]
 
 PIECE_BYTES = 1 << 20
 """Small enough to stay in a core's cache between hashing and looking, large enough that calls do not count."""
@@ -64,3 +69,20 @@ def finite(content: NDArray[np.uint8], dtype: str) -> bool:
         bits = EXPONENT[dtype]
         return not bool(((content.view(CARRIER[ITEMSIZE[dtype]]) & bits) == bits).any())
     return True
+
+
+def sound(blocks: Iterable[Raw], dtype: str, *, name: str, path: Path) -> Iterator[Raw]:
+    """The same blocks, as long as their numbers are finite."""
+    for block in blocks:
+        content = block.reshape(-1).view("u1")
+        for at in range(0, len(content), PIECE_BYTES):
+            if not finite(content[at : at + PIECE_BYTES], dtype):
+                raise spoiled(name, path)
+        yield block
+
+
+def spoiled(name: str, path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: tensor {name} holds NaN or infinity: nothing that is computed with it means anything",
+        hint="Start from a sound checkpoint; `hydrasurgeon verify` names all such tensors.",
+    )

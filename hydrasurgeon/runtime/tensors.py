@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.scan import spoiled
 from hydrasurgeon.files.tensors import Planned, whole
 
 if TYPE_CHECKING:
@@ -47,10 +48,7 @@ def to_weights(array: np.ndarray[Any, Any], dtype: str, *, name: str, path: Path
     """Raw safetensors bytes → float32, as live models have them; refused where that is not finite."""
     weights = to_tensor(array, dtype).float()
     if not torch.isfinite(weights).all():
-        raise CheckpointError(
-            f"{path}: tensor {name} holds NaN or infinity: nothing that is computed with it means anything",
-            hint="Start from a sound checkpoint; `hydrasurgeon verify` names all such tensors.",
-        )
+        raise spoiled(name, path)
     return weights
 
 

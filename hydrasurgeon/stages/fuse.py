@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Required, Unpack
 
+from hydrasurgeon.checkpoints.checks import sound_digests
 from hydrasurgeon.checkpoints.class_names import (
     ClassNames,
     ClassNamesKeywords,
@@ -96,7 +97,7 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
         arguments.out, repository=repository,
         inputs=[members, arguments.check, arguments.classes, arguments.template],
     )  # fmt: skip
-    digests = [member.digests() for member in opened]
+    digests = [sound_digests(member) for member in opened]
     plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
     manifest = _manifest_of(opened, digests, plan, arguments)
     written = target.save(plan.planned, manifest, files=opened[0].files)

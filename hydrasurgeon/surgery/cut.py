@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.files.scan import sound
 from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed
 from hydrasurgeon.heads import Kept, positions
 from hydrasurgeon.slicing import HeadAxis, head_mask, masked, sliced_shape
@@ -31,8 +32,11 @@ def plan_pruning(
     repaired = repaired or {}
     tensors, cuts = opened.tensors, _cuts(opened, kept)
 
+    def checked(name: str, blocks: Iterator[Raw]) -> Iterator[Raw]:
+        return sound(blocks, tensors[name].dtype, name=name, path=opened.path)
+
     def copied(name: str) -> Parts:
-        inputs[name] = yield from hashed(tensors.blocks(name))
+        inputs[name] = yield from hashed(checked(name, tensors.blocks(name)))
         return inputs[name]
 
     def mended(name: str) -> Parts:
@@ -48,7 +52,7 @@ def plan_pruning(
             spec, at, head_dim = cuts[name]
             keep = head_mask(tensors[name].shape[spec.axis], at, spec=spec, head_dim=head_dim)
             start = 0
-            for rows in tensors.rows(name):
+            for rows in checked(name, tensors.rows(name)):
                 original.update(as_bytes(rows))
                 yield masked(rows, keep, start, spec=spec)
                 start += len(rows)

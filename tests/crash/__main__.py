@@ -12,17 +12,19 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from crash.blows import HOWS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "crash.json"
 
 
 def main() -> int:
-    from crash.blows import HOWS
     from crash.races import RACES, race
     from crash.scenes import SAMPLE, SCENES
     from crash.trial import make_inputs, strike
@@ -42,6 +44,7 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="hydrasurgeon-crash-", dir=_memory()))
     started = time.monotonic()
     scenes: dict[str, dict[str, int]] = {}
+    races: dict[str, dict[str, int]] = {}
     violations: list[str] = []
     try:
         make_inputs(work / "inputs", light=options.sample)
@@ -55,7 +58,7 @@ def main() -> int:
                 print("\n".join(struck.violations), file=sys.stderr, end="\n" * bool(struck.violations))  # fmt: skip
             scenes[scene.name] = counts
             print(f"{scene.name}: {counts}, {time.monotonic() - started:.0f} s", flush=True)
-        races: dict[str, dict[str, int]] = {}
+            _record(options.out, hows, scenes, races, violations)
         for i in range(options.races):
             name = list(RACES)[i % len(RACES)]
             outcome, problems = race(name, work / "inputs", work / "race")
@@ -63,25 +66,41 @@ def main() -> int:
             tally[outcome] = tally.get(outcome, 0) + 1
             violations += problems
             print("\n".join(problems), file=sys.stderr, end="\n" * bool(problems))
+            _record(options.out, hows, scenes, races, violations)
     finally:
         shutil.rmtree(work)
     totals = {how: sum(counts.get(how, 0) for counts in scenes.values()) for how in hows}
     print(f"{totals}, races {races}, {len(violations)} violations, {time.monotonic() - started:.0f} s")  # fmt: skip
-    if options.out is not None:
-        result: dict[str, Any] = {
-            "format": "hydrasurgeon.crash/1",
-            "machine": {"system": platform.system(), "python": platform.python_version(), **{name: version(name) for name in ("torch", "safetensors", "timm", "accelerate")}},
-            "how": {how: HOWS[how] for how in hows},
-            "stages": sorted({name.partition(":")[0] for name in scenes}),
-            "kills": totals.get("kill", 0) + totals.get("power", 0),
-            "faults": totals.get("EIO", 0) + totals.get("ENOSPC", 0),
-            "races": sum(sum(tally.values()) for tally in races.values()),
-            "violations": len(violations),
-            "scenes": scenes,
-            "outcomes": races,
-        }  # fmt: skip
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
     return 1 if violations else 0
+
+
+def _record(
+    path: Path | None,
+    hows: Sequence[str],
+    scenes: Mapping[str, Mapping[str, int]],
+    races: Mapping[str, Mapping[str, int]],
+    violations: Sequence[str],
+) -> None:
+    """After every scene and race, so that little is lost where a long run is stopped."""
+    if path is None:
+        return
+    totals = {how: sum(counts.get(how, 0) for counts in scenes.values()) for how in hows}
+    versions = {name: version(name) for name in ("torch", "safetensors", "timm", "accelerate")}
+    result: dict[str, Any] = {
+        "format": "hydrasurgeon.crash/1",
+        "machine": {"system": platform.system(), "python": platform.python_version(), **versions},
+        "how": {how: HOWS[how] for how in hows},
+        "stages": sorted({name.partition(":")[0] for name in scenes}),
+        "kills": totals.get("kill", 0) + totals.get("power", 0),
+        "faults": totals.get("EIO", 0) + totals.get("ENOSPC", 0),
+        "races": sum(sum(tally.values()) for tally in races.values()),
+        "violations": len(violations),
+        "scenes": scenes,
+        "outcomes": races,
+    }
+    made = path.with_name(f".{path.name}")
+    made.write_text(json.dumps(result, indent=1) + "\n")
+    made.replace(path)
 
 
 def _import_all(*, light: bool) -> None:

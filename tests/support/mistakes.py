@@ -65,6 +65,13 @@ def scene(folder: Path) -> None:
     images(folder / "data.npz", classes=5)
 
 
+def spoiled(folder: Path) -> None:
+    """The backbone with NaN in one tensor."""
+    from edited import edited
+
+    edited(folder / "vit.safetensors", folder / "spoiled.safetensors", lambda name, tensor: tensor * (math.nan if name == "norm.bias" else 1))  # fmt: skip
+
+
 def random_weights(path: Path, *, depth: int = 3, classes: int = 5) -> None:
     from hydrasurgeon.tuning.start import fresh
 
@@ -271,6 +278,9 @@ MISTAKES = (
     Mistake("An architecture that cannot be told", "inspect odd", 3, bare("odd", {"encoder.weight": (4, 4)})),
     Mistake("An architecture that is not known", "inspect odd --arch timm:vit_nope", 4, bare("odd", {"encoder.weight": (4, 4)})),
     Mistake("A shard outside of the folder", "inspect shards", 3, folder_of("shards", {"config.json": '{"architecture": "vit_tiny_patch16_224", "num_classes": 5}', "model.safetensors.index.json": '{"weight_map": {"w": "../vit.safetensors"}}'})),
+    Mistake("Weights that are no numbers", "prune spoiled --method random --keep 2 -o m", 3, spoiled),
+    Mistake("The state of an interrupted training, damaged", "finetune vit --data data.npz --recipe demo -o t --resume", 3, lambda f: (f / "t.training.safetensors").write_bytes(b"x")),
+    Mistake("The state of an interrupted search, damaged", "score vit --method circuit --objective acc --remove 2 --data data.npz --device cpu", 3, text("vit.circuit-acc.search.json", '{"hydrasurgeon.state": "hydrasurgeon.search/2", "identity": "{}", "position": "{}", "sha256": "0"}')),
     Mistake("A manifest of other weights", "eval hydra --data data.npz", 3, bent),
     Mistake("Two manifests that disagree", "inspect vit", 3, sidecar(lambda m: m["model"].update(labels=list("vwxyz")))),
     Mistake("A manifest that is not JSON", "inspect vit", 3, text("vit.heads.json", '{"format": ')),

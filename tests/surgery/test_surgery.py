@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import CheckFailed, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, all_heads
 from hydrasurgeon.runtime.classifier import Classifier
@@ -301,6 +302,45 @@ def test_a_check_of_predictions_that_are_nan_fails(
     members = [member(whole, {"vision": [[i]] * 3}, tmp_path / f"m{i}.safetensors") for i in (0, 1)]
     with pytest.raises(CheckFailed, match=r"m0\.safetensors: its logits hold NaN"):
         hs.fuse(members, out=tmp_path / "h.safetensors", check=images())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "value"),
+    [
+        ("norm.bias", torch.float32, float("nan")),
+        ("blocks.1.attn.qkv.weight", torch.float32, float("inf")),
+        ("blocks.1.attn.proj.weight", torch.bfloat16, float("-inf")),
+        ("blocks.0.mlp.fc1.weight", torch.float16, float("nan")),
+        ("blocks.2.attn.qkv.bias", torch.float64, float("nan")),
+    ],
+)
+def test_weights_that_are_no_numbers_are_neither_pruned_nor_fused(
+    tiny: MAKE, tmp_path: Path, name: str, dtype: torch.dtype, value: float
+) -> None:
+    def spoil(each: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.to(dtype)
+        if each == name:
+            tensor.view(-1)[-1] = value
+        return tensor
+
+    sound = edited(tiny(), tmp_path / "sound.safetensors", lambda _, tensor: tensor.to(dtype))
+    spoiled = edited(sound, tmp_path / "spoiled.safetensors", spoil)
+    before = sorted(tmp_path.iterdir())
+    said = rf"spoiled\.safetensors: tensor {re.escape(name)} holds NaN or infinity"
+    # The head that holds it goes or stays: what was computed with its neighbours means nothing either way.
+    for mask in ({"vision": [[0], [0], [0]]}, {"vision": [[3], [3], [3]]}):
+        with pytest.raises(CheckpointError, match=said):
+            hs.prune(spoiled, mask=written(tmp_path / "mask.json", mask), out=tmp_path / "m")
+    for mlp in ("average", "separate"):
+        with pytest.raises(CheckpointError, match=said):
+            hs.fuse([sound, spoiled], out=tmp_path / "h", mlp=mlp)
+    (tmp_path / "mask.json").unlink()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def written(path: Path, mask: object) -> Path:
+    path.write_text(json.dumps(mask))
+    return path
 
 
 @pytest.mark.parametrize("tolerance", [float("nan"), -1.0])
