@@ -1,0 +1,64 @@
+"""benchmarks/results/crash.json: what was struck and raced; written as it comes, and added to."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from crash.blows import HOWS
+
+__all__ = ["Record"]
+
+KILLS, FAULTS = ("kill", "power"), ("EIO", "ENOSPC")
+LIBRARIES = ("torch", "safetensors", "timm", "accelerate")
+
+
+class Record:
+    """Counts of blows by scene and kind, of races by outcome, and of what went wrong."""
+
+    def __init__(self, path: Path | None, *, add: bool) -> None:
+        self.path = path
+        before = json.loads(path.read_text()) if add and path is not None and path.exists() else {}
+        self.scenes: dict[str, dict[str, int]] = before.get("scenes", {})
+        self.races: dict[str, dict[str, int]] = before.get("outcomes", {})
+        self.violations: int = before.get("violations", 0)
+
+    def struck(self, scene: str, how: str, blows: int, violations: int) -> None:
+        """A scene that is struck again in the same way replaces its older count."""
+        self.scenes.setdefault(scene, {})[how] = blows
+        self._write(violations)
+
+    def raced(self, name: str, outcome: str, violations: int) -> None:
+        tally = self.races.setdefault(name, {})
+        tally[outcome] = tally.get(outcome, 0) + 1
+        self._write(violations)
+
+    def total(self, *hows: str) -> int:
+        return sum(counts.get(how, 0) for counts in self.scenes.values() for how in hows)
+
+    def _write(self, violations: int) -> None:
+        self.violations += violations
+        if self.path is None:
+            return
+        result: dict[str, Any] = {
+            "format": "hydrasurgeon.crash/1",
+            "machine": {
+                "system": platform.system(),
+                "python": platform.python_version(),
+                **{name: version(name) for name in LIBRARIES},
+            },
+            "how": {how: said for how, said in HOWS.items() if self.total(how)},
+            "stages": sorted({name.partition(":")[0] for name in self.scenes}),
+            "kills": self.total(*KILLS),
+            "faults": self.total(*FAULTS),
+            "races": sum(sum(tally.values()) for tally in self.races.values()),
+            "violations": self.violations,
+            "scenes": self.scenes,
+            "outcomes": self.races,
+        }
+        made = self.path.with_name(f".{self.path.name}")
+        made.write_text(json.dumps(result, indent=1) + "\n")
+        made.replace(self.path)
