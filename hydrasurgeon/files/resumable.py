@@ -166,12 +166,14 @@ def content_hash(texts: Mapping[str, str], weights: str) -> str:
     return total.hexdigest()
 
 
-def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Records within the record by their fields, so that a difference is named and not shown as a whole."""
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """What lies within records and lists by its place, so that a difference is named and not shown as a whole."""
+    parts = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}  # fmt: skip
+    if not parts:
+        return {name: value} if name else {}
     flat: dict[str, Any] = {}
-    for name, value in record.items():
-        inner = value if isinstance(value, dict) else None
-        flat |= {f"{name}.{key}": part for key, part in inner.items()} if inner else {name: value}
+    for key, part in parts.items():
+        flat |= _flat(part, f"{name}.{key}" if name else str(key))
     return flat
 
 

@@ -61,6 +61,11 @@ def test_a_position_that_no_search_has(tmp_path: Path, change: dict[str, Any]) -
         ({"seed": "x" * 10_000}, r"seed \(x+…, now 0\)"),
         ({"more": 1}, r"more \(1, now null\)"),
         ({"recipe": {"lr": 0.1}}, r"recipe\.lr \(0\.1, now null\)"),
+        (
+            {"data": [{"spec": "d.npz", "rows": 6}]},
+            r"data\.0\.rows \(6, now null\), data\.0\.spec \(d\.npz, now null\)",
+        ),
+        (dict.fromkeys("abcdefg", 1), r"a \(1, now null\), .*, e \(1, now null\) and 2 more"),
     ],
 )
 def test_another_search_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
