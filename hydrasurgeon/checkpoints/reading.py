@@ -18,6 +18,7 @@ from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hy
 from hydrasurgeon.errors import (
     CheckpointError,
     Disagreement,
+    HydraError,
     SurgeryError,
     UsageError,
 )
@@ -134,7 +135,8 @@ def _recorded(
 ) -> Checkpoint:
     """A checkpoint that says what it is."""
     model = manifest.model
-    if arch is not None:
+    # The same command again, after one that wrote the manifest, says nothing else than it.
+    if arch is not None and not _says(path, content, tensors, manifest, arch):
         raise UsageError(
             f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}"
         )
@@ -151,6 +153,16 @@ def _recorded(
     if names is not None:
         tensors = Tensors(content.files, names)
     return Checkpoint(path, family, tensors, manifest, recorded=True, files=companions)
+
+
+def _says(path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str) -> bool:
+    """Whether `--arch` makes of these tensors the very model that the manifest has."""
+    try:
+        model = _identified(path, content, tensors, arch).manifest.model
+    except HydraError:
+        return False
+    recorded = manifest.model
+    return (model.family, model.arch, model.config) == (recorded.family, recorded.arch, recorded.config)  # fmt: skip
 
 
 def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None) -> Checkpoint:

@@ -11,7 +11,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, END
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import write_text
+from hydrasurgeon.files.atomic import claim, real, write_text
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import OodAverage, OodResult, Result, SetAverage
 from hydrasurgeon.visible import code, visible
@@ -27,18 +27,20 @@ FOREIGN = {"AUROC ↑": "auroc", "FPR95 ↓": "fpr95", "AUPR ↑": "aupr"}
 
 
 def cards_of(opened: Sequence[Checkpoint]) -> list[Path | None]:
-    """Each checkpoint's model card, where it is a local directory that has one with our markers."""
+    """Each checkpoint's model card, claimed, where it is a local directory that has one with our markers."""
     cards = [_card(checkpoint) for checkpoint in opened]
     if not any(cards):
         raise UsageError(
             "--card: no checkpoint is a directory with a model card",
             hint="Write one with `-o DIR/`; cards of others, without our markers, are left alone.",
         )
+    for path in {card: None for card in cards if card is not None}:
+        claim(path, option="--card", force=True)
     return cards
 
 
 def _card(checkpoint: Checkpoint) -> Path | None:
-    path = checkpoint.path / CARD
+    path = real(checkpoint.path / CARD)
     if checkpoint.hub_id is not None or not path.is_file():
         return None
     with contextlib.suppress(UnicodeDecodeError):

@@ -32,6 +32,7 @@ from hydrasurgeon.files.manifest import json_schema, read_manifest, sidecar
 from hydrasurgeon.files.tensors import as_float, from_float
 
 MAKE = Callable[..., Path]
+ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
 
 
 def test_the_pair_agrees_and_validates(tiny: MAKE) -> None:
@@ -55,6 +56,21 @@ def test_the_weights_hash_is_what_the_docs_say(tiny: MAKE) -> None:
         one = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
         total.update(f"{name}\0F32\0{','.join(map(str, tensor.shape))}\0{one}\n".encode())
     assert read_manifest(sidecar(path)).weights_sha256 == total.hexdigest()
+
+
+def test_the_same_command_again_gives_the_same_bytes(tiny: MAKE, tmp_path: Path) -> None:
+    """`--arch` that says what the manifest says by now is no contradiction; any other is."""
+    path = tmp_path / "bare.safetensors"
+    save_file(load_file(tiny()), path)
+    manifests = []
+    for _ in range(2):
+        hs.score(path, method="magnitude", arch=ARCH)
+        manifests.append(sidecar(path).read_bytes())
+    assert manifests[0] == manifests[1]
+    assert json.loads(manifests[0])["history"][0]["args"]["arch"] == ARCH
+    for other in (ARCH.replace("num_heads=4", "num_heads=2"), "timm:resnet50", "hf:bert"):
+        with pytest.raises(UsageError, match="already says that it is timm:vit_tiny"):
+            open_checkpoint(path, arch=other)
 
 
 def test_a_lone_file_is_self_contained(tiny: MAKE) -> None:

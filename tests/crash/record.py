@@ -24,23 +24,29 @@ class Record:
         before = json.loads(path.read_text()) if add and path is not None and path.exists() else {}
         self.scenes: dict[str, dict[str, int]] = before.get("scenes", {})
         self.races: dict[str, dict[str, int]] = before.get("outcomes", {})
-        self.violations: int = before.get("violations", 0)
+        self.wrong: dict[str, int] = before.get("wrong", {})
+        """Violations by scene and kind of blow, or by race; where there were any."""
 
     def struck(self, scene: str, how: str, blows: int, violations: int) -> None:
         """A scene that is struck again in the same way replaces its older count."""
         self.scenes.setdefault(scene, {})[how] = blows
-        self._write(violations)
+        self.wrong[f"{scene}, {how}"] = violations
+        self._write()
 
     def raced(self, name: str, outcome: str, violations: int) -> None:
         tally = self.races.setdefault(name, {})
         tally[outcome] = tally.get(outcome, 0) + 1
-        self._write(violations)
+        self.wrong[name] = self.wrong.get(name, 0) + violations
+        self._write()
+
+    @property
+    def violations(self) -> int:
+        return sum(self.wrong.values())
 
     def total(self, *hows: str) -> int:
         return sum(counts.get(how, 0) for counts in self.scenes.values() for how in hows)
 
-    def _write(self, violations: int) -> None:
-        self.violations += violations
+    def _write(self) -> None:
         if self.path is None:
             return
         result: dict[str, Any] = {
@@ -56,6 +62,7 @@ class Record:
             "faults": self.total(*FAULTS),
             "races": sum(sum(tally.values()) for tally in self.races.values()),
             "violations": self.violations,
+            "wrong": {name: count for name, count in self.wrong.items() if count},
             "scenes": self.scenes,
             "outcomes": self.races,
         }

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crash.blows import Blow
-from crash.scenes import ARCH, Scene, lay_out
+from crash.scenes import Scene, lay_out
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.manifest import HEADER_KEY
 from hydrasurgeon.files.tensors import TensorFile
@@ -245,9 +245,7 @@ def _again(scene: Scene, new: Tree, place: Path) -> Iterator[str]:
     for more in ("", *scene.again, "--force"):
         if more == "--force" and ("--force" in scene.line or (scene.line.startswith("score vit --method magnitude") and "-o" not in scene.line)):  # fmt: skip
             continue
-        # What was scored once says itself what it is.
-        line = scene.line.replace(f" --arch {ARCH}", "") if "already says" in said else scene.line
-        ended = forked(place, _with_scene(scene, command(f"{line} {more}".strip())))
+        ended = forked(place, _with_scene(scene, command(f"{scene.line} {more}".strip())))
         said = ended.said
         if ended.code == 0:
             break

@@ -37,6 +37,8 @@ def test_each_card_gets_its_own_figures(
     pair: tuple[Path, Path], images: SPEC, tmp_path: Path
 ) -> None:
     before = {path: path.read_bytes() for folder in pair for path in folder.iterdir()}
+    left = pair[0] / ".README.md.0123abcd.part"  # of a run that was killed
+    left.write_text("half a card")
     options = {
         "data": images(),
         "ood": [f"near:held|out={images('near.npz', seed=5)}", f"far:f={images('far.npz', rows=30, seed=6, labels=False)}"],
