@@ -133,10 +133,15 @@ def killed(results: dict[str, Any]) -> list[str]:
         for name, tally in results["outcomes"].items()
     ]
     versions = ", ".join(f"{name} {number}" for name, number in about.items())
+    struck = [
+        (results["kills"], f"{results['kills']:,} kills"),
+        (results["faults"], f"{results['faults']:,} failing disks"),
+        (results["races"], f"{results['races']:,} races of two writers"),
+    ]
     return [
         "## Kills, failing disks and races",
         "",
-        f"{results['kills']:,} kills, {results['faults']:,} failing disks and {results['races']:,} races of two writers: {results['violations']:,} outputs half-written, lost or mixed.",
+        f"{', '.join(said for count, said in struck if count)}: {results['violations']:,} outputs half-written, lost or mixed.",
         "",
         "Each scene runs a command once for every call by which it changes the disk, and is struck at that call:",
         "",
