@@ -313,11 +313,11 @@ def _training(random: Random, bases: Bases) -> Attempt:
     name = "t.training.safetensors"
 
     def call(folder: Path, out: Path) -> object:
-        from hydrasurgeon.tuning.loop import _Run
+        from hydrasurgeon.tuning.loop import _Standing
         from hydrasurgeon.tuning.state import State
 
         position = State(folder / name, identity).read(*_module())
-        return position if position is None else _Run(**position.model_dump())
+        return position if position is None else _Standing(**position.model_dump())
 
     data, _ = _arrays(bases.folder)
     command = (
