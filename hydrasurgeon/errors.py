@@ -32,6 +32,10 @@ __all__ = [
 ]
 
 
+# Characters of a message, besides the hint and the details.
+MAX_MESSAGE = 2_000
+
+
 class HydraError(Exception):
     """A user's mistake: `message` says what and where, `details` each of several, `hint` what to do next."""
 
@@ -40,10 +44,17 @@ class HydraError(Exception):
     def __init__(
         self, message: str, *, hint: str | None = None, details: Sequence[str] = ()
     ) -> None:
+        message = _shortened(message)
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.details = tuple(details)
+
+
+def _shortened(message: str) -> str:
+    """Names and values in a message may come from a file, and be as long as a file."""
+    half = MAX_MESSAGE // 2
+    return message if len(message) <= MAX_MESSAGE else f"{message[:half]} … {message[-half:]}"
 
 
 class CheckFailed(HydraError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import resource
@@ -157,6 +158,7 @@ def _work(folder: Path, slot: int, jobs: Any, results: Any, now: Any) -> None:
     printed = _listen(_log(folder, slot))
     sandbox = Sandbox(folder / f"sandbox-{slot}", readable=(folder / "bases",), printed=printed)
     _warm_up(bases, sandbox)
+    gc.freeze()  # the libraries would be looked through again and again
     if (limit := memory_limit()) is not None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     while (job := jobs.get()) is not None:

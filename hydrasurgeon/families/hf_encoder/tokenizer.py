@@ -36,6 +36,8 @@ CLASSES = (
 GENERIC = "PreTrainedTokenizerFast"
 """Does what tokenizer.json says and nothing else."""
 
+ADDED_FIELDS = {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
+"""What tokenizer.json says of an added word."""
 UNUSUAL = "☃☃☃"
 """A word that vocabularies lack: some find out only then that they have nothing for it."""
 
@@ -127,6 +129,7 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
             said = parse_json(texts[name], f"{where}: {name}", most=MAX_VOCABULARY)
             # Before tokenizers sees them: it makes room for every number below the largest.
             _check_numbers(_numbers(said), words, f"{where}: {name}")
+            _check_added(said, f"{where}: {name}")
     config = tokenizer_config(files, where)
     stated = config.written() | {"tokenizer_class": _class_name(config, files, where)}
     texts[CONFIG] = json.dumps({key: value for key, value in stated.items() if value is not None})
@@ -156,6 +159,17 @@ def _numbers(vocabulary: Any) -> list[int]:
     if isinstance(added, list):
         ids += [word.get("id") for word in added if isinstance(word, dict)]
     return [number for number in ids if type(number) is int]
+
+
+def _check_added(vocabulary: Any, where: str) -> None:
+    """Fields of added words that tokenizers does not know: it would print them to the terminal, whatever they hold."""
+    added = vocabulary.get("added_tokens") if isinstance(vocabulary, dict) else None
+    for word in added if isinstance(added, list) else ():
+        if isinstance(word, dict) and (unknown := word.keys() - ADDED_FIELDS):
+            raise CheckpointError(
+                f"{where}: an added word has a field {min(unknown)[:60]!r}, which tokenizers does not know",
+                hint="Bring back the files as transformers wrote them.",
+            )
 
 
 def _check_numbers(numbers: Iterable[int], words: int, where: str) -> None:

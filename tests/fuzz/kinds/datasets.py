@@ -79,6 +79,11 @@ def _npy(array: Any) -> bytes:
     return file.getvalue()
 
 
+def _name(random: Random) -> str:
+    """One that a ZIP archive can have: it ends at a NUL, and may not be empty."""
+    return text(random).replace("\ud800", "?").partition("\0")[0] or "x"
+
+
 def _npz(random: Random) -> tuple[str, dict[str, Any]]:
     """An archive whose arrays have any dtype and shape, or headers that say so."""
     rows = random.choice((0, 1, 3, 5))
@@ -142,10 +147,7 @@ def _npz(random: Random) -> tuple[str, dict[str, Any]]:
     ) as archive:
         for name, content in arrays.items():
             archive.writestr(
-                random.choice(
-                    (f"{name}.npy",) * 12
-                    + (name, f"../{name}.npy", text(random).replace("\ud800", "?") or "x")
-                ),
+                random.choice((f"{name}.npy",) * 12 + (name, f"../{name}.npy", _name(random))),
                 content,
             )
         if random.random() < 0.05:
