@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,31 @@ def test_the_command_says_which_file_it_is(
     data = FAMILIES["BERT"].data(tmp_path)
     assert run(["eval", str(folder), "--data", data, "--device", "cpu"]) == 3
     assert name in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_what_tokenizers_would_print_is_refused(
+    bert: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a field that it does not know it says so on the terminal, in the file's own characters."""
+    files = files_of(bert)
+    told = json.loads(files["tokenizer.json"])
+    told["added_tokens"][0]["\x1b[2J"] = True
+    with pytest.raises(CheckpointError, match=r"has a field '\\x1b\[2J', which tokenizers does"):
+        load_tokenizer({**files, "tokenizer.json": json.dumps(told)}, "bert", 100)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_panic_is_told_in_our_words_alone(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    def panics(*_: Any, **__: Any) -> None:
+        os.write(2, b"thread '<unnamed>' panicked at src/lib.rs:1:1")
+        raise Exception("out of words")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", panics)
+    with pytest.raises(CheckpointError, match=r"cannot be made of .*: out of words"):
+        load_tokenizer(files_of(bert), "bert", 100)
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -188,10 +191,11 @@ def _made(texts: Mapping[str, str], where: str) -> Any:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         try:
-            made = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            made(UNUSUAL)
+            with _unheard():
+                made = AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False
+                )
+                made(UNUSUAL)
             return made
         # For a file that it cannot read tokenizers raises Exception itself, or a panic that is none.
         except BaseException as error:
@@ -202,6 +206,26 @@ def _made(texts: Mapping[str, str], where: str) -> Any:
                 f"{where} cannot be made of {', '.join(sorted(set(texts) - {'config.json'}))}: {why[0][:200]}",
                 hint="Bring back the files as transformers wrote them.",
             ) from error
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Rust says on stderr where it panics, before that becomes an exception with a message of ours."""
+    sys.stderr.flush()
+    try:
+        before = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
 
 
 def _class_name(config: TokenizerConfig, files: Mapping[str, str], where: str) -> str | None:
