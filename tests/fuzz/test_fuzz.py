@@ -122,7 +122,7 @@ def _bad(what: str, folder: Path, out: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
     if what == "a long message":
-        raise DataError("x" * 5000)
+        raise DataError("x", hint="y" * 5000)
 
 
 @pytest.mark.parametrize(
