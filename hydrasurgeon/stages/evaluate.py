@@ -204,11 +204,11 @@ def _outputs(
 
 def _computed(arguments: EvaluateArguments, temperature: float | None) -> list[Result]:
     """The results that predictions files amount to."""
+    from hydrasurgeon.decision.scores.fitted import check_score
     from hydrasurgeon.measuring import metrics
     from hydrasurgeon.measuring.predictions import read_predictions
 
-    if arguments.ood_score not in metrics.OOD_SCORES:
-        metrics.ood_score(_nothing(), arguments.ood_score)
+    check_score(arguments.ood_score, tuple(metrics.OOD_SCORES))
     return [
         result(
             read_predictions(Path(path)), ood_score=arguments.ood_score, temperature=_fitted(temperature, None)
@@ -305,12 +305,6 @@ def _fitted(fixed: float | None, val: Any) -> float:
 
 def _name(job: Sequence[Checkpoint]) -> str:
     return " + ".join(checkpoint.name.removesuffix(".safetensors") for checkpoint in job)
-
-
-def _nothing() -> Any:
-    import torch
-
-    return torch.zeros(1, 1, 2)
 
 
 def _temperature(wanted: str | float, val: str | None) -> float | None:
