@@ -113,7 +113,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
     from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
-    from hydrasurgeon.tuning.state import TRAINING, State
+    from hydrasurgeon.tuning.state import TRAINING, TrainingState
 
     arguments = FinetuneArguments(**keywords)
     recipe = load_recipe(
@@ -131,7 +131,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     if target.shard is not None:
         nbytes = sum(tensor.nbytes for tensor in module.state_dict().values())
         check_count(nbytes // target.shard)
-    state = State(state_path, _identity(material, arguments))
+    state = TrainingState(state_path, _identity(material, arguments))
     trained = train(
         module, _training(module, material, arguments), arguments, state,
         save_every=arguments.save_every, resume=arguments.resume,

@@ -22,7 +22,7 @@ from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.run import Run, is_launched
 from hydrasurgeon.tuning.recipes import Recipe
-from hydrasurgeon.tuning.state import State
+from hydrasurgeon.tuning.state import TrainingState
 
 __all__ = [
     "CrossEntropy",
@@ -98,7 +98,7 @@ def train(
     model: nn.Module,
     training: Training,
     run: Run,
-    state: State,
+    state: TrainingState,
     *,
     save_every: int | None = None,
     resume: bool = False,

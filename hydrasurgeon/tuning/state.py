@@ -27,7 +27,7 @@ from hydrasurgeon.runtime.tensors import SAFETENSORS, TORCH, to_raw, to_tensor
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
 
-__all__ = ["TRAINING", "State"]
+__all__ = ["TRAINING", "TrainingState"]
 
 TRAINING = Work("training", "hydrasurgeon.training", 2)
 # Of what a state says of itself in its header.
@@ -35,7 +35,7 @@ MAX_TEXT = 16 << 20
 SLOT = re.compile(r"optimizer\.(\d{1,9})\.([a-z_]+)")
 
 
-class Position(BaseModel):
+class TrainingPosition(BaseModel):
     """Where a training stood, as its file says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -47,7 +47,7 @@ class Position(BaseModel):
 
 
 @dataclass(frozen=True)
-class State(Resumable):
+class TrainingState(Resumable):
     """The state of one training."""
 
     work: ClassVar[Work] = TRAINING
@@ -70,7 +70,7 @@ class State(Resumable):
             # The hash of the tensors is known when they are written; what stands in its place before is as long.
             write_tensors(part, planned, lambda sha256: self.texts(position, sha256 or ""))
 
-    def read(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Position | None:
+    def read(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainingPosition | None:
         """Put everything back; None when there is nothing to continue."""
         if not there(self.path):
             return None
@@ -82,7 +82,7 @@ class State(Resumable):
                 raise ValueError("it does not say what a state says")
             digests = {name: digest(array) for name, array in arrays.items()}
             recorded = self.position(texts, weights_sha256(file.infos, digests), most=MAX_TEXT)
-            position = Position.model_validate(recorded)
+            position = TrainingPosition.model_validate(recorded)
             tensors = {}
             for name, array in arrays.items():
                 if (dtype := file.infos[name].dtype) not in TORCH:

@@ -13,7 +13,7 @@ import torch
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
 from hydrasurgeon.criteria.circuits.packed import Packed, pack, unpack
-from hydrasurgeon.criteria.circuits.state import State
+from hydrasurgeon.criteria.circuits.state import SearchState
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.resumable import FORMAT
 from hydrasurgeon.heads import Head
@@ -25,11 +25,11 @@ GOOD: dict[str, Any] = {"order": [["vision", 1, 2]], "trace": [0.5], "start": 0.
 def read(folder: Path, content: bytes | str) -> Any:
     path = folder / "s.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return State(path, IDENTITY).read()
+    return SearchState(path, IDENTITY).read()
 
 
 def written(folder: Path, position: dict[str, Any], identity: Any = IDENTITY) -> bytes:
-    state = State(folder / "w.json", identity)
+    state = SearchState(folder / "w.json", identity)
     state.write(position)
     return state.path.read_bytes()
 

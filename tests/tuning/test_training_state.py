@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.resumable import FORMAT
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
-from hydrasurgeon.tuning.state import State
+from hydrasurgeon.tuning.state import TrainingState
 
 IDENTITY = {"seed": 0}
 POSITION = {"step": 3, "loss_sum": 1.5, "loss_count": 2, "log": [{"epoch": 1.0, "loss": 0.5}]}
@@ -32,25 +32,25 @@ def trained(*, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
-    made = State(tmp_path / "t.training.safetensors", IDENTITY)
+def state(tmp_path: Path) -> TrainingState:
+    made = TrainingState(tmp_path / "t.training.safetensors", IDENTITY)
     made.write(*trained(steps=2), POSITION)
     return made
 
 
-def changed(state: State, change: Change, *, hashed: bool) -> None:
+def changed(state: TrainingState, change: Change, *, hashed: bool) -> None:
     """The file with other tensors or texts; `hashed` as its writer would have hashed them."""
     metadata, tensors = TensorFile(state.path).metadata, load_file(state.path)
     change(tensors, metadata)
     save_file(tensors, state.path, metadata=metadata)
     if hashed and {"identity", "position"} <= metadata.keys():
         file = Tensors([TensorFile(state.path)])
-        other = State(state.path, json.loads(metadata["identity"]))
+        other = TrainingState(state.path, json.loads(metadata["identity"]))
         texts = other.texts(json.loads(metadata["position"]), weights_sha256(file, file.digests()))
         save_file(tensors, state.path, metadata={"format": "pt", **texts})
 
 
-def test_everything_comes_back(state: State) -> None:
+def test_everything_comes_back(state: TrainingState) -> None:
     model, optimizer = trained(steps=0)
     position = state.read(model, optimizer)
     assert position is not None
@@ -96,7 +96,7 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("what", list(CHANGES))
 def test_what_does_not_fit_is_refused_before_anything_changes(
-    state: State, what: str, hashed: bool
+    state: TrainingState, what: str, hashed: bool
 ) -> None:
     changed(state, CHANGES[what], hashed=hashed and "text more" not in what and "format" not in what and "older" not in what)  # fmt: skip
     model, optimizer = trained(steps=0)
@@ -106,14 +106,14 @@ def test_what_does_not_fit_is_refused_before_anything_changes(
     assert not optimizer.state_dict()["state"]
 
 
-def refused(state: State, *parts: Any) -> None:
+def refused(state: TrainingState, *parts: Any) -> None:
     with pytest.raises(CheckpointError, match=r"t\.training\.safetensors: the state of an interrupted training is damaged") as error:  # fmt: skip
         state.read(*(parts or trained(steps=0)))
     assert error.value.exit_code == 3
     assert error.value.hint == "Delete t.training.safetensors: the training then starts over."
 
 
-def test_every_byte_counts(state: State) -> None:
+def test_every_byte_counts(state: TrainingState) -> None:
     """In the header, in the texts and in each tensor, and each byte that is not there."""
     whole, parts = state.path.read_bytes(), trained(steps=0)
     length = 8 + int.from_bytes(whole[:8], "little")
@@ -138,13 +138,15 @@ def test_every_byte_counts(state: State) -> None:
         ({}, r"seed \(0, now null\)"),
     ],
 )
-def test_another_training_is_named(state: State, identity: dict[str, Any], said: str) -> None:
+def test_another_training_is_named(
+    state: TrainingState, identity: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=f"an interrupted training with another {said}$"):
-        State(state.path, identity).read(*trained(steps=0))
+        TrainingState(state.path, identity).read(*trained(steps=0))
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100, b"\x02\0\0\0\0\0\0\0[]"])
-def test_what_is_no_state_at_all(state: State, content: bytes) -> None:
+def test_what_is_no_state_at_all(state: TrainingState, content: bytes) -> None:
     state.path.write_bytes(content)
     refused(state)
 
@@ -152,7 +154,7 @@ def test_what_is_no_state_at_all(state: State, content: bytes) -> None:
 def test_a_training_without_an_optimizers_state_comes_back(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = State(tmp_path / "t.training.safetensors", IDENTITY)
+    state = TrainingState(tmp_path / "t.training.safetensors", IDENTITY)
     state.write(model, optimizer, POSITION)
     other = torch.nn.Linear(2, 2)
     assert state.read(other, torch.optim.SGD(other.parameters(), lr=0.1)) is not None

@@ -12,7 +12,7 @@ from hydrasurgeon.criteria.circuits.greedy import extract
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.objective import Objective
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
-from hydrasurgeon.criteria.circuits.state import State
+from hydrasurgeon.criteria.circuits.state import SearchState
 from hydrasurgeon.criteria.circuits.two_towers import numbered
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import Head
@@ -76,7 +76,7 @@ def score(subject: Subject) -> Removal:
         state = None
         if options.state is not None:
             place = {"budget": budget, "device": first.device.type}
-            state = State(options.state, {**options.identity, **place})
+            state = SearchState(options.state, {**options.identity, **place})
         circuit = extract(
             problem, _search(options.search), budget=budget, state=state, progress=subject.progress
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydrasurgeon.criteria.circuits.packed import these
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
-from hydrasurgeon.criteria.circuits.state import Position, State
+from hydrasurgeon.criteria.circuits.state import SearchPosition, SearchState
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.heads import Head
 
@@ -32,7 +32,7 @@ def extract(
     make: Callable[[Problem], Search],
     *,
     budget: int,
-    state: State | None = None,
+    state: SearchState | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Circuit:
     """Remove `budget` heads, each time the one without which the objective is highest."""
@@ -73,7 +73,7 @@ def extract(
     return Circuit(tuple(order), tuple(trace), start, search.counts(), search.guarantee)
 
 
-def _position(state: State | None) -> Position | HydraError | None:
+def _position(state: SearchState | None) -> SearchPosition | HydraError | None:
     """Read by the first process for all: the others may not see its disk, and must hear of its error."""
     try:
         return state.read() if state is not None else None

@@ -17,7 +17,7 @@ from hydrasurgeon.files.atomic import real, write_text
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.resumable import Resumable, Work, clear, there
 
-__all__ = ["SEARCH", "Position", "State", "clear_search", "state_path"]
+__all__ = ["SEARCH", "SearchPosition", "SearchState", "clear_search", "state_path"]
 
 SEARCH = Work("search", "hydrasurgeon.search", 2)
 # The effects of a thousand heads on fifty thousand samples.
@@ -32,7 +32,7 @@ def state_path(output: Path, key: str) -> Path:
     return place.with_name(f"{place.name.removesuffix('.safetensors')}.{key}.search.json")
 
 
-class Position(BaseModel):
+class SearchPosition(BaseModel):
     """Where a search stood, as its file says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -44,14 +44,14 @@ class Position(BaseModel):
     """What the search itself gave; it checks that when it is told."""
 
     @model_validator(mode="after")
-    def _a_score_for_each(self) -> Position:
+    def _a_score_for_each(self) -> SearchPosition:
         if len(self.order) != len(self.trace):
             raise ValueError(f"{len(self.trace)} scores for {len(self.order)} heads")
         return self
 
 
 @dataclass(frozen=True)
-class State(Resumable):
+class SearchState(Resumable):
     """The state of one search."""
 
     work: ClassVar[Work] = SEARCH
@@ -59,13 +59,13 @@ class State(Resumable):
     def write(self, position: Mapping[str, Any]) -> None:
         write_text(self.path, json.dumps(self.texts(position)) + "\n")
 
-    def read(self) -> Position | None:
+    def read(self) -> SearchPosition | None:
         """Where an interrupted search stood; None where there is none."""
         if not there(self.path):
             return None
         with self.judged():
             texts = read_json(self.path, most=MAX_STATE)
-            return Position.model_validate(self.position(texts, most=MAX_STATE))
+            return SearchPosition.model_validate(self.position(texts, most=MAX_STATE))
 
 
 def clear_search(output: Path, key: str) -> None:

@@ -67,7 +67,7 @@ def _searches(bases: Bases) -> dict[str, tuple[Any, Any, int, Any, str, bytes]]:
     kept: dict[str, Any] = {}
     for search in SEARCHES:
         contents: list[bytes] = []
-        write, extract = state.State.write, criterion.extract
+        write, extract = state.SearchState.write, criterion.extract
 
         def recorded(
             self: Any, position: Any, contents: list[bytes] = contents, write: Any = write
@@ -88,7 +88,7 @@ def _searches(bases: Bases) -> dict[str, tuple[Any, Any, int, Any, str, bytes]]:
             kept[search] = (problem, make, budget, state)
             return extract(problem, make, budget=budget, state=state, progress=progress)
 
-        with _replaced((state.State, "write", recorded), (criterion, "extract", seen)):
+        with _replaced((state.SearchState, "write", recorded), (criterion, "extract", seen)):
             hs.score(
                 source,
                 out=bases.folder / f"state-{search}-{id(contents)}.safetensors",
@@ -131,10 +131,10 @@ def _search(random: Random, bases: Bases) -> Attempt:
 
     def call(folder: Path, out: Path) -> object:
         from hydrasurgeon.criteria.circuits.greedy import extract
-        from hydrasurgeon.criteria.circuits.state import State
+        from hydrasurgeon.criteria.circuits.state import SearchState
 
         (out / name).write_bytes(said)
-        return extract(problem, make_search, budget=budget, state=State(out / name, identity))
+        return extract(problem, make_search, budget=budget, state=SearchState(out / name, identity))
 
     # The command has another state at hand than the one that its own data and weights would leave; that is refused too.
     options = _score_options(bases, search)
@@ -218,7 +218,7 @@ def _trained() -> tuple[dict[str, Any], bytes]:
     """The identity and the file of an interrupted training of the small module."""
     import tempfile
 
-    from hydrasurgeon.tuning.state import State
+    from hydrasurgeon.tuning.state import TrainingState
 
     identity = {
         "checkpoint": "0" * 64,
@@ -229,7 +229,7 @@ def _trained() -> tuple[dict[str, Any], bytes]:
     }
     model, optimizer = _module()
     with tempfile.TemporaryDirectory() as folder:
-        state = State(Path(folder) / "t.training.safetensors", identity)
+        state = TrainingState(Path(folder) / "t.training.safetensors", identity)
         state.write(
             model,
             optimizer,
@@ -314,9 +314,9 @@ def _training(random: Random, bases: Bases) -> Attempt:
 
     def call(folder: Path, out: Path) -> object:
         from hydrasurgeon.tuning.loop import _Standing
-        from hydrasurgeon.tuning.state import State
+        from hydrasurgeon.tuning.state import TrainingState
 
-        position = State(folder / name, identity).read(*_module())
+        position = TrainingState(folder / name, identity).read(*_module())
         return position if position is None else _Standing(**position.model_dump())
 
     data, _ = _arrays(bases.folder)
