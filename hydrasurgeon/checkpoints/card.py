@@ -82,30 +82,33 @@ def on_hub(card: str, *, scheme: str, repo: str) -> str:
 
 
 def _title(manifest: Manifest) -> str:
-    members = len(manifest.members or ())
-    what = {"hydra": f"Hydra of {members} members", "member": "Pruned", "backbone": "Backbone"}
-    return f"{what[manifest.kind]}: {code(manifest.model.arch)}"
+    what = {"member": "Pruned", "backbone": "Backbone"}
+    kind = (
+        f"Hydra of {len(manifest.members)} members"
+        if manifest.kind == "hydra"
+        else what[manifest.kind]
+    )
+    return f"{kind}: {code(manifest.model.arch)}"
 
 
 def _what(manifest: Manifest) -> str:
     total = sum(tower.layers * tower.heads for tower in manifest.towers.values())
-    if manifest.members is not None:
-        assert manifest.fusion is not None
+    if manifest.kind == "hydra":
         counts = ", ".join(str(count(member.kept)) for member in manifest.members)
         return (
             f"A Hydra Ensemble: {len(manifest.members)} classifiers that keep different attention heads of one "
             f"pretrained model ({counts} of {total}), fused into one. Its prediction is the mean of their "
             f"probabilities. MLPs: {manifest.fusion.mlp}; the first {manifest.fusion.trunk} layers are shared."
         )
-    kept = count(manifest.kept or {})
+    kept = count(manifest.kept)
     if kept == total:
         return f"A classifier with all of its {total} attention heads."
     return f"A classifier that keeps {kept} of {total} attention heads; the others were cut out of its weights."
 
 
 def _heads(manifest: Manifest) -> str:
-    rows = [("", manifest.kept)] if manifest.kept is not None else [
-        (f"member {i}, ", member.kept) for i, member in enumerate(manifest.members or ())
+    rows = [("", manifest.kept)] if manifest.kind != "hydra" else [
+        (f"member {i}, ", member.kept) for i, member in enumerate(manifest.members)
     ]  # fmt: skip
     return "\n".join(f"- {name}{_per_layer(kept)}" for name, kept in rows)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.hydra_layout import hydra_digests
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.files.history import changes_weights
-from hydrasurgeon.files.manifest import Member, Step
+from hydrasurgeon.files.manifest import HydraManifest, Step
 from hydrasurgeon.files.scan import finite, scan, spoiled
 from hydrasurgeon.files.tensors import weights_sha256
 
@@ -53,8 +53,8 @@ class Contents:
 
 def read_through(checkpoint: Checkpoint) -> Contents:
     """Hash every tensor and look at its numbers on the way."""
-    tensors = checkpoint.tensors
-    if checkpoint.manifest.kind != "hydra":
+    tensors, manifest = checkpoint.tensors, checkpoint.manifest
+    if manifest.kind != "hydra":
         scanned = scan(tensors)
         digests = {name: tensor.sha256 for name, tensor in scanned.items()}
         return Contents(digests, tuple(name for name, t in scanned.items() if not t.finite))
@@ -64,7 +64,7 @@ def read_through(checkpoint: Checkpoint) -> Contents:
         if not finite(rows.reshape(-1).view("u1"), tensors[name].dtype):
             spoiled.add(name)
 
-    digests, members = hydra_digests(checkpoint, look)
+    digests, members = hydra_digests(checkpoint, manifest, look)
     return Contents(digests, tuple(sorted(spoiled)), tuple(members))
 
 
@@ -90,8 +90,8 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
     ]
     if companions:
         checks.append(Check("companions", True, ", ".join(sorted(checkpoint.files))))
-    if manifest.members is not None:
-        checks += _members(checkpoint, manifest.members, contents.members)
+    if manifest.kind == "hydra":
+        checks += _members(manifest, contents.members)
     return [*checks, _history(checkpoint, contents.digests)]
 
 
@@ -111,14 +111,12 @@ def _weights(checkpoint: Checkpoint, digests: Mapping[str, str]) -> Check:
     return Check("weights hash", True, short(actual))
 
 
-def _members(
-    checkpoint: Checkpoint, members: Sequence[Member], hashes: Sequence[str]
-) -> Iterator[Check]:
+def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
     """A member's tensors, put together again, hash to what the manifest says."""
+    members = manifest.members
     equal = [member.sha256 == sha256 for member, sha256 in zip(members, hashes, strict=True)]
-    fusion = checkpoint.manifest.fusion
     # An average of MLPs is none of its terms: then no member can be put together again.
-    averaged = fusion is not None and fusion.mlp == "average" and not any(equal)
+    averaged = manifest.fusion.mlp == "average" and not any(equal)
     for i, member in enumerate(members):
         if averaged:
             detail = "not put together from averaged MLPs: --parents can tell"
@@ -136,7 +134,7 @@ def _history(checkpoint: Checkpoint, digests: Mapping[str, str]) -> Check:
     steps = manifest.history
     if not steps:
         return Check("history", None, "nothing is recorded")
-    if manifest.members is not None:
+    if manifest.kind == "hydra":
         fused = next((entry for entry in reversed(steps) if entry.command == "fuse"), None)
         if fused is None:
             return Check("history", None, "no fuse is recorded")

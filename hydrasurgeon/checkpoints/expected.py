@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError, Disagreement
 from hydrasurgeon.families.weights import Weight, head_axes
-from hydrasurgeon.files.manifest import Tower
+from hydrasurgeon.files.manifest import SingleManifest, Tower
 from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.slicing import sliced_shape
@@ -32,11 +32,11 @@ def expected_shapes(
     return shapes
 
 
-def check_single(checkpoint: Checkpoint) -> None:
+def check_single(checkpoint: Checkpoint, manifest: SingleManifest) -> None:
     """Every tensor that the architecture needs is there, with the shape that the kept heads give it."""
-    manifest, tensors, path = checkpoint.manifest, checkpoint.tensors, checkpoint.path
+    tensors, path = checkpoint.tensors, checkpoint.path
     source = f"{manifest.model.family}:{manifest.model.arch}"
-    shapes = expected_shapes(checkpoint.weights, manifest.towers, manifest.kept or {})
+    shapes = expected_shapes(checkpoint.weights, manifest.towers, manifest.kept)
     wrong = Disagreement if checkpoint.recorded else CheckpointError
     for name, shape in shapes.items():
         if name not in tensors:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.expected import check_dtypes, expected_shapes
 from hydrasurgeon.errors import Disagreement
 from hydrasurgeon.families.weights import Weight, head_axes
-from hydrasurgeon.files.manifest import Manifest, Tower
+from hydrasurgeon.files.manifest import HydraManifest, Tower
 from hydrasurgeon.files.tensors import (
     THREADS,
     TensorInfo,
@@ -55,10 +55,10 @@ class Source:
         return take_heads(array, self.at, spec=self.spec, head_dim=self.head_dim)
 
 
-def member_sources(checkpoint: Checkpoint) -> list[dict[str, Source]]:
+def member_sources(checkpoint: Checkpoint, manifest: HydraManifest) -> list[dict[str, Source]]:
     """For each member of a hydra, where each of its tensors comes from."""
-    manifest, tensors = checkpoint.manifest, checkpoint.tensors
-    kepts = [member.kept for member in manifest.members or ()]
+    tensors = checkpoint.tensors
+    kepts = [member.kept for member in manifest.members]
     _, union = intersect_union(kepts)
     axes = head_axes(checkpoint.weights.values())
 
@@ -80,12 +80,11 @@ def member_sources(checkpoint: Checkpoint) -> list[dict[str, Source]]:
     ]
 
 
-def check_hydra(checkpoint: Checkpoint) -> None:
+def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     """The tensors are those of these members, no more and no fewer, and the trunk is really shared."""
-    manifest, tensors, path = checkpoint.manifest, checkpoint.tensors, checkpoint.path
+    tensors, path = checkpoint.tensors, checkpoint.path
     weights, towers = checkpoint.weights, manifest.towers
-    assert manifest.fusion is not None
-    kepts = [member.kept for member in manifest.members or ()]
+    kepts = [member.kept for member in manifest.members]
     _, union = intersect_union(kepts)
     shared = expected_shapes(weights, towers, union)
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
@@ -132,14 +131,14 @@ def shared_layers(
 
 
 def hydra_digests(
-    checkpoint: Checkpoint, look: Callable[[str, Raw], None] | None = None
+    checkpoint: Checkpoint, manifest: HydraManifest, look: Callable[[str, Raw], None] | None = None
 ) -> tuple[dict[str, str], list[str]]:
     """sha256 of every stored tensor, and for each member the weights' hash of what can be put together for it again.
 
     All of it in one pass over the file, at which `look` may look on. Where MLPs were averaged, what comes together
     is not what was fused.
     """
-    tensors, sources = checkpoint.tensors, member_sources(checkpoint)
+    tensors, sources = checkpoint.tensors, member_sources(checkpoint, manifest)
     cuts: dict[str, set[Source]] = {}
     for each in sources:
         for source in each.values():
@@ -161,10 +160,9 @@ def hydra_digests(
     ]
 
 
-def check_members(manifest: Manifest, hashes: Sequence[str], path: Path) -> None:
+def check_members(manifest: HydraManifest, hashes: Sequence[str], path: Path) -> None:
     """Refuse a manifest that names other members than the file's, as far as `hashes` of `hydra_digests` tell."""
-    assert manifest.fusion is not None
-    recorded = [member.sha256 for member in manifest.members or ()]
+    recorded = [member.sha256 for member in manifest.members]
     equal = [one == other for one, other in zip(hashes, recorded, strict=True)]
     # An average of MLPs is none of its terms: either no member can be put together again, or all can.
     if all(equal) or (manifest.fusion.mlp == "average" and not any(equal)):

@@ -31,7 +31,8 @@ from hydrasurgeon.files.manifest import (
     UNKNOWN,
     Input,
     Manifest,
-    Model,
+    ManifestT,
+    SingleManifest,
     Tower,
     first_mistake,
     parse_manifest,
@@ -82,7 +83,7 @@ class Checkpoint:
             digests = self.tensors.digests()
             self.check(digests)
             return digests
-        digests, members = hydra_digests(self)
+        digests, members = hydra_digests(self, self.manifest)
         self.check(digests)
         check_members(self.manifest, members, self.path)
         return digests
@@ -124,9 +125,9 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     if hub:
         checkpoint = replace(checkpoint, hub_id=pinned(text, path))
     if checkpoint.manifest.kind == "hydra":
-        check_hydra(checkpoint)
+        check_hydra(checkpoint, checkpoint.manifest)
     else:
-        check_single(checkpoint)
+        check_single(checkpoint, checkpoint.manifest)
     return checkpoint
 
 
@@ -174,7 +175,7 @@ def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None
     try:
         identified = family.identify(replace(bare, files=companions))
         towers = family.towers(identified.model)
-        manifest = Manifest(
+        manifest = SingleManifest(
             kind="backbone", model=identified.model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
         )  # fmt: skip
     except ValidationError as error:
@@ -192,15 +193,15 @@ def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:
     return {name: (tuple(range(tower.heads)),) * tower.layers for name, tower in towers.items()}
 
 
-def single(checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
-    """The model and kept heads of a backbone or member; a hydra is refused."""
+def single(checkpoint: Checkpoint) -> SingleManifest:
+    """The manifest of a backbone or member; a hydra is refused."""
     manifest = checkpoint.manifest
-    if manifest.kept is None:
+    if manifest.kind == "hydra":
         raise SurgeryError(
-            f"{checkpoint.path} is a hydra of {len(manifest.members or ())} members",
+            f"{checkpoint.path} is a hydra of {len(manifest.members)} members",
             hint="Score, prune and finetune its members, then fuse them again.",
         )
-    return manifest.model, dict(manifest.kept)
+    return manifest
 
 
 def _config_beside(path: Path) -> tuple[Family | None, dict[str, Any] | None]:
@@ -247,6 +248,7 @@ def _agreed(inside: Manifest | None, beside: Manifest | None, path: Path) -> Man
     return inside or beside
 
 
-def rewritten(manifest: Manifest, **changes: Any) -> Manifest:
+def rewritten(manifest: ManifestT, **changes: Any) -> ManifestT:
     """`manifest` with some fields replaced, validated again."""
-    return Manifest.model_validate({**manifest.model_dump(), **changes})
+    # mypy takes the type of one of two for either of them.
+    return type(manifest).model_validate({**manifest.model_dump(), **changes})  # type: ignore[return-value]

@@ -24,7 +24,7 @@ from hydrasurgeon.files.atomic import (
     write_text,
 )
 from hydrasurgeon.files.locks import hold
-from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, sidecar
+from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, ManifestT, sidecar
 from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Planned, TensorFile, hashed, write_tensors
 
@@ -107,11 +107,11 @@ def _carries_manifest(file: TensorFile) -> bool:
 def save(
     out: Path,
     planned: Sequence[Planned],
-    manifest: Callable[[str], Manifest],
+    manifest: Callable[[str], ManifestT],
     *,
     files: Mapping[str, str] | None = None,
     shard: int | None = None,
-) -> Manifest:
+) -> ManifestT:
     """Write weights and manifest, each whole or not at all; the file is usable alone at every moment.
 
     In a directory, weights are cut into files of at most `shard` bytes.
@@ -132,13 +132,13 @@ def save(
 def _write(
     weights: Path,
     planned: Sequence[Planned],
-    manifest: Callable[[str], Manifest],
+    manifest: Callable[[str], ManifestT],
     files: Mapping[str, str] | None = None,
     *,
     shard: int | None = None,
-) -> Manifest:
+) -> ManifestT:
     """Write a weight file that carries its manifest, and companions that do not lie beside it."""
-    final: list[Manifest] = []
+    final: list[ManifestT] = []
 
     def metadata(sha256: str | None) -> dict[str, str]:
         final.append(manifest(sha256 or UNKNOWN))

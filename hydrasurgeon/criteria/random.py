@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 
 __all__ = ["score"]
 
 
 def score(subject: Subject) -> HeadScores:
-    manifest = subject.checkpoint.manifest
+    manifest = single(subject.checkpoint)
     generator = np.random.default_rng(subject.seed)
     # A number for every head of the original model, so that a head's score does not depend on what is gone.
     drawn = {name: generator.random((t.layers, t.heads)) for name, t in manifest.towers.items()}
     return {
         (tower, layer): [float(drawn[tower][layer, head]) for head in row]
         for tower in subject.towers
-        for layer, row in enumerate((manifest.kept or {})[tower])
+        for layer, row in enumerate(manifest.kept[tower])
     }

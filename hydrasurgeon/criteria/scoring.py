@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion
 from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.criteria.circuits.state import state_path
@@ -192,8 +192,7 @@ def _by_original_number(
     checkpoint: Checkpoint, scores: HeadScores, towers: Sequence[str], method: str
 ) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
-    manifest = checkpoint.manifest
-    assert manifest.kept is not None
+    manifest = single(checkpoint)
     values: dict[str, tuple[tuple[float, ...], ...]] = {}
     for tower in towers:
         layers = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.foreign import read_json
-from hydrasurgeon.files.manifest import Manifest, Score
+from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import (
     Head,
     Kept,
@@ -31,7 +31,7 @@ MAX_MASK = 16 << 20
 
 
 def select(
-    manifest: Manifest,
+    manifest: SingleManifest,
     score: Score,
     *,
     keep: int | None = None,
@@ -43,7 +43,6 @@ def select(
 ) -> dict[str, Layers]:
     """Kept heads by `keep` (per layer), `remove` (in all) or `sample` (N of the first P to go)."""
     kept = manifest.kept
-    assert kept is not None
     candidates = movable(manifest, score, layers=layers, tower=tower)
     if keep is not None:
         gone = (
@@ -67,7 +66,7 @@ def select(
 
 
 def movable(
-    manifest: Manifest, score: Score, *, layers: str | None, tower: str | None
+    manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None
 ) -> list[Head]:
     """The heads that may go: of these layers, in this tower, or in the towers that were scored."""
     if score.order is not None and tower is None:
@@ -82,12 +81,12 @@ def movable(
             )
         towers = tuple(name for name in towers if name in score.values)
     chosen = parse_layers(layers, max(manifest.towers[name].layers for name in towers))
-    present = all_heads(manifest.kept or {})
+    present = all_heads(manifest.kept)
     return [head for head in present if head.tower in towers and head.layer in chosen]
 
 
 def _by_layer(
-    manifest: Manifest, score: Score, candidates: Sequence[Head], keep: int
+    manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int
 ) -> list[Head]:
     """Exactly `keep` heads in each layer, by a criterion that compares heads within their layer."""
     assert score.values is not None
@@ -100,7 +99,7 @@ def _by_layer(
     return gone
 
 
-def _surplus(manifest: Manifest, candidates: Sequence[Head], keep: int) -> int:
+def _surplus(manifest: SingleManifest, candidates: Sequence[Head], keep: int) -> int:
     """How many heads must go so that the candidate layers keep `keep` on average."""
     layers = len({(head.tower, head.layer) for head in candidates})
     _enough(keep, len(candidates) / max(1, layers), "a layer on average")
@@ -158,7 +157,7 @@ def _not_all(kept: Kept) -> None:
         raise SurgeryError("no head would be left anywhere", hint="Keep more heads.")
 
 
-def kept_from_file(path: Path, manifest: Manifest) -> dict[str, Layers]:
+def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
     """`--mask`: a manifest, {"kept": …}, or per tower [layer] lists of heads or [layer][head] booleans."""
     raw = read_json(path, most=MAX_MASK, error=UsageError)
     while isinstance(raw, Mapping) and ("kept" in raw or "mask" in raw):
@@ -178,9 +177,9 @@ def kept_from_file(path: Path, manifest: Manifest) -> dict[str, Layers]:
     return kept
 
 
-def _rows(path: Path, rows: Any, manifest: Manifest, tower: str) -> Layers:
+def _rows(path: Path, rows: Any, manifest: SingleManifest, tower: str) -> Layers:
     size = manifest.towers[tower]
-    present = (manifest.kept or {})[tower]
+    present = manifest.kept[tower]
     if (
         not isinstance(rows, list)
         or len(rows) != size.layers

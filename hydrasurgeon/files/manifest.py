@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -29,11 +29,14 @@ __all__ = [
     "HEADER_KEY",
     "DataRecord",
     "Fusion",
+    "HydraManifest",
     "Input",
     "Manifest",
+    "ManifestT",
     "Member",
     "Model",
     "Score",
+    "SingleManifest",
     "Step",
     "Tower",
     "json_schema",
@@ -205,8 +208,10 @@ class Step(_Record):
     versions: dict[Name, Name] = {}
 
 
-class Manifest(_Record):
+class _Manifest(_Record):
     """The whole manifest; `kept` for a backbone or member, `members` and `fusion` for a hydra."""
+
+    model_config = ConfigDict(title="Manifest")
 
     format: Literal["hydrasurgeon.manifest/1"] = "hydrasurgeon.manifest/1"
     kind: Literal["backbone", "member", "hydra"]
@@ -220,7 +225,7 @@ class Manifest(_Record):
     history: tuple[Step, ...] = ()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Manifest:
+    def _consistent(self) -> Self:
         if self.kind == "hydra":
             if self.members is None or self.fusion is None or self.kept is not None:
                 raise ValueError("a hydra needs members and a fusion record, and no kept heads")
@@ -275,6 +280,31 @@ class Manifest(_Record):
         }
 
 
+class SingleManifest(_Manifest):
+    """Of a backbone or a member."""
+
+    if TYPE_CHECKING:  # what `_consistent` has made sure of
+        kind: Literal["backbone", "member"]
+        kept: dict[TowerName, Rows]
+        members: None = None
+        fusion: None = None
+
+
+class HydraManifest(_Manifest):
+    """Of a hydra."""
+
+    if TYPE_CHECKING:
+        kind: Literal["hydra"]
+        kept: None = None
+        members: tuple[Member, ...]
+        fusion: Fusion
+
+
+Manifest = SingleManifest | HydraManifest
+ManifestT = TypeVar("ManifestT", bound=Manifest)
+"""What comes out is of the kind that went in."""
+
+
 def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None:
     if set(kept) != set(towers):
         raise ValueError(
@@ -324,7 +354,8 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
         )
     try:
         # From the text: in Python's own values a list could not be told from a tuple, which strict types do.
-        return Manifest.model_validate_json(content, strict=True)
+        record = HydraManifest if raw.get("kind") == "hydra" else SingleManifest
+        return record.model_validate_json(content, strict=True)
     except ValidationError as error:
         raise ManifestError(f"{where}: {first_mistake(error)}") from error
 
@@ -352,4 +383,4 @@ def sidecar(weights: Path) -> Path:
 
 def json_schema() -> str:
     """The manifest's JSON Schema."""
-    return json.dumps({"$id": FORMAT, **Manifest.model_json_schema()}, indent=1)
+    return json.dumps({"$id": FORMAT, **_Manifest.model_json_schema()}, indent=1)

@@ -46,13 +46,13 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
     show(f"  {inspection.parameters / 1e6:.2f} M parameters, {size(inspection.nbytes)} as {dtypes}")
     for name, tower in manifest.towers.items():
         show(f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim {tower.dim}")  # fmt: skip
-    if manifest.kept is not None:
-        picture(manifest.kept, manifest.towers)
-    for i, member in enumerate(manifest.members or ()):
-        show(f"  member {i}: {count(member.kept)} heads, from {member.sha256[:12]}")
-        picture(member.kept, manifest.towers)
-    if manifest.fusion is not None:
+    if manifest.kind == "hydra":
+        for i, member in enumerate(manifest.members):
+            show(f"  member {i}: {count(member.kept)} heads, from {member.sha256[:12]}")
+            picture(member.kept, manifest.towers)
         show(f"  MLPs {manifest.fusion.mlp}, trunk of {manifest.fusion.trunk} layers")
+    else:
+        picture(manifest.kept, manifest.towers)
     if manifest.scores:
         show(f"  scores: {', '.join(manifest.scores)}")
     for step in manifest.history:

@@ -113,9 +113,9 @@ def pruned(result: Pruned, *, json: bool, quiet: bool) -> None:
     if quiet:
         return None
     notes(result.notes)
-    kept = count(manifest.kept or {})
+    kept = count(manifest.kept)
     show((str(result.path), "bold"), f": {result.removed} heads removed, {kept} kept")
-    picture(manifest.kept or {}, manifest.towers)
+    picture(manifest.kept, manifest.towers)
     return _pushed(result.hub)
 
 
@@ -155,8 +155,8 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
         return as_json(
             {
                 "path": str(result.path),
-                "members": len(manifest.members or ()),
-                "fusion": fusion.model_dump() if fusion else None,
+                "members": len(manifest.members),
+                "fusion": fusion.model_dump(),
                 "bytes_members": result.bytes_members,
                 "bytes_stored": result.bytes_stored,
                 "agreement": vars(agreement) if agreement else None,
@@ -168,8 +168,8 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
     saved = 1 - result.bytes_stored / result.bytes_members
     show(
         (str(result.path), "bold"),
-        f": {len(manifest.members or ())} members, {size(result.bytes_stored)} "
-        f"instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved), trunk of {fusion.trunk if fusion else 0} layers",
+        f": {len(manifest.members)} members, {size(result.bytes_stored)} "
+        f"instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved), trunk of {fusion.trunk} layers",
     )
     if agreement:
         show(

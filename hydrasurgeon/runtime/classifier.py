@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.hydra_layout import member_sources
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import family_of
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.manifest import HydraManifest, Manifest
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
@@ -47,7 +47,7 @@ class Classifier(nn.Module):
 
     @property
     def members(self) -> int:
-        return len(self.manifest.members or (None,))
+        return len(self.manifest.members) if self.manifest.kind == "hydra" else 1
 
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
         logits: Tensor = self.module(inputs)
@@ -86,7 +86,7 @@ def as_classifier(
     """
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
-    module = _hydra(checkpoint) if manifest.kind == "hydra" else live_module(checkpoint)
+    module = _hydra(checkpoint, manifest) if manifest.kind == "hydra" else live_module(checkpoint)
     family = checkpoint.family
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
@@ -97,8 +97,7 @@ def as_classifier(
 
 def live_module(checkpoint: Checkpoint) -> nn.Module:
     """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
-    manifest = checkpoint.manifest
-    assert manifest.kept is not None
+    manifest = single(checkpoint)
     module = checkpoint.family.build(manifest.model, manifest.towers, manifest.kept)
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
@@ -111,16 +110,13 @@ def live_module(checkpoint: Checkpoint) -> nn.Module:
     return module.eval()
 
 
-def _hydra(checkpoint: Checkpoint) -> Hydra:
+def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
     """M modules that share the parameters the file stores once, run as one."""
-    manifest = checkpoint.manifest
-    assert manifest.members is not None
-    assert manifest.fusion is not None
     family = checkpoint.family
     # Two members that read the same rows of the same stored tensor get the same parameter.
     shared: dict[tuple[str, tuple[int, ...] | None], nn.Parameter] = {}
     modules = []
-    for member, sources in zip(manifest.members, member_sources(checkpoint), strict=True):
+    for member, sources in zip(manifest.members, member_sources(checkpoint, manifest), strict=True):
         module = family.build(manifest.model, manifest.towers, member.kept)
         state = {}
         for name, source in sources.items():

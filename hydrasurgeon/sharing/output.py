@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.manifest import Manifest, ManifestT
 from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.sharing.upload import Repository, destination, publish
 
@@ -61,10 +61,10 @@ class Target:
     def save(
         self,
         planned: Sequence[Planned],
-        manifest: Callable[[str], Manifest],
+        manifest: Callable[[str], ManifestT],
         *,
         files: Mapping[str, str],
-    ) -> Manifest:
+    ) -> ManifestT:
         """Write weights, manifest and companions, all or nothing."""
         return save(self.path, planned, manifest, files=files, shard=self.shard)
 

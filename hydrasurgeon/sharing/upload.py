@@ -98,7 +98,7 @@ def _again(target: Path, manifest: Manifest, name: str) -> str:
     """How to upload what is written, without doing the work again."""
     if target.is_dir():
         return f"Upload it with `hf upload {name} {target}`."
-    if manifest.kept is None:
+    if manifest.kind == "hydra":
         return "Repeat the command with --force."
     mask = sidecar(target)
     return f"Push it with `hydrasurgeon prune {target} --mask {mask} -o DIR/ --push-to-hub {name}`."

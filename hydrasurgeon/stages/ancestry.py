@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import Check, first, short
+from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
@@ -149,7 +150,7 @@ def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
 
 def _repaired(made: _Made, options: PruneOptions, parent: Found, inputs: Inputs) -> Iterator[Check]:
     """A member of `prune --compensate`: what was not repaired is the parent's, what was is fitted again."""
-    kept = made.child.checkpoint.manifest.kept or {}
+    kept = single(made.child.checkpoint).kept
     repaired = repaired_names(parent.checkpoint, kept)
     yield _bits(made, compare_pruned(made.child, parent, without=repaired))
     name = f"{made.file}, --compensate {options.compensate}"
@@ -176,7 +177,7 @@ def _fitted_again(
         limit=options.limit, seed=made.entry.seed or 0, device=device, dtype=options.dtype,
         batch_size=options.batch_size, skip_bad=options.skip_bad,
     )  # fmt: skip
-    kept = child.manifest.kept or {}
+    kept = single(child).kept
     return repaired_tensors(
         same_model(parent, child), kept, how=options.compensate, data=data, run=run
     )
@@ -201,13 +202,14 @@ def _near(name: str, child: Found, fitted: dict[str, Raw]) -> Check:
 
 def _fused(made: _Made, members: Sequence[Found], inputs: Inputs) -> Iterator[Check]:
     child = made.child.checkpoint
-    listed = [member.kept for member in child.manifest.members or ()]
-    if child.manifest.fusion is None or listed != [m.checkpoint.manifest.kept for m in members]:
+    manifest = child.manifest
+    listed = [each.kept for each in manifest.members] if manifest.kind == "hydra" else []
+    if manifest.kind != "hydra" or listed != [m.checkpoint.manifest.kept for m in members]:
         yield Check(made.name, False, "keeps other heads than its members")
         return
     yield _bits(made, compare_fused(made.child, members))
     name = f"{made.file}, fused = members"
-    if child.manifest.fusion.mlp == "average" and not _one_mlp(members):
+    if manifest.fusion.mlp == "average" and not _one_mlp(members):
         yield Check(name, None, "the mean of differently tuned MLPs equals none of them")
         return
     from hydrasurgeon.runtime.difference import fused_difference

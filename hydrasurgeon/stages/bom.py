@@ -146,14 +146,12 @@ def _model(checkpoint: Checkpoint, sha256: str, files: Mapping[str, str]) -> Com
 def _heads(manifest: Manifest) -> dict[str, object]:
     total = sum(tower.layers * tower.heads for tower in manifest.towers.values())
     facts: dict[str, object] = {"heads": total}
-    if manifest.kept is not None:
-        facts["heads_kept"] = count(manifest.kept)
-    for i, member in enumerate(manifest.members or ()):
+    if manifest.kind != "hydra":
+        return facts | {"heads_kept": count(manifest.kept)}
+    for i, member in enumerate(manifest.members):
         facts[f"member_{i}.heads_kept"] = count(member.kept)
         facts[f"member_{i}.weights_sha256"] = member.sha256
-    if manifest.fusion is not None:
-        facts |= {"fusion.mlp": manifest.fusion.mlp, "fusion.trunk": manifest.fusion.trunk}
-    return facts
+    return facts | {"fusion.mlp": manifest.fusion.mlp, "fusion.trunk": manifest.fusion.trunk}
 
 
 def _ancestors(manifest: Manifest) -> list[Component]:

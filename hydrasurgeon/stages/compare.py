@@ -140,13 +140,13 @@ def _selection(spec: str) -> _Selection:
         opened = open_checkpoint(text)
         manifest, note = opened.manifest, opened.note
     name = path.name + (f"#{number}" if number else "")
-    if manifest.kept is not None:
+    if manifest.kind != "hydra":
         if number:
             raise UsageError(
                 f"{spec}: {path.name} is a {manifest.kind}, not a hydra", hint="Leave #N out."
             )
         return _Selection(name, manifest, manifest.kept, note)
-    members = manifest.members or ()
+    members = manifest.members
     if not number.isdigit() or int(number) >= len(members):
         raise UsageError(
             f"{spec}: which member of the hydra?",

@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import Fusion, Manifest, Member
+from hydrasurgeon.files.manifest import Fusion, HydraManifest, Member
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.output import Output, OutputKeywords
@@ -48,7 +48,7 @@ class Agreement:
 @dataclass(frozen=True)
 class Fused:
     path: Path
-    manifest: Manifest
+    manifest: HydraManifest
     bytes_members: int
     bytes_stored: int
     agreement: Agreement | None = None
@@ -127,7 +127,7 @@ def _manifest_of(
     digests: Sequence[dict[str, str]],
     plan: FusionPlan,
     arguments: FuseArguments,
-) -> Callable[[str], Manifest]:
+) -> Callable[[str], HydraManifest]:
     """The hydra's manifest, once the hash of its weights is there."""
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
     entry = step(
@@ -138,13 +138,13 @@ def _manifest_of(
     )
     first = opened[0].manifest
 
-    def manifest(sha256: str) -> Manifest:
-        return Manifest(
+    def manifest(sha256: str) -> HydraManifest:
+        return HydraManifest(
             kind="hydra",
             model=first.model,
             towers=first.towers,
             members=tuple(
-                Member(kept=member.manifest.kept or {}, sha256=weights_sha256(member.tensors, d))
+                Member(kept=single(member).kept, sha256=weights_sha256(member.tensors, d))
                 for member, d in zip(opened, digests, strict=True)
             ),
             fusion=Fusion(

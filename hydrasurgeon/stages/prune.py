@@ -23,7 +23,7 @@ from hydrasurgeon.criteria.selection import kept_from_file, select
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Manifest, Score, Step
+from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Score, SingleManifest, Step
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.run import Run, RunKeywords, takes
@@ -40,7 +40,7 @@ __all__ = ["Pruned", "prune"]
 @dataclass(frozen=True)
 class Pruned:
     path: Path
-    manifest: Manifest
+    manifest: SingleManifest
     removed: int
     notes: tuple[str, ...] = ()
     hub: str | None = None
@@ -118,7 +118,7 @@ def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
     )
     clear_search(target.path, label)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    removed = count(opened.manifest.kept or {}) - count(choice.kept)
+    removed = count(single(opened).kept) - count(choice.kept)
     notes = (opened.note, *choice.notes) if opened.note else choice.notes
     return Pruned(target.path, written, removed, notes, hub)
 
@@ -166,7 +166,7 @@ def _choose(
     """The heads to keep: a mask's, or those that scores leave."""
     scores = dict(opened.manifest.scores)
     if arguments.mask is not None:
-        return _Choice(kept_from_file(Path(arguments.mask), opened.manifest), scores)
+        return _Choice(kept_from_file(Path(arguments.mask), single(opened)), scores)
     key, score, data = _score(opened, key, arguments, output)
     scores[key] = score
     notes = [*score.settings.get("notes", ())]
@@ -179,12 +179,12 @@ def _choose(
         if keep == "auto" and not score.settings.get("knee"):
             notes.append("cahp's curve has no knee: its highest point gives the number of heads")
         kept = select_by_cahp(
-            opened.manifest, score, keep=keep, remove=arguments.remove,
+            single(opened), score, keep=keep, remove=arguments.remove,
             layers=arguments.layers, tower=arguments.tower,
         )  # fmt: skip
     else:
         kept = select(
-            opened.manifest, score, keep=arguments.heads_kept, remove=arguments.remove,
+            single(opened), score, keep=arguments.heads_kept, remove=arguments.remove,
             sample=arguments.sample, layers=arguments.layers, tower=arguments.tower, seed=arguments.seed,
         )  # fmt: skip
     return _Choice(kept, scores, data, tuple(notes))
@@ -262,17 +262,17 @@ def _entry(
 
 def _manifest_of(
     opened: Checkpoint, choice: _Choice, entry: Callable[[str], Step], hashes: Mapping[str, str]
-) -> Callable[[str], Manifest]:
+) -> Callable[[str], SingleManifest]:
     """The member's manifest, once the hash of its weights is there; by then `hashes` holds the input's."""
 
-    def manifest(sha256: str) -> Manifest:
+    def manifest(sha256: str) -> SingleManifest:
         source = UNKNOWN
         if sha256 != UNKNOWN:
             source = weights_sha256(opened.tensors, hashes)
             # Every byte has passed by now: refuse before anything takes its place.
             opened.check(hashes)
         return rewritten(
-            opened.manifest,
+            single(opened),
             kind="member",
             kept=choice.kept,
             scores=choice.scores,

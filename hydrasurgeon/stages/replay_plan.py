@@ -82,7 +82,7 @@ class Plan:
         for run in self.runs:
             if artifact not in run.inputs:
                 continue
-            if run.entry.command == "fuse" and manifest.members:
+            if run.entry.command == "fuse" and manifest.kind == "hydra":
                 return manifest.members[run.inputs.index(artifact)].kept
             if run.entry.command in ("score", "finetune"):
                 artifact = run.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.manifest import DataRecord
@@ -94,8 +94,7 @@ def _output_names(
     checkpoint: Checkpoint, kept: Kept
 ) -> dict[tuple[str, int], tuple[str, str | None]]:
     """The names of W_O and its bias in each layer that loses heads."""
-    manifest = checkpoint.manifest
-    assert manifest.kept is not None
+    manifest = single(checkpoint)
     return {
         (tower, layer): output_of(checkpoint.weights, tower, layer)
         for tower, rows in manifest.kept.items()

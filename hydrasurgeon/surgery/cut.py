@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.scan import sound
 from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed
@@ -76,8 +76,7 @@ def plan_pruning(
 
 def _cuts(opened: Checkpoint, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:
     """The tensors that lose heads: where they keep them, which positions stay, and how wide a head is."""
-    manifest = opened.manifest
-    assert manifest.kept is not None
+    manifest = single(opened)
     return {
         name: (axis, positions(row, kept[tower][layer]), manifest.towers[tower].head_dim)
         for name, (tower, layer, axis) in head_axes(opened.weights.values()).items()

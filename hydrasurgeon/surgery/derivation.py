@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import Found
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.tensors import THREADS, Planned, sha256_of
 from hydrasurgeon.heads import Kept
@@ -34,14 +34,15 @@ def compare_pruned(
     child: Found, parent: Found, *, repaired: Mapping[str, Raw] | None = None, without: Collection[str] = ()
 ) -> Derived:  # fmt: skip
     """The child against the parent with the child's heads cut out; `without` are tensors not to look at."""
-    planned = plan_pruning(parent.checkpoint, child.checkpoint.manifest.kept or {}, {}, repaired)
+    planned = plan_pruning(parent.checkpoint, single(child.checkpoint).kept, {}, repaired)
     return _compare(child, planned, without)
 
 
 def compare_fused(child: Found, members: Sequence[Found]) -> Derived:
     """A hydra against the file that `fuse` writes of its members."""
-    fusion = child.checkpoint.manifest.fusion
-    assert fusion is not None
+    manifest = child.checkpoint.manifest
+    assert manifest.kind == "hydra"  # the step that made it is `fuse`
+    fusion = manifest.fusion
     plan = plan_fusion(
         [member.checkpoint for member in members],
         [member.digests for member in members],
@@ -81,10 +82,9 @@ def contains(parent: Kept, child: Kept) -> bool:
 
 def repaired_names(parent: Checkpoint, kept: Kept) -> set[str]:
     """W_O and its bias in the layers that lost heads: what `prune --compensate` writes anew."""
-    manifest = parent.manifest
     return {
         name
-        for tower, rows in (manifest.kept or {}).items()
+        for tower, rows in single(parent).kept.items()
         for layer, row in enumerate(rows)
         if kept[tower][layer] != row
         for name in output_of(parent.weights, tower, layer)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hydrasurgeon.checkpoints.hydra_layout import PREFIX, shared_layers
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float, hashed
 from hydrasurgeon.heads import Kept, intersect_union
@@ -47,7 +47,7 @@ def plan_fusion(
     """Decide for every tensor whether the members can share it."""
     first = members[0]
     axes = head_axes(first.weights.values())
-    kepts: list[Kept] = [m.manifest.kept or {} for m in members]
+    kepts: list[Kept] = [single(member).kept for member in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
     apart: set[str] = set()  # tensors of which members have one of their own

@@ -21,7 +21,7 @@ from hydrasurgeon.families import families, family_of
 from hydrasurgeon.families.weights import Part, Weight, by_name
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import UNKNOWN, Input, Manifest, Model, Step, Tower
+from hydrasurgeon.files.manifest import UNKNOWN, Input, Model, SingleManifest, Step, Tower
 from hydrasurgeon.runtime.tensors import plan_module
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ FRESH = "init:"
 
 
 @releases_claims
-def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> Manifest:
+def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> SingleManifest:
     """Write random weights of an `init:` spec as a backbone."""
     from hydrasurgeon.tuning.recipes import load_recipe
 
@@ -73,7 +73,7 @@ def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> 
 class Start:
     """Where training starts: a checkpoint, or (without one) random weights."""
 
-    manifest: Manifest
+    manifest: SingleManifest
     checkpoint: Checkpoint | None
     sha256: str
     inputs: tuple[Input, ...]
@@ -91,12 +91,12 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
     text = str(spec)
     if not text.startswith(FRESH):
         opened = open_checkpoint(spec, arch=arch)
-        single(opened)
+        manifest = single(opened)
         record = opened.record(opened.digests())
-        return Start(opened.manifest, opened, record.sha256, (record,))
+        return Start(manifest, opened, record.sha256, (record,))
     model = _fresh_model(text)
     towers = family_of(model).towers(model)
-    manifest = Manifest(
+    manifest = SingleManifest(
         kind="backbone", model=model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
     )
     return Start(manifest, None, text, ())
@@ -121,7 +121,7 @@ def with_names_of(
         return source
     names = None if samples is None else lambda: samples.classes
     opened = with_class_names(source.checkpoint, classes=classes, templates=templates, names=names)
-    return replace(source, checkpoint=opened, manifest=opened.manifest)
+    return replace(source, checkpoint=opened, manifest=single(opened))
 
 
 def with_classes_of(model: Model, plan: Recipe, samples: Samples) -> Model:
@@ -150,7 +150,7 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
 
     family, weights = source.family, by_name(source.family.weights(model))
     torch.manual_seed(seed)
-    module = family.build(model, source.manifest.towers, source.manifest.kept or {}, fresh=True)
+    module = family.build(model, source.manifest.towers, source.manifest.kept, fresh=True)
     if source.checkpoint is not None:
         tensors = source.checkpoint.tensors
         state = module.state_dict()
@@ -207,7 +207,9 @@ def both(first: Callable[[str], bool], second: Callable[[str], bool]) -> Callabl
     return lambda name: first(name) and second(name)
 
 
-def manifest_after(base: Manifest, model: Model, entry: Step) -> Callable[[str], Manifest]:
+def manifest_after(
+    base: SingleManifest, model: Model, entry: Step
+) -> Callable[[str], SingleManifest]:
     # Scores speak of weights that training has changed.
     return lambda sha256: rewritten(
         base, model=model, scores={}, weights_sha256=sha256, history=(*base.history, entry)

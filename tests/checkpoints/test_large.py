@@ -15,7 +15,7 @@ import pytest
 
 from hydrasurgeon.families.hf_encoder.architectures import tensor_shapes
 from hydrasurgeon.families.hf_encoder.configs import stock_config
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 
 GB = 10**9
@@ -131,5 +131,5 @@ def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
         hashes.append({path.name: path.read_bytes() for path in out.iterdir()})
     assert hashes[0] == hashes[1]
     opened = Tensors([TensorFile(tmp_path / "1024" / "h.safetensors")])
-    manifest = Manifest.model_validate_json(opened.files[0].metadata["hydrasurgeon"])
+    manifest = parse_manifest(opened.files[0].metadata["hydrasurgeon"], "h")
     assert weights_sha256(opened, opened.digests()) == manifest.weights_sha256

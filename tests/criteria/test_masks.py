@@ -8,9 +8,9 @@ import pytest
 
 from hydrasurgeon.criteria.selection import kept_from_file
 from hydrasurgeon.errors import HydraError, SurgeryError, UsageError
-from hydrasurgeon.files.manifest import Manifest, Model, Tower
+from hydrasurgeon.files.manifest import Model, SingleManifest, Tower
 
-MANIFEST = Manifest(
+MANIFEST = SingleManifest(
     kind="member",
     model=Model(family="timm", arch="vit_tiny_patch16_224", num_classes=2),
     towers={"vision": Tower(layers=2, heads=3, head_dim=4, dim=12)},

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.foreign import MAX_DEPTH, parse_json
-from hydrasurgeon.files.manifest import Manifest, Score, Step, parse_manifest, read_manifest
+from hydrasurgeon.files.manifest import Score, SingleManifest, Step, parse_manifest, read_manifest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHA = "0" * 64
@@ -187,10 +187,10 @@ def test_what_cannot_be_read_again_is_not_written() -> None:
     manifest = golden("member")
     manifest["model"]["config"] = {"a": "x" * (17 << 20)}
     with pytest.raises(ManifestError, match="may have"):
-        Manifest.model_validate(manifest).to_header()
+        SingleManifest.model_validate(manifest).to_header()
     manifest["model"]["config"] = {"a": [0] * 500_000}
     with pytest.raises(ManifestError, match="more than 400,000 values"):
-        Manifest.model_validate(manifest).to_header()
+        SingleManifest.model_validate(manifest).to_header()
 
 
 def test_a_sidecar_that_is_no_file(tmp_path: Path) -> None:

@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 from hydrasurgeon import render
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed
-from hydrasurgeon.files.manifest import Fusion, Input, Manifest, Member, Model, Score, Step, Tower
+from hydrasurgeon.files.manifest import (
+    Fusion,
+    HydraManifest,
+    Input,
+    Manifest,
+    Member,
+    Model,
+    Score,
+    SingleManifest,
+    Step,
+    Tower,
+)
 from hydrasurgeon.measuring.report import Cost, Diversity, IdResult, OodAverage, Report, Result
 from hydrasurgeon.stages.bench import Benched, Contender, Point
 from hydrasurgeon.stages.compare import Comparison, overlap
@@ -59,7 +70,8 @@ def test_a_code_span_ends_where_it_says(text: str) -> None:
 def manifest(kind: str = "member", score: Score | None = None) -> Manifest:
     hydra = kind == "hydra"
     members = (Member.model_construct(kept=KEPT, sha256=EVIL),) * 2
-    return Manifest.model_construct(
+    record = HydraManifest if hydra else SingleManifest
+    return record.model_construct(
         kind=kind,
         model=Model.model_construct(family="timm", arch=EVIL, num_classes=2, labels=(EVIL, "b")),
         towers=TOWERS,

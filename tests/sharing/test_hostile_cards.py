@@ -14,9 +14,9 @@ from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.manifest import (
     DataRecord,
     Input,
-    Manifest,
     Model,
     Score,
+    SingleManifest,
     Step,
     Tower,
 )
@@ -43,7 +43,7 @@ USAGE = Usage(library="timm", task="image-classification", code="import timm")
 # The boundary refuses most of these names; cards do not rely on that.
 def card(name: str) -> str:
     data = DataRecord.model_construct(spec=name, rows=3, sha256=name)
-    manifest = Manifest.model_construct(
+    manifest = SingleManifest.model_construct(
         kind="member",
         model=Model.model_construct(family="timm", arch=name, num_classes=2, labels=(name, "b")),
         towers={name: Tower.model_construct(layers=1, heads=2, head_dim=4, dim=8)},

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.criteria.selection import movable
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.files.manifest import Manifest, Score
+from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import Head, Layers, count, drop, parse_layers
 from hydrasurgeon.lookup import need
 
@@ -130,7 +130,7 @@ def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
 
 
 def select(
-    manifest: Manifest,
+    manifest: SingleManifest,
     score: Score,
     *,
     keep: int | str | None = None,
@@ -139,7 +139,6 @@ def select(
     tower: str | None = None,
 ) -> dict[str, Layers]:
     """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`."""
-    assert manifest.kept is not None
     assert score.values is not None
     candidates = movable(manifest, score, layers=layers, tower=tower)
     chosen = parse_layers(layers, max(manifest.towers[name].layers for name in score.values))

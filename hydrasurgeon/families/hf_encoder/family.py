@@ -171,7 +171,7 @@ class HFEncoder(Family):
         config, heads = hf_config(model), self._heads(manifest)
         found = {}
         if heads is not None:
-            name = "PrunedModel" if manifest.kept is not None else "HydraModel"
+            name = "HydraModel" if manifest.kind == "hydra" else "PrunedModel"
             config |= {
                 "hydrasurgeon": heads,
                 "auto_map": {_auto(model): f"modeling_hydrasurgeon.{name}"},
@@ -194,7 +194,7 @@ class HFEncoder(Family):
     def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
         """What the generated modelling file must know; None where stock transformers builds the model."""
         ((name, tower),) = manifest.towers.items()
-        if manifest.members is not None:
+        if manifest.kind == "hydra":
             return {
                 "members": [member.kept[name] for member in manifest.members],
                 "head_dim": tower.head_dim,
@@ -204,7 +204,7 @@ class HFEncoder(Family):
                     if weight.layer == 0 and weight.heads is not None
                 },
             }
-        rows = (manifest.kept or {})[name]
+        rows = manifest.kept[name]
         pruned = any(len(row) != tower.heads for row in rows)
         return {"kept": rows} if pruned else None
 

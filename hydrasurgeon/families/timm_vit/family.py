@@ -144,7 +144,7 @@ class TimmViT(Family):
         if model.labels:
             config["label_names"] = list(model.labels)
         heads = manifest.towers[TOWER].heads
-        if manifest.members is not None or any(len(row) != heads for row in (manifest.kept or {})[TOWER]):  # fmt: skip
+        if manifest.kind == "hydra" or any(len(row) != heads for row in manifest.kept[TOWER]):
             config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
             config["model_args"] = {
                 **config["model_args"],
@@ -206,11 +206,11 @@ class TimmViT(Family):
 
 
 def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
-    if manifest.members is not None:
+    if manifest.kind == "hydra":
         return {
             "members": [[len(row) for row in member.kept[TOWER]] for member in manifest.members]
         }
-    return {"heads_per_layer": [len(row) for row in (manifest.kept or {})[TOWER]]}
+    return {"heads_per_layer": [len(row) for row in manifest.kept[TOWER]]}
 
 
 def _reads(module: Any) -> int | None:
