@@ -10,8 +10,7 @@ from typing import Any, TypedDict
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, rewritten
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families.open_clip.zero_shot import (
-    is_zero_shot,
+from hydrasurgeon.families.prompts import (
     read_labels,
     read_templates,
     zero_shot,
@@ -54,7 +53,7 @@ def with_class_names(
     A checkpoint with a classifier of its own comes back unchanged; without `names` nothing is required.
     """
     model = checkpoint.manifest.model
-    if not is_zero_shot(model):
+    if not checkpoint.family.named_classes:
         if classes is not None or templates:
             option = "--classes" if classes is not None else "--template"
             raise UsageError(

@@ -14,7 +14,7 @@ from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subj
 from hydrasurgeon.criteria.circuits.state import state_path
 from hydrasurgeon.criteria.feed import Feed, NoData
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.families.open_clip.zero_shot import record_of
+from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord, Score
 from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.run import Run

@@ -201,7 +201,7 @@ class Family(ABC):
         files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
         """Raw sample → model input; with `augment` the training transform. `files` are the companions."""
-        from hydrasurgeon.data.transforms import eval_transform, train_transform
+        from hydrasurgeon.families.transforms import eval_transform, train_transform
 
         if augment is not None:
             return train_transform(model.preprocess, augment)

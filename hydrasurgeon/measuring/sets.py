@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.families.open_clip.zero_shot import record_of
+from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.names import is_name, portable
 from hydrasurgeon.measuring.report import SetResult

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.families.timm_vit.registry import add_architecture
 
 __all__ = ["ENTRY", "TimmHydra", "register"]
 
@@ -79,7 +80,4 @@ def _value(config: Any, key: str) -> Any:
 
 
 def register() -> None:
-    from timm.models import is_model, register_model
-
-    if not is_model(ENTRY):
-        register_model(hydrasurgeon_vit)
+    add_architecture(hydrasurgeon_vit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families.open_clip.zero_shot import record_of
+from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import DataRecord

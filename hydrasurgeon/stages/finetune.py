@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Required, Unpack
 
 from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, asked
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families.open_clip.zero_shot import is_zero_shot, record_of
+from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
@@ -156,7 +156,7 @@ def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArgumen
 
     start = starting_point(checkpoint, arguments.arch)
     paired = recipe.objective == "pairs"
-    if paired and not is_zero_shot(start.manifest.model):
+    if paired and not start.family.named_classes:
         raise UsageError(
             f"--recipe {arguments.recipe}: learns from image–text pairs, and the model has no text tower for them",
             hint="Give a CLIP, or a recipe that learns from labels.",
@@ -167,7 +167,7 @@ def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArgumen
     samples = read(arguments.data, limit=arguments.limit, seed=seed)
     named = held_out if paired else samples
     source = with_names_of(start, arguments.classes, arguments.template, named)
-    if is_zero_shot(source.manifest.model):
+    if source.family.named_classes:
         recipe = recipe.model_copy(update={"classifier": "keep"})  # it follows from the class names
     elif source.manifest.model.num_classes == 0 and recipe.classifier == "keep":
         recipe = recipe.model_copy(update={"classifier": "fresh"})  # there is none to keep

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from hydrasurgeon.data import Batches, fit_classes, open_data
-from hydrasurgeon.data.transforms import eval_transform, train_transform
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.families.transforms import eval_transform, train_transform
 
 PREPROCESS = {
     "input_size": [1, 28, 28],

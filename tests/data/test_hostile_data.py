@@ -19,8 +19,8 @@ from PIL import Image
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.data.images import FORMATS, decode
 from hydrasurgeon.data.pairs import open_pairs
-from hydrasurgeon.data.transforms import eval_transform
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.families.transforms import eval_transform
 
 PREPROCESS = {"input_size": [3, 8, 8], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
 

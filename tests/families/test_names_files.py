@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families.open_clip.zero_shot import read_labels, read_templates
+from hydrasurgeon.families.prompts import read_labels, read_templates
 
 
 @pytest.mark.parametrize(

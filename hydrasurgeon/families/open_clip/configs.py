@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError
+from hydrasurgeon.families.prompts import Prompts
 from hydrasurgeon.families.settings import (
     Chance,
     Colours,
@@ -28,11 +29,9 @@ from hydrasurgeon.families.settings import (
 from hydrasurgeon.files.manifest import Model
 
 __all__ = [
-    "MAX_PROMPTS",
     "SUPPORTED",
     "Config",
     "Preprocess",
-    "Prompts",
     "Text",
     "Vision",
     "config_of",
@@ -65,8 +64,6 @@ INERT = {
 }  # fmt: skip
 # A table of who sees whom, one row and one column for each token, is kept as a whole.
 MAX_CONTEXT = 4_096
-# All prompts of all classes run through the text tower: ImageNet-21k with eighty templates has 1.7 million.
-MAX_PROMPTS = 2_000_000
 
 LayerScale = Annotated[float, Field(ge=-1_000, le=1_000)]
 # exp(100) is beyond what a logit could use.
@@ -133,13 +130,6 @@ class Text(Settings):
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
         return self
-
-
-class Prompts(Settings):
-    """How class names become texts."""
-
-    templates: Annotated[list[Annotated[str, Field(max_length=1_000)]], Field(min_length=1, max_length=10_000)]  # fmt: skip
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Config(Settings):

@@ -21,7 +21,7 @@ from hydrasurgeon.families.open_clip.configs import (
     config_of,
     stock_config,
 )
-from hydrasurgeon.families.open_clip.zero_shot import check_prompts, zero_shot
+from hydrasurgeon.families.prompts import check_prompts, zero_shot
 from hydrasurgeon.families.settings import (
     Images,
     agree,

@@ -18,7 +18,7 @@ from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Prompted, Stac
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.open_clip.configs import config_of
-from hydrasurgeon.families.open_clip.zero_shot import prompts
+from hydrasurgeon.families.prompts import prompts
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
 

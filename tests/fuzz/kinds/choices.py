@@ -174,7 +174,7 @@ def _toml(part: Any) -> str:
 
 
 def _names(random: Random, bases: Bases) -> Attempt:
-    from hydrasurgeon.families.open_clip.zero_shot import read_labels, read_templates
+    from hydrasurgeon.families.prompts import read_labels, read_templates
 
     ending = random.choice((".txt", ".json"))
     names = [

@@ -90,7 +90,7 @@ def _checkpoint(bases: Bases) -> str:
 
 @cache
 def _transforms() -> tuple[Any, ...]:
-    from hydrasurgeon.data.transforms import eval_transform
+    from hydrasurgeon.families.transforms import eval_transform
 
     grey = {
         "input_size": [1, 28, 28],

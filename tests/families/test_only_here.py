@@ -1,0 +1,72 @@
+"""Libraries of models are imported in families/ alone, and what a family is called is asked nowhere else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import hydrasurgeon
+from hydrasurgeon.families import FAMILIES
+
+PACKAGE = Path(hydrasurgeon.__file__).parent
+LIBRARIES = {"open_clip", "timm", "transformers"}
+ELSEWHERE = [
+    path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.relative_to(PACKAGE).parts[0] != "families"
+]
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """What a module imports: by statement, or by a name given to `import_module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called in ("import_module", "__import__", "find_spec"):
+                yield str(node.args[0].value)
+
+
+def compared(tree: ast.AST) -> Iterator[str]:
+    """Texts that something is compared with."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            for side in (node.left, *node.comparators):
+                each = side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
+                yield from (str(one.value) for one in each if isinstance(one, ast.Constant))
+
+
+def test_the_search_finds_imports_and_comparisons() -> None:
+    tree = ast.parse("import timm.models\ndef f():\n    from open_clip import CLIP\n    import_module('timm')\n    x == 'timm' or y in ('hf', 2)")  # fmt: skip
+    assert list(imported(tree)) == ["timm.models", "open_clip", "timm"]
+    assert set(compared(tree)) == {"timm", "hf", "2"}
+
+
+def test_libraries_of_models_are_imported_in_families_only() -> None:
+    assert len(ELSEWHERE) > 100
+    found = [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in ELSEWHERE
+        for name in imported(ast.parse(path.read_text(encoding="utf-8")))
+        if name.partition(".")[0] in LIBRARIES
+    ]
+    assert not found
+
+
+def test_no_one_asks_which_family_it_is() -> None:
+    """Nor imports one family's modules: what a family does differently is an attribute or a method of it."""
+    own = {place.rpartition(".")[0] for places in FAMILIES.values() for place in places}
+    found = []
+    for path in ELSEWHERE:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found += [f"{path.relative_to(PACKAGE)}: == {text}" for text in compared(tree) if text in LIBRARIES]  # fmt: skip
+        found += [
+            f"{path.relative_to(PACKAGE)}: {name}"
+            for name in imported(tree)
+            if name.startswith(tuple(own))
+        ]
+    assert found == ["sharing/timm_entry.py: hydrasurgeon.families.timm_vit.registry"]
