@@ -61,7 +61,7 @@ def with_class_names(
                 hint=f"Leave {option} out; class names and templates are for CLIP.",
             )
         return checkpoint
-    given = read_templates(templates)
+    prompts = read_templates(templates)
     labels: Sequence[str] | None = model.labels
     if classes is not None:
         labels = None if classes == FROM_DATA else read_labels(classes)
@@ -70,10 +70,10 @@ def with_class_names(
     if labels is None and classes is not None:
         raise UsageError(f"--classes {FROM_DATA}: no data is read here", hint="Give the names.")
     if labels is None:
-        if given:
+        if prompts:
             raise UsageError("--template: there are no classes to fill in", hint="Give --classes.")
         return checkpoint
-    changed = zero_shot(model, labels, given)
+    changed = zero_shot(model, labels, prompts)
     if changed == model:
         return checkpoint
     return replace(checkpoint, manifest=rewritten(checkpoint.manifest, model=changed))
@@ -96,8 +96,8 @@ def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
 
 def asked(classes: str | None, templates: Sequence[str]) -> dict[str, Any]:
     """The two options as history records them."""
-    known = Path(classes) if classes is not None and Path(classes).is_file() else classes
-    return {"classes": known, "template": list(templates) or None}
+    names = Path(classes) if classes is not None and Path(classes).is_file() else classes
+    return {"classes": names, "template": list(templates) or None}
 
 
 def names_in(data: str | None) -> Callable[[], Sequence[str] | None]:

@@ -89,14 +89,14 @@ class Checkpoint:
         return digests
 
     def check(self, digests: Mapping[str, str]) -> str:
-        found = weights_sha256(self.tensors, digests)
-        if self.recorded and found != self.manifest.weights_sha256:
+        actual = weights_sha256(self.tensors, digests)
+        if self.recorded and actual != self.manifest.weights_sha256:
             raise Disagreement(
                 f"{self.path}: the manifest belongs to other weights (it says {self.manifest.weights_sha256[:12]}…, "
-                f"the tensors hash to {found[:12]}…)",
+                f"the tensors hash to {actual[:12]}…)",
                 hint="Restore the matching pair, or delete the manifest to treat the file as a bare checkpoint.",
             )
-        return found
+        return actual
 
     def record(self, digests: Mapping[str, str]) -> Input:
         return Input(name=self.name, sha256=weights_sha256(self.tensors, digests))

@@ -46,8 +46,8 @@ class Prompts(Settings):
 
 def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()) -> Model:
     """The model as a classifier of these labels; templates stay as they were where none are given."""
-    known = model.config.get(KEY, {}).get("templates", [TEMPLATE])
-    used = list(templates or known)
+    recorded = model.config.get(KEY, {}).get("templates", [TEMPLATE])
+    used = list(templates or recorded)
     settings = {"templates": used, "sha256": _sha256(used)}
     config = {**model.config, KEY: settings}
     changed = {"num_classes": len(labels), "labels": tuple(labels), "config": config}
@@ -92,12 +92,12 @@ def _sha256(texts: Sequence[str]) -> str:
 
 def _lines(path: Path, option: str) -> list[str]:
     text = read_text(path, most=MAX_NAMES, error=UsageError)
-    found: Any = text.splitlines()
+    lines: Any = text.splitlines()
     if path.suffix == ".json":
-        found = parse_json(text, f"{option} {path}", most=MAX_NAMES, error=UsageError)
-    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        lines = parse_json(text, f"{option} {path}", most=MAX_NAMES, error=UsageError)
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise UsageError(f"{option} {path}: not a list of names")
-    return [line.strip() for line in found if line.strip()]
+    return [line.strip() for line in lines if line.strip()]
 
 
 def read_labels(text: str) -> tuple[str, ...]:
@@ -114,14 +114,14 @@ def read_labels(text: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def read_templates(given: Sequence[str]) -> tuple[str, ...]:
+def read_templates(entries: Sequence[str]) -> tuple[str, ...]:
     """Templates as they are, or from files with one a line."""
-    found: list[str] = []
-    for entry in given:
-        found += _lines(Path(entry), "--template") if Path(entry).is_file() else [entry]
-    for template in found:
+    read: list[str] = []
+    for entry in entries:
+        read += _lines(Path(entry), "--template") if Path(entry).is_file() else [entry]
+    for template in read:
         if "{label}" not in template:
             raise UsageError(
                 f"--template {template[:80]!r}: has no {{label}}", hint=f"For example {TEMPLATE!r}."
             )
-    return tuple(found)
+    return tuple(read)

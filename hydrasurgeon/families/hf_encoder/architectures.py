@@ -132,12 +132,12 @@ def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
     dot = f"{kind.prefix}."
     bare = not any(name.startswith(dot) for name in names)
     own = tuple(f"{name}." for name, _ in kind.classifier)
-    found = {}
+    stored_as = {}
     for name in names:
         plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         plain = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", plain)
-        found[f"{dot}{plain}" if bare and not plain.startswith(own) else plain] = name
-    return found
+        stored_as[f"{dot}{plain}" if bare and not plain.startswith(own) else plain] = name
+    return stored_as
 
 
 def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:

@@ -54,8 +54,8 @@ def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[st
         length = config.longest if limit is None else min(config.longest, int(limit))
         return parse(Texts, {"max_length": length, **recorded}, where).written()
     assert isinstance(config, ImageEncoder)
-    given = companion(Processor, files, PREPROCESSOR, where)
-    said = {**_sizing(config, given), **_colours(config, given), **recorded}
+    processor_config = companion(Processor, files, PREPROCESSOR, where)
+    said = {**_sizing(config, processor_config), **_colours(config, processor_config), **recorded}
     images = parse(Images, said, f"{where}: {PREPROCESSOR}")
     check_size(config, images, f"{where}: {PREPROCESSOR}", CheckpointError)
     return images.written()

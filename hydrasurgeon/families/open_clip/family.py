@@ -75,10 +75,10 @@ class OpenCLIP(Family):
                 hint="Give the directory that holds it and the weights.",
             )
         where = f"{where}: open_clip_config.json"
-        given = (config or {}).get("model_cfg")
-        if not isinstance(given, dict):
+        model_cfg = (config or {}).get("model_cfg")
+        if not isinstance(model_cfg, dict):
             raise CheckpointError(f"{where}: has no model_cfg")
-        read = stock_config(given, where)
+        read = stock_config(model_cfg, where)
         model = Model(
             family="open_clip",
             arch=_name(read),
@@ -175,12 +175,12 @@ def _towers(config: Config) -> dict[str, Tower]:
     }  # fmt: skip
 
 
-def _preprocess(config: Config, given: object, where: str) -> dict[str, Any]:
+def _preprocess(config: Config, preprocess_cfg: object, where: str) -> dict[str, Any]:
     """preprocess_cfg in the words of timm's data configs."""
     at = f"{where}: preprocess_cfg"
-    if not isinstance(given, dict):
+    if not isinstance(preprocess_cfg, dict):
         raise CheckpointError(f"{at}: is not a record")
-    said = parse(Preprocess, known(Preprocess, given), at)
+    said = parse(Preprocess, known(Preprocess, preprocess_cfg), at)
     images = {
         "input_size": [3, *pair(config.vision_cfg.image_size)],
         "interpolation": said.interpolation or "bicubic",

@@ -283,13 +283,13 @@ def _quick(architecture: Architecture, shapes: Shapes) -> bool:
 def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     """Image size, channels and classes, where the file differs from the registered default."""
     args = architecture.args
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     patch = shapes["patch_embed.proj.weight"]
     if patch[1] != args["in_chans"]:
-        found["in_chans"] = patch[1]
+        overrides["in_chans"] = patch[1]
     classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
     if classes != args["num_classes"]:
-        found["num_classes"] = classes
+        overrides["num_classes"] = classes
     prefix = (
         0
         if args["no_embed_class"]
@@ -303,8 +303,8 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
         ):
             height, width = _pair(args["img_size"])
             if (height // patch[2]) * (width // patch[3]) != grid * grid:
-                found["img_size"] = edge
-    return found
+                overrides["img_size"] = edge
+    return overrides
 
 
 # How many dimensions the tensors have that tell sizes.
@@ -351,10 +351,12 @@ def _must_look_like_timm(shapes: Shapes, where: str) -> None:
         ("stages.0", "a convolutional or hierarchical model"),
     ):
         if any(mark in name for name in shapes):
-            known = "transformers" in what or "open_clip" in what
+            named_by_config = "transformers" in what or "open_clip" in what
             raise CheckpointError(
-                f"{where}: looks like {what}, which {'its weights alone do not describe' if known else 'is not supported'}",
-                hint="Give the directory that holds its config too." if known else SUPPORTED,
+                f"{where}: looks like {what}, which {'its weights alone do not describe' if named_by_config else 'is not supported'}",
+                hint="Give the directory that holds its config too."
+                if named_by_config
+                else SUPPORTED,
             )
     some = ", ".join(list(shapes)[:3])
     raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)

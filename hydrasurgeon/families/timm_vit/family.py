@@ -63,25 +63,27 @@ class TimmViT(Family):
         if arch is None and config and "architecture" in config:
             where = f"{where}: config.json"
             read = parse(Config, known(Config, config), where)
-            name, given = read.architecture, stock_arguments(read, where)
+            name, arguments = read.architecture, stock_arguments(read, where)
             pretrained = read.pretrained_cfg or {}
             preprocess = {key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None}  # fmt: skip
             labels = read.label_names or parse(Names, known(Names, pretrained), where).label_names
         elif arch is not None:
-            name, given = parse_arch(arch)
+            name, arguments = parse_arch(arch)
         else:
             match = infer(shapes, where)
-            name, given = match.architecture.name, dict(match.overrides)
+            name, arguments = match.architecture.name, dict(match.overrides)
             also = f" (runs like {', '.join(match.alike[:3])})" if match.alike else ""
             note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
         architecture = _prunable(name, where)
         overrides = {
-            k: v for k, v in given.items() if architecture.args.get(k) != v and k != "num_classes"
+            k: v
+            for k, v in arguments.items()
+            if architecture.args.get(k) != v and k != "num_classes"
         }
         args = {**architecture.args, **overrides}
         check_whole(args, where, CheckpointError)
         head = shapes.get("head.weight", (0,))
-        num_classes = int(given.get("num_classes") or next(iter(head), 0))
+        num_classes = int(arguments.get("num_classes") or next(iter(head), 0))
         difference = fits(architecture, shapes, {**overrides, "num_classes": num_classes})
         if difference:
             raise CheckpointError(
@@ -237,10 +239,10 @@ def parse_arch(text: str) -> tuple[str, dict[str, Any]]:
 
 def fresh_model(arch: str) -> Model:
     """The model that `--arch`-like text describes, for training from scratch."""
-    name, given = parse_arch(arch)
+    name, arguments = parse_arch(arch)
     architecture = _prunable(name, f"timm:{arch}")
-    num_classes = int(given.pop("num_classes", architecture.args.get("num_classes", 1000)))
-    overrides = {k: v for k, v in given.items() if architecture.args.get(k) != v}
+    num_classes = int(arguments.pop("num_classes", architecture.args.get("num_classes", 1000)))
+    overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
     check_whole({**architecture.args, **overrides}, f"timm:{arch}", UsageError)
     return Model(
         family="timm",
