@@ -15,7 +15,7 @@ from torch import Tensor
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.stages.export import export
 
 MAKE = Callable[..., Path]
@@ -111,16 +111,18 @@ def test_half_precision_that_overflows_is_told_so(tiny: MAKE, images: SPEC, tmp_
 
 
 def test_a_hydra_names_its_tensor(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    whole, masks = tiny(), []
+    whole, members = tiny(), []
     for i in range(2):
-        masks.append(tmp_path / f"{i}.json")
-        masks[-1].write_text(json.dumps({"vision": [[0, 1], [1, 2, 3], [i]]}))
-    members = [hs.prune(broken(whole), mask=m, out=tmp_path / f"m{i}.safetensors").path for i, m in enumerate(masks)]  # fmt: skip
-    hydra = hs.fuse(members, out=tmp_path / "h.safetensors").path
+        mask = tmp_path / f"{i}.json"
+        mask.write_text(json.dumps({"vision": [[0, 1], [1, 2, 3], [i]]}))
+        members.append(hs.prune(whole, mask=mask, out=tmp_path / f"m{i}.safetensors").path)
+        with pytest.raises(CheckpointError, match=f"tensor {QKV} holds NaN"):
+            hs.prune(broken(whole), mask=mask, out=tmp_path / "n.safetensors")
+    hydra = broken(hs.fuse(members, out=tmp_path / "h.safetensors").path)
     with pytest.raises(CheckpointError, match=f"tensor {QKV} holds NaN"):
         hs.evaluate([hydra], data=images(), device="cpu")
-    with pytest.raises(CheckFailed, match=f"tensor {QKV} holds NaN"):
-        hs.fuse(members, out=tmp_path / "again.safetensors", check=images())
+    with pytest.raises(CheckpointError, match=f"tensor {QKV} holds NaN"):
+        hs.fuse([members[0], broken(members[1])], out=tmp_path / "again.safetensors")
 
 
 def test_finetune_names_the_tensor_not_the_learning_rate(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:  # fmt: skip
