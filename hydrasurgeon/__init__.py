@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import load
     from hydrasurgeon.stages.bench import bench
+    from hydrasurgeon.stages.calibrate import calibrate
     from hydrasurgeon.stages.evaluate import evaluate
     from hydrasurgeon.stages.finetune import finetune
     from hydrasurgeon.stages.fuse import fuse
+    from hydrasurgeon.stages.predict import predict
     from hydrasurgeon.stages.prune import prune
     from hydrasurgeon.stages.replay import replay
     from hydrasurgeon.stages.score import score
@@ -25,13 +27,36 @@ from hydrasurgeon.sharing.timm_hook import install
 
 install()
 
-__all__ = ["bench", "evaluate", "finetune", "fuse", "load", "prune", "replay", "score", "verify"]
+__all__ = [
+    "bench",
+    "calibrate",
+    "evaluate",
+    "finetune",
+    "fuse",
+    "load",
+    "predict",
+    "prune",
+    "replay",
+    "score",
+    "verify",
+]
 
 _HOME = {
     "load": "hydrasurgeon.runtime.classifier:load",
     **{
         name: f"hydrasurgeon.stages.{name}:{name}"
-        for name in ("bench", "evaluate", "finetune", "fuse", "prune", "replay", "score", "verify")
+        for name in (
+            "bench",
+            "calibrate",
+            "evaluate",
+            "finetune",
+            "fuse",
+            "predict",
+            "prune",
+            "replay",
+            "score",
+            "verify",
+        )
     },
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.files.tensors import weights_sha256
@@ -73,8 +74,11 @@ def _claim(opened: Checkpoint | None) -> str | None:
 
 
 def _opened(path: Path, arch: str | None) -> Checkpoint | None:
-    """The checkpoint, or None for what is none that can be read: a folder holds other things too."""
+    """The checkpoint, or None for what is none that can be read: a folder holds other things too.
+
+    Without a decision state: what was fitted to weights does not tell what was made of them.
+    """
     try:
-        return open_checkpoint(path, arch=arch)
+        return undecided(open_checkpoint(path, arch=arch))
     except HydraError:
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, rewritten
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import (
@@ -76,7 +77,9 @@ def with_class_names(
     changed = zero_shot(model, labels, prompts)
     if changed == model:
         return checkpoint
-    return replace(checkpoint, manifest=rewritten(checkpoint.manifest, model=changed))
+    # What was fitted to other classes knows nothing of these.
+    plain = undecided(checkpoint)
+    return replace(plain, manifest=rewritten(plain.manifest, model=changed))
 
 
 def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError, Disagreement
 from hydrasurgeon.families.weights import Weight, head_axes
-from hydrasurgeon.files.manifest import SingleManifest, Tower
+from hydrasurgeon.files.decided import PREFIX, shapes_of
+from hydrasurgeon.files.manifest import Manifest, SingleManifest, Tower
 from hydrasurgeon.files.tensors import Tensors
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.slicing import sliced_shape
@@ -16,7 +17,7 @@ from hydrasurgeon.slicing import sliced_shape
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint
 
-__all__ = ["check_dtypes", "check_single", "expected_shapes"]
+__all__ = ["check_decision", "check_dtypes", "check_single", "decision_shapes", "expected_shapes"]
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 
@@ -49,10 +50,34 @@ def check_single(checkpoint: Checkpoint, manifest: SingleManifest) -> None:
                 f"{path}: tensor {name} has shape {tensors[name].shape}, {source} with these heads needs {shape}"
             )
     if checkpoint.recorded and checkpoint.family.names(manifest.model, tensors) is None:
+        shapes |= decision_shapes(manifest)
         foreign = next((name for name in tensors if name not in shapes), None)
         if foreign is not None:
             raise wrong(f"{path}: tensor {foreign} is not part of {source}")
     check_dtypes(tensors, shapes, path)
+
+
+def decision_shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the decision state's tensors."""
+    if manifest.decision is None:
+        return {}
+    return shapes_of(manifest.decision, manifest.model.num_classes)
+
+
+def check_decision(manifest: Manifest, tensors: Tensors, path: Path) -> None:
+    """The decision state's tensors are those that its record speaks of, in float32."""
+    shapes = decision_shapes(manifest)
+    foreign = next((n for n in tensors if n.startswith(PREFIX) and n not in shapes), None)
+    if foreign is not None:
+        raise Disagreement(f"{path}: tensor {foreign} is no part of the decision state")
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise Disagreement(f"{path}: tensor {name} of the decision state is missing")
+        info = tensors[name]
+        if (info.dtype, info.shape) != ("F32", shape):
+            raise Disagreement(
+                f"{path}: tensor {name} is {info.dtype} {info.shape}, the decision state needs F32 {shape}"
+            )
 
 
 def check_dtypes(tensors: Tensors, names: Iterable[str], path: Path) -> None:

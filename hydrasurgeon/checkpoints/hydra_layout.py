@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.expected import check_dtypes, expected_shapes
+from hydrasurgeon.checkpoints.expected import check_dtypes, decision_shapes, expected_shapes
 from hydrasurgeon.errors import Disagreement
 from hydrasurgeon.families.weights import Weight, head_axes
 from hydrasurgeon.files.manifest import HydraManifest, Tower
@@ -99,7 +99,8 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
             raise Disagreement(
                 f"{path}: tensor {name} has shape {tensors[name].shape}, the members need {shape}"
             )
-    foreign = next((name for name in tensors if name not in shapes), None)
+    listed = {*shapes, *decision_shapes(manifest)}
+    foreign = next((name for name in tensors if name not in listed), None)
     if foreign is not None:
         raise Disagreement(f"{path}: tensor {foreign} belongs to none of {len(kepts)} members")
     check_dtypes(tensors, shapes, path)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
-from hydrasurgeon.checkpoints.expected import check_single
+from hydrasurgeon.checkpoints.expected import check_decision, check_single
 from hydrasurgeon.checkpoints.folder import Content, config_of, find, present, read_folder
 from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
 from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hydra_digests
@@ -25,6 +25,7 @@ from hydrasurgeon.errors import (
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare, Family
 from hydrasurgeon.families.weights import Weight, by_name
+from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import (
     FILES_KEY,
     HEADER_KEY,
@@ -124,6 +125,7 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     )
     if hub:
         checkpoint = replace(checkpoint, hub_id=pinned(text, path))
+    check_decision(checkpoint.manifest, checkpoint.tensors, path)
     if checkpoint.manifest.kind == "hydra":
         check_hydra(checkpoint, checkpoint.manifest)
     else:
@@ -152,7 +154,8 @@ def _recorded(
     family.check_files(model, companions, str(path))
     names = family.names(model, tensors) if manifest.kind != "hydra" else None
     if names is not None:
-        tensors = Tensors(content.files, names)
+        decided = {name: name for name in tensors if name.startswith(PREFIX)}
+        tensors = Tensors(content.files, {**names, **decided})
     return Checkpoint(path, family, tensors, manifest, recorded=True, files=companions)
 
 

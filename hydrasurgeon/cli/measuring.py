@@ -44,14 +44,28 @@ def evaluate(
         bool, typer.Option("--ensemble", help="Treat the checkpoints as one Deep Ensemble.")
     ] = False,
     temperature: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--temperature", metavar="fit|T", help="Temperature of the averaged prediction."
+            "--temperature",
+            metavar="fit|T",
+            help="Temperature of the averaged prediction; else the decision state's, or 1.",
         ),
-    ] = "1",
+    ] = None,
     ood_score: Annotated[
-        str, typer.Option("--ood-score", help="msp, entropy, energy, max-logit, mi or gen.")
-    ] = "msp",
+        str | None,
+        typer.Option(
+            "--ood-score",
+            metavar="NAME,…|all",
+            help="msp, entropy, energy, max-logit, mi, gen, or what calibrate fitted, which is the default; else msp.",
+        ),
+    ] = None,
+    no_decision: Annotated[
+        bool, typer.Option("--no-decision", help="Leave decision states alone.")
+    ] = False,
+    ci: Annotated[
+        float | None,
+        typer.Option("--ci", metavar="P", help="Bootstrap intervals of the metrics, of level P."),
+    ] = None,
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
@@ -96,7 +110,7 @@ def evaluate(
     with shared.progress(run, quiet=quiet) as shown:
         evaluation = stage(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes,
-            template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score,
+            template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, ci=ci,
             json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
             card=card, asserts=asserts or [], arch=arch, force=force, **shown,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from hydrasurgeon.data.samples import Samples
 from hydrasurgeon.errors import DataError
 
-__all__ = ["Batch", "Batches", "by_length", "moved"]
+__all__ = ["Batch", "Batches", "batch_size_of", "by_length", "moved"]
 
 # Starting worker processes costs more than it gains below this many samples.
 FEW = 512
@@ -46,6 +46,11 @@ def by_length(samples: Samples) -> list[int] | None:
     return sorted(range(len(samples)), key=lambda i: -lengths[i])
 
 
+def batch_size_of(asked: int | None) -> int:
+    """Samples in one pass: as many as were asked for, or as suit the device."""
+    return asked if asked is not None else 256 if torch.cuda.is_available() else 64
+
+
 class Batches:
     """One pass over samples, repeatable; `skipped` names the samples that could not be read."""
 
@@ -64,8 +69,7 @@ class Batches:
     ) -> None:
         self.samples = samples
         self.skipped: list[str] = []
-        if batch_size is None:
-            batch_size = 256 if torch.cuda.is_available() else 64
+        batch_size = batch_size_of(batch_size)
         reads = getattr(transform, "kind", "image")
         if reads != samples.kind:
             raise DataError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +38,10 @@ class Samples(ABC):
 
     @abstractmethod
     def __len__(self) -> int: ...
+
+    def name(self, i: int) -> str | int:
+        """What a sample is called in a list of answers: its file below the folder of all, else its row."""
+        return i
 
     @abstractmethod
     def read(self, i: int) -> Raw:
@@ -101,6 +107,14 @@ class Files(Samples):
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def name(self, i: int) -> str:
+        return self.paths[i].relative_to(self._folder).as_posix()
+
+    @cached_property
+    def _folder(self) -> Path:
+        """The deepest folder that all lie in."""
+        return Path(os.path.commonpath([path.parent for path in self.paths]))
 
     def read(self, i: int) -> Image.Image:
         return decode(self.content(i), str(self.paths[i]))
@@ -169,6 +183,9 @@ class Subset(Samples):
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def name(self, i: int) -> str | int:
+        return self.parent.name(int(self.index[i]))
 
     def read(self, i: int) -> Raw:
         return self.parent.read(int(self.index[i]))

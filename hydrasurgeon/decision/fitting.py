@@ -75,6 +75,8 @@ class Fitted:
     before: Mapping[str, float]
     after: Mapping[str, float]
     """NLL on held-out halves, by `temperature` and `joint`."""
+    rows: tuple[int, int]
+    """Samples that fitted, and others that certified."""
     auroc: Mapping[str, float]
     """Of each score that could be chosen, over the data that chose; empty where the score was given."""
     notes: tuple[str, ...]
@@ -134,7 +136,8 @@ def fit_state(
     inside = scores_of(kind, certifying.logits, certifying.features, fitted)
     rule = OodRule(kind, _threshold(inside, promise.id_flagged), promise.id_flagged, fitted)
     state = State(temperature, joint, rule, conformal, abstention)
-    return Fitted(state, before, after, auroc, tuple(dict.fromkeys(notes)))
+    rows = len(fitting.logits), len(certifying.logits)
+    return Fitted(state, before, after, rows, auroc, tuple(dict.fromkeys(notes)))
 
 
 def _threshold(scores: Tensor, flagged: float) -> float:

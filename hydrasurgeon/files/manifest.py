@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import ManifestError
+from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import check_structure, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 
@@ -222,6 +223,8 @@ class _Manifest(_Record):
     members: tuple[Member, ...] | None = Field(default=None, min_length=2, max_length=MAX_COUNT)
     fusion: Fusion | None = None
     weights_sha256: Sha256
+    decision: Decision | None = None
+    """What `calibrate` found; absent without it."""
     history: tuple[Step, ...] = ()
 
     @model_validator(mode="after")
@@ -239,6 +242,8 @@ class _Manifest(_Record):
             selections = [self.kept]
         for kept in selections:
             _check_kept(kept, self.towers)
+        if self.decision is not None:
+            _check_decision(self.decision, len(selections), self.history)
         if self.kind == "backbone" and any(
             len(row) != self.towers[tower].heads
             for tower, rows in (self.kept or {}).items()
@@ -266,7 +271,7 @@ class _Manifest(_Record):
 
     def _plain(self) -> dict[str, Any]:
         plain = self.model_dump(mode="json")
-        optional = ("kept", "members", "fusion")
+        optional = ("kept", "members", "fusion", "decision")
         return {
             **{
                 key: value
@@ -321,6 +326,16 @@ def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None
                 raise ValueError(
                     f"{name} layer {layer}: {list(row)} are not sorted heads below {tower.heads}"
                 )
+
+
+def _check_decision(decision: Decision, members: int, history: tuple[Step, ...]) -> None:
+    """The state is of these members, and a step says what it was fitted to."""
+    standards = decision.ood.members
+    if standards and len(standards) != members:
+        raise ValueError(f"decision: an OOD score of {len(standards)} members, there are {members}")
+    made = [entry for entry in history if entry.command == "calibrate"]
+    if not made or len(made[-1].inputs) != 1:
+        raise ValueError("decision: the history has no calibrate that it comes from")
 
 
 def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:

@@ -154,6 +154,10 @@ class Tensors(Mapping[str, TensorInfo]):
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._home))
 
+    def stored(self, name: str) -> str:
+        """What the file calls a tensor."""
+        return self._home[name][1]
+
     def __len__(self) -> int:
         return len(self._home)
 

@@ -46,6 +46,7 @@ __all__ = [
     "nll",
     "ood_metrics",
     "ood_score",
+    "probability_metrics",
     "tempered",
 ]
 
@@ -145,7 +146,10 @@ def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
 
 
 def id_metrics(logits: Logits, labels: Labels, temperature: float = 1.0) -> dict[str, float]:
-    probs = mean_probs(logits, temperature)
+    return probability_metrics(mean_probs(logits, temperature), labels)
+
+
+def probability_metrics(probs: Probs, labels: Labels) -> dict[str, float]:
     measures = {"accuracy": accuracy, "brier": brier, "nll": nll, "ece": ece, "aece": aece}
     return {name: measure(probs, labels) for name, measure in measures.items()}
 

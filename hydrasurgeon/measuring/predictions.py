@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,6 +49,8 @@ class OodSet:
     name: str
     group: Group
     logits: Float[Tensor, "sample member klass"]
+    scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
+    """OOD scores that are no functions of the logits, by name."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Predictions:
     ood: tuple[OodSet, ...] = ()
     shift: tuple[ShiftSet, ...] = ()
     cost: Cost | None = None
+    scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
+    """The same of the ID set."""
 
     @property
     def members(self) -> int:
@@ -78,6 +83,8 @@ class Predictions:
 def write_predictions(predictions: Predictions, path: Path) -> None:
     tensors = {"logits": predictions.logits, "labels": predictions.labels}
     tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood}
+    tensors |= {f"scores.{name}": values for name, values in predictions.scores.items()}
+    tensors |= {f"ood.{s.name}.scores.{name}": values for s in predictions.ood for name, values in s.scores.items()}  # fmt: skip
     for s in predictions.shift:
         key = f"shift.{_key(s.name, s.severity)}"
         tensors |= {f"{key}.logits": s.logits, f"{key}.labels": s.labels}

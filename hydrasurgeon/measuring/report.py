@@ -38,7 +38,25 @@ class SetAverage(_Record):
 
 
 class IdResult(SetAverage):
+    """What is there when it was computed stands behind `n`."""
+
     n: int
+    aurc: float | None = None
+    augrc: float | None = None
+    cov5: float | None = None
+    """The share that can be answered with at most 5 % of the answers wrong."""
+    smece: float | None = None
+    mis_auroc: float | None = None
+    """How well confidence tells right answers from wrong ones; absent where all are right, or all wrong."""
+    coverage: float | None = None
+    """How often a prediction set of the decision state holds the true label."""
+    set_size: float | None = None
+    ci: dict[str, tuple[float, float]] | None = None
+    """Bootstrap intervals."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 class SetResult(IdResult):
@@ -56,6 +74,12 @@ class OodResult(OodAverage):
     name: str
     group: Literal["near", "far"]
     n: int
+    scores: dict[str, float] | None = None
+    """AUROC by the other scores that were asked for."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 class ShiftResult(_Record):

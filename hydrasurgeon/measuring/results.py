@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydrasurgeon.measuring.report import (
     Cost,
@@ -19,9 +20,44 @@ from hydrasurgeon.measuring.report import (
 from hydrasurgeon.measuring.sets import LabelledSet, parse_ood, parse_shift
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hydrasurgeon.decision.conformal import Conformal
+    from hydrasurgeon.decision.temperature import Joint
     from hydrasurgeon.measuring.predictions import Predictions
 
-__all__ = ["over_sets", "rehearsed", "result"]
+__all__ = ["Reading", "inside", "over_sets", "rehearsed", "result"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How predictions are read: which probabilities they make, and which scores tell the foreign."""
+
+    temperature: float = 1.0
+    joint: Joint | None = None
+    """Instead of the temperature."""
+    ood_scores: tuple[str, ...] = ("msp",)
+    """The first is the one in use."""
+    score_temperature: float | None = None
+    """Of the logits that OOD scores are functions of; None: that of the probabilities."""
+    conformal: Conformal | None = None
+    ci: float | None = None
+    """The level of bootstrap intervals."""
+    seed: int = 0
+
+    def probs(self, logits: Tensor) -> Tensor:
+        from hydrasurgeon.decision.temperature import calibrated
+
+        return calibrated(logits, self.temperature, self.joint)
+
+    def foreign(self, kind: str, logits: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
+        """How foreign samples look by one score: one that was computed with the logits, or a function of them."""
+        from hydrasurgeon.measuring import metrics
+
+        if kind in stored:
+            return stored[kind]
+        at = self.temperature if self.score_temperature is None else self.score_temperature
+        return metrics.ood_score(logits, kind, at)
 
 
 def result(
@@ -29,21 +65,15 @@ def result(
     *,
     ood_score: str = "msp",
     temperature: float = 1.0,
+    reading: Reading | None = None,
 ) -> Result:
-    """All metrics of one model."""
+    """All metrics of one model; `reading` instead of a score and a temperature alone."""
     from hydrasurgeon.measuring import metrics
 
-    foreign = metrics.ood_score(predictions.logits, ood_score, temperature)
-    ood = [
-        OodResult.model_validate(
-            {"name": s.name, "group": s.group, "n": len(s.logits)}
-            | metrics.ood_metrics(foreign, metrics.ood_score(s.logits, ood_score, temperature))
-        )
-        for s in predictions.ood
-    ]
+    reading = reading or Reading(temperature, ood_scores=(ood_score,))
     shift = []
     for s in predictions.shift:
-        probs = metrics.mean_probs(s.logits, temperature)
+        probs = reading.probs(s.logits)
         shift.append(
             ShiftResult(
                 name=s.name,
@@ -52,6 +82,7 @@ def result(
                 brier=metrics.brier(probs, s.labels),
             )
         )
+    ood = _foreign(predictions, reading)
     groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
         "near": [o for o in ood if o.group == "near"], "far": [o for o in ood if o.group == "far"], "all": ood,
     }  # fmt: skip
@@ -59,10 +90,7 @@ def result(
         name=predictions.name,
         kind=predictions.kind,
         members=predictions.members,
-        id=IdResult(
-            n=len(predictions.labels),
-            **metrics.id_metrics(predictions.logits, predictions.labels, temperature),
-        ),
+        id=inside(predictions.logits, predictions.labels, reading),
         ood=tuple(ood),
         ood_average={name: _average(group) for name, group in groups.items() if group},
         shift=tuple(shift),
@@ -74,15 +102,74 @@ def result(
     )
 
 
+def inside(logits: Tensor, labels: Tensor, reading: Reading) -> IdResult:
+    """Quality, calibration and selective risk on the ID set."""
+    import torch
+
+    from hydrasurgeon.measuring import metrics, selective
+    from hydrasurgeon.measuring.intervals import bootstrap
+    from hydrasurgeon.measuring.smooth import smooth_ece
+
+    probs = reading.probs(logits)
+    confidence, predicted = probs.max(dim=-1)
+    correct = predicted == labels
+
+    def measures(rows: Tensor) -> dict[str, float | None]:
+        sure, right = confidence[rows], correct[rows]
+        return {
+            **metrics.probability_metrics(probs[rows], labels[rows]),
+            "aurc": selective.aurc(sure, right), "augrc": selective.augrc(sure, right),
+            "cov5": selective.coverage_at_risk(sure, right), "mis_auroc": selective.misclassification_auroc(sure, right),
+        }  # fmt: skip
+
+    found: dict[str, Any] = {**measures(torch.arange(len(labels)))}
+    found["smece"] = smooth_ece(confidence, correct)
+    if reading.conformal is not None:
+        sets = reading.conformal.sets(probs)
+        found |= {"coverage": selective.set_coverage(sets, labels), "set_size": selective.set_size(sets)}  # fmt: skip
+    if reading.ci is not None:
+        found["ci"] = bootstrap(measures, len(labels), level=reading.ci, seed=reading.seed)
+    return IdResult(n=len(labels), **found)
+
+
+def _foreign(predictions: Predictions, reading: Reading) -> list[OodResult]:
+    """Every OOD set by the score in use, and its AUROC by the others."""
+    from hydrasurgeon.measuring import metrics
+
+    used, *others = reading.ood_scores
+    own = {
+        kind: reading.foreign(kind, predictions.logits, predictions.scores)
+        for kind in reading.ood_scores
+    }
+    ood = []
+    for s in predictions.ood:
+        outside = {kind: reading.foreign(kind, s.logits, s.scores) for kind in reading.ood_scores}
+        auroc = {kind: metrics.auroc(own[kind], outside[kind]) for kind in others}
+        ood.append(
+            OodResult.model_validate(
+                {"name": s.name, "group": s.group, "n": len(s.logits), "scores": auroc or None}
+                | metrics.ood_metrics(own[used], outside[used])
+            )
+        )
+    return ood
+
+
 def rehearsed(
-    name: str, labelled: Sequence[LabelledSet], ood: Sequence[str], shift: Sequence[str]
+    name: str,
+    labelled: Sequence[LabelledSet],
+    ood: Sequence[str],
+    shift: Sequence[str],
+    reading: Reading | None = None,
 ) -> Result:
     """A result with the keys that evaluating one model on these data sets gives, and numbers that mean nothing."""
     import torch
 
     from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 
-    logits, labels = torch.eye(2)[:, None], torch.arange(2)
+    # One answer right and one wrong: some measures need both.
+    logits, labels = torch.eye(2)[:, None], torch.zeros(2, dtype=torch.int64)
+    reading = reading or Reading()
+    scores = dict.fromkeys(reading.ood_scores, torch.zeros(2))
     foreign = [parse_ood(text)[:2] for text in ood]
     shifted = [parse_shift(text)[:2] for text in shift]
     alone = result(
@@ -91,10 +178,12 @@ def rehearsed(
             "",
             logits,
             labels,
-            tuple(OodSet(called, group, logits) for group, called in foreign),
+            tuple(OodSet(called, group, logits, scores) for group, called in foreign),
             tuple(ShiftSet(*about, logits, labels) for about in shifted),
             Cost(params=0, macs=0, latency_ms=None),
-        )
+            scores,
+        ),
+        reading=reading,
     )
     first, *others = labelled
     rest = [SetResult(name=each.name, **alone.id.model_dump()) for each in others]

@@ -14,7 +14,7 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.names import is_name, portable
-from hydrasurgeon.measuring.report import SetResult
+from hydrasurgeon.measuring.report import IdResult, SetResult
 from hydrasurgeon.visible import code
 
 __all__ = [
@@ -75,18 +75,14 @@ class Further:
         logits: Callable[[Sequence[Any], Any], tuple[Any, Any]],
         *,
         load: Callable[[Checkpoint], Any],
-        temperature: float,
+        inside: Callable[[Any, Any], IdResult],
     ) -> SetResult:
         """What these checkpoints, run as one, are worth here; `models` are those of `first`, with its classes."""
-        from hydrasurgeon.measuring import metrics
-
         ours = [self.checkpoints[i] for i in job]
         if [c.manifest.model for c in ours] != [c.manifest.model for c in first]:
             models = [load(checkpoint) for checkpoint in ours]
         predicted, labels = logits(models, self.samples)
-        return SetResult(
-            name=self.name, n=len(labels), **metrics.id_metrics(predicted, labels, temperature)
-        )
+        return SetResult(name=self.name, **inside(predicted, labels).model_dump())
 
 
 def labelled_sets(

@@ -2,6 +2,7 @@
 
 from hydrasurgeon.render.bar import progress
 from hydrasurgeon.render.console import as_json, failed, raw, say, show
+from hydrasurgeon.render.decided import calibrated, predicted
 from hydrasurgeon.render.described import compared, inspected
 from hydrasurgeon.render.made import exported, finetuned, fused, pruned, scored
 from hydrasurgeon.render.measured import benched, evaluated
@@ -12,6 +13,7 @@ __all__ = [
     "as_json",
     "benched",
     "billed",
+    "calibrated",
     "compared",
     "evaluated",
     "exported",
@@ -20,6 +22,7 @@ __all__ = [
     "finish_streams",
     "fused",
     "inspected",
+    "predicted",
     "prepare_streams",
     "progress",
     "pruned",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import as_json, show
+from hydrasurgeon.render.decided import decision_lines
 from hydrasurgeon.render.pieces import notes, picture, show_table, size
 from hydrasurgeon.render.tables import Column, Row, Table
 
@@ -55,6 +56,10 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
         picture(manifest.kept, manifest.towers)
     if manifest.scores:
         show(f"  scores: {', '.join(manifest.scores)}")
+    if manifest.decision is not None:
+        show("  decision state:")
+        for line in decision_lines(manifest.decision):
+            show(f"    {line}")
     for step in manifest.history:
         show(f"  ← {shlex.join(command_line(step))}")
     return None

@@ -160,11 +160,13 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
                 "bytes_members": result.bytes_members,
                 "bytes_stored": result.bytes_stored,
                 "agreement": vars(agreement) if agreement else None,
+                "notes": list(result.notes),
                 "hub": result.hub,
             }
         )
     if quiet:
         return None
+    notes(result.notes)
     saved = 1 - result.bytes_stored / result.bytes_members
     show(
         (str(result.path), "bold"),

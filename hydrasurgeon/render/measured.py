@@ -88,6 +88,8 @@ def _title(result: Result) -> str:
 def _quality(result: Result) -> dict[Place, float]:
     i = result.id
     worth = {"Acc": i.accuracy, "Brier": i.brier, "NLL": i.nll, "ECE": i.ece, "aECE": i.aece}
+    if i.coverage is not None and i.set_size is not None:
+        worth |= {"covered": i.coverage, "set size": i.set_size}
     diversity = {"MI": result.diversity.mi, "DI": result.diversity.disagreement}
     cost: dict[str, float] = {}
     if result.cost is not None:
@@ -140,9 +142,8 @@ def _times(ratio: float | None) -> str:
 
 
 HIGHER_IS_BETTER = ("Acc", "AUROC", "AUPR")
-"""Columns whose best number is the largest."""
-# More diversity is neither good nor bad by itself.
-UNRANKED = ("MI", "DI")
+# More diversity is neither good nor bad by itself, and how often sets hold the truth was asked for.
+UNRANKED = ("MI", "DI", "covered", "set size")
 BY_SET = (("Acc", "accuracy"), ("NLL", "nll"), ("ECE", "ece"))
 """The columns of each data set, where there are several."""
 ABSENT = "–"

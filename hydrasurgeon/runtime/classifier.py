@@ -14,9 +14,11 @@ from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.hydra_layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.decision.state import Decided, State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.manifest import HydraManifest, Manifest
+from hydrasurgeon.runtime.deciding import state_in
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
@@ -33,9 +35,11 @@ class Classifier(nn.Module):
         transform: Callable[[Any], Any],
         *,
         name: str = "the model",
+        state: State | None = None,
     ) -> None:
         super().__init__()
         self.module = module
+        self.state = state
         self.manifest = manifest
         self.transform = transform
         self.name = name
@@ -57,6 +61,12 @@ class Classifier(nn.Module):
     def predict(self, inputs: Any) -> Float[Tensor, "batch klass"]:
         """Class probabilities: the mean over the members'."""
         return self(inputs).float().softmax(dim=-1).mean(dim=1)
+
+    def decide(self, inputs: Any) -> Decided:
+        """Answers, prediction sets, uncertainties and OOD scores, as `calibrate` fitted them; in float64 on the CPU."""
+        from hydrasurgeon.runtime.deciding import decided
+
+        return decided(self, inputs)
 
 
 def load(
@@ -91,7 +101,9 @@ def as_classifier(
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
     transform = family.transform(manifest.model, files=checkpoint.files)
-    model = Classifier(module, manifest, transform, name=checkpoint.name)
+    model = Classifier(
+        module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint)
+    )
     return model.to(device=target, dtype=precision).eval()
 
 

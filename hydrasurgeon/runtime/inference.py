@@ -13,7 +13,7 @@ from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier
 
-__all__ = ["logits_of"]
+__all__ = ["check_finite", "logits_of"]
 
 
 @torch.inference_mode()
@@ -49,11 +49,11 @@ def logits_of(
         )
     order = torch.cat(index).argsort()  # as the samples come, whatever order they ran in
     ordered = torch.cat(logits)[order]
-    _check_finite(ordered, models, samples)
+    check_finite(ordered, models, samples)
     return ordered, torch.cat(labels)[order] if labels else None
 
 
-def _check_finite(
+def check_finite(
     logits: Float[Tensor, "sample member klass"], models: Sequence[Classifier], samples: Samples
 ) -> None:
     for model, part in zip(models, logits.split([m.members for m in models], dim=1), strict=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -15,7 +16,7 @@ from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.report import Report, Result
-from hydrasurgeon.measuring.results import over_sets, rehearsed, result
+from hydrasurgeon.measuring.results import Reading, inside, over_sets, rehearsed, result
 from hydrasurgeon.measuring.sets import (
     DataSets,
     LabelledSet,
@@ -32,6 +33,8 @@ from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
 if TYPE_CHECKING:
+    from hydrasurgeon.decision.scores.fitted import EnsembleScore
+    from hydrasurgeon.decision.state import State
     from hydrasurgeon.measuring.timing import SideBySide
 
 __all__ = ["Evaluation", "evaluate"]
@@ -58,8 +61,10 @@ class EvaluateKeywords(RunKeywords, total=False):
     classes: str | Sequence[str] | None
     template: Sequence[str]
     ensemble: bool
-    temperature: str | float
-    ood_score: str
+    temperature: str | float | None
+    ood_score: str | None
+    no_decision: bool
+    ci: float | None
     arch: str | None
     json: str | Path | None
     predictions: str | Path | None
@@ -87,10 +92,14 @@ class EvaluateArguments(Run):
     """Prompts with {label} in them, or files of such."""
     ensemble: bool = False
     """Treat the checkpoints as one Deep Ensemble."""
-    temperature: str | float = 1.0
-    """Of the averaged prediction; `fit`: the one that suits the validation set."""
-    ood_score: str = "msp"
-    """msp, entropy, energy, max-logit or mi."""
+    temperature: str | float | None = None
+    """Of the averaged prediction; `fit`: the one that suits the validation set; None: the decision state's, else 1."""
+    ood_score: str | None = None
+    """One or several, A,B,…, of which the first is in use, or all; None: the decision state's, else msp."""
+    no_decision: bool = False
+    """Leave the checkpoints' decision states alone."""
+    ci: float | None = None
+    """The level of bootstrap intervals of the ID metrics, such as 0.95."""
     arch: str | None = None
     """Architecture of files without manifest."""
     json: str | Path | None = None
@@ -139,7 +148,10 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         checkpoint.digests()
     if assertions:
         jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
-        expected = [rehearsed(_name(job), labelled, arguments.ood, arguments.shift) for job in jobs]
+        expected = [
+            rehearsed(_name(job), labelled, arguments.ood, arguments.shift, _rehearsal(job, arguments))
+            for job in jobs
+        ]  # fmt: skip
         check_paths(assertions, [*expected, *computed])
     measured = _Measured()
     if opened:
@@ -181,6 +193,13 @@ def _check(
             "--predictions: holds one model's logits",
             hint="Give one checkpoint, or several with --ensemble.",
         )
+    if arguments.ood_score not in (None, "all"):
+        from hydrasurgeon.decision.scores.fitted import check_score
+
+        for kind in str(arguments.ood_score).split(","):
+            check_score(kind)
+    if arguments.ci is not None and not 0 < arguments.ci < 1:
+        raise UsageError(f"--ci {arguments.ci:g}: must lie between 0 and 1")
     if arguments.card and (ensemble or computed):
         raise UsageError("--card: a model card holds the result of its own checkpoint alone")
 
@@ -204,14 +223,15 @@ def _outputs(
 
 def _computed(arguments: EvaluateArguments, temperature: float | None) -> list[Result]:
     """The results that predictions files amount to."""
-    from hydrasurgeon.decision.scores.fitted import check_score
-    from hydrasurgeon.measuring import metrics
     from hydrasurgeon.measuring.predictions import read_predictions
 
-    check_score(arguments.ood_score, tuple(metrics.OOD_SCORES))
+    if not arguments.predictions_in:
+        return []
+    kinds = ood_scores(arguments.ood_score, None, "a predictions file")
     return [
         result(
-            read_predictions(Path(path)), ood_score=arguments.ood_score, temperature=_fitted(temperature, None)
+            read_predictions(Path(path)),
+            reading=Reading(_fitted(temperature, None), ood_scores=kinds, ci=arguments.ci, seed=arguments.seed),
         )
         for path in arguments.predictions_in
     ]  # fmt: skip
@@ -243,11 +263,13 @@ def _measured(
     for numbers in [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]:
         job = [opened[i] for i in numbers]
         models = [how.load(checkpoint) for checkpoint in job]
-        predicted, val_logits = _run(job, models, sets, how, timed)
-        t = _fitted(temperature, val_logits)
-        row = result(predicted, ood_score=arguments.ood_score, temperature=t)
+        state = _state(models, arguments)
+        kinds = ood_scores(arguments.ood_score, state, _name(job))
+        predicted, val_logits = _run(job, models, sets, how, timed, fitted=_stored(state, kinds))
+        reading = _reading(state, kinds, arguments, lambda v=val_logits: _fitted(temperature, v))
+        row = result(predicted, reading=reading)
         if further:
-            rest = [s.measure(numbers, job, models, how.logits, load=how.load, temperature=t) for s in further]  # fmt: skip
+            rest = [s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading)) for s in further]  # fmt: skip
             row = over_sets(row, rest, first=first.name)
         results.append(row)
         if predictions is not None:
@@ -265,7 +287,8 @@ def _settings(labelled: Sequence[LabelledSet], arguments: EvaluateArguments) -> 
     return {
         "data": data_names(labelled), "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift], "val": portable_entry(arguments.val),
-        "ensemble": arguments.ensemble, "temperature": arguments.temperature, "ood_score": arguments.ood_score,
+        "ensemble": arguments.ensemble, "temperature": 1.0 if arguments.temperature is None else arguments.temperature,
+        "ood_score": arguments.ood_score or "msp",
         "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype, "batch_size": arguments.batch_size,
     }  # fmt: skip
 
@@ -288,6 +311,88 @@ class _How:
 
         return logits_of(models, samples, self.run, skipped=self.skipped)
 
+    def scored(
+        self, model: Any, samples: Any, fitted: EnsembleScore
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Logits, labels and a score of the features, in one pass."""
+        from hydrasurgeon.measuring.metrics import DIGITS
+        from hydrasurgeon.runtime.outputs import collected
+
+        piece = collected(model, samples, self.run, features=True, skipped=self.skipped)
+        assert piece.features is not None
+        scores = fitted(piece.features, piece.logits).round(decimals=DIGITS)
+        return piece.logits, piece.labels, {fitted.kind: scores}
+
+
+def _state(models: Sequence[Any], arguments: EvaluateArguments) -> State | None:
+    """The decision state that is in use: of one checkpoint run alone, unless it is to be left alone."""
+    if len(models) != 1 or arguments.no_decision:
+        return None
+    state: State | None = models[0].state
+    return state
+
+
+def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
+    """The scores that were asked for, the one in use first."""
+    from hydrasurgeon.decision.scores.fitted import FITTED
+    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+
+    own = None if state is None else state.ood.kind
+    if wanted is None:
+        return (own or "msp",)
+    kinds = wanted.split(",")
+    if wanted == "all":
+        kinds = [own or "msp", *ON_LOGITS]
+    for kind in kinds:
+        if kind in FITTED and kind != own:
+            raise UsageError(
+                f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
+                hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",
+            )
+    return tuple(dict.fromkeys(kinds))
+
+
+def _stored(state: State | None, kinds: Sequence[str]) -> EnsembleScore | None:
+    """The fitted score that must be computed with the logits."""
+    if state is None or state.ood.fitted is None or state.ood.kind not in kinds:
+        return None
+    return state.ood.fitted
+
+
+def _reading(
+    state: State | None,
+    kinds: tuple[str, ...],
+    arguments: EvaluateArguments,
+    temperature: Callable[[], float],
+) -> Reading:
+    """By the decision state, where no option says otherwise."""
+    about = {"ood_scores": kinds, "ci": arguments.ci, "seed": arguments.seed}
+    if state is None or arguments.temperature is not None:
+        return Reading(temperature(), **about)  # type: ignore[arg-type]
+    return Reading(
+        state.temperature,
+        state.joint,
+        score_temperature=1.0,
+        conformal=state.conformal,
+        **about,  # type: ignore[arg-type]
+    )
+
+
+def _rehearsal(job: Sequence[Checkpoint], arguments: EvaluateArguments) -> Reading:
+    """What the report of a job will hold."""
+    from hydrasurgeon.decision.conformal import Conformal
+    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+
+    decision = job[0].manifest.decision if len(job) == 1 and not arguments.no_decision else None
+    used = "msp" if decision is None else decision.ood.score
+    wanted = arguments.ood_score or used
+    kinds = [used, *ON_LOGITS] if wanted == "all" else wanted.split(",")
+    decided = decision is not None and arguments.temperature is None
+    return Reading(
+        ood_scores=tuple(dict.fromkeys(kinds)), ci=arguments.ci,
+        conformal=Conformal("lac", 0.5, 0.5) if decided else None,
+    )  # fmt: skip
+
 
 def _fitted(fixed: float | None, val: Any) -> float:
     """The given temperature, or the one that suits logits and labels of the validation set."""
@@ -307,8 +412,10 @@ def _name(job: Sequence[Checkpoint]) -> str:
     return " + ".join(checkpoint.name.removesuffix(".safetensors") for checkpoint in job)
 
 
-def _temperature(wanted: str | float, val: str | None) -> float | None:
+def _temperature(wanted: str | float | None, val: str | None) -> float | None:
     """A number, or None where it is to be fitted on the validation set."""
+    if wanted is None:
+        return 1.0
     if wanted == "fit":
         if val is None:
             raise UsageError("--temperature fit: needs a validation set", hint="Give --val D.")
@@ -329,7 +436,13 @@ def _with_time(measured: Result, milliseconds: float | None) -> Result:
 
 
 def _run(
-    job: Sequence[Checkpoint], models: Sequence[Any], sets: DataSets, how: _How, timed: SideBySide
+    job: Sequence[Checkpoint],
+    models: Sequence[Any],
+    sets: DataSets,
+    how: _How,
+    timed: SideBySide,
+    *,
+    fitted: Any = None,
 ) -> tuple[Any, Any]:
     """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble; logits on the validation set."""
     from hydrasurgeon.data import Batches, moved
@@ -340,8 +453,15 @@ def _run(
     def logits(samples: Any) -> Any:
         return how.logits(models, samples)
 
-    predicted, labels = logits(sets.id)
-    foreign = tuple(OodSet(name, group, logits(samples)[0]) for name, group, samples in sets.ood)
+    def scored(samples: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Logits, labels, and the score of the decision state where it needs features."""
+        return (*logits(samples), {}) if fitted is None else how.scored(models[0], samples, fitted)
+
+    predicted, labels, inside = scored(sets.id)
+    foreign = []
+    for name, group, samples in sets.ood:
+        outside, _, scores = scored(samples)
+        foreign.append(OodSet(name, group, outside, scores))
     shifted = []
     for name, severity, samples in sets.shift:
         shifted.append(ShiftSet(name, severity, *logits(samples)))
@@ -361,8 +481,9 @@ def _run(
         kind="ensemble" if len(job) > 1 else single.manifest.kind,
         logits=predicted,
         labels=labels,
-        ood=foreign,
+        ood=tuple(foreign),
         shift=tuple(shifted),
+        scores=inside,
         cost=cost_of(models, first(1)),  # a text without the padding that others bring
     )
     return predictions, logits(sets.val) if sets.val is not None else None

@@ -146,7 +146,8 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     hub = target.publish(written, files, bars=arguments.progress is not None)
     anew = arguments.resume and not interrupted
     notes = ("nothing was left to resume: trained from the beginning",) if anew else ()
-    return Finetuned(target.path, written, trained, notes, hub)
+    dropped = () if material.source.note is None else (material.source.note,)
+    return Finetuned(target.path, written, trained, (*dropped, *notes), hub)
 
 
 def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArguments) -> _Material:

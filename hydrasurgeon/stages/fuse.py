@@ -15,6 +15,7 @@ from hydrasurgeon.checkpoints.class_names import (
     names_in,
     with_class_names,
 )
+from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
@@ -54,6 +55,7 @@ class Fused:
     agreement: Agreement | None = None
     hub: str | None = None
     """Where on the hub it was uploaded to."""
+    notes: tuple[str, ...] = ()
 
 
 class FuseKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
@@ -105,12 +107,13 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
     if arguments.check is not None:
         agreement = _checked(opened, target.path, arguments.check, arguments)
     hub = target.publish(written, opened[0].files, bars=arguments.progress is not None)
-    return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub)
+    notes = tuple(f"{member.name}: {member.note}" for member in opened if member.note)
+    return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, notes)
 
 
 def _opened(members: Sequence[str | Path], arguments: FuseArguments) -> list[Checkpoint]:
     """The members, which must fit each other, as classifiers of the same classes."""
-    opened = [open_checkpoint(member) for member in members]
+    opened = [undecided(open_checkpoint(member)) for member in members]
     for member in opened:
         single(member)
     names = None if arguments.check is None else names_in(arguments.check)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import Manifest
 
 __all__ = ["Inspection", "inspect"]
@@ -30,7 +31,9 @@ def inspect(checkpoint: str | Path, *, arch: str | None = None) -> Inspection:
     return Inspection(
         path=opened.path,
         manifest=opened.manifest,
-        parameters=sum(math.prod(info.shape) for info in tensors.values()),
+        parameters=sum(
+            math.prod(t.shape) for name, t in tensors.items() if not name.startswith(PREFIX)
+        ),
         nbytes=tensors.nbytes,
         dtypes=tuple(sorted({info.dtype for info in tensors.values()})),
         recorded=opened.recorded,

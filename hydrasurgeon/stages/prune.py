@@ -14,6 +14,7 @@ from hydrasurgeon.checkpoints.class_names import (
     names_in,
     with_class_names,
 )
+from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
@@ -141,7 +142,7 @@ def _check_amount(arguments: PruneArguments) -> None:
 
 def _opened(checkpoint: str | Path, arguments: PruneArguments) -> Checkpoint:
     """The checkpoint, as a classifier of the data's classes where data is scored."""
-    opened = open_checkpoint(checkpoint, arch=arguments.arch)
+    opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
     single(opened)
     method, data = arguments.method, arguments.data
     scored = data is not None and method is not None and method not in WITHOUT_DATA

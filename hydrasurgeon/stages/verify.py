@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
+from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import Disagreement, UsageError
 from hydrasurgeon.files.manifest import Manifest
@@ -109,7 +110,10 @@ def verify(checkpoint: str | Path, **keywords: Unpack[VerifyKeywords]) -> Verifi
         from hydrasurgeon.stages.ancestry import ancestry
 
         inputs = Inputs(arguments.data, arguments)
-        checks += ancestry(Found(opened, contents.digests), at_hand, inputs)
+        # What was fitted to the weights is no part of what surgery made.
+        plain = undecided(opened)
+        digests = {name: contents.digests[name] for name in plain.tensors}
+        checks += ancestry(Found(plain, digests), at_hand, inputs)
     return Verification(
         opened.path, opened.manifest, weights_sha256(opened.tensors, contents.digests), tuple(checks), opened.note
     )  # fmt: skip

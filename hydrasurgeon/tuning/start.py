@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
+from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import (
     Checkpoint,
     all_kept,
@@ -83,6 +84,13 @@ class Start:
         return family_of(self.manifest.model)
 
     @property
+    def note(self) -> str | None:
+        """What the user should know of the checkpoint."""
+        if self.checkpoint is None or not self.checkpoint.recorded:
+            return None
+        return self.checkpoint.note
+
+    @property
     def files(self) -> Mapping[str, str]:
         return self.checkpoint.files if self.checkpoint is not None else {}
 
@@ -90,7 +98,7 @@ class Start:
 def starting_point(spec: str | Path, arch: str | None) -> Start:
     text = str(spec)
     if not text.startswith(FRESH):
-        opened = open_checkpoint(spec, arch=arch)
+        opened = undecided(open_checkpoint(spec, arch=arch))
         manifest = single(opened)
         record = opened.record(opened.digests())
         return Start(manifest, opened, record.sha256, (record,))

@@ -21,6 +21,8 @@ LINES = {
     "prune": "prune --method random --keep 2 vit -o m",
     "finetune": "finetune a --data data.npz --val data.npz --recipe demo --set steps=2 -o t",
     "fuse": "fuse a b -o h2 --check data.npz",
+    "calibrate": "calibrate vit --data data.npz --ood-score msp --coverage 0.5 --id-flagged 0.5 -o c",
+    "predict": "predict vit --data data.npz -o p.jsonl",
     "eval": EVAL,
     "bench": "bench hydra --vs a b --backbone vit --batch 1 --runs 1",
     "inspect": "inspect hydra",

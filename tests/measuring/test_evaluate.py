@@ -131,7 +131,9 @@ def test_the_report_is_the_contracts(members: list[Path], images: SPEC, tmp_path
         "diversity",
         "cost",
     }
-    assert set(first["id"]) == {"n", "accuracy", "brier", "nll", "ece", "aece"}
+    assert set(first["id"]) == {
+        "n", "accuracy", "brier", "nll", "ece", "aece", "aurc", "augrc", "cov5", "smece", "mis_auroc"
+    }  # fmt: skip
     assert set(first["ood"][0]) == {"name", "group", "n", "auroc", "fpr95", "aupr", "aupr_id"}
     assert set(first["cost"]) == {"params", "macs", "latency_ms"}
     assert str(tmp_path) not in out.read_text()

@@ -1,0 +1,162 @@
+"""The decision state in a manifest: what `calibrate` found, and which tensors belong to it.
+
+Tensors are called `hydrasurgeon.decision.<member>.<part>`, float32, and count into the weights' hash like all others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = [
+    "PREFIX",
+    "STORED",
+    "AbstainRecord",
+    "ConformalRecord",
+    "Decision",
+    "JointRecord",
+    "OodRecord",
+    "PenaltyRecord",
+    "Standard",
+    "shapes_of",
+    "stored_name",
+]
+
+PREFIX = "hydrasurgeon.decision."
+MAX_MEMBERS = 4096
+MAX_WIDTH = 1 << 20
+
+STORED: dict[str, tuple[str, ...]] = {
+    "mds": ("centre", "factor", "means"),
+    "rmds": ("centre", "factor", "means", "background"),
+    "maha++": ("centre", "factor", "means"),
+    "vim": ("origin", "rest", "alpha"),
+    "residual": ("origin", "rest"),
+    "knn": ("bank",),
+    "nci": ("mean", "weight"),
+    "mcm": ("classes",),
+}
+"""OOD score → the tensors that one member's fit consists of; scores that are not here are functions of the logits."""
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+Rows = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class JointRecord(_Record):
+    """The joint calibration of an ensemble, used instead of the temperature."""
+
+    aleatoric: Positive
+    epistemic: Positive
+
+
+class Standard(_Record):
+    """Mean and deviation of a member's score on samples held back from fitting."""
+
+    mean: float
+    deviation: float = Field(gt=0)
+
+
+class OodRecord(_Record):
+    """Which score tells unfamiliar samples, and from where on."""
+
+    score: Literal[
+        "msp", "entropy", "energy", "max-logit", "mi", "gen",
+        "mds", "rmds", "maha++", "vim", "residual", "knn", "nci", "mcm",
+    ]  # fmt: skip
+    threshold: float
+    id_flagged: Share
+    chosen_by: Literal["option", "ood", "perturbed"]
+    """Whether it was asked for, or told foreign data, or perturbed data, best."""
+    auroc: dict[str, float] = Field(default={}, max_length=100)
+    """Of each score it was chosen among."""
+    width: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
+    """Of the features; None for a score of the logits."""
+    size: Rows | None = None
+    """Features that knn keeps; columns of vim's and residual's `rest`."""
+    members: tuple[Standard, ...] = Field(default=(), max_length=MAX_MEMBERS)
+
+    @model_validator(mode="after")
+    def _whole(self) -> OodRecord:
+        fitted = self.score in STORED
+        if fitted != (self.width is not None) or fitted != bool(self.members):
+            raise ValueError(f"{self.score}: width and members belong to a score that is fitted")
+        sized = fitted and bool({"rest", "bank"} & set(STORED[self.score]))
+        if sized != (self.size is not None):
+            raise ValueError(f"{self.score}: a size belongs to knn, vim and residual")
+        return self
+
+
+class PenaltyRecord(_Record):
+    """Of raps."""
+
+    weight: float = Field(ge=0)
+    free_ranks: int = Field(ge=0, lt=2**31)
+
+
+class ConformalRecord(_Record):
+    """Prediction sets: the labels whose score is at most the threshold."""
+
+    method: Literal["lac", "aps", "raps"]
+    coverage: Share
+    threshold: float
+    penalty: PenaltyRecord | None = None
+
+    @model_validator(mode="after")
+    def _penalised(self) -> ConformalRecord:
+        if (self.method == "raps") != (self.penalty is not None):
+            raise ValueError("a penalty belongs to raps")
+        return self
+
+
+class AbstainRecord(_Record):
+    """Answer where the probability is at least the threshold."""
+
+    threshold: float = Field(ge=0, le=1)
+    risk: Share
+    delta: Share
+    bound: float = Field(ge=0, le=1)
+    coverage: float = Field(ge=0, le=1)
+
+
+class Decision(_Record):
+    """What the checkpoint makes of its own answers."""
+
+    temperature: Positive
+    joint: JointRecord | None = None
+    ood: OodRecord
+    conformal: ConformalRecord
+    abstain: AbstainRecord | None = None
+    nll: dict[str, float] = Field(default={}, max_length=10)
+    """On data held out: `before`, and after by `temperature` and `joint`."""
+    fitted: Rows
+    """Validation samples that fitted."""
+    certified: Rows
+    """Others, on which the thresholds were taken."""
+
+
+def stored_name(member: int, part: str) -> str:
+    return f"{PREFIX}{member}.{part}"
+
+
+def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the state's tensors."""
+    ood = decision.ood
+    if ood.width is None:
+        return {}
+    width, size = ood.width, ood.size or 0
+    shapes: dict[str, tuple[int, ...]] = {
+        "centre": (width,), "factor": (width, width), "means": (classes, width), "background": (width, width),
+        "origin": (width,), "rest": (width, size), "alpha": (), "bank": (size, width),
+        "mean": (width,), "weight": (classes, width), "classes": (classes, width),
+    }  # fmt: skip
+    return {
+        stored_name(member, part): shapes[part]
+        for member in range(len(ood.members))
+        for part in STORED[ood.score]
+    }

@@ -1,0 +1,311 @@
+"""calibrate: fit the decision state on validation data, and write a copy of the checkpoint that carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Required, Unpack
+
+from hydrasurgeon.checkpoints.class_names import (
+    ClassNames,
+    ClassNamesKeywords,
+    asked,
+    names_in,
+    with_class_names,
+)
+from hydrasurgeon.checkpoints.decided import undecided
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
+from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.files.atomic import SUFFIX
+from hydrasurgeon.files.decided import STORED, Decision
+from hydrasurgeon.files.history import step
+from hydrasurgeon.files.locks import releases_claims
+from hydrasurgeon.files.manifest import DataRecord, Manifest
+from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.sharing.output import Output, OutputKeywords
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hydrasurgeon.data import Samples
+    from hydrasurgeon.decision.fitting import Fitted, Outputs
+    from hydrasurgeon.decision.scores.evidence import Evidence
+    from hydrasurgeon.files.tensors import Parts
+    from hydrasurgeon.runtime.classifier import Classifier
+
+__all__ = ["Calibrated", "calibrate"]
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What was found, and where it was written."""
+
+    path: Path
+    manifest: Manifest
+    notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    hub: str | None = None
+    """Where on the hub it was uploaded to."""
+
+    @property
+    def decision(self) -> Decision:
+        assert self.manifest.decision is not None
+        return self.manifest.decision
+
+
+class CalibrateKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
+    """The keywords of `CalibrateArguments`."""
+
+    data: Required[str]
+    out: Required[str | Path]
+    fit_data: str | None
+    ood: Sequence[str]
+    ood_score: str
+    coverage: float
+    conformal: str
+    id_flagged: float
+    risk: float | None
+    delta: float
+    arch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateArguments(ClassNames, Output, Run):
+    """What `calibrate` is to do."""
+
+    data: str
+    """Labelled validation data, which the model was not trained on: one half fits, the other certifies."""
+    out: str | Path
+    """NAME.safetensors, or DIR/."""
+    fit_data: str | None = None
+    """Labelled data that OOD scores are fitted on, the training data say; None: a part of the half that fits."""
+    ood: Sequence[str] = ()
+    """Foreign data by which `auto` chooses an OOD score; none: perturbed validation data."""
+    ood_score: str = "auto"
+    """The OOD score, or auto: the one that tells foreign data best."""
+    coverage: float = 0.9
+    """How often prediction sets hold the true label."""
+    conformal: str = "lac"
+    """How prediction sets are made: lac, aps or raps."""
+    id_flagged: float = 0.05
+    """The share of samples like the validation data that is flagged as unfamiliar."""
+    risk: float | None = None
+    """At most this share of the answers is wrong; the model abstains from the others. None: it never does."""
+    delta: float = 0.05
+    """The promised risk is broken with at most this probability."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+
+
+@releases_claims
+@takes(CalibrateArguments)
+def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> Calibrated:
+    """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets and when to abstain."""
+    arguments = CalibrateArguments(**keywords)
+    _check(arguments)
+    repository = arguments.repository()
+    whole_file = open_checkpoint(checkpoint, arch=arguments.arch)
+    named = with_class_names(
+        whole_file, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
+    )  # fmt: skip
+    target = arguments.claim(
+        arguments.out, repository=repository,
+        inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
+    )  # fmt: skip
+    _check_folder(named, target.path, arguments)
+    named.digests()
+    opened = undecided(named)
+    digests = opened.digests()
+    data = _opened_data(opened, arguments)
+    skipped: list[str] = []
+    fitted, chosen_by = _fit(opened, data, arguments, skipped)
+    from hydrasurgeon.decision.stored import stored
+
+    decision, tensors = stored(fitted, chosen_by=chosen_by)
+    entry = step(
+        "calibrate", args=_recorded(arguments), inputs=[opened.record(digests)], data=[*data.records.values()],
+        seed=arguments.seed, uses=("torch", opened.manifest.model.family),
+    )  # fmt: skip
+    history = (*opened.manifest.history, entry)
+    planned = [_kept(opened, name, digests) for name in opened.tensors]
+    planned += [_added(name, tensor) for name, tensor in tensors.items()]
+
+    def manifest(sha256: str) -> Manifest:
+        return rewritten(
+            opened.manifest, decision=decision.model_dump(), weights_sha256=sha256, history=history
+        )
+
+    written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
+    hub = target.publish(written, opened.files, bars=arguments.progress is not None)
+    notes = (named.note, *fitted.notes) if named.note else fitted.notes
+    return Calibrated(target.path, written, notes, tuple(skipped), hub)
+
+
+def _check(arguments: CalibrateArguments) -> None:
+    """Shares are shares, and names are known."""
+    from hydrasurgeon.decision.conformal import METHODS
+    from hydrasurgeon.decision.scores.fitted import check_score
+
+    for option, value in (
+        ("--coverage", arguments.coverage), ("--id-flagged", arguments.id_flagged),
+        ("--risk", arguments.risk), ("--delta", arguments.delta),
+    ):  # fmt: skip
+        if value is not None and not 0 < value < 1:
+            raise UsageError(f"{option} {value:g}: must lie between 0 and 1")
+    if arguments.conformal not in METHODS:
+        raise UsageError(f"--conformal {arguments.conformal}: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")  # fmt: skip
+    if arguments.ood_score != "auto":
+        check_score(arguments.ood_score)
+        if arguments.ood:
+            raise UsageError(
+                f"--ood: chooses among OOD scores, and --ood-score {arguments.ood_score} is chosen",
+                hint="Leave one of them out.",
+            )
+
+
+def _check_folder(opened: Checkpoint, place: Path, arguments: CalibrateArguments) -> None:
+    """timm refuses a directory with other tensors in it than the model's."""
+    stores = arguments.ood_score == "auto" or arguments.ood_score in STORED
+    if stores and place.suffix != SUFFIX and opened.manifest.model.family == "timm":
+        raise UsageError(
+            f"-o {arguments.out}: timm loads no directory with other tensors in it than the model's, "
+            f"and --ood-score {arguments.ood_score} may have some",
+            hint="Give -o NAME.safetensors, or a score of the logits, such as --ood-score msp.",
+        )
+
+
+@dataclass(frozen=True)
+class _Data:
+    """All that is read, opened."""
+
+    val: Samples
+    fit: Samples | None
+    ood: tuple[Samples, ...]
+    records: Mapping[str, DataRecord]
+
+
+def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
+    from hydrasurgeon.data import fit_classes, open_data
+
+    model = opened.manifest.model
+    if model.num_classes == 0:
+        raise CheckpointError(
+            f"{opened.path}: has no classes to decide between",
+            hint="Finetune it with a classifier, or give a CLIP its --classes.",
+        )
+
+    def labelled(spec: str) -> Samples:
+        samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
+        return fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
+
+    val = labelled(arguments.data)
+    fit = None if arguments.fit_data is None else labelled(arguments.fit_data)
+    foreign = tuple(open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood)  # fmt: skip
+    every = [val, *([] if fit is None else [fit]), *foreign]
+    records = {f"{i}": DataRecord(**samples.fingerprint()) for i, samples in enumerate(every)}
+    contents = [_content(samples) for samples in every]
+    for samples, content in list(zip(every, contents, strict=True))[1:]:
+        if content == contents[0]:
+            option = "--fit-data" if samples is fit else "--ood"
+            raise DataError(
+                f"{option} {samples.spec}: holds the same samples as --data {val.spec}",
+                hint="What certifies must be neither what was fitted on nor foreign.",
+            )
+    return _Data(val, fit, foreign, records)
+
+
+def _content(samples: Samples) -> str:
+    """A hash of the samples in any order, whatever their labels."""
+    import hashlib
+
+    each = sorted(hashlib.sha256(samples.content_if_any(i)).digest() for i in range(len(samples)))
+    return hashlib.sha256(b"".join(each)).hexdigest()
+
+
+def _fit(
+    opened: Checkpoint, data: _Data, arguments: CalibrateArguments, skipped: list[str]
+) -> tuple[Fitted, str]:
+    """The state, and by what its OOD score was chosen."""
+    from hydrasurgeon.data.perturbed import Perturbed
+    from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.runtime.features import classifiers
+    from hydrasurgeon.runtime.outputs import collected
+
+    model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
+    auto = arguments.ood_score == "auto"
+    features = auto or arguments.ood_score in STORED
+
+    def outputs(samples: Samples) -> Outputs:
+        piece = collected(model, samples, arguments, features=features, skipped=skipped)
+        return Outputs(piece.logits, piece.features, piece.labels)
+
+    val = outputs(data.val)
+    foreign: list[Outputs] = []
+    if auto:
+        sets = data.ood or (Perturbed(data.val, arguments.seed),)
+        foreign = [outputs(samples) for samples in sets]
+    linear = [(each.weight, each.bias) for each in classifiers(model)] if features else []
+    evidence = None
+    if features and data.fit is not None:
+        evidence = _gathered(model, linear, data.fit, arguments, skipped)
+    fitted = fit_state(
+        val,
+        promise=Promise(
+            arguments.coverage, arguments.conformal, arguments.id_flagged, arguments.risk, arguments.delta  # type: ignore[arg-type]
+        ),
+        score=arguments.ood_score, classifiers=linear, evidence=evidence, foreign=foreign,
+        zero_shot=opened.family.named_classes, seed=arguments.seed,
+    )  # fmt: skip
+    return fitted, "option" if not auto else "ood" if data.ood else "perturbed"
+
+
+def _gathered(
+    model: Classifier,
+    linear: Sequence[tuple[Tensor, Tensor]],
+    samples: Samples,
+    run: Run,
+    skipped: list[str],
+) -> list[Evidence]:
+    """What OOD scores are fitted on, in one pass: features are not kept."""
+    from hydrasurgeon.decision.scores.evidence import Gathering
+    from hydrasurgeon.runtime.outputs import pieces
+
+    gatherings = [Gathering(weight, bias, seed=run.seed) for weight, bias in linear]
+    for piece in pieces(model, samples, run, features=True, skipped=skipped):
+        assert piece.features is not None
+        assert piece.labels is not None
+        for member, gathering in enumerate(gatherings):
+            gathering.add(piece.features[:, member], piece.logits[:, member], piece.labels)
+    return [gathering.evidence() for gathering in gatherings]
+
+
+def _recorded(arguments: CalibrateArguments) -> dict[str, Any]:
+    """What history gets to know."""
+    return {
+        "data": arguments.data, "fit_data": arguments.fit_data, "ood": list(arguments.ood) or None,
+        "ood_score": arguments.ood_score, "coverage": arguments.coverage, "conformal": arguments.conformal,
+        "id_flagged": arguments.id_flagged, "risk": arguments.risk,
+        "delta": arguments.delta if arguments.risk is not None else None,
+        **asked(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
+        "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
+    }  # fmt: skip
+
+
+def _kept(opened: Checkpoint, name: str, digests: Mapping[str, str]) -> Planned:
+    info = opened.tensors[name]
+
+    def produce() -> Parts:
+        yield from opened.tensors.blocks(name)
+        return digests[name]
+
+    return Planned(name, info.dtype, info.shape, produce)
+
+
+def _added(name: str, tensor: Tensor) -> Planned:
+    from hydrasurgeon.runtime.tensors import to_raw
+
+    raw, dtype = to_raw(tensor)
+    return Planned(name, dtype, tuple(tensor.shape), lambda: whole(raw))

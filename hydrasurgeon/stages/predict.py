@@ -1,0 +1,290 @@
+"""predict: one row for each sample, in their order: label, set, doubts, and whether to answer at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Required, Unpack
+
+from hydrasurgeon.checkpoints.class_names import (
+    ClassNames,
+    ClassNamesKeywords,
+    names_in,
+    with_class_names,
+)
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.files.atomic import output_file
+from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet
+from hydrasurgeon.files.locks import releases_claims
+from hydrasurgeon.run import Run, RunKeywords, takes
+
+if TYPE_CHECKING:
+    from hydrasurgeon.data import Samples
+    from hydrasurgeon.decision.state import Decided
+    from hydrasurgeon.runtime.classifier import Classifier
+
+__all__ = ["Predicted", "predict"]
+
+# Batches of lines of stdin that are read at once.
+AHEAD = 16
+KINDS = {
+    "id": "text", "label": "text", "probability": "number", "top": "json", "set": "json", "total": "number",
+    "aleatoric": "number", "epistemic": "number", "ood_score": "number", "unfamiliar": "flag",
+    "members_run": "whole", "answer": "text", "error": "text",
+}  # fmt: skip
+WRITERS: dict[str, Callable[[IO[bytes], Iterator[str]], None]] = {
+    ".jsonl": write_lines,
+    ".csv": write_csv(tuple(KINDS)),
+    ".parquet": write_parquet(KINDS),
+}
+SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What came out, in numbers; the rows are where they were asked to be."""
+
+    path: Path | None
+    """None: every row was handed to the caller."""
+    rows: int
+    answers: dict[str, int]
+    """How many were `answered`, `abstain`, `unfamiliar`, and could not be read (`error`)."""
+    notes: tuple[str, ...] = ()
+    resumed: int = 0
+    """Rows that an interrupted run had left."""
+
+
+class PredictKeywords(ClassNamesKeywords, RunKeywords, total=False):
+    """The keywords of `PredictArguments`."""
+
+    data: Required[str]
+    out: str | Path | None
+    shard: str | None
+    top: int
+    force: bool
+    arch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictArguments(ClassNames, Run):
+    """What `predict` is to do."""
+
+    data: str
+    """Data, labelled or not; `-`: a text in each line of stdin."""
+    out: str | Path | None = None
+    """A .jsonl, .csv or .parquet file; None: rows go to the caller."""
+    shard: str | None = None
+    """I/N: the Ith of N contiguous parts; their .jsonl files, joined, are those of one run."""
+    top: int = 5
+    """How many labels `top` lists."""
+    force: bool = False
+    """Replace an existing output, and begin anew what was interrupted."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+
+
+@releases_claims
+@takes(PredictArguments)
+def predict(
+    checkpoint: str | Path, *, each: Callable[[str], None] | None = None, **keywords: Unpack[PredictKeywords]
+) -> Predicted:  # fmt: skip
+    """Answer for every sample of a data set; rows are written into `out`, or handed to `each` as lines of JSON."""
+    arguments = PredictArguments(**keywords)
+    _check(arguments)
+    place = None
+    if arguments.out is not None:
+        place = output_file(
+            arguments.out, option="-o", force=arguments.force,
+            inputs=[checkpoint, arguments.data, arguments.classes, arguments.template],
+        )  # fmt: skip
+    opened = with_class_names(
+        open_checkpoint(checkpoint, arch=arguments.arch), classes=arguments.classes, templates=arguments.template,
+        names=None if arguments.data == "-" else names_in(arguments.data),
+    )  # fmt: skip
+    if opened.manifest.model.num_classes == 0:
+        raise CheckpointError(
+            f"{opened.path}: has no classes to choose from",
+            hint="Finetune it with a classifier, or give a CLIP its --classes.",
+        )
+    opened.digests()
+    answering = _Answering(opened, arguments)
+    counts: Counter[str] = Counter()
+    resumed = 0
+    if place is None:
+        for rows in answering.rows(0):
+            counts.update(_outcome(row) for row in rows)
+            for row in rows:
+                (each or _ignored)(_line(row))
+    else:
+        growing = Growing(
+            place,
+            answering.identity,
+            step=answering.batch,
+            force=arguments.force or answering.streams,
+        )
+        resumed = growing.done
+        counts.update(_outcome(json.loads(line)) for line in growing.lines())
+        try:
+            for rows in answering.rows(growing.done):
+                counts.update(_outcome(row) for row in rows)
+                growing.add([_line(row) for row in rows])
+            growing.finish(WRITERS[place.suffix])
+        finally:
+            growing.close()
+    return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed)  # fmt: skip
+
+
+def _ignored(line: str) -> None:
+    """Rows nobody asked for."""
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False)
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "error"
+    return row["answer"] if row["answer"] in ("abstain", "unfamiliar") else "answered"
+
+
+def _check(arguments: PredictArguments) -> None:
+    """Options that go together."""
+    if arguments.out is not None and Path(arguments.out).suffix not in WRITERS:
+        raise UsageError(
+            f"-o {arguments.out}: must end in {', '.join(WRITERS)}", hint="The ending says the format."
+        )  # fmt: skip
+    if arguments.top < 1:
+        raise UsageError(f"--top {arguments.top}: must be at least 1")
+    if arguments.shard is not None:
+        match = SHARD.fullmatch(arguments.shard)
+        if match is None or int(match[1]) > int(match[2]):
+            raise UsageError(
+                f"--shard {arguments.shard}: not I/N with I from 1 to N", hint="Such as --shard 1/4."
+            )  # fmt: skip
+    if arguments.data == "-" and (arguments.shard is not None or arguments.limit is not None):
+        raise UsageError("--data -: nobody knows how many lines will come", hint="Leave out --shard and --limit.")  # fmt: skip
+
+
+class _Answering:
+    """One checkpoint and one data set: rows, batch by batch."""
+
+    def __init__(self, opened: Checkpoint, arguments: PredictArguments) -> None:
+        from hydrasurgeon.data import open_data
+        from hydrasurgeon.data.batches import batch_size_of
+        from hydrasurgeon.runtime.classifier import as_classifier
+
+        self.arguments = arguments
+        self.streams = arguments.data == "-"
+        self.batch = batch_size_of(arguments.batch_size)
+        self.model: Classifier = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)  # fmt: skip
+        self.names = opened.manifest.model.labels
+        self.samples: Samples | None = None
+        if not self.streams:
+            self.samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
+        self.first, self.last = self._part()
+        self.notes: tuple[str, ...] = (opened.note,) if opened.note else ()
+        if self.model.state is None:
+            self.notes += (f"{opened.name} has no decision state: probabilities are not calibrated, and nothing is set aside; run calibrate",)  # fmt: skip
+        self.identity = {
+            "weights_sha256": opened.manifest.weights_sha256, "recorded": opened.recorded, "data": Path(arguments.data).name,
+            "rows": [self.first, self.last], "batch": self.batch, "dtype": arguments.dtype, "top": arguments.top,
+            "limit": arguments.limit, "seed": arguments.seed, "skip_bad": arguments.skip_bad,
+            "labels": self.names,
+        }  # fmt: skip
+
+    def _part(self) -> tuple[int, int]:
+        """The samples from … to … that are this shard's, cut where batches are."""
+        if self.samples is None:
+            return 0, 0
+        count = len(self.samples)
+        number, shards = map(int, (self.arguments.shard or "1/1").split("/"))
+        batches = -(-count // self.batch)
+        ends = [min(count, self.batch * (batches * at // shards)) for at in (number - 1, number)]
+        return ends[0], ends[1]
+
+    def rows(self, done: int) -> Iterator[list[dict[str, Any]]]:
+        """Rows in the order of the samples, without the `done` first."""
+        if self.samples is not None:
+            yield from self._over(self.samples, self.first + done, self.last)
+            return
+        at = 0
+        for texts in _stdin(self.batch * AHEAD):
+            from hydrasurgeon.data.samples import Rows
+
+            for rows in self._over(Rows("stdin", texts, "text"), 0, len(texts)):
+                yield [{**row, "id": row["id"] + at} for row in rows]
+            at += len(texts)
+
+    def _over(self, samples: Samples, start: int, stop: int) -> Iterator[list[dict[str, Any]]]:
+        from hydrasurgeon.data import Batches, moved
+        from hydrasurgeon.decision.rows import failed_row
+
+        if start >= stop:
+            return
+        run = self.arguments
+        weight = next(self.model.parameters())
+        batches = Batches(
+            samples, self.model.transform, batch_size=self.batch, order=range(start, stop), skip_bad=run.skip_bad
+        )  # fmt: skip
+        failures = iter(batches.skipped)
+        at = start
+        for number, batch in enumerate(batches, 1):
+            answers = dict(zip(batch.index.tolist(), self._answers(moved(batch.inputs, weight.device, weight.dtype), samples, batch.index.tolist()), strict=True))  # fmt: skip
+            # What could not be read before the last sample of this batch has a message each, in order.
+            end = min(stop, start + self.batch * (1 + (max(answers) - start) // self.batch))
+            yield [answers[i] if i in answers else failed_row(samples.name(i), next(failures)) for i in range(at, end)]  # fmt: skip
+            at = end
+            if not self.streams:
+                run.tick(samples.spec, number, len(batches))
+        rest = [failed_row(samples.name(i), next(failures)) for i in range(at, stop)]
+        if rest:
+            yield rest
+
+    def _answers(self, inputs: Any, samples: Samples, index: Sequence[int]) -> list[dict[str, Any]]:
+        from hydrasurgeon.decision.rows import rows_of
+
+        return rows_of(
+            _decided(self.model, inputs), [samples.name(i) for i in index], names=self.names,
+            top=self.arguments.top, members=self.model.members, calibrated=self.model.state is not None,
+        )  # fmt: skip
+
+
+def _decided(model: Classifier, inputs: Any) -> Decided:
+    """By the decision state, or by nothing but the mean of the members' probabilities."""
+    import torch
+
+    from hydrasurgeon.decision.conformal import Conformal
+    from hydrasurgeon.decision.state import OodRule, State, decide
+
+    if model.state is not None:
+        decided = model.decide(inputs)
+    else:
+        plain = State(1.0, None, OodRule("msp", 2.0, 0.5), Conformal("lac", 0.5, -1.0), None)
+        with torch.inference_mode():
+            decided = decide(plain, model(inputs).float().cpu(), None)
+    if not torch.isfinite(decided.probs).all():
+        raise CheckpointError(
+            f"{model.name}: its logits hold NaN or infinity",
+            hint="The model overflows: use --dtype float32, or start from a sound one.",
+        )
+    return decided
+
+
+def _stdin(count: int) -> Iterator[list[str]]:
+    """Lines of stdin, so many at a time."""
+    lines: list[str] = []
+    source: Iterable[str] = sys.stdin
+    for line in source:
+        lines.append(line.rstrip("\n"))
+        if len(lines) == count:
+            yield lines
+            lines = []
+    if lines:
+        yield lines

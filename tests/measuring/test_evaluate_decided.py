@@ -1,0 +1,107 @@
+"""eval with a decision state: its probabilities, its score, its sets; and what overrides them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.measuring import metrics, selective
+from hydrasurgeon.measuring.smooth import smooth_ece
+
+VIT = FAMILIES["timm ViT"]
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> Path:
+    VIT.write(tmp_path / "source")
+    VIT.data(tmp_path, rows=90)
+    noise = np.random.default_rng(1).integers(0, 255, (30, 28, 28, 3), dtype=np.uint8)
+    np.savez(tmp_path / "noise.npz", images=noise)
+    hs.calibrate(tmp_path / "source", data=str(tmp_path / "data.npz"), out=tmp_path / "c.safetensors", ood_score="rmds", coverage=0.6)  # fmt: skip
+    return tmp_path
+
+
+def test_the_state_is_in_use(ready: Path) -> None:
+    data, noise = str(ready / "data.npz"), str(ready / "noise.npz")
+    report = hs.evaluate([ready / "c"], data=data, ood=[f"near:noise={noise}"], predictions=ready / "p.safetensors").report  # fmt: skip
+    (found,) = report.results
+    model = hs.load(ready / "c", device="cpu")
+    assert model.state is not None
+    decided = []
+    for spec in (data, noise):
+        (batch,) = Batches(open_data(spec), model.transform, batch_size=90, workers=0)
+        decided.append(model.decide(batch.inputs))
+    inside, outside = decided
+    labels = torch.from_numpy(open_data(data).labels)
+    assert found.id.nll == pytest.approx(metrics.nll(inside.probs, labels), rel=1e-5)
+    assert found.id.coverage == pytest.approx(selective.set_coverage(inside.sets, labels), abs=0.03)
+    assert found.id.set_size == pytest.approx(selective.set_size(inside.sets), abs=0.03)
+    right = inside.label == labels
+    assert found.id.aurc == pytest.approx(selective.aurc(inside.probability, right), rel=1e-4)
+    assert found.id.smece == pytest.approx(smooth_ece(inside.probability, right), abs=1e-4)
+    expected = metrics.auroc(inside.ood_score, outside.ood_score)
+    assert found.ood[0].auroc == pytest.approx(expected, abs=2e-3)
+    stored = load_file(ready / "p.safetensors")
+    torch.testing.assert_close(stored["scores.rmds"], inside.ood_score, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stored["ood.noise.scores.rmds"], outside.ood_score, rtol=1e-4, atol=1e-4)  # fmt: skip
+
+
+def test_options_override_the_state(ready: Path) -> None:
+    data, ood = str(ready / "data.npz"), [str(ready / "noise.npz")]
+    plain = hs.evaluate([ready / "source"], data=data, ood=ood).report.results[0]
+    left = hs.evaluate([ready / "c"], data=data, ood=ood, no_decision=True).report.results[0]
+    assert left.id == plain.id
+    assert left.ood == plain.ood
+    assert left.id.coverage is None
+    assert "coverage" not in left.model_dump()["id"]
+    given = hs.evaluate([ready / "c"], data=data, ood=ood, temperature=1.0, ood_score="msp").report.results[0]  # fmt: skip
+    assert given.id == plain.id
+    assert given.ood == plain.ood
+    every = hs.evaluate([ready / "c"], data=data, ood=ood, ood_score="all").report.results[0]
+    assert every.ood[0].scores is not None
+    assert set(every.ood[0].scores) == {"msp", "entropy", "energy", "max-logit", "mi", "gen"}
+    two = hs.evaluate([ready / "c"], data=data, ood=ood, ood_score="msp,rmds").report.results[0]
+    assert two.ood[0].scores is not None
+    assert two.ood[0].scores["rmds"] == pytest.approx(every.ood[0].auroc)
+    assert two.ood[0].auroc == pytest.approx(every.ood[0].scores["msp"])
+    pair = hs.evaluate([ready / "c", ready / "source"], data=data, ensemble=True).report.results[0]
+    assert pair.id.coverage is None
+
+
+def test_a_score_that_was_not_fitted(ready: Path) -> None:
+    data = str(ready / "data.npz")
+    for checkpoint, score in (("source", "rmds"), ("c", "mds"), ("c", "msp,knn")):
+        with pytest.raises(UsageError, match="carries no such fit") as caught:
+            hs.evaluate([ready / checkpoint], data=data, ood_score=score)
+        assert "calibrate --ood-score" in str(caught.value.hint)
+    with pytest.raises(UsageError, match=r"--ood-score enrgy.*did you mean energy"):
+        hs.evaluate([ready / "c"], data=data, ood_score="enrgy")
+    with pytest.raises(UsageError, match=r"--ci 1\.5"):
+        hs.evaluate([ready / "c"], data=data, ci=1.5)
+
+
+def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.chdir(ready)
+    line = ["eval", "c", "--data", "data.npz", "--ood", "noise.npz", "--ci", "0.9", "--assert", "id.coverage>=0.1", "--assert", "id.ci.nll.0>=0", "--assert", "id.mis_auroc>=0"]  # fmt: skip
+    assert run([*line, "--json", "-"]) == 0
+    (found,) = json.loads(capfd.readouterr().out)["results"]
+    assert set(found["id"]) == {
+        "accuracy", "brier", "nll", "ece", "aece", "n", "aurc", "augrc", "cov5", "smece", "mis_auroc",
+        "coverage", "set_size", "ci",
+    }  # fmt: skip
+    for name in ("accuracy", "nll", "ece", "aurc", "cov5"):
+        low, high = found["id"]["ci"][name]
+        assert low <= found["id"][name] + 0.05
+        assert high >= found["id"][name] - 0.05
+    assert run(line) == 0
+    assert "covered" in capfd.readouterr().out

@@ -1,0 +1,270 @@
+"""calibrate: what it writes into a checkpoint, that it is whole and hashed, and what surgery does to it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_families import FAMILIES, Family
+from tiny_members import KEPTS, member
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import CheckpointError, DataError, Disagreement, OutputError, UsageError
+from hydrasurgeon.files.decided import PREFIX
+from hydrasurgeon.files.manifest import sidecar
+
+VIT = FAMILIES["timm ViT"]
+ALL = [pytest.param(family, id=name) for name, family in FAMILIES.items()]
+
+
+def images(folder: Path, name: str = "val", rows: int = 120, seed: int = 0, noise: bool = False) -> str:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    truth = np.arange(rows) % 3
+    pixels = rng.integers(0, 100, (rows, 28, 28, 3), dtype=np.uint8)
+    if noise:
+        np.savez(folder / f"{name}.npz", images=rng.integers(0, 255, pixels.shape, dtype=np.uint8))
+        return str(folder / f"{name}.npz")
+    for i, label in enumerate(truth):
+        pixels[i, 9 * label : 9 * label + 9] = 230
+    np.savez(folder / f"{name}.npz", images=pixels, labels=truth.astype(np.int64))
+    return str(folder / f"{name}.npz")
+
+
+def hydra(folder: Path, family: Family = VIT) -> Path:
+    family.write(folder / "source")
+    paths = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    return hs.fuse(paths, out=folder / "hydra.safetensors").path
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A hydra with a decision state."""
+    path = hydra(tmp_path)
+    hs.calibrate(
+        path, data=images(tmp_path), out=tmp_path / "c.safetensors", ood_score="rmds", risk=0.9
+    )
+    return tmp_path / "c.safetensors"
+
+
+def test_what_is_stored_is_whole_and_hashed(made: Path) -> None:
+    opened = open_checkpoint(made)
+    decision = opened.manifest.decision
+    assert decision is not None
+    assert decision.ood.score == "rmds"
+    assert len(decision.ood.members) == 3
+    assert (decision.fitted, decision.certified) == (60, 60)
+    own = [name for name in opened.tensors if name.startswith(PREFIX)]
+    assert own == sorted(f"{PREFIX}{m}.{part}" for m in range(3) for part in ("background", "centre", "factor", "means"))  # fmt: skip
+    opened.digests()
+    checks = hs.verify(made).checks
+    assert all(check.holds is not False for check in checks)
+    # Weights are those of the hydra, bit for bit.
+    plain = open_checkpoint(made.with_name("hydra.safetensors"))
+    for name in plain.tensors:
+        assert np.array_equal(plain.tensors.read(name), opened.tensors.read(name))
+    step = opened.manifest.history[-1]
+    assert step.command == "calibrate"
+    assert step.inputs[0].sha256 == plain.manifest.weights_sha256
+    assert step.args["ood_score"] == "rmds"
+
+
+def test_the_same_arguments_give_the_same_bytes(made: Path) -> None:
+    folder = made.parent
+    again = hs.calibrate(folder / "hydra.safetensors", data=str(folder / "val.npz"), out=folder / "again.safetensors", ood_score="rmds", risk=0.9)  # fmt: skip
+    assert again.path.read_bytes() == made.read_bytes()
+    # Calibrating what is calibrated starts from the plain weights.
+    twice = hs.calibrate(made, data=str(folder / "val.npz"), out=folder / "twice.safetensors", ood_score="rmds", risk=0.9)  # fmt: skip
+    assert [s.command for s in twice.manifest.history].count("calibrate") == 1
+    assert twice.manifest.decision == again.manifest.decision
+    assert twice.manifest.weights_sha256 == again.manifest.weights_sha256
+
+
+def test_files_without_a_state_have_no_trace_of_one(tmp_path: Path) -> None:
+    path = hydra(tmp_path)
+    assert "decision" not in json.loads(sidecar(path).read_text())
+
+
+def test_a_flipped_bit_in_the_state_is_found(made: Path) -> None:
+    content = bytearray(made.read_bytes())
+    opened = open_checkpoint(made)
+    info = opened.tensors[f"{PREFIX}1.means"]
+    content[info.start + 1] ^= 1
+    made.write_bytes(bytes(content))
+    with pytest.raises(Disagreement, match="belongs to other weights"):
+        hs.load(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda d: d["ood"].update(width=31), "needs F32"),
+        (lambda d: d["ood"]["members"].pop(), "2 members"),
+        (lambda d: d["ood"].update(score="msp"), "width and members"),
+        (lambda d: d["ood"].update(score="mds"), "no part of the decision state"),
+        (lambda d: d["ood"].update(score="vim", size=3), "no part of the decision state"),
+        (lambda d: d.update(temperature=0), "greater than 0"),
+        (lambda d: d["conformal"].update(method="raps"), "a penalty belongs to raps"),
+    ],
+)
+def test_a_record_that_disagrees_with_its_tensors(
+    made: Path, change: Callable[[dict[str, object]], None], what: str
+) -> None:
+    content = made.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    manifest = json.loads(header["__metadata__"]["hydrasurgeon"])
+    change(manifest["decision"])
+    header["__metadata__"]["hydrasurgeon"] = json.dumps(manifest)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    made.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    sidecar(made).unlink()
+    with pytest.raises(CheckpointError, match=what):
+        open_checkpoint(made)
+
+
+def test_decide_follows_from_the_files_own_numbers(made: Path) -> None:
+    model = hs.load(made, device="cpu")
+    decision = model.manifest.decision
+    assert decision is not None
+    samples = open_data(str(made.parent / "val.npz"))
+    batch = next(iter(Batches(samples, model.transform, batch_size=40, workers=0)))
+    found = model.decide(batch.inputs)
+    with torch.inference_mode():
+        logits = model(batch.inputs).double()
+    mean = logits.softmax(-1).mean(1)
+    if decision.joint is None:
+        p = (mean.log() / decision.temperature).softmax(-1)
+    else:
+        z = logits.mean(1, keepdim=True)
+        p = ((z + decision.joint.epistemic * (logits - z)) / decision.joint.aleatoric).softmax(-1).mean(1)  # fmt: skip
+    torch.testing.assert_close(found.probs, p)
+    assert torch.equal(found.unfamiliar, found.ood_score > decision.ood.threshold)
+    assert decision.abstain is not None
+    assert torch.equal(found.abstain, p.amax(-1) < decision.abstain.threshold)
+    torch.testing.assert_close(found.sets, 1 - p <= decision.conformal.threshold + 1e-12)
+    with pytest.raises(CheckpointError, match="has no decision state"):
+        hs.load(made.with_name("hydra.safetensors"), device="cpu").decide(batch.inputs)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
+    path = hydra(tmp_path, family)
+    data = family.data(tmp_path, rows=90)
+    for source, score in ((tmp_path / "source", "auto"), (path, "vim")):
+        result = hs.calibrate(source, data=data, out=tmp_path / "c.safetensors", ood_score=score, force=True)  # fmt: skip
+        model = hs.load(result.path, device="cpu")
+        found = model.decide(family.inputs())
+        assert torch.isfinite(found.ood_score).all()
+        torch.testing.assert_close(found.probs.sum(-1), torch.ones(5).double())
+        if score == "auto":
+            assert result.decision.ood.chosen_by == "perturbed"
+            assert "rmds" in result.decision.ood.auroc
+            assert ("mcm" in result.decision.ood.auroc) == (family.name == "OpenCLIP")
+
+
+def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
+    VIT.write(tmp_path / "source")
+    data = images(tmp_path)
+    plain = [member(tmp_path / "source", VIT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    ready = [hs.calibrate(p, data=data, out=tmp_path / f"c{i}.safetensors", ood_score="mds" if i else "msp").path for i, p in enumerate(plain)]  # fmt: skip
+    fused = hs.fuse(ready, out=tmp_path / "from-ready.safetensors")
+    assert len(fused.notes) == 3
+    assert all("decision state is dropped" in note for note in fused.notes)
+    other = hs.fuse(plain, out=tmp_path / "from-plain.safetensors")
+    assert fused.manifest.weights_sha256 == other.manifest.weights_sha256
+    assert fused.manifest.decision is None
+    assert all(check.holds is not False for check in hs.verify(fused.path, parents=tmp_path).checks)
+    # A score written meanwhile read the calibrated weights.
+    hs.score(ready[1], method="random")
+    assert open_checkpoint(ready[1]).manifest.decision is not None
+    cut = hs.prune(ready[1], method="random", remove=1, out=tmp_path / "cut.safetensors")
+    assert any("decision state is dropped" in note for note in cut.notes)
+    assert cut.manifest.decision is None
+    assert not [name for name in open_checkpoint(cut.path).tensors if name.startswith(PREFIX)]
+    assert all(check.holds is not False for check in hs.verify(cut.path).checks)
+    recipe = {"steps": "1"}
+    tuned = hs.finetune(ready[1], data=data, recipe="demo", set=recipe, out=tmp_path / "t.safetensors")  # fmt: skip
+    assert any("decision state is dropped" in note for note in tuned.notes)
+    assert tuned.manifest.decision is None
+    assert all(check.holds is not False for check in hs.verify(tuned.path).checks)
+
+
+def test_auto_takes_foreign_data_where_there_are_any(tmp_path: Path) -> None:
+    VIT.write(tmp_path / "source")
+    found = hs.calibrate(
+        tmp_path / "source", data=images(tmp_path), fit_data=images(tmp_path, "train", seed=5),
+        ood=[images(tmp_path, "noise", noise=True)], out=tmp_path / "c.safetensors",
+    )  # fmt: skip
+    assert found.decision.ood.chosen_by == "ood"
+    ood = found.decision.ood
+    assert ood.auroc[ood.score] == pytest.approx(max(ood.auroc.values()))
+    assert [r.rows for r in found.manifest.history[-1].data] == [120, 120, 120]
+
+
+def test_refusals(tmp_path: Path) -> None:
+    VIT.write(tmp_path / "source")
+    data, source = images(tmp_path), tmp_path / "source"
+    target = {"data": data, "out": tmp_path / "c.safetensors"}
+    with pytest.raises(DataError, match="holds the same samples as --data"):
+        hs.calibrate(source, ood=[data], **target)
+    np.savez(tmp_path / "turned.npz", images=np.load(data)["images"][::-1])
+    with pytest.raises(DataError, match="holds the same samples as --data"):
+        hs.calibrate(source, ood=[str(tmp_path / "turned.npz")], **target)
+    with pytest.raises(DataError, match="cannot promise a risk"):
+        hs.calibrate(source, risk=0.01, ood_score="msp", **target)
+    with pytest.raises(DataError, match="cannot promise a coverage"):
+        hs.calibrate(source, coverage=0.999, ood_score="msp", **target)
+    with pytest.raises(UsageError, match="did you mean rmds"):
+        hs.calibrate(source, ood_score="rdms", **target)
+    with pytest.raises(UsageError, match=r"--coverage 1\.5"):
+        hs.calibrate(source, coverage=1.5, **target)
+    with pytest.raises(UsageError, match="--conformal best"):
+        hs.calibrate(source, conformal="best", **target)
+    with pytest.raises(UsageError, match="is chosen"):
+        hs.calibrate(source, ood=[data], ood_score="msp", **target)
+    with pytest.raises(UsageError, match="timm loads no directory"):
+        hs.calibrate(source, data=data, out=f"{tmp_path}/folder/", ood_score="mds")
+    folder = hs.calibrate(source, data=data, out=f"{tmp_path}/folder/", ood_score="gen")
+    assert open_checkpoint(folder.path).manifest.decision == folder.decision
+    hs.calibrate(source, ood_score="msp", **target)
+    with pytest.raises(OutputError):
+        hs.calibrate(source, ood_score="msp", **target)
+
+
+def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    VIT.write(tmp_path / "source")
+    images(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "calibrate",
+        "source",
+        "--data",
+        "val.npz",
+        "--ood-score",
+        "maha++",
+        "--conformal",
+        "raps",
+        "--risk",
+        "0.9",
+        "-o",
+        "c",
+    ]
+    assert run([*words]) == 0
+    out = capfd.readouterr().out
+    assert "OOD score maha++" in out
+    assert "raps prediction sets" in out
+    assert run(["inspect", "c"]) == 0
+    assert "decision state:" in capfd.readouterr().out
+    assert run([*words, "--force", "--json"]) == 0
+    about = json.loads(capfd.readouterr().out)
+    assert about["decision"]["conformal"]["method"] == "raps"
+    assert run([*words]) == 2

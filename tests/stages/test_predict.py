@@ -1,0 +1,224 @@
+"""predict: rows that follow from the state, in order, the same however they are cut, and gone on with after a kill."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import DataError, OutputError, UsageError
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.stages import predict as stage
+
+VIT, BERT = FAMILIES["timm ViT"], FAMILIES["BERT"]
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> Path:
+    """A calibrated model and its data."""
+    VIT.write(tmp_path / "source")
+    VIT.data(tmp_path, rows=90)
+    hs.calibrate(tmp_path / "source", data=str(tmp_path / "data.npz"), out=tmp_path / "c.safetensors", ood_score="mds", risk=0.9, coverage=0.6)  # fmt: skip
+    return tmp_path
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_are_what_the_model_decides(ready: Path) -> None:
+    done = hs.predict(ready / "c", data=str(ready / "data.npz"), out=ready / "a.jsonl", batch_size=32, top=2)  # fmt: skip
+    model = as_classifier(open_checkpoint(ready / "c"), device="cpu", lean=True)
+    samples = open_data(str(ready / "data.npz"))
+    found = rows(ready / "a.jsonl")
+    assert [row["id"] for row in found] == list(range(90))
+    pairs = []
+    for batch in Batches(samples, model.transform, batch_size=32, workers=0):
+        expected = model.decide(batch.inputs)
+        pairs += [(expected, i, found[at]) for i, at in enumerate(batch.index.tolist())]
+    assert len(pairs) == 90
+    for expected, i, row in pairs:
+        assert list(row) == [
+            "id", "label", "probability", "top", "set", "total", "aleatoric", "epistemic", "ood_score",
+            "unfamiliar", "members_run", "answer",
+        ]  # fmt: skip
+        assert row["label"] == int(expected.label[i])
+        assert row["probability"] == pytest.approx(float(expected.probability[i]), rel=1e-8)
+        assert row["ood_score"] == pytest.approx(float(expected.ood_score[i]), rel=1e-8)
+        assert row["total"] == pytest.approx(float(expected.total[i]), rel=1e-8)
+        assert sorted(row["set"]) == expected.sets[i].nonzero().flatten().tolist()
+        assert row["answer"] == expected.answers()[i]
+        assert row["unfamiliar"] == bool(expected.unfamiliar[i])
+        assert len(row["top"]) == 2
+        assert row["top"][0] == [row["label"], row["probability"]]
+        assert row["members_run"] == 1
+    assert done.rows == 90
+    assert sum(done.answers.values()) == 90
+
+
+def test_shards_joined_are_one_run(ready: Path) -> None:
+    data = str(ready / "data.npz")
+    hs.predict(ready / "c", data=data, out=ready / "all.jsonl", batch_size=16)
+    for shards in (1, 2, 4, 7):
+        parts = b""
+        for i in range(1, shards + 1):
+            out = ready / f"{i}of{shards}.jsonl"
+            hs.predict(ready / "c", data=data, out=out, batch_size=16, shard=f"{i}/{shards}")
+            parts += out.read_bytes()
+        assert parts == (ready / "all.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:  # fmt: skip
+    data = str(ready / "data.npz")
+    hs.predict(ready / "c", data=data, out=ready / "all.jsonl", batch_size=16)
+    decided, calls = stage._decided, []
+
+    def broken(model: Any, inputs: Any) -> Any:
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return decided(model, inputs)
+
+    monkeypatch.setattr(stage, "_decided", broken)
+    with pytest.raises(KeyboardInterrupt):
+        hs.predict(ready / "c", data=data, out=ready / "b.jsonl", batch_size=16)
+    assert not (ready / "b.jsonl").exists()
+    partial = ready / "b.jsonl.partial"
+    with partial.open("ab") as file:  # the line at which the power went
+        file.write(b'{"id": 7, "lab')
+    monkeypatch.setattr(stage, "_decided", decided)
+    with pytest.raises(OutputError, match="other arguments"):
+        hs.predict(ready / "c", data=data, out=ready / "b.jsonl", batch_size=16, top=3)
+    done = hs.predict(ready / "c", data=data, out=ready / "b.jsonl", batch_size=16)
+    assert done.resumed == 16 * stop
+    assert done.rows == 90
+    assert (ready / "b.jsonl").read_bytes() == (ready / "all.jsonl").read_bytes()
+    assert not partial.exists()
+
+
+def test_other_weights_are_not_gone_on_with(ready: Path) -> None:
+    data = str(ready / "data.npz")
+    (ready / "b.jsonl.partial").write_text('{"weights_sha256": "x"}\n')
+    with pytest.raises(OutputError, match="on another checkpoint"):
+        hs.predict(ready / "c", data=data, out=ready / "b.jsonl")
+    assert hs.predict(ready / "c", data=data, out=ready / "b.jsonl", force=True).rows == 90
+
+
+def test_tables_hold_the_same(ready: Path) -> None:
+    data = str(ready / "data.npz")
+    for kind in ("jsonl", "csv", "parquet"):
+        hs.predict(ready / "c", data=data, out=ready / f"a.{kind}")
+    expected = rows(ready / "a.jsonl")
+    table = pq.read_table(ready / "a.parquet").to_pylist()
+    with (ready / "a.csv").open(newline="") as file:
+        text = list(csv.DictReader(file))
+    for row, typed, cells in zip(expected, table, text, strict=True):
+        assert json.loads(typed["set"]) == json.loads(cells["set"]) == row["set"]
+        assert typed["probability"] == float(cells["probability"]) == row["probability"]
+        assert typed["unfamiliar"] is row["unfamiliar"]
+        assert cells["unfamiliar"] == str(row["unfamiliar"]).lower()
+        assert typed["answer"] == cells["answer"] == str(row["answer"])
+        assert typed["error"] is None
+        assert cells["error"] == ""
+
+
+def folder(place: Path, broken: tuple[int, ...] = ()) -> Path:
+    place.mkdir()
+    for i in range(20):
+        Image.fromarray(np.full((28, 28, 3), 12 * i, np.uint8)).save(place / f"{i:02}.png")
+    for i in broken:
+        (place / f"{i:02}.png").write_bytes(b"no image")
+    return place
+
+
+@pytest.mark.parametrize("broken", [(3,), (0, 1, 2, 3), (4, 5, 6, 7, 8), (19,), (16, 17, 18, 19), tuple(range(20))])  # fmt: skip
+def test_what_cannot_be_read_becomes_a_row(ready: Path, broken: tuple[int, ...]) -> None:
+    place = folder(ready / "pictures", broken)
+    with pytest.raises(DataError, match=f"{broken[0]:02}.png"):
+        hs.predict(ready / "c", data=str(place), out=ready / "a.jsonl", batch_size=4)
+    (ready / "a.jsonl.partial").unlink()
+    done = hs.predict(ready / "c", data=str(place), out=ready / "a.jsonl", batch_size=4, skip_bad=True)  # fmt: skip
+    found = rows(ready / "a.jsonl")
+    assert [row["id"] for row in found] == [f"{i:02}.png" for i in range(20)]
+    assert [i for i, row in enumerate(found) if "error" in row] == list(broken)
+    assert all(f"{i:02}.png" in found[i]["error"] for i in broken)
+    assert done.answers.get("error", 0) == len(broken)
+
+
+def test_lines_of_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    BERT.write(tmp_path / "source")
+    data = BERT.data(tmp_path, rows=90)
+    hs.calibrate(tmp_path / "source", data=data, out=tmp_path / "c.safetensors", ood_score="gen")
+    texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{text}\n" for text in texts)))
+    capfd.readouterr()
+    assert run(["predict", str(tmp_path / "c"), "--data", "-", "--batch-size", "2", "--quiet"]) == 0
+    found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    hs.predict(tmp_path / "c", data=data, out=tmp_path / "a.jsonl", batch_size=2)
+    assert found == rows(tmp_path / "a.jsonl")
+    assert len(found) == 90
+
+
+def test_labels_by_name(tmp_path: Path) -> None:
+    from hydrasurgeon.checkpoints.reading import rewritten
+    from hydrasurgeon.checkpoints.writing import save
+    from hydrasurgeon.stages.calibrate import _kept
+
+    VIT.write(tmp_path / "source")
+    data = VIT.data(tmp_path, rows=90)
+    hs.calibrate(tmp_path / "source", data=data, out=tmp_path / "c.safetensors", ood_score="msp")
+    opened = open_checkpoint(tmp_path / "c")
+    named = opened.manifest.model.model_copy(update={"labels": ("low", "middle", "high")})
+    digests = opened.digests()
+    save(tmp_path / "n.safetensors", [_kept(opened, n, digests) for n in opened.tensors], lambda sha256: rewritten(opened.manifest, model=named.model_dump(), weights_sha256=sha256))  # fmt: skip
+    hs.predict(tmp_path / "c", data=data, out=tmp_path / "c.jsonl")
+    hs.predict(tmp_path / "n", data=data, out=tmp_path / "n.jsonl")
+    names = ("low", "middle", "high")
+    for plain, called in zip(rows(tmp_path / "c.jsonl"), rows(tmp_path / "n.jsonl"), strict=True):
+        assert called["label"] == names[plain["label"]]
+        assert called["set"] == [names[k] for k in plain["set"]]
+        assert [pair[0] for pair in called["top"]] == [names[pair[0]] for pair in plain["top"]]
+
+
+def test_without_a_state(ready: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = hs.predict(ready / "source", data=str(ready / "data.npz"), out=ready / "a.jsonl")
+    assert any("no decision state" in note for note in done.notes)
+    model = hs.load(ready / "source", device="cpu")
+    (batch,) = Batches(open_data(str(ready / "data.npz")), model.transform, batch_size=90, workers=0)  # fmt: skip
+    p = model.predict(batch.inputs)
+    for i, row in enumerate(rows(ready / "a.jsonl")):
+        assert row["probability"] == pytest.approx(float(p[i].max()), rel=1e-5)
+        assert (row["set"], row["ood_score"], row["unfamiliar"]) == (None, None, None)
+        assert row["answer"] == row["label"] == int(p[i].argmax())
+    assert run(["predict", str(ready / "source"), "--data", str(ready / "data.npz")]) == 0
+    shown = capfd.readouterr()
+    assert [json.loads(line) for line in shown.out.splitlines()] == rows(ready / "a.jsonl")
+    assert "no decision state" in " ".join(shown.err.split())
+
+
+def test_refusals(ready: Path) -> None:
+    data = str(ready / "data.npz")
+    with pytest.raises(UsageError, match=r"must end in \.jsonl"):
+        hs.predict(ready / "c", data=data, out=ready / "a.txt")
+    for shard in ("0/2", "3/2", "1", "a/b"):
+        with pytest.raises(UsageError, match="--shard"):
+            hs.predict(ready / "c", data=data, shard=shard)
+    with pytest.raises(UsageError, match="how many lines"):
+        hs.predict(ready / "c", data="-", limit=3)
+    hs.predict(ready / "c", data=data, out=ready / "a.jsonl")
+    with pytest.raises(OutputError, match="already exists"):
+        hs.predict(ready / "c", data=data, out=ready / "a.jsonl")
+    assert run(["predict", str(ready / "c"), "--data", data, "--json"]) == 2
