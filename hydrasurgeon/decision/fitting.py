@@ -8,7 +8,7 @@ cross-fitted: each half is measured with what the other half gave.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.probabilities import Labels, Logits, Probs, mean_probs, nll
+from hydrasurgeon.decision.probabilities import Labels, mean_probs, nll
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import (
     FITTED,
@@ -83,14 +83,14 @@ class Fitted:
 
 
 def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two disjoint halves of the rows, drawn at random."""
+    """Two disjoint halves of the rows, drawn at random and in no order: a part of one is as random."""
     if count < FEWEST:
         raise DataError(
             f"{count} validation samples: half of them fits and half certifies, which takes at least {FEWEST}",
             hint="Give more --data.",
         )
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return order[: count // 2].sort().values, order[count // 2 :].sort().values
+    return order[: count // 2], order[count // 2 :]
 
 
 def fit_state(
@@ -165,29 +165,36 @@ def _gathered(
 
 
 def _calibration(
-    first: Outputs, second: Outputs
+    fitting: Outputs, certifying: Outputs
 ) -> tuple[float, Joint | None, dict[str, float], dict[str, float]]:
-    """Temperature and, where it is better on data that it was not fitted to, the joint calibration."""
-    several = first.logits.shape[1] > 1
-    assert first.labels is not None
-    assert second.labels is not None
-    temperatures = [
-        fit_temperature(mean_probs(half.logits), _labels(half)) for half in (first, second)
-    ]
-    joints = [fit_joint(half.logits, _labels(half)) for half in (first, second)] if several else []
+    """Temperature, the joint calibration where it is better, and the NLL before and after, cross-fitted.
 
-    def crossed(probs: Callable[[int, Logits], Probs]) -> float:
-        """What each half gave, measured on the other."""
-        pairs = ((0, second), (1, first))
-        total = sum(nll(probs(i, other.logits), _labels(other)) * len(other.logits) for i, other in pairs)  # fmt: skip
-        return total / (len(first.logits) + len(second.logits))
+    Which is better is told by the fitting half alone, cut in two: the other half has no say in what is certified on it.
+    """
+    cut = len(fitting.logits) // 2
+    quarters = fitting.at(torch.arange(cut)), fitting.at(torch.arange(cut, len(fitting.logits)))
+    inner, outer = _crossed(*quarters), _crossed(fitting, certifying)
+    temperature = fit_temperature(mean_probs(fitting.logits), _labels(fitting))
+    joint = None
+    if "joint" in inner and inner["joint"] < inner["temperature"]:
+        joint = fit_joint(fitting.logits, _labels(fitting))
+    return temperature, joint, {"nll": outer.pop("before")}, outer
 
-    before = {"nll": crossed(lambda _, logits: mean_probs(logits))}
-    after = {"temperature": crossed(lambda i, logits: mean_probs(logits, temperatures[i]))}
-    if several:
-        after["joint"] = crossed(lambda i, logits: joints[i](logits))
-    better = several and after["joint"] < after["temperature"]
-    return temperatures[0], joints[0] if better else None, before, after
+
+def _crossed(first: Outputs, second: Outputs) -> dict[str, float]:
+    """NLL `before`, and of each part with what the other one gave: by `temperature` and, of an ensemble, `joint`."""
+    totals = {"before": 0.0, "temperature": 0.0}
+    for here, there in ((first, second), (second, first)):
+        count, truth = len(there.logits), _labels(there)
+        heat = fit_temperature(mean_probs(here.logits), _labels(here))
+        totals["before"] += count * nll(mean_probs(there.logits), truth)
+        totals["temperature"] += count * nll(mean_probs(there.logits, heat), truth)
+        if there.logits.shape[1] > 1:
+            joint = fit_joint(here.logits, _labels(here))
+            totals["joint"] = totals.get("joint", 0.0) + count * nll(joint(there.logits), truth)
+    return {
+        name: total / (len(first.logits) + len(second.logits)) for name, total in totals.items()
+    }
 
 
 def _labels(outputs: Outputs) -> Labels:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import (
     Cost,
     Diversity,
@@ -22,42 +22,9 @@ from hydrasurgeon.measuring.sets import LabelledSet, parse_ood, parse_shift
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hydrasurgeon.decision.conformal import Conformal
-    from hydrasurgeon.decision.temperature import Joint
     from hydrasurgeon.measuring.predictions import Predictions
 
-__all__ = ["Reading", "inside", "over_sets", "rehearsed", "result"]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How predictions are read: which probabilities they make, and which scores tell the foreign."""
-
-    temperature: float = 1.0
-    joint: Joint | None = None
-    """Instead of the temperature."""
-    ood_scores: tuple[str, ...] = ("msp",)
-    """The first is the one in use."""
-    score_temperature: float | None = None
-    """Of the logits that OOD scores are functions of; None: that of the probabilities."""
-    conformal: Conformal | None = None
-    ci: float | None = None
-    """The level of bootstrap intervals."""
-    seed: int = 0
-
-    def probs(self, logits: Tensor) -> Tensor:
-        from hydrasurgeon.decision.temperature import calibrated
-
-        return calibrated(logits, self.temperature, self.joint)
-
-    def foreign(self, kind: str, logits: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
-        """How foreign samples look by one score: one that was computed with the logits, or a function of them."""
-        from hydrasurgeon.measuring import metrics
-
-        if kind in stored:
-            return stored[kind]
-        at = self.temperature if self.score_temperature is None else self.score_temperature
-        return metrics.ood_score(logits, kind, at)
+__all__ = ["inside", "over_sets", "rehearsed", "result"]
 
 
 def result(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,15 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
+from hydrasurgeon.measuring.reading import (
+    Reading,
+    fitted_among,
+    ood_scores,
+    reading_of,
+    rehearsal,
+)
 from hydrasurgeon.measuring.report import Report, Result
-from hydrasurgeon.measuring.results import Reading, inside, over_sets, rehearsed, result
+from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
 from hydrasurgeon.measuring.sets import (
     DataSets,
     LabelledSet,
@@ -35,6 +42,7 @@ from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 if TYPE_CHECKING:
     from hydrasurgeon.decision.scores.fitted import EnsembleScore
     from hydrasurgeon.decision.state import State
+    from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.measuring.timing import SideBySide
 
 __all__ = ["Evaluation", "evaluate"]
@@ -149,7 +157,13 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     if assertions:
         jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
         expected = [
-            rehearsed(_name(job), labelled, arguments.ood, arguments.shift, _rehearsal(job, arguments))
+            rehearsed(
+                _name(job), labelled, arguments.ood, arguments.shift,
+                rehearsal(
+                    _decision(job, arguments), arguments.ood_score,
+                    tempered=arguments.temperature is not None, ci=arguments.ci,
+                ),
+            )
             for job in jobs
         ]  # fmt: skip
         check_paths(assertions, [*expected, *computed])
@@ -265,8 +279,13 @@ def _measured(
         models = [how.load(checkpoint) for checkpoint in job]
         state = _state(models, arguments)
         kinds = ood_scores(arguments.ood_score, state, _name(job))
-        predicted, val_logits = _run(job, models, sets, how, timed, fitted=_stored(state, kinds))
-        reading = _reading(state, kinds, arguments, lambda v=val_logits: _fitted(temperature, v))
+        predicted, val_logits = _run(
+            job, models, sets, how, timed, fitted=fitted_among(state, kinds)
+        )
+        heat = None
+        if arguments.temperature is not None:
+            heat = partial(_fitted, temperature, val_logits)
+        reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
         row = result(predicted, reading=reading)
         if further:
             rest = [s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading)) for s in further]  # fmt: skip
@@ -332,66 +351,9 @@ def _state(models: Sequence[Any], arguments: EvaluateArguments) -> State | None:
     return state
 
 
-def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
-    """The scores that were asked for, the one in use first."""
-    from hydrasurgeon.decision.scores.fitted import FITTED
-    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-
-    own = None if state is None else state.ood.kind
-    if wanted is None:
-        return (own or "msp",)
-    kinds = wanted.split(",")
-    if wanted == "all":
-        kinds = [own or "msp", *ON_LOGITS]
-    for kind in kinds:
-        if kind in FITTED and kind != own:
-            raise UsageError(
-                f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
-                hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",
-            )
-    return tuple(dict.fromkeys(kinds))
-
-
-def _stored(state: State | None, kinds: Sequence[str]) -> EnsembleScore | None:
-    """The fitted score that must be computed with the logits."""
-    if state is None or state.ood.fitted is None or state.ood.kind not in kinds:
-        return None
-    return state.ood.fitted
-
-
-def _reading(
-    state: State | None,
-    kinds: tuple[str, ...],
-    arguments: EvaluateArguments,
-    temperature: Callable[[], float],
-) -> Reading:
-    """By the decision state, where no option says otherwise."""
-    about = {"ood_scores": kinds, "ci": arguments.ci, "seed": arguments.seed}
-    if state is None or arguments.temperature is not None:
-        return Reading(temperature(), **about)  # type: ignore[arg-type]
-    return Reading(
-        state.temperature,
-        state.joint,
-        score_temperature=1.0,
-        conformal=state.conformal,
-        **about,  # type: ignore[arg-type]
-    )
-
-
-def _rehearsal(job: Sequence[Checkpoint], arguments: EvaluateArguments) -> Reading:
-    """What the report of a job will hold."""
-    from hydrasurgeon.decision.conformal import Conformal
-    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-
-    decision = job[0].manifest.decision if len(job) == 1 and not arguments.no_decision else None
-    used = "msp" if decision is None else decision.ood.score
-    wanted = arguments.ood_score or used
-    kinds = [used, *ON_LOGITS] if wanted == "all" else wanted.split(",")
-    decided = decision is not None and arguments.temperature is None
-    return Reading(
-        ood_scores=tuple(dict.fromkeys(kinds)), ci=arguments.ci,
-        conformal=Conformal("lac", 0.5, 0.5) if decided else None,
-    )  # fmt: skip
+def _decision(job: Sequence[Checkpoint], arguments: EvaluateArguments) -> Decision | None:
+    """The record of that state."""
+    return job[0].manifest.decision if len(job) == 1 and not arguments.no_decision else None
 
 
 def _fitted(fixed: float | None, val: Any) -> float:

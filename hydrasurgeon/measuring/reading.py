@@ -1,0 +1,108 @@
+"""How predictions are read: by a decision state, by options, or by both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydrasurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hydrasurgeon.decision.conformal import Conformal
+    from hydrasurgeon.decision.scores.fitted import EnsembleScore
+    from hydrasurgeon.decision.state import State
+    from hydrasurgeon.decision.temperature import Joint
+    from hydrasurgeon.files.decided import Decision
+
+__all__ = ["Reading", "fitted_among", "ood_scores", "reading_of", "rehearsal"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How predictions are read: which probabilities they make, and which scores tell the foreign."""
+
+    temperature: float = 1.0
+    joint: Joint | None = None
+    """Instead of the temperature."""
+    ood_scores: tuple[str, ...] = ("msp",)
+    """The first is the one in use."""
+    score_temperature: float | None = None
+    """Of the logits that OOD scores are functions of; None: that of the probabilities."""
+    conformal: Conformal | None = None
+    ci: float | None = None
+    """The level of bootstrap intervals."""
+    seed: int = 0
+
+    def probs(self, logits: Tensor) -> Tensor:
+        from hydrasurgeon.decision.temperature import calibrated
+
+        return calibrated(logits, self.temperature, self.joint)
+
+    def foreign(self, kind: str, logits: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
+        """How foreign samples look by one score: one that was computed with the logits, or a function of them."""
+        from hydrasurgeon.measuring import metrics
+
+        if kind in stored:
+            return stored[kind]
+        at = self.temperature if self.score_temperature is None else self.score_temperature
+        return metrics.ood_score(logits, kind, at)
+
+
+def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
+    """The scores that were asked for, the one in use first."""
+    from hydrasurgeon.decision.scores.fitted import FITTED
+    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+
+    own = None if state is None else state.ood.kind
+    if wanted is None:
+        return (own or "msp",)
+    kinds = wanted.split(",")
+    if wanted == "all":
+        kinds = [own or "msp", *ON_LOGITS]
+    for kind in kinds:
+        if kind in FITTED and kind != own:
+            raise UsageError(
+                f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
+                hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",
+            )
+    return tuple(dict.fromkeys(kinds))
+
+
+def fitted_among(state: State | None, kinds: Sequence[str]) -> EnsembleScore | None:
+    """The fitted score that must be computed with the logits."""
+    if state is None or state.ood.fitted is None or state.ood.kind not in kinds:
+        return None
+    return state.ood.fitted
+
+
+def reading_of(
+    state: State | None,
+    kinds: tuple[str, ...],
+    *,
+    temperature: Callable[[], float] | None,
+    ci: float | None,
+    seed: int,
+) -> Reading:
+    """By the decision state, unless there is none or a temperature is asked for."""
+    if state is None or temperature is not None:
+        heat = 1.0 if temperature is None else temperature()
+        return Reading(heat, ood_scores=kinds, ci=ci, seed=seed)
+    return Reading(
+        state.temperature, state.joint, kinds, score_temperature=1.0, conformal=state.conformal, ci=ci, seed=seed
+    )  # fmt: skip
+
+
+def rehearsal(
+    decision: Decision | None, wanted: str | None, *, tempered: bool, ci: float | None
+) -> Reading:
+    """A reading whose results have the keys of the real one's."""
+    from hydrasurgeon.decision.conformal import Conformal
+    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+
+    used = "msp" if decision is None else decision.ood.score
+    kinds = [used, *ON_LOGITS] if wanted == "all" else (wanted or used).split(",")
+    sets = Conformal("lac", 0.5, 0.5) if decision is not None and not tempered else None
+    return Reading(ood_scores=tuple(dict.fromkeys(kinds)), ci=ci, conformal=sets)
