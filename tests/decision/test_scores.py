@@ -18,6 +18,7 @@ from hydrasurgeon.decision.scores.moments import Accumulator
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.subspace import principal
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import STORED
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -306,5 +307,12 @@ def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
 def test_statistics_of_a_thousand_classes_are_small() -> None:
     classes, width = 1000, 768
     shapes = {"centre": width, "factor": width * width, "means": classes * width, "background": width * width}  # fmt: skip
-    stored = {kind: sum(4 * shapes[name] for name in FITTED[kind].stores) for kind in ("mds", "rmds", "maha++")}  # fmt: skip
+    stored = {kind: sum(4 * shapes[name] for name in STORED[kind]) for kind in ("mds", "rmds", "maha++")}  # fmt: skip
     assert max(stored.values()) <= 8_000_000
+
+
+@pytest.mark.parametrize("kind", FITTED)
+def test_a_fit_holds_what_the_record_says(kind: str, data: Data) -> None:
+    assert set(STORED) == set(FITTED)
+    state, _ = FITTED[kind].fit(data.evidence())
+    assert set(state) == set(STORED[kind])

@@ -40,22 +40,21 @@ class FittedScore:
 
     fit: Callable[[Evidence], tuple[State, list[str]]]
     score: Callable[[State, Tensor, Tensor], Scores]
-    stores: tuple[str, ...]
-    zero_shot: bool | None = None
-    """Whether it is for zero-shot classifiers alone (True)."""
+    zero_shot: bool = False
+    """Whether it is for zero-shot classifiers alone."""
 
 
 FITTED: dict[str, FittedScore] = {
-    "mds": FittedScore(fit_mds, score_mds, ("centre", "factor", "means")),
-    "rmds": FittedScore(fit_rmds, score_rmds, ("centre", "factor", "means", "background")),
-    "maha++": FittedScore(fit_directions, score_directions, ("centre", "factor", "means")),
-    "vim": FittedScore(fit_vim, score_vim, ("origin", "rest", "alpha")),
-    "residual": FittedScore(fit_residual, score_residual, ("origin", "rest")),
-    "knn": FittedScore(fit_knn, score_knn, ("bank",)),
-    "nci": FittedScore(fit_nci, score_nci, ("mean", "weight")),
-    "mcm": FittedScore(fit_mcm, score_mcm, ("classes",), zero_shot=True),
+    "mds": FittedScore(fit_mds, score_mds),
+    "rmds": FittedScore(fit_rmds, score_rmds),
+    "maha++": FittedScore(fit_directions, score_directions),
+    "vim": FittedScore(fit_vim, score_vim),
+    "residual": FittedScore(fit_residual, score_residual),
+    "knn": FittedScore(fit_knn, score_knn),
+    "nci": FittedScore(fit_nci, score_nci),
+    "mcm": FittedScore(fit_mcm, score_mcm, zero_shot=True),
 }
-"""score → how it is fitted and computed; each formula stands in its own module."""
+"""score → how it is fitted and computed; each formula stands in its own module, what it stores in `files/decided.py`."""
 
 
 def check_score(kind: str, among: Sequence[str] = (*ON_LOGITS, *FITTED)) -> None:
