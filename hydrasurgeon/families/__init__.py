@@ -31,7 +31,10 @@ __all__ = [
 # Under each name the families that share it, the general one first: the later ones are asked before it.
 FAMILIES = {
     "timm": ("hydrasurgeon.families.timm_vit.family:TimmViT",),
-    "transformers": ("hydrasurgeon.families.hf_encoder.family:HFEncoder",),
+    "transformers": (
+        "hydrasurgeon.families.hf_encoder.family:HFEncoder",
+        "hydrasurgeon.families.modernbert.family:ModernBert",
+    ),
     "open_clip": ("hydrasurgeon.families.open_clip.family:OpenCLIP",),
 }
 

@@ -54,11 +54,9 @@ def hydra(
 
 def remade(old: Any) -> Any:
     """A runtime over the same members, which looks afresh at what they share."""
-    from hydrasurgeon.families import family_named
     from hydrasurgeon.runtime.hydra import Hydra
 
-    family = family_named("transformers" if hasattr(old.members[0], "kind") else "timm")
-    return Hydra(list(old.members), family.anatomy)
+    return Hydra(list(old.members), old._anatomy)
 
 
 @torch.no_grad()

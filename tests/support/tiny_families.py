@@ -124,6 +124,14 @@ def hf(name: str, tower: str, cls: str, **config: Any) -> Family:
     return Family(name, tower, write, stock)
 
 
+def modernbert(name: str, **config: Any) -> Family:
+    """A global layer and two local ones, whose windows are smaller than the texts."""
+    return hf(
+        name, "text", "ModernBertForSequenceClassification", local_attention=4, reference_compile=False,
+        bos_token_id=0, cls_token_id=0, eos_token_id=2, sep_token_id=2, **config,
+    )  # fmt: skip
+
+
 def write_timm(folder: Path) -> None:
     import json
 
@@ -218,6 +226,8 @@ FAMILIES = {
         ),
         hf("ELECTRA", "text", "ElectraForSequenceClassification", embedding_size=16),
         hf("MPNet", "text", "MPNetForSequenceClassification"),
+        modernbert("ModernBERT"),
+        modernbert("ModernBERT pooling by mean", classifier_pooling="mean", attention_bias=True, norm_bias=True),
         hf("ViT", "vision", "ViTForImageClassification"),
         hf("DeiT", "vision", "DeiTForImageClassification"),
         hf("DeiT distilled", "vision", "DeiTForImageClassificationWithTeacher"),

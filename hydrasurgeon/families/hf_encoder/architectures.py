@@ -18,7 +18,6 @@ from hydrasurgeon.families.hf_encoder.configs import (
     MPNetConfig,
     TextEncoder,
     TypedTextEncoder,
-    config_of,
 )
 from hydrasurgeon.families.settings import pair, patches
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, shapes_of
@@ -113,10 +112,9 @@ def kind_of(config: Encoder) -> Kind:
     return KINDS[config.model_type]
 
 
-def class_name(model: Model) -> str:
+def class_name(kind: Kind, model: Model) -> str:
     """The table's own spelling of a model's class: the only one that may reach code or an attribute's name."""
-    classes = kind_of(config_of(model)).classes
-    return classes[classes.index(model.arch)]
+    return kind.classes[kind.classes.index(model.arch)]
 
 
 def has_pooler(config: Encoder) -> bool:

@@ -31,7 +31,7 @@ from hydrasurgeon.families.settings import (
 from hydrasurgeon.files.manifest import Model
 
 __all__ = [
-    "CONFIGS", "Dinov2Config", "ElectraConfig", "Encoder", "Facts", "ImageEncoder", "MPNetConfig", "TextEncoder",
+    "CONFIGS", "Activation", "Dinov2Config", "ElectraConfig", "Encoder", "Facts", "ImageEncoder", "MPNetConfig", "Spread", "TextEncoder", "Token",
     "TypedTextEncoder", "config_of", "stock_config",
 ]  # fmt: skip
 
@@ -218,21 +218,25 @@ CONFIGS: dict[str, type[Encoder]] = {
 }
 
 
-def stock_config(raw: Mapping[str, Any], where: str) -> Encoder:
+def stock_config(
+    raw: Mapping[str, Any], where: str, records: Mapping[str, type[Encoder]] = CONFIGS
+) -> Encoder:
     """The record of a config.json as transformers and its users write it: what it does not know is left out."""
-    record = CONFIGS[raw["model_type"]]
+    record = records[raw["model_type"]]
     # null stands for the default, except where it says that there is none.
     said = {key: value for key, value in known(record, raw).items() if value is not None or key == "pad_token_id"}  # fmt: skip
     return parse(record, said, where)
 
 
-def config_of(model: Model, where: str = "model.config") -> Encoder:
+def config_of(
+    model: Model, where: str = "model.config", records: Mapping[str, type[Encoder]] = CONFIGS
+) -> Encoder:
     """The record of a manifest's config; ManifestError where it is none."""
     kind = model.config.get("model_type")
-    if not isinstance(kind, str) or kind not in CONFIGS:
+    if not isinstance(kind, str) or kind not in records:
         raise ManifestError(
             f"{where}: model_type: {str(kind)[:60]!r} is not supported",
             hint=f"Supported model types: {', '.join(CONFIGS)}.",
         )
     said = {key: value for key, value in model.config.items() if key not in INERT}
-    return parse(CONFIGS[kind], said, where, error=ManifestError)
+    return parse(records[kind], said, where, error=ManifestError)

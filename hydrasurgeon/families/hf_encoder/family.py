@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.resources import files as package_files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import (
@@ -17,18 +17,17 @@ from hydrasurgeon.errors import (
     SurgeryError,
     UsageError,
 )
+from hydrasurgeon.families import families
 from hydrasurgeon.families.base import Bare, Family, Identified, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
     Kind,
     canonical,
     class_name,
-    has_pooler,
-    kind_of,
-    tensor_shapes,
     weights,
 )
 from hydrasurgeon.families.hf_encoder.configs import (
+    CONFIGS,
     Encoder,
     Facts,
     ImageEncoder,
@@ -50,6 +49,7 @@ from hydrasurgeon.families.hf_encoder.tokenizer import (
     load_tokenizer,
 )
 from hydrasurgeon.families.settings import Images, Texts, agree, known, parse
+from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
-__all__ = ["HFEncoder", "check_config"]
+__all__ = ["HFEncoder"]
 
-SUPPORTED = f"Supported model types: {', '.join(KINDS)}."
 CLIP = "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
 ATTENTION_DROPOUT = ("attention.self.dropout", "attention.attn.dropout")
@@ -83,6 +82,10 @@ class HFEncoder(Family):
     layout = ("config.json", "modeling_hydrasurgeon.py")
     needs_config = True
     refuses_by_config = True
+    records: ClassVar[Mapping[str, type[Encoder]]] = CONFIGS
+    """What config.json says, by model type."""
+    kinds: ClassVar[Mapping[str, Kind]] = KINDS
+    """What tensors are called, by model type."""
 
     def identify(self, bare: Bare) -> Identified:
         tensors, arch, config = bare.tensors, bare.asked, bare.config
@@ -94,14 +97,21 @@ class HFEncoder(Family):
             )
         if config is None:
             raise CheckpointError(f"{where}: has no config.json")
-        facts, read = check_config(config, where)
+        self.check_config(config, where)
+        facts = parse(Facts, known(Facts, config), f"{where}: config.json")
+        read = stock_config(config, f"{where}: config.json", self.records)
         check_tokenizer(files, where)
         check_processor(files, where)
-        kind = kind_of(read)
+        kind = self.kinds[read.model_type]
         names = canonical(kind, tensors)
         named = (facts.architectures or kind.classes)[0]
         classes = _classes(kind, names, tensors, where) if named in kind.classes else 0
-        if has_pooler(read) and not classes and f"{kind.prefix}.pooler.dense.weight" not in names:
+        if (
+            kind.pooler
+            and read.add_pooling_layer
+            and not classes
+            and f"{kind.prefix}.pooler.dense.weight" not in names
+        ):
             # A new classifier brings a new pooler with it.
             read = read.model_copy(update={"add_pooling_layer": False})
         model = Model(
@@ -112,16 +122,17 @@ class HFEncoder(Family):
             labels=_labels(facts, classes),
             preprocess=preprocess(read, files, where),
         )
-        return Identified(model, _note(model, named, names, files, where))
+        return Identified(model, self._note(model, named, names, files, where))
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
-        config = config_of(model, f"{where}: model.config")
-        if model.arch not in kind_of(config).classes:
+        config = self.config(model, f"{where}: model.config")
+        classes = self.kinds[config.model_type].classes
+        if model.arch not in classes:
             raise ManifestError(
                 f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}",
-                hint=f"Known: {', '.join(kind_of(config).classes)}.",
+                hint=f"Known: {', '.join(classes)}.",
             )
-        agree(model, towers, _towers(config), where)
+        agree(model, towers, self.towers(model), where)
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
             check_size(config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)  # fmt: skip
@@ -134,8 +145,19 @@ class HFEncoder(Family):
     def recognises(self, bare: Bare) -> bool:
         return bare.config is not None and "model_type" in bare.config
 
+    def covers(self, model: Model) -> bool:
+        kind = model.config.get("model_type")
+        return isinstance(kind, str) and kind in self.kinds
+
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
-        check_config(config, where)
+        _check_type(config, where, self.kinds)
+
+    def config(self, model: Model, where: str = "model.config") -> Encoder:
+        """The record of a manifest's config."""
+        return config_of(model, where, self.records)
+
+    def kind(self, model: Model) -> Kind:
+        return self.kinds[self.config(model).model_type]
 
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
         return companions(present)
@@ -151,16 +173,18 @@ class HFEncoder(Family):
         check_processor(files, where)
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        config = config_of(model)
-        known = canonical(kind_of(config), stored)
-        ours = tensor_shapes(config, model.arch, model.num_classes)
+        known = canonical(self.kind(model), stored)
+        ours = by_name(self.weights(model))
         return {name: where for name, where in known.items() if name in ours}
 
     def towers(self, model: Model) -> dict[str, Tower]:
-        return _towers(config_of(model))
+        config = self.config(model)
+        dim, heads = config.hidden_size, config.num_attention_heads
+        tower = Tower(layers=config.num_hidden_layers, heads=heads, head_dim=dim // heads, dim=dim)
+        return {self.kinds[config.model_type].tower: tower}
 
     def weights(self, model: Model) -> Iterator[Weight]:
-        return weights(config_of(model), model.arch, model.num_classes)
+        return weights(self.config(model), model.arch, model.num_classes)
 
     def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
         config = {key: value for key, value in model.config.items() if key != "add_pooling_layer"}
@@ -168,7 +192,7 @@ class HFEncoder(Family):
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
-        config, heads = hf_config(model), self._heads(manifest)
+        config, heads = self._written(model), self._heads(manifest)
         found = {}
         if heads is not None:
             name = "HydraModel" if manifest.kind == "hydra" else "PrunedModel"
@@ -176,7 +200,7 @@ class HFEncoder(Family):
                 "hydrasurgeon": heads,
                 "auto_map": {_auto(model): f"modeling_hydrasurgeon.{name}"},
             }
-            found["modeling_hydrasurgeon.py"] = _modelling(model)
+            found["modeling_hydrasurgeon.py"] = _modelling(class_name(self.kind(model), model))
         found["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
             found["preprocessor_config.json"] = (
@@ -190,6 +214,42 @@ class HFEncoder(Family):
         trust = ", trust_remote_code=True" if self._heads(manifest) else ""
         code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust)
         return Usage(library="transformers", task=task, code=code)
+
+    def _written(self, model: Model) -> dict[str, Any]:
+        """config.json of the unpruned classification model."""
+        labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.num_classes))
+        return {
+            **{
+                key: value
+                for key, value in self.config(model).written().items()
+                if key != "add_pooling_layer"
+            },
+            "architectures": [model.arch],
+            "id2label": {str(i): label for i, label in enumerate(labels)},
+            "label2id": {label: i for i, label in enumerate(labels)},
+            "problem_type": "single_label_classification",
+        }
+
+    def _note(
+        self,
+        model: Model,
+        named: str,
+        names: Mapping[str, str],
+        files: Mapping[str, str],
+        where: str,
+    ) -> str | None:
+        """What the user should know about how the file was read."""
+        notes = []
+        config = self.config(model)
+        if not model.num_classes:
+            notes.append(f"{named} has no classifier: `finetune` on labelled data gives it one")
+        ours = by_name(self.weights(model))
+        extra = sorted(name for name in names if name not in ours and not name.endswith("_ids"))
+        if extra:
+            notes.append(f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)")  # fmt: skip
+        if isinstance(config, ImageEncoder) and PREPROCESSOR not in files:
+            notes.append(f"no {PREPROCESSOR}: {config.model_type}'s usual preprocessing is assumed")
+        return f"{where}: {'; '.join(notes)}" if notes else None
 
     def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
         """What the generated modelling file must know; None where stock transformers builds the model."""
@@ -213,7 +273,7 @@ class HFEncoder(Family):
     ) -> nn.Module:
         from hydrasurgeon.families.hf_encoder.modules import Encoder
 
-        return Encoder.build(model, kept[kind_of(config_of(model)).tower], fresh=fresh)
+        return Encoder.build(model, kept[self.kind(model).tower], fresh=fresh)
 
     def anatomy(self, module: nn.Module) -> Anatomy:
         from hydrasurgeon.families.hf_encoder.modules import Encoder, anatomy
@@ -228,7 +288,7 @@ class HFEncoder(Family):
         *,
         files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
-        config = config_of(model)
+        config = self.config(model)
         if isinstance(config, TextEncoder):
             from hydrasurgeon.data.texts import Tokenize
 
@@ -246,28 +306,12 @@ class HFEncoder(Family):
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
         import torch
 
-        config = config_of(model)
+        config = self.config(model)
         if not isinstance(config, TextEncoder):
             return super().example(model, batch, device=device, dtype=dtype)
         shape = (batch, min(128, int(model.preprocess["max_length"])))
         ids = torch.randint(0, config.vocab_size, shape, device=device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def hf_config(model: Model) -> dict[str, Any]:
-    """config.json of the unpruned classification model."""
-    labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.num_classes))
-    return {
-        **{
-            key: value
-            for key, value in config_of(model).written().items()
-            if key != "add_pooling_layer"
-        },
-        "architectures": [model.arch],
-        "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
-        "problem_type": "single_label_classification",
-    }
 
 
 def _reads_text(model: Model) -> bool:
@@ -279,18 +323,26 @@ def _auto(model: Model) -> str:
     return f"AutoModelFor{'Sequence' if _reads_text(model) else 'Image'}Classification"
 
 
-def _modelling(model: Model) -> str:
+def _modelling(class_name: str) -> str:
     """The modelling file for a directory: the template, with the class it builds on."""
     text = (
         package_files("hydrasurgeon.families.hf_encoder") / "modeling_hydrasurgeon.py"
     ).read_text(encoding="utf-8")
     template = f"ARCH = {KINDS['bert'].classes[0]!r}".replace("'", '"')
     assert template in text
-    return text.replace(template, f'ARCH = "{class_name(model)}"')
+    return text.replace(template, f'ARCH = "{class_name}"')
 
 
-def check_config(config: Mapping[str, Any], where: str) -> tuple[Facts, Encoder]:
-    """What a config.json says; SurgeryError for a model that cannot be cut."""
+def supported() -> str:
+    """The model types of all families that read transformers' files."""
+    kinds = [
+        kind for family in families() if isinstance(family, HFEncoder) for kind in family.kinds
+    ]
+    return f"Supported model types: {', '.join(kinds)}."
+
+
+def _check_type(config: Mapping[str, Any], where: str, kinds: Mapping[str, Kind]) -> None:
+    """SurgeryError for a config.json of a model that cannot be cut."""
     facts = parse(Facts, known(Facts, config), f"{where}: config.json")
     names = facts.architectures or []
     kind = str(config.get("model_type"))[:60]
@@ -298,14 +350,14 @@ def check_config(config: Mapping[str, Any], where: str) -> tuple[Facts, Encoder]
         raise SurgeryError(
             f"{where}: runs code of its own (auto_map, trust_remote_code), which is not executed",
             hint=f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
-            if kind in KINDS
-            else SUPPORTED,
+            if kind in kinds
+            else supported(),
         )
     decoder = config.get("is_decoder") or any("CausalLM" in n or "LMHeadModel" in n for n in names)
     if decoder:
-        raise SurgeryError(f"{where}: {kind} is a decoder, not a classifier", hint=SUPPORTED)
-    if kind not in KINDS:
-        hint = CLIP if kind == "clip" else SUPPORTED
+        raise SurgeryError(f"{where}: {kind} is a decoder, not a classifier", hint=supported())
+    if kind not in kinds:
+        hint = CLIP if kind == "clip" else supported()
         raise SurgeryError(f"{where}: transformers:{kind} is not supported", hint=hint)
     for key, fine, what in (
         ("position_embedding_type", "absolute", "relative positions in every layer"),
@@ -315,14 +367,13 @@ def check_config(config: Mapping[str, Any], where: str) -> tuple[Facts, Encoder]
         if config.get(key, fine) not in (fine, None):
             raise SurgeryError(
                 f"{where}: has {what} ({key}={str(config[key])[:60]}), which is not supported",
-                hint=SUPPORTED,
+                hint=supported(),
             )
     if facts.problem_type in ("regression", "multi_label_classification"):
         raise SurgeryError(
             f"{where}: is made for {facts.problem_type.replace('_', ' ')}",
             hint="A hydra averages class probabilities: only single-label classifiers are supported.",
         )
-    return facts, stock_config(config, f"{where}: config.json")
 
 
 def _classes(
@@ -344,26 +395,3 @@ def _labels(facts: Facts, classes: int) -> tuple[str, ...] | None:
     names = tuple(str(given.get(str(i), "")) for i in range(classes)) if len(given) >= classes else ()  # fmt: skip
     real = names and all(names) and any(name != f"LABEL_{i}" for i, name in enumerate(names))
     return names if real else None
-
-
-def _towers(config: Encoder) -> dict[str, Tower]:
-    dim, heads = config.hidden_size, config.num_attention_heads
-    tower = Tower(layers=config.num_hidden_layers, heads=heads, head_dim=dim // heads, dim=dim)
-    return {kind_of(config).tower: tower}
-
-
-def _note(
-    model: Model, named: str, names: Mapping[str, str], files: Mapping[str, str], where: str
-) -> str | None:
-    """What the user should know about how the file was read."""
-    notes = []
-    config = config_of(model)
-    if not model.num_classes:
-        notes.append(f"{named} has no classifier: `finetune` on labelled data gives it one")
-    ours = tensor_shapes(config, model.arch, model.num_classes)
-    extra = sorted(name for name in names if name not in ours and not name.endswith("_ids"))
-    if extra:
-        notes.append(f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)")  # fmt: skip
-    if isinstance(config, ImageEncoder) and PREPROCESSOR not in files:
-        notes.append(f"no {PREPROCESSOR}: {config.model_type}'s usual preprocessing is assumed")
-    return f"{where}: {'; '.join(notes)}" if notes else None

@@ -17,6 +17,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
     has_pooler,
     kind_of,
 )
+from hydrasurgeon.families.hf_encoder.configs import Encoder as Config
 from hydrasurgeon.families.hf_encoder.configs import config_of
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
     attention_site,
@@ -25,7 +26,7 @@ from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
 )
 from hydrasurgeon.files.manifest import Model
 
-__all__ = ["Encoder", "anatomy"]
+__all__ = ["Encoder", "Features", "anatomy", "library_config", "padding"]
 
 # Memory → disk, where version 5 renamed modules; names that already are the disk's pass unchanged.
 RENAMES = {
@@ -56,9 +57,12 @@ class Encoder(DiskNamed):
     def build(cls, model: Model, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
         import transformers
 
-        kind = config_of(model).model_type
+        config = config_of(model)
+        kind = config.model_type
         with torch.device("cpu" if fresh else "meta"):
-            inner = getattr(transformers, class_name(model))(_config(model))
+            inner = getattr(transformers, class_name(kind_of(config), model))(
+                library_config(model, config)
+            )
         if not model.num_classes:
             _behead(inner, model)
         encoder = cls(inner, kind, kept)
@@ -82,10 +86,11 @@ class Encoder(DiskNamed):
         return name
 
 
-def _config(model: Model) -> Any:
+def library_config(model: Model, config: Config) -> Any:
+    """transformers' own record of a model."""
     from transformers import AutoConfig
 
-    said = config_of(model).written()
+    said = config.written()
     said.pop("add_pooling_layer", None)
     labels = dict(enumerate(model.labels or ()))
     made = AutoConfig.for_model(said.pop("model_type"), **said)
@@ -95,7 +100,7 @@ def _config(model: Model) -> Any:
     return made
 
 
-class _Features(nn.Module):
+class Features(nn.Module):
     """In the place of a classifier that is not there: the first token's features, or what was pooled already."""
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -105,11 +110,11 @@ class _Features(nn.Module):
 def _behead(inner: Any, model: Model) -> None:
     for name in ("classifier", "pre_classifier", "cls_classifier", "distillation_classifier"):
         if hasattr(inner, name):
-            setattr(inner, name, _Features())
+            setattr(inner, name, Features())
     config = config_of(model)
     base = getattr(inner, kind_of(config).prefix)
     if getattr(base, "pooler", None) is not None and not has_pooler(config):
-        base.pooler = _Features()
+        base.pooler = Features()
 
 
 def _real_buffers(inner: nn.Module) -> None:
@@ -158,9 +163,7 @@ def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.M
         kinds = {"token_type_ids": told["token_type_ids"]} if "token_type_ids" in told else {}
         hidden = base.embeddings(input_ids=ids, **kinds)
         hidden = hidden if project is None else project(hidden)
-        bias = None
-        if mask is not None:
-            bias = (1 - mask[:, None, None].to(hidden.dtype)) * torch.finfo(hidden.dtype).min
+        bias = padding(mask, hidden)
         if kind == "mpnet":
             places = base.encoder.compute_position_bias(hidden)
             # The sum must not overflow to -inf: a row of those would be NaN after softmax.
@@ -171,13 +174,20 @@ def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.M
     return read, tuple(part for part in parts if part is not None)
 
 
+def padding(mask: Tensor | None, hidden: Tensor) -> Tensor | None:
+    """What hides tokens that are none, by an attention mask of ones and zeros."""
+    if mask is None:
+        return None
+    return (1 - mask[:, None, None].to(hidden.dtype)) * torch.finfo(hidden.dtype).min
+
+
 def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor], tuple[nn.Module, ...]]:  # fmt: skip
     """Final norm, pooling and classifier."""
     if kind == "bert":
         return lambda hidden: inner.classifier(base.pooler(hidden)), (base.pooler, inner.classifier)
     if kind == "distilbert":
         parts = (inner.pre_classifier, inner.classifier)
-        if isinstance(inner.classifier, _Features):
+        if isinstance(inner.classifier, Features):
             return lambda hidden: torch.relu(hidden[:, 0]), parts
         return lambda hidden: parts[1](torch.relu(parts[0](hidden[:, 0]))), parts
     if KINDS[kind].tower == "text":

@@ -1,0 +1,1 @@
+"""ModernBERT: rotary positions, local and global layers, gated MLPs."""

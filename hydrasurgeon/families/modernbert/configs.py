@@ -1,0 +1,103 @@
+"""ModernBERT's config.json as a record: what a classifier's forward reads, with the library's defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hydrasurgeon.families.hf_encoder.configs import Activation, Spread, TextEncoder, Token
+from hydrasurgeon.families.settings import (
+    MAX_DEPTH,
+    Chance,
+    Depth,
+    Epsilon,
+    Positions,
+    Settings,
+    Width,
+    Words,
+)
+
+__all__ = ["GLOBAL", "LOCAL", "ModernBertConfig", "Rotation"]
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+"""Layers in which every token looks at all others, and at its neighbours only."""
+
+LayerType = Literal["full_attention", "sliding_attention"]
+# The wavelength of the slowest rotation, in tokens (divided by 2π).
+Theta = Annotated[int | float, Field(ge=1, le=1e12)]
+
+
+class Rotation(Settings):
+    rope_type: Literal["default"] = "default"
+    rope_theta: Theta | None = None
+
+
+class Rotations(Settings):
+    """One for each type of layer."""
+
+    full_attention: Rotation | None = None
+    sliding_attention: Rotation | None = None
+
+
+class ModernBertConfig(TextEncoder):
+    model_type: Literal["modernbert"]
+    vocab_size: Words = 50368
+    hidden_size: Width = 768
+    intermediate_size: Width = 1152
+    num_hidden_layers: Depth = 22
+    hidden_act: Activation = Field("gelu", alias="hidden_activation")
+    max_position_embeddings: Positions = 8192
+    initializer_cutoff_factor: Spread = 2.0
+    pad_token_id: Token | None = 50283
+    norm_eps: Epsilon = 1e-5
+    norm_bias: bool = False
+    attention_bias: bool = False
+    attention_dropout: Chance = 0.0
+    embedding_dropout: Chance = 0.0
+    mlp_bias: bool = False
+    mlp_dropout: Chance = 0.0
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    classifier_dropout: Chance = 0.0
+    classifier_bias: bool = False
+    classifier_activation: Activation = "gelu"
+    layer_types: Annotated[list[LayerType], Field(max_length=MAX_DEPTH)] | None = None
+    global_attn_every_n_layers: Depth = 3
+    local_attention: Annotated[int, Field(ge=2, le=1_000_000)] = 128
+    rope_parameters: Rotations | None = None
+    global_rope_theta: Theta = 160_000.0
+    local_rope_theta: Theta = 10_000.0
+
+    @model_validator(mode="after")
+    def _fits_rotation(self) -> Self:
+        if self.hidden_size // self.num_attention_heads % 2:
+            raise ValueError("a head of an odd number of dimensions cannot be rotated")
+        if len(self.types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}"
+            )
+        return self
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """GLOBAL or LOCAL, layer by layer."""
+        if self.layer_types is not None:
+            return tuple(self.layer_types)
+        every = self.global_attn_every_n_layers
+        return tuple(LOCAL if layer % every else GLOBAL for layer in range(self.num_hidden_layers))
+
+    @property
+    def thetas(self) -> dict[str, float]:
+        """How slowly the slowest pair of dimensions turns, for each type of layer."""
+        usual = {GLOBAL: self.global_rope_theta, LOCAL: self.local_rope_theta}
+        told = self.rope_parameters or Rotations()
+        said = {GLOBAL: told.full_attention, LOCAL: told.sliding_attention}
+        return {
+            kind: float(usual[kind] if one is None or one.rope_theta is None else one.rope_theta)
+            for kind, one in said.items()
+        }
+
+    @property
+    def reach(self) -> int:
+        """How many tokens away a token of a local layer looks."""
+        return self.local_attention // 2

@@ -1,0 +1,70 @@
+"""ModernBERT with a classifier: transformers' files, layers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydrasurgeon.anatomy.parts import Anatomy
+from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.hf_encoder.architectures import Kind
+from hydrasurgeon.families.hf_encoder.configs import Encoder
+from hydrasurgeon.families.hf_encoder.family import HFEncoder
+from hydrasurgeon.families.modernbert.configs import GLOBAL, LOCAL, ModernBertConfig
+from hydrasurgeon.families.modernbert.weights import KIND, weights
+from hydrasurgeon.files.manifest import Model, Tower
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.heads import Kept
+
+__all__ = ["ModernBert"]
+
+TYPE = "modernbert"
+
+
+class ModernBert(HFEncoder):
+    kinds: ClassVar[Mapping[str, Kind]] = {TYPE: KIND}
+    records: ClassVar[Mapping[str, type[Encoder]]] = {TYPE: ModernBertConfig}
+
+    def recognises(self, bare: Bare) -> bool:
+        return bare.config is not None and bare.config.get("model_type") == TYPE
+
+    def check_config(self, config: Mapping[str, Any], where: str) -> None:
+        super().check_config(config, where)
+        told = config.get("rope_parameters")
+        scalings = [config.get("rope_scaling")]
+        if isinstance(told, Mapping):
+            scalings += [told.get(kind) for kind in (GLOBAL, LOCAL)]
+        for scaling in scalings:
+            kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None  # fmt: skip
+            if kind not in (None, "default"):
+                raise SurgeryError(
+                    f"{where}: stretches its rotary positions ({str(kind)[:60]}), which is not supported",
+                    hint="ModernBERT as it was trained has rope_type default.",
+                )
+
+    def weights(self, model: Model) -> Iterator[Weight]:
+        return weights(self._config(model), model.num_classes)
+
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
+        from hydrasurgeon.families.modernbert.modules import build
+
+        return build(model, self._config(model), kept[KIND.tower], fresh=fresh)
+
+    def anatomy(self, module: nn.Module) -> Anatomy:
+        from hydrasurgeon.families.hf_encoder.modules import Encoder as Live
+        from hydrasurgeon.families.modernbert.modules import anatomy
+
+        assert isinstance(module, Live)
+        return anatomy(module)
+
+    def _config(self, model: Model) -> ModernBertConfig:
+        config = self.config(model)
+        assert isinstance(config, ModernBertConfig)
+        return config

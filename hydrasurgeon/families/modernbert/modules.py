@@ -1,0 +1,121 @@
+"""transformers' ModernBERT with any number of heads in each layer, taken apart.
+
+A head's queries and keys are turned by their positions; a token of a local layer looks `reach` tokens far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydrasurgeon.anatomy.maps import real_tokens
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
+from hydrasurgeon.families.hf_encoder.modules import Encoder, Features, library_config, padding
+from hydrasurgeon.families.modernbert.configs import LOCAL, ModernBertConfig
+from hydrasurgeon.families.modernbert.weights import KIND
+from hydrasurgeon.files.manifest import Model
+
+__all__ = ["anatomy", "build"]
+
+
+def build(
+    model: Model, config: ModernBertConfig, kept: Sequence[Sequence[int]], *, fresh: bool
+) -> Encoder:
+    import transformers
+
+    told = library_config(model, config)
+    told.reference_compile = False  # transformers before 5.2 compiles parts on its own
+    with torch.device("cpu" if fresh else "meta"):
+        inner: Any = getattr(transformers, KIND.classes[0])(told)
+    inner.model.rotary_emb = Angles(config)
+    if not model.num_classes:
+        inner.head, inner.classifier = nn.Identity(), Features()
+    for layer, row in zip(inner.model.layers, kept, strict=True):
+        shrink(attention_site(layer), row)
+    return Encoder(inner, config.model_type, kept)
+
+
+class Angles(nn.Module):
+    """How far each pair of dimensions is turned at each position, in float32 whatever the weights are rounded to."""
+
+    def __init__(self, config: ModernBertConfig) -> None:
+        super().__init__()
+        self.thetas = config.thetas
+        self.head_dim = config.hidden_size // config.num_attention_heads
+
+    def forward(self, x: Tensor, positions: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
+        """cos and sin for every dimension, in the dtype of `x`."""
+        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=x.device)
+        speeds = 1.0 / self.thetas[layer_type] ** (pairs / self.head_dim)
+        angles = positions[..., None].float() * speeds
+        both = torch.cat((angles, angles), dim=-1)
+        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+
+
+def anatomy(encoder: Encoder) -> Anatomy:
+    inner: Any = encoder.model
+    base, pooling = inner.model, inner.config.classifier_pooling
+
+    def embed(inputs: Any) -> Stack:
+        told = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        hidden = base.embeddings(told["input_ids"])
+        return Stack(hidden, padding(told.get("attention_mask"), hidden))
+
+    def readout(stack: Stack) -> Tensor:
+        tokens = base.final_norm(stack.hidden)
+        pooled = tokens[:, 0]
+        if pooling == "mean":
+            real = real_tokens(stack).to(tokens.dtype)[..., None]
+            pooled = (tokens * real).sum(dim=1) / real.sum(dim=1)
+        logits: Tensor = inner.classifier(inner.drop(inner.head(pooled)))
+        return logits
+
+    return Anatomy(
+        embed=embed,
+        embed_parts=(base.embeddings,),
+        blocks=tuple(
+            _block(layer, at, encoder.kept[at], base, inner.config)
+            for at, layer in enumerate(base.layers)
+        ),
+        readout=readout,
+        readout_parts=(base.final_norm, inner.head, inner.classifier),
+        reads=1 if pooling == "cls" else None,
+    )
+
+
+def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) -> Block:
+    attn, none = layer.attn, nn.Identity()
+    site = Attention(
+        tower=KIND.tower, layer=at, heads=row, head_dim=attn.head_dim, project=(attn.Wqkv,), out=attn.Wo,
+        q_norm=none, k_norm=none, scale=attn.head_dim**-0.5,
+        rotate=_rotation(base, layer.attention_type),
+        bias=_window(config.local_attention // 2) if layer.attention_type == LOCAL else None,
+    )  # fmt: skip
+    return Block(layer.attn_norm, site, attn.out_drop, layer.mlp_norm, layer.mlp, none)
+
+
+def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
+    from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
+
+    def rotate(heads: Tensor) -> Tensor:
+        positions = torch.arange(heads.shape[-2], device=heads.device)[None]
+        cos, sin = base.rotary_emb(heads, positions, layer_type)
+        # It turns two at once: the second has no heads here.
+        turned: Tensor = apply_rotary_pos_emb(heads, heads[:, :0], cos, sin)[0]
+        return turned
+
+    return rotate
+
+
+def _window(reach: int) -> Callable[[Tensor], Tensor]:
+    def hide(hidden: Tensor) -> Tensor:
+        places = torch.arange(hidden.shape[1], device=hidden.device)
+        far = (places[:, None] - places).abs() > reach
+        lowest = torch.finfo(hidden.dtype).min
+        return (far.to(hidden.dtype) * lowest)[None, None]
+
+    return hide
