@@ -1,0 +1,210 @@
+"""ModernBERT: rotations and windows by hand, its configs as they lie on the hub, and what all criteria make of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS
+from tiny_members import KEPTS, RAGGED, logits, member
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.layers import queries_keys_values
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import CheckpointError, SurgeryError
+from hydrasurgeon.families import family_of, family_of_bare
+from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.modernbert.family import ModernBert
+from hydrasurgeon.families.weights import shapes_of
+from hydrasurgeon.files.tensors import TensorInfo
+from hydrasurgeon.measuring.cost import macs
+
+FAMILY = FAMILIES["ModernBERT"]
+MEAN = FAMILIES["ModernBERT pooling by mean"]
+
+# answerdotai/ModernBERT-base as transformers 4.48 wrote it, and a classifier as version 5 does.
+BASE: dict[str, Any] = {
+    "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 50281,
+    "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0, "classifier_pooling": "mean",
+    "cls_token_id": 50281, "decoder_bias": True, "deterministic_flash_attn": False, "embedding_dropout": 0.0,
+    "eos_token_id": 50282, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "gradient_checkpointing": False,
+    "hidden_activation": "gelu", "hidden_size": 768, "initializer_cutoff_factor": 2.0, "initializer_range": 0.02,
+    "intermediate_size": 1152, "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0, "model_type": "modernbert", "norm_bias": False,
+    "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 4, "pad_token_id": 50283,
+    "position_embedding_type": "absolute", "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32",
+    "transformers_version": "4.47.0.dev0", "vocab_size": 50368,
+}  # fmt: skip
+LATER = {
+    **{key: value for key, value in BASE.items() if not key.endswith("rope_theta")},
+    "architectures": ["ModernBertForSequenceClassification"], "id2label": {"0": "a", "1": "b"},
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 80000.0, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 5000.0, "rope_type": "default"},
+    },
+}  # fmt: skip
+
+
+def bare(config: dict[str, Any], classes: int = 2) -> Bare:
+    """Tensors of a config's model, as its library builds it."""
+    import transformers
+
+    kind = transformers.ModernBertForSequenceClassification
+    with torch.device("meta"):
+        built = kind(kind.config_class(**config, num_labels=classes))
+    tensors = {
+        name: TensorInfo(name, "F32", tuple(p.shape), 0, 0) for name, p in built.named_parameters()
+    }
+    return Bare(tensors, "here", config=config)
+
+
+@pytest.mark.parametrize("config", [BASE, LATER], ids=["hub", "version 5"])
+def test_configs_as_they_lie_on_the_hub(config: dict[str, Any]) -> None:
+    given = bare({key: value for key, value in config.items() if key != "id2label"})
+    family = family_of_bare(given, config_file="config.json")
+    assert isinstance(family, ModernBert)
+    model = family.identify(given).model
+    family.check(model, family.towers(model), "here")
+    assert family_of(model) is family
+    record = family.config(model)
+    assert record.types == ("full_attention", "sliding_attention", "sliding_attention", "full_attention")  # fmt: skip
+    thetas = (160000.0, 10000.0) if config is BASE else (80000.0, 5000.0)
+    assert record.thetas == dict(zip(("full_attention", "sliding_attention"), thetas, strict=True))
+    if config is LATER:
+        named = {name: info.shape for name, info in given.tensors.items()}
+        assert shapes_of(family.weights(model)) == named
+
+
+def test_a_masked_language_model_is_pruned_as_it_is(tmp_path: Path) -> None:
+    """What fills in words is left out; its features are those of the token that the classifier would read."""
+    import transformers
+
+    FAMILY.write(tmp_path / "source")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "source")
+    torch.manual_seed(1)
+    stock = transformers.ModernBertForMaskedLM(config).eval()
+    stock.save_pretrained(tmp_path / "mlm")
+    opened = open_checkpoint(tmp_path / "mlm")
+    assert opened.manifest.model.num_classes == 0
+    inputs = FAMILY.inputs()
+    with torch.inference_mode():
+        expected = stock.model(**inputs).last_hidden_state[:, 0]
+    torch.testing.assert_close(logits(tmp_path / "mlm", inputs)[:, 0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, SurgeryError, "stretches its rotary positions"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, SurgeryError, "stretches its rotary"),
+        ({"layer_types": ["full_attention"]}, CheckpointError, "lists 1 layers of 4"),
+        ({"num_attention_heads": 256}, CheckpointError, "odd number of dimensions"),
+        ({"problem_type": "regression"}, SurgeryError, "made for regression"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(change: dict[str, Any], error: type[Exception], says: str) -> None:
+    family = family_of_bare(Bare({}, "here", config=BASE), config_file="config.json")
+    with pytest.raises(error, match=says):
+        family.identify(Bare({}, "here", config={**BASE, **change}))
+
+
+def test_another_type_is_refused_with_all_that_are_supported() -> None:
+    unknown = Bare({}, "here", config={"model_type": "modernbert-decoder"})
+    with pytest.raises(SurgeryError, match="is not supported") as caught:
+        family_of_bare(unknown, config_file="config.json").identify(unknown)
+    assert "bert, roberta" in str(caught.value.hint)
+    assert "modernbert" in str(caught.value.hint)
+
+
+def test_layers_turn_by_their_own_angles_and_see_their_own_window(tmp_path: Path) -> None:
+    """q · k depends on the distance of their positions: the same vectors, turned by hand in the complex plane."""
+    FAMILY.write(tmp_path / "source")
+    anatomy = hs.load(tmp_path / "source", device="cpu").anatomy
+    x = torch.randn(1, HEADS, 9, DIM // HEADS, generator=torch.Generator().manual_seed(0))
+    half = DIM // HEADS // 2
+    for block, theta in zip(anatomy.blocks, (160000.0, 10000.0, 10000.0), strict=True):
+        assert block.attention.rotate is not None
+        speeds = theta ** (-torch.arange(half) / half)
+        turned = torch.complex(x[..., :half], x[..., half:]) * torch.exp(
+            1j * torch.arange(9)[:, None] * speeds
+        )
+        expected = torch.cat([turned.real, turned.imag], dim=-1)
+        torch.testing.assert_close(block.attention.rotate(x), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(block.attention.rotate(x[:, :, :1]), expected[:, :, :1], rtol=0, atol=1e-5)  # fmt: skip
+    assert anatomy.blocks[0].attention.bias is None
+    assert isinstance(anatomy.blocks[0].norm1, torch.nn.Identity)
+    for block in anatomy.blocks[1:]:
+        assert block.attention.bias is not None
+        seen = block.attention.bias(torch.zeros(1, 6, DIM))[0, 0] > -1
+        assert seen.sum(dim=1).tolist() == [3, 4, 5, 5, 4, 3]  # two to each side
+
+
+def test_multiply_adds_by_hand(tmp_path: Path) -> None:
+    FAMILY.write(tmp_path / "source")
+    pruned = member(tmp_path / "source", FAMILY, RAGGED, tmp_path / "m.safetensors")
+    tokens, inner, head_dim = 9, 48, DIM // HEADS
+    inputs = {name: value[:1] for name, value in FAMILY.inputs().items()}
+    for path, rows in ((tmp_path / "source", [[0, 1, 2, 3]] * LAYERS), (pruned, RAGGED)):
+        heads = sum(len(row) for row in rows)
+        attention = heads * (tokens * DIM * 4 * head_dim + tokens * tokens * 2 * head_dim)
+        mlp = LAYERS * tokens * (DIM * 2 * inner + inner * DIM)
+        classifier = DIM * DIM + DIM * CLASSES
+        assert macs(hs.load(path, device="cpu"), inputs) == attention + mlp + classifier
+
+
+def test_half_precision_keeps_the_angles(tmp_path: Path) -> None:
+    """Frequencies that were rounded to bfloat16 would turn the 500th token by another angle altogether."""
+    FAMILY.write(tmp_path / "source")
+    model = hs.load(tmp_path / "source", device="cpu", dtype="bfloat16")
+    site = model.anatomy.blocks[1].attention
+    assert site.rotate is not None
+    ones = torch.ones(1, 1, 500, DIM // HEADS)
+    exact = hs.load(tmp_path / "source", device="cpu").anatomy.blocks[1].attention
+    assert exact.rotate is not None
+    apart = site.rotate(ones.bfloat16()).float() - exact.rotate(ones)
+    assert apart.abs().max() < 0.02
+    inputs = FAMILY.inputs()
+    low, high = logits(tmp_path / "source", inputs, "bfloat16"), logits(tmp_path / "source", inputs)
+    assert (low.float() - high).abs().max() < 0.1 * high.abs().max()
+
+
+@pytest.mark.parametrize("family", [FAMILY, MEAN], ids=["cls", "mean"])
+def test_repairs_and_cahp_and_both_ways_of_running(family: Any, tmp_path: Path) -> None:
+    family.write(tmp_path / "source")
+    data = family.data(tmp_path)
+    inputs = family.inputs()
+    cahp = hs.score(tmp_path / "source", method="cahp", data=data, device="cpu").result
+    assert cahp.values is not None
+    full = logits(tmp_path / "source", inputs)
+    mask = tmp_path / "mask.json"
+    mask.write_text(json.dumps({"text": RAGGED}))
+    plain = hs.prune(tmp_path / "source", mask=mask, out=tmp_path / "plain.safetensors").path
+    mended = hs.prune(
+        tmp_path / "source", mask=mask, compensate="lstsq", data=data, out=tmp_path / "mended.safetensors", device="cpu",
+    ).path  # fmt: skip
+    batch = hs.load(plain, device="cpu").transform.collate(
+        [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
+    )
+    full = logits(tmp_path / "source", batch)
+    assert (logits(mended, batch) - full).norm() < 0.8 * (logits(plain, batch) - full).norm()
+    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    hydra = hs.load(hs.fuse(parts, out=tmp_path / "h.safetensors").path, device="cpu")
+    ways = []
+    for mode in ("stacked", "apart"):
+        hydra.module.mode = mode
+        with torch.inference_mode():
+            ways.append(hydra(inputs))
+    torch.testing.assert_close(*ways, rtol=0, atol=1e-5)
+
+
+def test_queries_of_few_tokens_are_those_of_all(tmp_path: Path) -> None:
+    FAMILY.write(tmp_path / "source")
+    site = hs.load(tmp_path / "source", device="cpu").anatomy.blocks[2].attention
+    hidden = torch.randn(2, 7, DIM)
+    some, every = queries_keys_values(site, hidden, 3), queries_keys_values(site, hidden)
+    torch.testing.assert_close(some[0], every[0][:, :, :3])
+    torch.testing.assert_close(some[1:], every[1:])
