@@ -102,7 +102,9 @@ def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
     from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
     def rotate(heads: Tensor) -> Tensor:
-        positions = torch.arange(heads.shape[-2], device=heads.device)[None]
+        one = heads[0, 0, :, 0].isnan()
+        # Counted, whatever they hold: an exporter freezes a number of tokens that is asked for behind a reshape.
+        positions = (one | ~one).float().cumsum(0)[None] - 1
         cos, sin = base.rotary_emb(heads, positions, layer_type)
         # It turns two at once: the second has no heads here.
         turned: Tensor = apply_rotary_pos_emb(heads, heads[:, :0], cos, sin)[0]
