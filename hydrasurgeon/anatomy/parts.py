@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hydrasurgeon.anatomy.projections import Biased
+
 __all__ = ["Anatomy", "Attention", "Block", "Parts", "Prompted", "Stack"]
 
 
@@ -21,7 +23,7 @@ class Attention:
     heads: tuple[int, ...]
     """The heads present, numbered in the original model, in the order in which they lie in the weights."""
     head_dim: int
-    project: tuple[nn.Linear, ...]
+    project: tuple[nn.Linear | Biased, ...]
     """Either one linear that packs q, k and v, or three."""
     out: nn.Linear
     """W_O: its input is the concatenation of the heads' outputs, its bias belongs to the layer."""

@@ -30,7 +30,10 @@ __all__ = [
 
 # Under each name the families that share it, the general one first: the later ones are asked before it.
 FAMILIES = {
-    "timm": ("hydrasurgeon.families.timm_vit.family:TimmViT",),
+    "timm": (
+        "hydrasurgeon.families.timm_vit.family:TimmViT",
+        "hydrasurgeon.families.timm_eva.family:TimmEva",
+    ),
     "transformers": (
         "hydrasurgeon.families.hf_encoder.family:HFEncoder",
         "hydrasurgeon.families.modernbert.family:ModernBert",

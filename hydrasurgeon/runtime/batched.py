@@ -27,6 +27,7 @@ from hydrasurgeon.anatomy.layers import (
     split_heads,
 )
 from hydrasurgeon.anatomy.parts import Attention, Block
+from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.runtime.watch import Place, Watch
 
 __all__ = ["CannotGroup", "Grouped"]
@@ -110,6 +111,15 @@ class _SideBySide:
             raise CannotGroup("members share a parameter with some and not with others")
         self.copied += places
         self.copies.append(torch.stack([filled(p.detach()) for p in given]))
+        return self.copies[-1]
+
+    def biases(self, modules: Sequence[Biased], filled: Filled) -> Tensor:
+        """Biases that are put together from parameters; what all members share as it is."""
+        places = [module.places for module in modules]
+        self.copied += [place for each in places for place in each]
+        shared = len({tuple(id(owner[name]) for owner, name in each) for each in places}) == 1
+        made = [module.bias.detach() for module in (modules[:1] if shared else modules)]
+        self.copies.append(made[0] if shared else torch.stack([filled(one) for one in made]))
         return self.copies[-1]
 
 
@@ -207,7 +217,13 @@ class _Product:
         weight = beside(linears, "weight", filled)
         assert weight is not None
         self.weight: Tensor = weight if weight.dim() == 2 else weight.mT
-        bias = beside(linears, "bias", filled_bias)
+        if isinstance(linears[0], Biased):
+            assert filled_bias is not None
+            bias: Tensor | None = beside.biases(
+                [each for each in linears if isinstance(each, Biased)], filled_bias
+            )
+        else:
+            bias = beside(linears, "bias", filled_bias)
         self.bias = bias if bias is None or bias.dim() == 1 else bias[:, None]
 
     def outputs(self, start: int, stop: int) -> _Product:

@@ -10,6 +10,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hydrasurgeon.anatomy.layers import Hidden, layer_bias, merge, placed, silent, split_heads
 from hydrasurgeon.anatomy.parts import Attention, Block
+from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.heads import positions
 from hydrasurgeon.runtime.watch import Watch
 from hydrasurgeon.slicing import HeadAxis, take_heads
@@ -33,6 +34,13 @@ class Union:
             for site in sites
             for part in site.project
             for name, p in part.named_parameters(recurse=False)
+        ]
+        self._sources += [
+            place
+            for site in sites
+            for part in site.project
+            if isinstance(part, Biased)
+            for place in part.places
         ]
         self._known: tuple[Watch, _Gathered | None] | None = None
 
@@ -107,7 +115,8 @@ class Union:
 
 
 def _head_parameters(site: Attention) -> list[tuple[int, str]]:
-    return [(i, name) for i, p in enumerate(site.project) for name, _ in p.named_parameters()]
+    names = ("weight", "bias")
+    return [(i, n) for i, p in enumerate(site.project) for n in names if getattr(p, n) is not None]
 
 
 def _rows(site: Attention, part: tuple[int, str], heads: Sequence[int]) -> Tensor:

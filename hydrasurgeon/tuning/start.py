@@ -18,7 +18,8 @@ from hydrasurgeon.checkpoints.reading import (
 )
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families import families, family_of
+from hydrasurgeon.families import families, family_of, family_of_bare
+from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.weights import Part, Weight, by_name
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
@@ -113,9 +114,9 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
 def _fresh_model(spec: str) -> Model:
     """The model that an `init:` spec describes."""
     name, _, arch = spec.removeprefix(FRESH).partition(":")
-    for family in families():
-        model = family.fresh_model(arch) if family.name == name else None
-        if model is not None:
+    if any(family.name == name for family in families()):
+        own = family_of_bare(Bare({}, spec, arch=f"{name}:{arch}"))
+        if (model := own.fresh_model(arch)) is not None:
             return model
     specs = " or ".join(family.fresh_spec for family in families() if family.fresh_spec)
     raise UsageError(f"{spec}: only {specs} can start from random weights")

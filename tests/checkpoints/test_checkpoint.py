@@ -343,10 +343,11 @@ def test_architectures_that_cannot_be_pruned(tmp_path: Path) -> None:
         {
             "patch_embed.proj.weight": torch.zeros(8, 3, 4, 4),
             "blocks.0.attn.q_bias": torch.zeros(8),
+            "blocks.0.attn.relative_position_bias_table": torch.zeros(9, 2),
         },
         tmp_path / "beit.safetensors",
     )
-    with pytest.raises(SurgeryError, match="EVA or BEiT"):
+    with pytest.raises(SurgeryError, match="tables of relative positions"):
         open_checkpoint(tmp_path / "beit")
     with pytest.raises(SurgeryError, match="ParallelScalingBlock"):
         open_checkpoint(tmp_path / "beit", arch=_parallel())

@@ -15,8 +15,11 @@ from tiny_members import KEPTS, RAGGED, logits, member, tune
 
 import hydrasurgeon as hs
 
-OTHERS = ("timm ViT", "OpenCLIP")
-HF = [pytest.param(f, id=n.replace(" ", "-")) for n, f in FAMILIES.items() if n not in OTHERS]
+HF = [
+    pytest.param(f, id=n.replace(" ", "-"))
+    for n, f in FAMILIES.items()
+    if f.library == "transformers"
+]
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +125,19 @@ with torch.inference_mode():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["member", "hydra"])
-def test_timm_loads_members_and_hydras(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("timm ViT", "member"),
+        ("timm ViT", "hydra"),
+        ("DINOv3 with biases and SwiGLU", "member"),
+        ("EVA02 with separate projections", "hydra"),
+        ("SigLIP", "hydra"),
+    ],
+)
+def test_timm_loads_members_and_hydras(tmp_path: Path, name: str, kind: str) -> None:
     """In a fresh process, whichever is imported first."""
-    family = FAMILIES["timm ViT"]
+    family = FAMILIES[name]
     family.write(tmp_path / "source")
     torch.save(family.inputs(), tmp_path / "inputs.pt")
     if kind == "member":

@@ -92,11 +92,11 @@ def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> No
     """A hydra computes no more than these in its last layer."""
     model = hs.load(source, device="cpu")
     anatomy = model.anatomy
-    hidden = torch.randn(2, 7, anatomy.blocks[0].attention.out.weight.shape[0])
+    hidden = torch.randn(2, 9, anatomy.blocks[0].attention.out.weight.shape[0])
     with torch.no_grad():
         whole = anatomy.readout(Stack(hidden))
         if anatomy.reads is None:
-            assert (anatomy.readout(Stack(hidden[:, :3])) - whole).abs().max() > 1e-4
+            assert (anatomy.readout(Stack(hidden[:, :-1])) - whole).abs().max() > 1e-4
         else:
             torch.testing.assert_close(anatomy.readout(Stack(hidden[:, : anatomy.reads])), whole)
 
@@ -196,7 +196,11 @@ def test_the_table_in_the_docs_lists_what_is_tested() -> None:
     """docs/families.md names exactly the families of this suite; the message is the table to paste."""
     page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
     special = {
-        "timm ViT": "| timm | ViT | images | file, directory, `timm:` | `timm.create_model` |",
+        **{
+            name: f"| timm | {name.removeprefix('timm ')} | images | file, directory, `timm:` | `timm.create_model` |"
+            for name, family in FAMILIES.items()
+            if family.library == "timm"
+        },
         "OpenCLIP": "| open_clip | ViT and text transformer | images, class names | directory, `open_clip:` | "
         "`hydrasurgeon.load` |",
     }

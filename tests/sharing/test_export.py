@@ -16,7 +16,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckFailed, MissingDependency, OutputError, UsageError
 from hydrasurgeon.stages.export import export
 
-SOME = [pytest.param(FAMILIES[n], id=n) for n in ("timm ViT", "BERT", "MPNet", "DINOv2", "DistilBERT", "OpenCLIP", "ModernBERT", "ModernBERT pooling by mean")]  # fmt: skip
+SOME = [pytest.param(FAMILIES[n], id=n) for n in ("timm ViT", "BERT", "MPNet", "DINOv2", "DistilBERT", "OpenCLIP", "ModernBERT", "ModernBERT pooling by mean", "DINOv3 with biases and SwiGLU", "EVA02 with separate projections", "SigLIP")]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", SOME)

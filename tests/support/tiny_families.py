@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Family:
     stock: Callable[[Path], Callable[[Any], torch.Tensor]]
     towers: tuple[str, ...] = ()
     """Where heads are cut, if not in `tower` (what data runs through) alone."""
+    library: str = "transformers"
 
     def both(self, rows: Any) -> dict[str, Any]:
         """The same for every tower."""
@@ -132,26 +134,26 @@ def modernbert(name: str, **config: Any) -> Family:
     )  # fmt: skip
 
 
-def write_timm(folder: Path) -> None:
+def timm_family(name: str, architecture: str, **more: Any) -> Family:
+    """A registered architecture with tiny sizes."""
+    sizes = {"img_size": 28, "patch_size": 7, "embed_dim": DIM, "depth": LAYERS, "num_heads": HEADS}
+    write = partial(write_timm, architecture=architecture, arguments={**sizes, **more})
+    return Family(name, "vision", write, stock_timm, library="timm")
+
+
+def write_timm(folder: Path, architecture: str, arguments: dict[str, Any]) -> None:
     import json
 
     import timm
     from safetensors.torch import save_file
 
     torch.manual_seed(0)
-    arguments = {
-        "img_size": 28,
-        "patch_size": 7,
-        "embed_dim": DIM,
-        "depth": LAYERS,
-        "num_heads": HEADS,
-    }
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **arguments)
+    model = timm.create_model(architecture, num_classes=CLASSES, **arguments)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.25)
     config = {
-        "architecture": "vit_tiny_patch16_224",
+        "architecture": architecture,
         "num_classes": CLASSES,
         "model_args": arguments,
         "pretrained_cfg": {"input_size": [3, 28, 28], "crop_pct": 1.0},
@@ -217,7 +219,12 @@ def stock_clip(folder: Path) -> Callable[[Any], torch.Tensor]:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("timm ViT", "vision", write_timm, stock_timm),
+        timm_family("timm ViT", "vit_tiny_patch16_224"),
+        timm_family("DINOv3", "vit_small_patch16_dinov3"),
+        timm_family("DINOv3 with biases and SwiGLU", "vit_small_plus_patch16_dinov3_qkvb", global_pool="token"),
+        timm_family("EVA02", "eva02_tiny_patch14_224"),
+        timm_family("EVA02 with separate projections", "eva02_base_patch14_224"),
+        timm_family("SigLIP", "vit_base_patch16_siglip_224"),
         hf("BERT", "text", "BertForSequenceClassification"),
         hf("RoBERTa", "text", "RobertaForSequenceClassification", type_vocab_size=1),
         hf(
@@ -232,6 +239,6 @@ FAMILIES = {
         hf("DeiT", "vision", "DeiTForImageClassification"),
         hf("DeiT distilled", "vision", "DeiTForImageClassificationWithTeacher"),
         hf("DINOv2", "vision", "Dinov2ForImageClassification", mlp_ratio=2),
-        Family("OpenCLIP", "vision", write_clip, stock_clip, ("vision", "text")),
+        Family("OpenCLIP", "vision", write_clip, stock_clip, ("vision", "text"), "open_clip"),
     )
 }  # fmt: skip

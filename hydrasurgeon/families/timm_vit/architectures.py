@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -46,7 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "norm_layer": "LayerNorm", "act_layer": "GELU", "block_fn": "Block", "mlp_layer": "Mlp",
     "attn_layer": "Attention", "class": "VisionTransformer",
 }  # fmt: skip
-SUPPORTED = "Supported: timm's ViT and DeiT models (vit_*, deit_*)."
+SUPPORTED = "Supported: timm's ViT, DeiT, DINOv3 and EVA02 models (vit_*, deit_*, eva*)."
 RELATIVE_TABLE = "relative_position_bias_table"
 RELATIVE = re.compile(r"vit_s?relpos_|beit(v2)?_|swin")
 # What a file itself may say differently from the registered architecture.
@@ -205,9 +205,14 @@ def _norm(name: str, kind: str, size: int, part: Part) -> Iterator[Weight]:
     return norm(name, size, part, bias="rms" not in kind.lower())
 
 
-def fits(architecture: Architecture, shapes: Shapes, overrides: Mapping[str, Any]) -> str | None:
+def fits(
+    architecture: Architecture,
+    shapes: Shapes,
+    overrides: Mapping[str, Any],
+    listed: Callable[[Mapping[str, Any]], Iterable[Weight]] = weights,
+) -> str | None:
     """None, or the first difference between a file and an architecture with some arguments overridden."""
-    expected = tensor_shapes({**architecture.args, **overrides})
+    expected = shapes_of(listed({**architecture.args, **overrides}))
     for name, shape in expected.items():
         if name not in shapes:
             return f"tensor {name} is missing"
@@ -328,10 +333,6 @@ def _must_look_like_timm(shapes: Shapes, where: str) -> None:
             raise SurgeryError(
                 f"{where}: has tables of relative positions with a column for each head, which are not cut",
                 hint=SUPPORTED,
-            )
-        if "blocks.0.attn.q_bias" in shapes:
-            raise SurgeryError(
-                f"{where}: looks like EVA or BEiT, which cannot be pruned", hint=SUPPORTED
             )
         qkv = shapes.get("blocks.0.attn.qkv.weight")
         if qkv is not None:

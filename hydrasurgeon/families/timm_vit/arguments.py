@@ -113,17 +113,22 @@ class Config(Names):
     pretrained_cfg: dict[str, Any] | None = None
 
 
-def stock_arguments(config: Config, where: str) -> dict[str, Any]:
+def stock_arguments(config: Config, where: str, asked: type[Settings] = Asked) -> dict[str, Any]:
     """model_args of a config.json, and the number of classes."""
     said = {key: value for key, value in (config.model_args or {}).items() if key not in INERT}
     if config.num_classes is not None:
         said["num_classes"] = config.num_classes
-    return parse(Asked, said, f"{where}: model_args").written()
+    return parse(asked, said, f"{where}: model_args").written()
 
 
-def recorded(model: Model, where: str, error: type[HydraError]) -> dict[str, Any]:
+def recorded(
+    model: Model, where: str, error: type[HydraError], record: type[Any] = Recorded
+) -> dict[str, Any]:
     """The arguments that a manifest records."""
-    return parse(Recorded, model.config, f"{where}: model.config", error=error).model_args.written()
+    args: dict[str, Any] = parse(
+        record, model.config, f"{where}: model.config", error=error
+    ).model_args.written()
+    return args
 
 
 def check_whole(args: Mapping[str, Any], where: str, error: type[HydraError]) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Bare, Family, Identified, Usage
-from hydrasurgeon.families.settings import Images, agree, known, parse
+from hydrasurgeon.families.settings import Images, Settings, agree, known, parse
 from hydrasurgeon.families.timm_vit.architectures import (
     SUPPORTED,
     TOWER,
     Architecture,
+    Match,
     fits,
     infer,
     named,
@@ -25,6 +26,7 @@ from hydrasurgeon.families.timm_vit.arguments import (
     Asked,
     Config,
     Names,
+    Recorded,
     check_images,
     check_whole,
     recorded,
@@ -55,6 +57,10 @@ class TimmViT(Family):
     example_id = "timm:vit_base_patch16_224.augreg_in21k"
     layout = ("config.json",)
     fresh_spec = "init:timm:NAME[,key=value…]"
+    recorded: ClassVar[type[Settings]] = Recorded
+    """What a manifest may override of an architecture."""
+    asked: ClassVar[type[Settings]] = Asked
+    """What a config.json and --arch may."""
 
     def identify(self, bare: Bare) -> Identified:
         tensors, arch, config, where = bare.tensors, bare.asked, bare.config, bare.where
@@ -63,18 +69,18 @@ class TimmViT(Family):
         if arch is None and config and "architecture" in config:
             where = f"{where}: config.json"
             read = parse(Config, known(Config, config), where)
-            name, arguments = read.architecture, stock_arguments(read, where)
+            name, arguments = read.architecture, stock_arguments(read, where, self.asked)
             pretrained = read.pretrained_cfg or {}
             preprocess = {key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None}  # fmt: skip
             labels = read.label_names or parse(Names, known(Names, pretrained), where).label_names
         elif arch is not None:
-            name, arguments = parse_arch(arch)
+            name, arguments = self._parse_arch(arch)
         else:
-            match = infer(shapes, where)
+            match = self.infer(shapes, where)
             name, arguments = match.architecture.name, dict(match.overrides)
             also = f" (runs like {', '.join(match.alike[:3])})" if match.alike else ""
             note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
-        architecture = _prunable(name, where)
+        architecture = self._prunable(name, where)
         overrides = {
             k: v
             for k, v in arguments.items()
@@ -84,7 +90,9 @@ class TimmViT(Family):
         check_whole(args, where, CheckpointError)
         head = shapes.get("head.weight", (0,))
         num_classes = int(arguments.get("num_classes") or next(iter(head), 0))
-        difference = fits(architecture, shapes, {**overrides, "num_classes": num_classes})
+        difference = fits(
+            architecture, shapes, {**overrides, "num_classes": num_classes}, self.listed
+        )
         if difference:
             raise CheckpointError(
                 f"{where}: does not fit timm:{name}: {difference}",
@@ -105,13 +113,13 @@ class TimmViT(Family):
         return Identified(model, note)
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
-        architecture = registered(model.arch)
+        architecture = self.registered(model.arch)
         if architecture is None or not architecture.prunable:
             raise ManifestError(
                 f"{where}: model.arch: timm has no {model.arch[:60]!r} that can be pruned",
                 hint=SUPPORTED,
             )
-        args = {**architecture.args, **recorded(model, where, ManifestError)}
+        args = {**architecture.args, **recorded(model, where, ManifestError, self.recorded)}
         check_whole(args, f"{where}: model.config", ManifestError)
         agree(model, towers, self.towers(model), where)
         at = f"{where}: model.preprocess"
@@ -124,23 +132,76 @@ class TimmViT(Family):
         return name if "/" in name else f"timm/{name}"
 
     def towers(self, model: Model) -> dict[str, Tower]:
-        args = _args(model)
+        args = self._args(model)
         dim, heads = int(args["embed_dim"]), int(args["num_heads"])
         tower = Tower(layers=int(args["depth"]), heads=heads, head_dim=dim // heads, dim=dim)
         return {TOWER: tower}
 
     def weights(self, model: Model) -> Iterator[Weight]:
-        return weights({**_args(model), "num_classes": model.num_classes})
+        return self.listed({**self._args(model), "num_classes": model.num_classes})
+
+    def listed(self, args: Mapping[str, Any]) -> Iterator[Weight]:
+        """All tensors of a model with these constructor arguments."""
+        return weights(args)
+
+    def named(self, name: str, where: str) -> Architecture:
+        return named(name, where)
+
+    def registered(self, name: str) -> Architecture | None:
+        return registered(name)
+
+    def infer(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> Match:
+        """The architecture behind bare tensors."""
+        return infer(shapes, where)
 
     def fresh_model(self, arch: str) -> Model:
-        return fresh_model(arch)
+        name, arguments = self._parse_arch(arch)
+        architecture = self._prunable(name, f"timm:{arch}")
+        num_classes = int(arguments.pop("num_classes", architecture.args.get("num_classes", 1000)))
+        overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
+        check_whole({**architecture.args, **overrides}, f"timm:{arch}", UsageError)
+        return Model(
+            family="timm",
+            arch=name,
+            config={"model_args": overrides},
+            num_classes=num_classes,
+            preprocess={**architecture.preprocess, **_input_size(architecture, overrides)},
+        )
+
+    def _parse_arch(self, text: str) -> tuple[str, dict[str, Any]]:
+        """`vit_tiny_patch16_224,embed_dim=128,depth=6` → the name and its constructor arguments."""
+        name, *pairs = text.split(",")
+        args = {}
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise UsageError(f"--arch timm:{text}: {pair!r} is not key=value")
+            try:
+                args[key.strip()] = json.loads(value)
+            except ValueError:
+                args[key.strip()] = value
+        return name, parse(self.asked, args, f"--arch timm:{text}", error=UsageError).written()
+
+    def _prunable(self, name: str, where: str) -> Architecture:
+        architecture = self.named(name, where)
+        if not architecture.prunable:
+            raise SurgeryError(
+                f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED
+            )
+        return architecture
+
+    def _overrides(self, model: Model) -> dict[str, Any]:
+        return recorded(model, "the manifest", ManifestError, self.recorded)
+
+    def _args(self, model: Model) -> dict[str, Any]:
+        return {**self.named(model.arch, "the manifest").args, **self._overrides(model)}
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
         config: dict[str, Any] = {
             "architecture": model.arch,
             "num_classes": model.num_classes,
-            "model_args": recorded(model, "the manifest", ManifestError),
+            "model_args": self._overrides(model),
             "pretrained_cfg": {"num_classes": model.num_classes, **model.preprocess},
         }
         if model.labels:
@@ -165,9 +226,9 @@ class TimmViT(Family):
         import torch
 
         with torch.device("cpu" if fresh else "meta"):
-            args = recorded(model, "the manifest", ManifestError)
+            args = self._overrides(model)
             module: nn.Module = timm.create_model(
-                named(model.arch, "the manifest").name,
+                self.named(model.arch, "the manifest").name,
                 pretrained=False,
                 num_classes=model.num_classes,
                 **args,
@@ -220,51 +281,6 @@ def _reads(module: Any) -> int | None:
     if module.global_pool != "token" or module.attn_pool is not None:
         return None
     return 1 if getattr(module, "dist_token", None) is None else 2
-
-
-def parse_arch(text: str) -> tuple[str, dict[str, Any]]:
-    """`vit_tiny_patch16_224,embed_dim=128,depth=6` → the name and its constructor arguments."""
-    name, *pairs = text.split(",")
-    args = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--arch timm:{text}: {pair!r} is not key=value")
-        try:
-            args[key.strip()] = json.loads(value)
-        except ValueError:
-            args[key.strip()] = value
-    return name, parse(Asked, args, f"--arch timm:{text}", error=UsageError).written()
-
-
-def fresh_model(arch: str) -> Model:
-    """The model that `--arch`-like text describes, for training from scratch."""
-    name, arguments = parse_arch(arch)
-    architecture = _prunable(name, f"timm:{arch}")
-    num_classes = int(arguments.pop("num_classes", architecture.args.get("num_classes", 1000)))
-    overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
-    check_whole({**architecture.args, **overrides}, f"timm:{arch}", UsageError)
-    return Model(
-        family="timm",
-        arch=name,
-        config={"model_args": overrides},
-        num_classes=num_classes,
-        preprocess={**architecture.preprocess, **_input_size(architecture, overrides)},
-    )
-
-
-def _prunable(name: str, where: str) -> Architecture:
-    architecture = named(name, where)
-    if not architecture.prunable:
-        raise SurgeryError(
-            f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED
-        )
-    return architecture
-
-
-def _args(model: Model) -> dict[str, Any]:
-    overrides = recorded(model, "the manifest", ManifestError)
-    return {**named(model.arch, "the manifest").args, **overrides}
 
 
 def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""A projection to queries, keys and values whose bias does not lie beside its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+__all__ = ["Biased"]
+
+
+class Biased(nn.Module):
+    """One linear that packs q, k and v, with the biases that their owner has for some of the three."""
+
+    weight: Tensor
+    owner: nn.Module
+
+    def __init__(self, packed: nn.Linear, owner: nn.Module, names: Sequence[str | None]) -> None:
+        super().__init__()
+        # The very dictionary: what is replaced there is replaced here.
+        self._parameters = packed._parameters
+        self.names = tuple(names)
+        self.__dict__["owner"] = owner  # no part of this module
+
+    @property
+    def bias(self) -> Tensor:
+        """Of all rows; zeros where a part has none."""
+        none = self.weight.new_zeros(len(self.weight) // len(self.names))
+        return torch.cat(
+            [none if name is None else getattr(self.owner, name) for name in self.names]
+        )
+
+    @property
+    def out_features(self) -> int:
+        return len(self.weight)
+
+    @property
+    def places(self) -> list[tuple[dict[str, Any], str]]:
+        """Where the parts of the bias lie."""
+        return [(self.owner._parameters, name) for name in self.names if name is not None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)

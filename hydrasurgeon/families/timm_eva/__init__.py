@@ -1,0 +1,1 @@
+"""timm's rotary vision transformers: DINOv3, EVA, EVA02 and their kin."""

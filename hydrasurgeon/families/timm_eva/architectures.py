@@ -1,0 +1,131 @@
+"""timm's Eva class as a table: its registered architectures, and names and shapes of their tensors, without torch or timm.
+
+The table is written by tools/timm_eva_architectures.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from hydrasurgeon.families.timm_vit.architectures import TOWER, Architecture
+from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm
+
+__all__ = ["DEFAULTS", "table", "weights"]
+
+DEFAULTS: dict[str, Any] = {
+    "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "global_pool": "avg", "embed_dim": 768,
+    "depth": 12, "num_heads": 12, "qkv_bias": True, "qkv_fused": True, "qk_norm": False, "mlp_ratio": 4.0,
+    "swiglu_mlp": False, "swiglu_align_to": 0, "scale_mlp": False, "scale_attn_inner": False, "attn_type": "eva",
+    "norm_layer": "LayerNorm", "init_values": None, "attn_only_layer_scale": False, "class_token": True,
+    "num_reg_tokens": 0, "no_embed_class": False, "use_abs_pos_emb": True, "use_rot_pos_emb": False,
+    "use_post_norm": False, "use_pre_transformer_norm": False, "use_post_transformer_norm": None, "use_fc_norm": None,
+    "attn_pool_mlp_ratio": None, "ref_feat_shape": None, "rope_type": "cat",
+}  # fmt: skip
+
+
+@cache
+def table() -> dict[str, Architecture]:
+    text = (files("hydrasurgeon.families.timm_eva") / "timm_eva_architectures.json").read_text(encoding="utf-8")  # fmt: skip
+    return {
+        row["name"]: Architecture(
+            row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why")
+        )
+        for row in json.loads(text)["architectures"]
+    }
+
+
+def weights(args: Mapping[str, Any]) -> Iterator[Weight]:
+    """All tensors of an Eva with these arguments."""
+    a = {**DEFAULTS, **args}
+    dim, bias = a["embed_dim"], _biased(a)
+    fc_norm = a["global_pool"] == "avg" if a["use_fc_norm"] is None else a["use_fc_norm"]
+    last = a["use_post_transformer_norm"]
+    yield from (Weight(w.name, w.shape, w.part, TOWER) for w in _embedding(a))
+    for layer in range(a["depth"]):
+        yield from (w.within(f"blocks.{layer}", TOWER, layer) for w in _block(a))
+    if not fc_norm if last is None else last:
+        yield from norm("norm", dim, "readout", bias=bias)
+    if a["global_pool"] == "map":
+        hidden = int(dim * (a["attn_pool_mlp_ratio"] or a["mlp_ratio"]))
+        yield Weight("attn_pool.latent", (1, 1, dim), "readout")
+        yield from linear("attn_pool.q", dim, dim, "readout")
+        yield from linear("attn_pool.kv", 2 * dim, dim, "readout")
+        yield from linear("attn_pool.proj", dim, dim, "readout")
+        yield from norm("attn_pool.norm", dim, "readout", bias=bias)
+        yield from linear("attn_pool.mlp.fc1", hidden, dim, "readout")
+        yield from linear("attn_pool.mlp.fc2", dim, hidden, "readout")
+    if fc_norm:
+        yield from norm("fc_norm", dim, "readout", bias=bias)
+    if a["num_classes"]:
+        yield from linear("head", a["num_classes"], dim, "classifier")
+
+
+def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
+    dim, prefix = a["embed_dim"], a["class_token"] + a["num_reg_tokens"]
+    (height, width), (ph, pw) = _pair(a["img_size"]), _pair(a["patch_size"])
+    if a["class_token"]:
+        yield Weight("cls_token", (1, 1, dim), "embedding")
+    if a["num_reg_tokens"]:
+        yield Weight("reg_token", (1, a["num_reg_tokens"], dim), "embedding")
+    if a["use_abs_pos_emb"]:
+        tokens = (height // ph) * (width // pw) + (0 if a["no_embed_class"] else prefix)
+        yield Weight("pos_embed", (1, tokens, dim), "embedding")
+    yield Weight("patch_embed.proj.weight", (dim, a["in_chans"], ph, pw), "embedding")
+    if not a["use_pre_transformer_norm"]:
+        yield Weight("patch_embed.proj.bias", (dim,), "embedding")
+    else:
+        yield from norm("norm_pre", dim, "embedding", bias=_biased(a))
+
+
+def _block(a: Mapping[str, Any]) -> Iterator[Weight]:
+    dim, biased = a["embed_dim"], a["qkv_bias"]
+    scaled = a["init_values"] is not None and not a["use_post_norm"]
+    if scaled:
+        yield Weight("gamma_1", (dim,), "scale")
+        if not a["attn_only_layer_scale"]:
+            yield Weight("gamma_2", (dim,), "scale")
+    yield from norm("norm1", dim, bias=_biased(a))
+    if not a["qkv_fused"]:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            # EVA's keys have no bias.
+            own = biased and (name != "k_proj" or a["attn_type"] == "rope")
+            yield from linear(f"attn.{name}", dim, dim, "attention", bias=own, heads=QUERIES)
+    elif a["attn_type"] == "rope" or not biased:
+        yield from linear("attn.qkv", 3 * dim, dim, "attention", bias=biased, heads=PACKED)
+    else:
+        yield Weight("attn.q_bias", (dim,), "attention", heads=QUERIES)
+        yield Weight("attn.v_bias", (dim,), "attention", heads=QUERIES)
+        yield from linear("attn.qkv", 3 * dim, dim, "attention", bias=False, heads=PACKED)
+    if a["qk_norm"]:
+        yield from norm("attn.q_norm", dim // a["num_heads"], "attention", bias=_biased(a))
+        yield from norm("attn.k_norm", dim // a["num_heads"], "attention", bias=_biased(a))
+    yield from linear("attn.proj", dim, dim, "output", heads=OUT)
+    yield from norm("norm2", dim, bias=_biased(a))
+    yield from _mlp(a, int(dim * a["mlp_ratio"]))
+
+
+def _mlp(a: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
+    dim = a["embed_dim"]
+    aligned = a["swiglu_align_to"] and not a["use_post_norm"]
+    if a["swiglu_mlp"] and (a["scale_mlp"] or aligned):
+        if a["swiglu_align_to"]:
+            hidden += -hidden % a["swiglu_align_to"]
+        yield from linear("mlp.fc1_g", hidden, dim, "mlp")
+        yield from linear("mlp.fc1_x", hidden, dim, "mlp")
+    else:
+        yield from linear("mlp.fc1", 2 * hidden if a["swiglu_mlp"] else hidden, dim, "mlp")
+    if a["scale_mlp"]:
+        yield from norm("mlp.norm", hidden, "mlp", bias=_biased(a))
+    yield from linear("mlp.fc2", dim, hidden, "mlp")
+
+
+def _biased(a: Mapping[str, Any]) -> bool:
+    return "rms" not in str(a["norm_layer"]).lower()
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

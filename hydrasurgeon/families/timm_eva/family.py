@@ -1,0 +1,124 @@
+"""timm's rotary vision transformers: DINOv3, EVA, EVA02, and others that timm builds of its Eva class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydrasurgeon.anatomy.parts import Anatomy
+from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError
+from hydrasurgeon.families.base import Bare, Identified
+from hydrasurgeon.families.timm_eva.architectures import table, weights
+from hydrasurgeon.families.timm_eva.arguments import Asked, Recorded
+from hydrasurgeon.families.timm_vit.architectures import (
+    NAME,
+    RELATIVE_TABLE,
+    TOWER,
+    Architecture,
+    Match,
+    fits,
+)
+from hydrasurgeon.families.timm_vit.family import TimmViT
+from hydrasurgeon.files.manifest import Model, Tower
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hydrasurgeon.families.settings import Settings
+    from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.heads import Kept
+
+__all__ = ["TimmEva"]
+
+MARKS = ("blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight", "blocks.0.gamma_1")
+"""Tensors that an Eva has and a VisionTransformer has not."""
+
+
+class TimmEva(TimmViT):
+    example_id = "timm:vit_small_patch16_dinov3.lvd1689m"
+    recorded: ClassVar[type[Settings]] = Recorded
+    asked: ClassVar[type[Settings]] = Asked
+
+    def recognises(self, bare: Bare) -> bool:
+        config = bare.config or {}
+        name = bare.asked.partition(",")[0] if bare.asked else config.get("architecture")
+        if name is not None:
+            return self.registered(str(name)) is not None
+        marked = any(mark in bare.tensors for mark in MARKS)
+        tables = any(RELATIVE_TABLE in name for name in bare.tensors)  # BEiT
+        return "patch_embed.proj.weight" in bare.tensors and marked and not tables
+
+    def identify(self, bare: Bare) -> Identified:
+        config = dict(bare.config or {})
+        args, told = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
+        size = told.get("input_size") if isinstance(told, Mapping) else None
+        if isinstance(args, Mapping) and "img_size" not in args and isinstance(size, list):
+            # Rotations fit images of any size: they are made for those that the data config names.
+            bare = replace(bare, config={**config, "model_args": {**args, "img_size": size[1:]}})
+        identified = super().identify(bare)
+        self._check_divisors(identified.model, bare.where, CheckpointError)
+        return identified
+
+    def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
+        super().check(model, towers, where)
+        self._check_divisors(model, where, ManifestError)
+
+    def _check_divisors(self, model: Model, where: str, error: type[HydraError]) -> None:
+        """Rotations turn pairs of numbers in both directions; an attention pool has heads of its own."""
+        args = self._args(model)
+        dim, heads = args["embed_dim"], args["num_heads"]
+        if args["use_rot_pos_emb"] and dim // heads % 4:
+            raise error(
+                f"{where}: heads of {dim // heads} numbers cannot be rotated, which takes fours"
+            )
+        pools = args.get("attn_pool_num_heads") or heads
+        if args["global_pool"] == "map" and dim % pools:
+            raise error(f"{where}: embed_dim {dim} is not a multiple of the pool's {pools} heads")
+
+    def covers(self, model: Model) -> bool:
+        return self.registered(model.arch) is not None
+
+    def listed(self, args: Mapping[str, Any]) -> Iterator[Weight]:
+        return weights(args)
+
+    def registered(self, name: str) -> Architecture | None:
+        match = NAME.fullmatch(name)
+        return table().get(match[1]) if match else None
+
+    def named(self, name: str, where: str) -> Architecture:
+        architecture = self.registered(name)
+        if architecture is None:
+            raise SurgeryError(f"{where}: timm:{name[:60]} is none of timm's Eva models")
+        return architecture
+
+    def infer(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> Match:
+        classes = shapes["head.weight"][0] if shapes.get("head.weight") else 0
+        overrides = {"num_classes": classes}
+        matches = [one for one in table().values() if one.prunable and fits(one, shapes, overrides, weights) is None]  # fmt: skip
+        alike = {json.dumps({k: v for k, v in one.args.items() if k != "num_classes"}, sort_keys=True) for one in matches}  # fmt: skip
+        if len(alike) != 1:
+            names = ", ".join(f"timm:{one.name}" for one in matches[:4])
+            why = f"several architectures fit, and would run differently: {names}" if matches else "no registered architecture has these sizes"  # fmt: skip
+            raise CheckpointError(
+                f"{where}: looks like a rotary vision transformer of timm; {why}",
+                hint="Say which: --arch timm:NAME[,key=value…].",
+            )
+        first, *others = sorted(matches, key=lambda one: (len(one.name), one.name))
+        return Match(first, overrides, tuple(one.name for one in others))
+
+    def build(
+        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
+    ) -> nn.Module:
+        from hydrasurgeon.families.timm_eva.modules import build
+
+        name = self.named(model.arch, "the manifest").name
+        size = {"img_size": tuple(model.preprocess["input_size"][1:])}
+        args = {**self._overrides(model), **size}
+        return build(name, args, model.num_classes, kept[TOWER], fresh=fresh)
+
+    def anatomy(self, module: nn.Module) -> Anatomy:
+        from hydrasurgeon.families.timm_eva.modules import anatomy
+
+        return anatomy(module)

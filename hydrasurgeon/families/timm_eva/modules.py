@@ -1,0 +1,174 @@
+"""timm's Eva with any number of heads in each layer, taken apart.
+
+Class and register tokens are not rotated; every patch is, by its place in the grid that the images have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydrasurgeon.anatomy.layers import attend
+from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
+from hydrasurgeon.anatomy.projections import Biased
+from hydrasurgeon.families.timm_vit.architectures import TOWER
+
+__all__ = ["anatomy", "build"]
+
+
+def build(
+    name: str, args: Mapping[str, Any], classes: int, kept: Sequence[Sequence[int]], *, fresh: bool
+) -> nn.Module:
+    import timm
+
+    made = partial(timm.create_model, name, pretrained=False, num_classes=classes)
+    # The grid of patches decides how they are rotated, so it is settled here.
+    told = {**args, "dynamic_img_size": False}
+    with torch.device("cpu" if fresh else "meta"):
+        module: Any = made(**told)
+    if module.rope is not None:
+        with torch.device("cpu"):
+            small: Any = made(**{**told, "depth": 1})
+        module.rope = Angles(small.rope.get_embed())
+    for layer, (block, row) in enumerate(zip(module.blocks, kept, strict=True)):
+        block.attn = Heads(block.attn, layer, tuple(row), module.rope)
+    whole: nn.Module = module
+    return whole
+
+
+class Angles(nn.Module):
+    """sin and cos for each patch; no weights, and not rounded when those are."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table.detach().clone(), persistent=False)
+        self.feat_shape = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Angles:
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def get_embed(self) -> Tensor:
+        """As timm's own modules of rotations answer."""
+        return self.table
+
+
+class Heads(nn.Module):
+    """Attention with some of the heads of timm's own, under the same names."""
+
+    rope: Angles | None
+
+    def __init__(self, stock: Any, layer: int, row: tuple[int, ...], rope: Angles | None) -> None:
+        super().__init__()
+        self.layer, self.heads, self.head_dim = layer, row, stock.head_dim
+        self.prefix, self.in_halves = stock.num_prefix_tokens, stock.rotate_half
+        self.__dict__["rope"] = rope  # the model's, and no part of this one
+        width = len(row) * self.head_dim
+        self.qkv = None if stock.qkv is None else _rows(stock.qkv, 3 * width)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            own = getattr(stock, name)
+            setattr(self, name, None if own is None else _rows(own, width))
+        for name in ("q_bias", "v_bias"):
+            bias = getattr(stock, name, None)
+            room = bias if bias is None or len(bias) == width else _room(bias, width)
+            self.register_parameter(name, room)
+        self.q_norm, self.k_norm = stock.q_norm, stock.k_norm
+        self.proj, self.proj_drop = _columns(stock.proj, width), stock.proj_drop
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        attended: Tensor = self.proj_drop(attend(self.site(), x, None))
+        return attended
+
+    def site(self) -> Attention:
+        project: Any = (self.q_proj, self.k_proj, self.v_proj)
+        if self.qkv is not None:
+            packed = self.qkv
+            project = (packed if self.q_bias is None else Biased(packed, self, ("q_bias", None, "v_bias")),)  # fmt: skip
+        return Attention(
+            tower=TOWER, layer=self.layer, heads=self.heads, head_dim=self.head_dim, project=project, out=self.proj,
+            q_norm=self.q_norm, k_norm=self.k_norm, scale=self.head_dim**-0.5,
+            rotate=None if self.rope is None else self.rotate,
+        )  # fmt: skip
+
+    def rotate(self, heads: Tensor) -> Tensor:
+        """x cos + x⊥ sin, where x⊥ has the numbers of each pair turned by a right angle."""
+        assert self.rope is not None
+        first, patches = heads[:, :, : self.prefix], heads[:, :, self.prefix :]
+        sin, cos = self.rope.table[: patches.shape[2]].chunk(2, dim=-1)
+        if self.in_halves:
+            one, other = patches.chunk(2, dim=-1)
+            across = torch.cat((-other, one), dim=-1)
+        else:
+            across = torch.stack((-patches[..., 1::2], patches[..., ::2]), dim=-1).flatten(-2)
+        return torch.cat((first, (patches * cos + across * sin).to(heads.dtype)), dim=2)
+
+
+def _room(like: Tensor, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=like.device))
+
+
+def _rows(linear: nn.Linear, count: int) -> nn.Linear:
+    """Room for so many outputs; what the new parameters hold is up to whoever loads the weights."""
+    if linear.out_features != count:
+        linear.out_features = count
+        linear.weight = _room(linear.weight, count, linear.in_features)
+        if linear.bias is not None:
+            linear.bias = _room(linear.bias, count)
+    return linear
+
+
+def _columns(linear: nn.Linear, count: int) -> nn.Linear:
+    if linear.in_features != count:
+        linear.in_features = count
+        linear.weight = _room(linear.weight, linear.out_features, count)
+    return linear
+
+
+class _Scale(nn.Module):
+    """LayerScale, whose factors lie in the layer itself."""
+
+    def __init__(self, block: nn.Module, name: str) -> None:
+        super().__init__()
+        self._parameters = block._parameters
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        factors: Tensor = getattr(self, self.name)
+        return x * factors
+
+
+def anatomy(module: nn.Module) -> Anatomy:
+    m: Any = module
+
+    def embed(inputs: Tensor) -> Stack:
+        return Stack(m.norm_pre(m._pos_embed(m.patch_embed(inputs))[0]))
+
+    def readout(stack: Stack) -> Tensor:
+        logits: Tensor = m.forward_head(m.norm(stack.hidden))
+        return logits
+
+    loose = [m.cls_token, m.reg_token, m.pos_embed]
+    parts = [m.attn_pool, m.fc_norm, m.head]
+    token = m.global_pool == "token" and m.attn_pool is None
+    return Anatomy(
+        embed=embed,
+        embed_parts=(m.patch_embed, m.norm_pre, *(p for p in loose if p is not None)),
+        blocks=tuple(_block(block) for block in m.blocks),
+        readout=readout,
+        readout_parts=(m.norm, *(p for p in parts if p is not None)),
+        reads=1 if token else None,
+    )
+
+
+def _block(block: Any) -> Block:
+    scales = [
+        nn.Identity() if getattr(block, name) is None else _Scale(block, name)
+        for name in ("gamma_1", "gamma_2")
+    ]
+    return Block(block.norm1, block.attn.site(), scales[0], block.norm2, block.mlp, scales[1])
