@@ -102,9 +102,7 @@ def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
     from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
     def rotate(heads: Tensor) -> Tensor:
-        one = heads[0, 0, :, 0].isnan()
-        # Counted, whatever they hold: an exporter freezes a number of tokens that is asked for behind a reshape.
-        positions = (one | ~one).float().cumsum(0)[None] - 1
+        positions = _counted(heads[0, 0, :, 0])[None]
         cos, sin = base.rotary_emb(heads, positions, layer_type)
         # It turns two at once: the second has no heads here.
         turned: Tensor = apply_rotary_pos_emb(heads, heads[:, :0], cos, sin)[0]
@@ -113,9 +111,18 @@ def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
     return rotate
 
 
+def _counted(numbers: Tensor) -> Tensor:
+    """0, 1, 2, … for as many numbers as there are, whatever they are.
+
+    An exporter freezes a number of tokens that is asked for behind a reshape, but counts anew in every pass.
+    """
+    one = numbers.isnan()
+    return (one | ~one).float().cumsum(0) - 1
+
+
 def _window(reach: int) -> Callable[[Tensor], Tensor]:
     def hide(hidden: Tensor) -> Tensor:
-        places = torch.arange(hidden.shape[1], device=hidden.device)
+        places = _counted(hidden[0, :, 0])
         far = (places[:, None] - places).abs() > reach
         lowest = torch.finfo(hidden.dtype).min
         return (far.to(hidden.dtype) * lowest)[None, None]
