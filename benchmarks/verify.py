@@ -29,14 +29,17 @@ HASH = (
 
 def make(folder: Path) -> None:
     """A recorded backbone and a hydra of three of its members."""
-    quiet = {"cwd": folder, "check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # fmt: skip
+
+    def quietly(*words: str) -> None:
+        subprocess.run(hydrasurgeon(*words), cwd=folder, check=True, capture_output=True)
+
     make_vit(folder / "bare.safetensors")
-    subprocess.run(hydrasurgeon("score", "--method", "random", "bare", "-o", "single"), **quiet)
+    quietly("score", "--method", "random", "bare", "-o", "single")
     (folder / "bare.safetensors").unlink()
     prune = ("prune", "--method", "random", "--keep", "11", "single", "--seed")
     for seed in ("1", "2", "3"):
-        subprocess.run(hydrasurgeon(*prune, seed, "-o", f"m{seed}"), **quiet)
-    subprocess.run(hydrasurgeon("fuse", "m1", "m2", "m3", "-o", "hydra"), **quiet)
+        quietly(*prune, seed, "-o", f"m{seed}")
+    quietly("fuse", "m1", "m2", "m3", "-o", "hydra")
     for seed in ("1", "2", "3"):
         (folder / f"m{seed}.safetensors").unlink()
 
