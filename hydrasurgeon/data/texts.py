@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from hydrasurgeon.errors import CheckpointError
 
-__all__ = ["Tokenize"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Tokenize", "blamed"]
 
 
 class Tokenize:
@@ -24,17 +28,35 @@ class Tokenize:
         return text
 
     def collate(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        made = self.tokenizer(
-            list(texts),
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_attention_mask=True,
-            return_token_type_ids=False,
-            return_tensors="pt",
-        )
+        tokenizer = self.tokenizer
+        with blamed("the checkpoint's tokenizer cannot read these texts"):
+            made = tokenizer(
+                list(texts),
+                padding=True,
+                truncation=True,
+                max_length=self.max_length,
+                return_attention_mask=True,
+                return_token_type_ids=False,
+                return_tensors="pt",
+            )
         return {"input_ids": made["input_ids"], "attention_mask": made["attention_mask"]}
 
     @cached_property
     def tokenizer(self) -> Any:
         return self.load()
+
+
+@contextlib.contextmanager
+def blamed(what: str, *, hide: str = "") -> Iterator[None]:
+    """Whatever the tokenizers library raises here is laid to the tokenizer's files."""
+    try:
+        yield
+    # For a file that it cannot read it raises Exception itself, or a panic that is none.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        lines = str(error).replace(hide, "").splitlines() if hide else str(error).splitlines()
+        why = lines[0][:200] if lines else type(error).__name__
+        raise CheckpointError(
+            f"{what}: {why}", hint="Bring back the files as transformers wrote them."
+        ) from error

@@ -15,6 +15,7 @@ from tiny_families import FAMILIES, VOCAB, WORDS
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.hf_encoder.tokenizer import check_tokenizer, load_tokenizer
 
@@ -146,6 +147,61 @@ def test_every_damaged_tokenizer_json_is_refused_or_read(bert: Path) -> None:
         except CheckpointError as error:
             refused += "tokenizer.json" in error.message
     assert refused > 100
+
+
+def replaced(pattern: dict[str, str], content: str, times: int = 1) -> dict[str, Any]:
+    one = {"type": "Replace", "pattern": pattern, "content": content}
+    return {"type": "Sequence", "normalizers": [one] * times}
+
+
+def template(single: list[Any], ids: list[int]) -> dict[str, Any]:
+    word = {"id": "[CLS]", "ids": ids, "tokens": ["[CLS]"] * len(ids)}
+    return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {"[CLS]": word}}  # fmt: skip
+
+
+TEXT_ITSELF = {"Sequence": {"id": "A", "type_id": 0}}
+CLS = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", replaced({"String": "a"}, "aa", 40)),
+        ("normalizer", {"type": "Sequence", "normalizers": [replaced({"String": "a"}, "aa", 4)] * 10}),
+        ("normalizer", replaced({"Regex": "."}, "x" * 10_000)),
+        ("normalizer", replaced({"Regex": "x*"}, "yy", 4)),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x"}] * 7}),
+        ("normalizer", replaced({"String": "b"}, "b", 65)),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * 30}),
+        ("post_processor", template([CLS] * 100_000 + [TEXT_ITSELF], [0])),
+        ("post_processor", template([CLS, TEXT_ITSELF], [0] * 100_000)),
+        ("post_processor", template([TEXT_ITSELF] * 2, [0])),
+    ],
+)  # fmt: skip
+def test_a_text_does_not_grow_beyond_reason(bert: Path, part: str, value: dict[str, Any]) -> None:
+    files = files_of(bert)
+    whole = json.loads(files["tokenizer.json"]) | {part: value}
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: makes texts more than 64 times"):
+        load_tokenizer({**files, "tokenizer.json": json.dumps(whole)}, "bert", 100)
+
+
+def test_usual_steps_are_none_too_many(bert: Path) -> None:
+    files = files_of(bert)
+    steps = [{"type": "NFKD"}, *replaced({"String": "``"}, '"')["normalizers"], *replaced({"Regex": " {2,}"}, " ")["normalizers"], {"type": "Lowercase"}]  # fmt: skip
+    whole = json.loads(files["tokenizer.json"]) | {"normalizer": {"type": "Sequence", "normalizers": steps}, "padding": {"strategy": {"Fixed": 1_000_000_000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1, "pad_type_id": 0, "pad_token": "[PAD]"}}  # fmt: skip
+    made = load_tokenizer({**files, "tokenizer.json": json.dumps(whole)}, "bert", 100)
+    assert made("GOOD   film")["input_ids"] == [0, 4, 8, 2]
+
+
+def test_texts_that_a_tokenizer_breaks_down_on(bert: Path) -> None:
+    """Its expressions meet texts only when there are some, and a panic of Rust's is no Exception."""
+    files = files_of(bert)
+    whole = json.loads(files["tokenizer.json"]) | {"normalizer": replaced({"Regex": "(a+)+$"}, "b")}
+    text = json.dumps(whole)
+    transform = Tokenize(lambda: load_tokenizer({**files, "tokenizer.json": text}, "bert", 100), max_length=8)  # fmt: skip
+    assert transform.collate(["good film"])["input_ids"].tolist() == [[0, 4, 8, 2]]
+    with pytest.raises(CheckpointError, match=r"tokenizer cannot read these texts: .*[Rr]etry"):
+        transform.collate(["a" * 30 + "!"])
 
 
 @pytest.mark.parametrize(("name", "content"), [("tokenizer.json", "{}"), ("tokenizer.json", "[1"), ("vocab.txt", "")])  # fmt: skip

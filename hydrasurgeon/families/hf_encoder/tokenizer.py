@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
+from hydrasurgeon.data.texts import blamed
 from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.families.hf_encoder.growth import check_growth
 from hydrasurgeon.families.settings import MAX_WORDS, Settings, known, parse
 from hydrasurgeon.files.foreign import parse_json
 
@@ -133,6 +135,8 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
             # Before tokenizers sees them: it makes room for every number below the largest.
             _check_numbers(_numbers(said), words, f"{where}: {name}")
             _check_added(said, f"{where}: {name}")
+            if name == WHOLE:
+                check_growth(said, f"{where}: {name}")
     config = tokenizer_config(files, where)
     stated = config.written() | {"tokenizer_class": _class_name(config, files, where)}
     texts[CONFIG] = json.dumps({key: value for key, value in stated.items() if value is not None})
@@ -190,22 +194,13 @@ def _made(texts: Mapping[str, str], where: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        try:
-            with _unheard():
-                made = AutoTokenizer.from_pretrained(
-                    folder, local_files_only=True, trust_remote_code=False
-                )
-                made(UNUSUAL)
-            return made
-        # For a file that it cannot read tokenizers raises Exception itself, or a panic that is none.
-        except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            why = str(error).replace(folder, "").splitlines() or [type(error).__name__]
-            raise CheckpointError(
-                f"{where} cannot be made of {', '.join(sorted(set(texts) - {'config.json'}))}: {why[0][:200]}",
-                hint="Bring back the files as transformers wrote them.",
-            ) from error
+        names = ", ".join(sorted(set(texts) - {"config.json"}))
+        with blamed(f"{where} cannot be made of {names}", hide=folder), _unheard():
+            made = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            made(UNUSUAL)
+        return made
 
 
 @contextlib.contextmanager
