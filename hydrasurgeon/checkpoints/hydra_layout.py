@@ -81,9 +81,13 @@ def member_sources(checkpoint: Checkpoint, manifest: HydraManifest) -> list[dict
 
 
 def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
-    """The tensors are those of these members, no more and no fewer, and the trunk is really shared."""
+    """The tensors are those of the members that were fused, no more and no fewer, and the trunk is really shared."""
     tensors, path = checkpoint.tensors, checkpoint.path
     weights, towers = checkpoint.weights, manifest.towers
+    fused = next((entry for entry in reversed(manifest.history) if entry.command == "fuse"), None)
+    hashes = [member.sha256 for member in manifest.members]
+    if fused is not None and [each.sha256 for each in fused.inputs] != hashes:
+        raise Disagreement(f"{path}: the manifest lists other members than `fuse` read")
     kepts = [member.kept for member in manifest.members]
     _, union = intersect_union(kepts)
     shared = expected_shapes(weights, towers, union)

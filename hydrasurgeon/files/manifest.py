@@ -225,7 +225,7 @@ class _Manifest(_Record):
     weights_sha256: Sha256
     decision: Decision | None = None
     """What `calibrate` found; absent without it."""
-    history: tuple[Step, ...] = ()
+    history: tuple[Step, ...] = Field(default=(), max_length=MAX_COUNT)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

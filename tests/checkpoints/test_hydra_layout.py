@@ -87,8 +87,12 @@ def test_members_are_put_together_again(
 
 
 def test_a_member_hash_that_is_wrong(pruned: Path, tuned: Callable[[str], Path]) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["members"][1]["sha256"] = "0" * 64
+        manifest["history"][-1]["inputs"][1]["sha256"] = "0" * 64
+
     for path in (pruned, tuned("separate")):
-        rewritten(path, lambda m: m["members"][1].update(sha256="0" * 64))
+        rewritten(path, change)
         opened = open_checkpoint(path)
         with pytest.raises(ManifestError, match="member 1 is not the one that the manifest names"):
             opened.digests()
@@ -130,6 +134,13 @@ def test_a_trunk_over_layers_of_ones_own(tuned: Callable[[str], Path]) -> None:
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "one member more": (
         lambda m: m["members"].append(m["members"][0]),
+        "lists other members than `fuse` read",
+    ),
+    "one member more, read by fuse too": (
+        lambda m: (
+            m["members"].append(m["members"][0]),
+            m["history"][-1]["inputs"].append(m["history"][-1]["inputs"][0]),
+        ),
         r"members\.2\.\S+ is missing",
     ),
     "other heads": (
@@ -169,11 +180,21 @@ def test_contradictions(tuned: Callable[[str], Path], what: str) -> None:
     assert refused.value.exit_code == 3
 
 
+@pytest.mark.parametrize("change", [lambda m: m.append(m[0]), lambda m: m.reverse()])
+def test_members_without_tensors_of_their_own(
+    pruned: Path, change: Callable[[list[Any]], Any]
+) -> None:
+    """No tensor tells how many there are, where they differ in their heads alone: what `fuse` read does."""
+    path = rewritten(pruned, lambda m: change(m["members"]))
+    with pytest.raises(CheckpointError, match="lists other members than `fuse` read"):
+        open_checkpoint(path)
+
+
 def test_one_member_fewer(pruned: Path, tmp_path: Path) -> None:
     three = [*(tmp_path / f"p{i}.safetensors" for i in (1, 2)), tmp_path / "t3.safetensors"]
     edited(three[1], three[2], lambda name, tensor: tensor + 1 if name == "head.bias" else tensor)
     path = hs.fuse(three, out=tmp_path / "three.safetensors").path
-    rewritten(path, lambda m: m["members"].pop())
+    rewritten(path, lambda m: (m["members"].pop(), m["history"][-1]["inputs"].pop()))
     with pytest.raises(CheckpointError, match=r"members\.2\.head\.bias belongs to none of 2"):
         open_checkpoint(path)
 

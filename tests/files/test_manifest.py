@@ -102,6 +102,7 @@ MEMBER: dict[str, tuple[Change, str]] = {
     "hash upper": (put("weights_sha256", value="A" * 64), "weights_sha256"),
     "hash with a line end": (put("weights_sha256", value=SHA + "\n"), "weights_sha256"),
     "history object": (put("history", value={}), "history"),
+    "history endless": (put("history", value=[{"command": "x"}] * 4097), "history"),
     "history number": (put("history", value=[1]), "history.0"),
     "command": (put("history", 0, "command", value="a\x1b[0m"), "history.0.command"),
     "args deep": (put("history", 0, "args", value={"a": nested(17)}), "history.0.args"),
