@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Required, Unpack
@@ -108,6 +108,7 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
         agreement = _checked(opened, target.path, arguments.check, arguments)
     hub = target.publish(written, opened[0].files, bars=arguments.progress is not None)
     notes = tuple(f"{member.name}: {member.note}" for member in opened if member.note)
+    notes += tuple(_twins(opened, written.members or ()))
     return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, notes)
 
 
@@ -123,6 +124,15 @@ def _opened(members: Sequence[str | Path], arguments: FuseArguments) -> list[Che
     ]
     _fusable(opened)
     return opened
+
+
+def _twins(opened: Sequence[Checkpoint], members: Sequence[Member]) -> Iterator[str]:
+    """Which members are one and the same: two that err alike say nothing of each other's doubts."""
+    seen: dict[str, str] = {}
+    for member, record in zip(opened, members, strict=True):
+        if record.sha256 in seen:
+            yield f"{member.name} has the weights of {seen[record.sha256]}: it counts twice and adds no diversity"
+        seen.setdefault(record.sha256, member.name)
 
 
 def _manifest_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, all_heads
@@ -291,6 +293,19 @@ def test_unfusable_members_are_named(tiny: MAKE, tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match=r"configuration differs .*depth.*3.*depth.*2"):
         hs.fuse([a, c], out=tmp_path / "h.safetensors")
     assert not (tmp_path / "h.safetensors").exists()
+
+
+def test_a_member_that_is_there_twice_is_named(
+    tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backbone = tiny()
+    a, b = (hs.prune(backbone, method="random", keep=2, seed=i, out=tmp_path / f"{i}").path for i in (1, 2))  # fmt: skip
+    assert hs.fuse([a, b], out=tmp_path / "h").notes == ()
+    shutil.copy(a, tmp_path / "copy.safetensors")
+    assert run(["fuse", *map(str, (a, b, tmp_path / "copy")), "-o", str(tmp_path / "again")]) == 0
+    assert "copy.safetensors has the weights of 1.safetensors" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_check_of_predictions_that_are_nan_fails(
