@@ -38,7 +38,7 @@ from hydrasurgeon.criteria.circuits.fast import Fast
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.naive import measure, outcomes_of
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
-from hydrasurgeon.criteria.circuits.packed import pack, unpack
+from hydrasurgeon.criteria.circuits.packed import Packed, pack, rows_of, unpack
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.families import family_of
@@ -69,6 +69,7 @@ def problem(
         batches = Batches(samples, transform, batch_size=256, workers=0)
         return Held.of([b.inputs for b in batches], torch.device("cpu"), dtype)
 
+    assert inside.labels is not None
     anatomy = family.anatomy(module)
     candidates = tuple(
         Head(b.attention.tower, b.attention.layer, h) for b in anatomy.blocks for h in b.attention.heads
@@ -132,13 +133,16 @@ def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
         for head in found.left(removed):
             seen = {}
             for side in sides:
+                half = one_side(found, side)
                 one = evaluated.of(json.dumps([side, *sorted(removed), head]))
                 if "predicted" not in one:
                     with evaluated.step(one):
-                        predicted = outcomes_of(one_side(found, side), (*removed, head))
+                        predicted = outcomes_of(half, (*removed, head))
                     one["predicted"] = pack(predicted)
                     evaluated.save()
-                seen[side] = unpack(one["predicted"])
+                seen[side] = unpack(
+                    Packed.model_validate(one["predicted"]), rows_of(half.objective)
+                )
                 mine["cpu"] += one["cpu"]
                 mine["units"] += one["units"]
             foreign = seen["ood"].familiar if "ood" in seen else torch.zeros(0)

@@ -155,7 +155,7 @@ def random_backbone(arch: str, folder: Path) -> Path:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    BertForSequenceClassification(BertConfig(num_labels=2)).save_pretrained(folder / BERT)
+    BertForSequenceClassification(BertConfig()).save_pretrained(folder / BERT)  # of two classes
     return folder / BERT
 
 
@@ -174,7 +174,7 @@ def contenders(arch: str, folder: Path) -> dict[str, Callable[[], nn.Module]]:
         made[name] = members(backbone, first=first, tuned=tuned, folder=folder)
         fused = folder / f"hydra-{len(made)}.safetensors"
         hs.fuse(made[name], out=fused)
-        found[f"hydra, {name}"] = lambda fused=fused: hs.load(fused)
+        found[f"hydra, {name}"] = partial(hs.load, fused)
     parts = made["tuned"]
     found["members in sequence"] = lambda: InTurn([hs.load(p) for p in parts])
     found["Deep Ensemble in sequence"] = lambda: InTurn([hs.load(backbone) for _ in range(MEMBERS)])

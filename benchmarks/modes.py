@@ -46,7 +46,9 @@ def measure(
         backbone = random_backbone(f"vit_tiny_patch16_224,{shape}", folder)
         parts = members(backbone, first=0, tuned=tuned, folder=folder)
         hs.fuse(parts, out=folder / "hydra.safetensors")
-        ways = {mode: hydra(folder / "hydra.safetensors", mode) for mode in WAYS}
+        ways: dict[str, Classifier] = {
+            mode: hydra(folder / "hydra.safetensors", mode) for mode in WAYS
+        }
         models = {"single": hs.load(backbone), **ways}
         for dtype in dtypes:
             precision = getattr(torch, dtype)
@@ -57,11 +59,12 @@ def measure(
                     continue
                 inputs = family_of(told).example(told, batch, device=device, dtype=precision)
                 seconds = interleaved(models, inputs, runs=runs)
+                ratios: dict[str, float] = {way: seconds[way] / seconds["single"] for way in WAYS}
                 rows.append(
                     {
                         "width": width, "tokens": TOKENS, "batch": batch, "size": batch * TOKENS * width, "dtype": dtype,
                         "tuned": tuned, "runs": runs, "ms": 1000 * seconds["single"],
-                        **{way: seconds[way] / seconds["single"] for way in WAYS},
+                        **ratios,
                     }
                 )  # fmt: skip
                 print(rows[-1], flush=True)

@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,7 @@ def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callabl
 
     def score() -> torch.Tensor:
         found = criterion("taylor")(subject)
+        assert isinstance(found, dict)
         return torch.tensor([found["text", layer] for layer in layers])
 
     return {
@@ -198,7 +200,11 @@ def main() -> None:
         results = {}
         for task in ("eval", "score"):
             loop = plain.evaluate if task == "eval" else plain.score
-            loops = {OURS: mine[task], PLAIN: lambda run=loop: run(by_size), UNSORTED: lambda run=loop: run(as_is)}  # fmt: skip
+            loops: dict[str, Callable[[], torch.Tensor]] = {
+                OURS: mine[task],
+                PLAIN: partial(loop, by_size),
+                UNSORTED: partial(loop, as_is),
+            }
             seconds = measure(loops, arguments.runs)
             results[task] = {
                 each: {"texts_per_second": len(samples) / s, "speed": seconds[PLAIN] / s}

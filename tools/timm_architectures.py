@@ -9,10 +9,13 @@ import inspect
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import timm
 import torch
-from timm.layers import Attention, PatchEmbed
+from timm.data.config import resolve_data_config
+from timm.layers.attention import Attention
+from timm.layers.patch_embed import PatchEmbed
 from timm.models import get_pretrained_cfg
 from timm.models import vision_transformer as vit
 
@@ -41,7 +44,7 @@ def main() -> None:
         captured.update(kwargs)
         original(self, *args, **kwargs)
 
-    vit.VisionTransformer.__init__ = capture
+    patch.object(vit.VisionTransformer, "__init__", capture).start()
     rows = []
     for name in sorted(
         set(timm.list_models(module="vision_transformer") + timm.list_models(module="deit"))
@@ -62,11 +65,8 @@ def main() -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if why is None and tensor_shapes(args) != shapes:
             why = "its tensors are laid out in a way that is not known here"
-        cfg = (
-            timm.data.resolve_data_config(get_pretrained_cfg(name).to_dict())
-            if get_pretrained_cfg(name)
-            else {}
-        )
+        pretrained = get_pretrained_cfg(name)
+        cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}
         rows.append(
             {
                 "name": name,

@@ -67,7 +67,8 @@ class NextHead:
 class Search(Protocol):
     """One way to find the head that is missed least, given those that are gone."""
 
-    guarantee: str
+    @property
+    def guarantee(self) -> str: ...
 
     def start(self) -> float:
         """The objective before anything is removed."""
