@@ -390,3 +390,37 @@ def test_the_mode_is_what_the_umask_gives(tiny: MAKE, tmp_path: Path) -> None:
         os.umask(old)
     modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.glob("[md]*")}
     assert modes == {"m.safetensors": 0o640, "m.heads.json": 0o640, "d": 0o750}
+
+
+@pytest.mark.parametrize("out", ["m", "m/"])
+def test_contents_and_names_are_seen_onto_the_disk(
+    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    """A name is given to what is on the disk already, and its folder is written down after that."""
+    source = tiny()
+    events: list[tuple[str, int]] = []
+    sync, replace, rename = os.fsync, os.replace, os.rename
+
+    def synced(descriptor: int) -> None:
+        events.append(("synced", os.fstat(descriptor).st_ino))
+        sync(descriptor)
+
+    def named(move: Callable[..., None]) -> Callable[..., None]:
+        def moved(here: Path, there: Path) -> None:
+            events.append(("named", os.stat(here).st_ino))
+            move(here, there)
+
+        return moved
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named(replace))
+    monkeypatch.setattr(os, "rename", named(rename))
+    hs.prune(source, method="random", keep=2, out=f"{tmp_path}/{out}")
+    folder = tmp_path / "m"
+    files = [*folder.iterdir()] if out == "m/" else [tmp_path / "m.safetensors", tmp_path / "m.heads.json"]  # fmt: skip
+    for file in files:
+        put = events.index(("named", (folder if out == "m/" else file).stat().st_ino))
+        assert ("synced", file.stat().st_ino) in events[:put]
+        assert ("synced", tmp_path.stat().st_ino) in events[put:]
+    if out == "m/":
+        assert ("synced", folder.stat().st_ino) in events[:put]
