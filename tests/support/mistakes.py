@@ -268,6 +268,7 @@ MISTAKES = (
     Mistake("A script of what was run already", "replay a --from . --shell", 2),
     Mistake("A key that is not there", "sign vit --key gone.pem", 2),
     Mistake("A key that is none", "sign vit --key data.npz", 2, theirs=True),
+    Mistake("A signature over what it signs", "sign vit --key mine.pem -o vit.safetensors --force", 2, keys),
     Mistake("A folder that is not empty", "demo -o full", 2, folder_of("full", {"notes.txt": "mine"})),
     # 3: checkpoints
     Mistake("No such checkpoint", "inspect gone", 3),
@@ -333,6 +334,7 @@ MISTAKES = (
     Mistake("CAHP without its packages", "score --method cahp --data data.npz vit", 6, without=("kmedoids", "kneed")),
     Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxruntime")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
+    Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
     Mistake("Signing without its package", "sign vit --key mine.pem", 6, keys, without=("model_signing",)),
     Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
 )  # fmt: skip
