@@ -336,7 +336,6 @@ MISTAKES = (
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
     Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
     Mistake("Signing without its package", "sign vit --key mine.pem", 6, keys, without=("model_signing",)),
-    Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
 )  # fmt: skip
 
 
