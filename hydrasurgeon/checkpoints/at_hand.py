@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.decided import undecided
+from hydrasurgeon.checkpoints.folder import entries
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.files.tensors import weights_sha256
@@ -49,7 +50,7 @@ class AtHand:
     def _read_claims(self) -> dict[Path, str | None]:
         if self._claims is None:
             self._claims = {}
-            for path in sorted(self.folder.iterdir()):
+            for path in (self.folder / name for name in entries(self.folder)):
                 if path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors"))):  # fmt: skip
                     self._claims[path] = _claim(_opened(path, None))
         return self._claims
