@@ -6,10 +6,12 @@ import inspect
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import timm
 import torch
-from timm.layers import AttentionRope
+from timm.data.config import resolve_data_config
+from timm.layers.attention import AttentionRope
 from timm.models import eva, get_pretrained_cfg
 from timm_architectures import IRRELEVANT, PREPROCESS, plain
 
@@ -35,12 +37,12 @@ def main() -> None:
         captured.update(kwargs)
         original(self, *args, **kwargs)
 
-    eva.Eva.__init__ = capture
+    patch.object(eva.Eva, "__init__", capture).start()
     rows = []
     for name in sorted(timm.list_models(module="eva")):
         captured.clear()
         with torch.device("meta"):
-            model = timm.create_model(name, pretrained=False)
+            model: Any = timm.create_model(name, pretrained=False)
         args = {
             key: plain(value)
             for key, value in captured.items()
@@ -50,7 +52,8 @@ def main() -> None:
         shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
         if why is None and shapes_of(weights(args)) != shapes:
             why = "its tensors are laid out in a way that is not known here"
-        cfg = timm.data.resolve_data_config(get_pretrained_cfg(name).to_dict())
+        pretrained = get_pretrained_cfg(name)
+        cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}
         row = {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}  # fmt: skip
         rows.append(row | ({"why": why} if why else {}))
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
@@ -68,7 +71,7 @@ def obstacle(model: eva.Eva, args: dict[str, Any]) -> str | None:
     if args.get("use_post_norm"):
         return "it normalises what each branch adds, all of its heads together"
     for block in model.blocks:
-        attn = block.attn
+        attn: Any = block.attn
         if type(attn) not in (eva.EvaAttention, AttentionRope):
             return f"its attention is {type(attn).__name__}"
         if getattr(attn, "num_kv_groups", 1) > 1:
