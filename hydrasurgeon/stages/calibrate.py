@@ -166,11 +166,11 @@ def _check(arguments: CalibrateArguments) -> None:
 
 
 def _check_folder(opened: Checkpoint, place: Path, arguments: CalibrateArguments) -> None:
-    """timm refuses a directory with other tensors in it than the model's."""
+    """Some libraries refuse a directory with other tensors in it than the model's."""
     stores = arguments.ood_score == "auto" or arguments.ood_score in STORED
-    if stores and place.suffix != SUFFIX and opened.manifest.model.family == "timm":
+    if stores and place.suffix != SUFFIX and opened.family.exact_directory:
         raise UsageError(
-            f"-o {arguments.out}: timm loads no directory with other tensors in it than the model's, "
+            f"-o {arguments.out}: {opened.family.name} loads no directory with other tensors in it than the model's, "
             f"and --ood-score {arguments.ood_score} may have some",
             hint="Give -o NAME.safetensors, or a score of the logits, such as --ood-score msp.",
         )

@@ -84,7 +84,7 @@ def algorithm_1(
 
 
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
-@pytest.mark.parametrize("search", ["exact", "naive"])
+@pytest.mark.parametrize("search", ["exact", pytest.param("naive", marks=pytest.mark.slow)])
 def test_search_is_algorithm_1(tiny: MAKE, images: SPEC, objective: str, search: str) -> None:
     path = tiny()
     data, ood = images(rows=50), images("ood.npz", rows=30, seed=5, labels=False)
@@ -221,7 +221,7 @@ def killer(after: int) -> Callable[[str, int, int], None]:
     return tick
 
 
-@pytest.mark.parametrize("search", ["naive", "exact", "fast"])
+@pytest.mark.parametrize("search", [pytest.param("naive", marks=pytest.mark.slow), "exact", "fast"])
 def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, search: str) -> None:
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     data, ood = images(rows=rows), images("ood.npz", rows=rows, seed=3)

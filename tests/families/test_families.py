@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family
+from tiny_families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, logits, member, tune
 
 import hydrasurgeon as hs
@@ -59,7 +59,7 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
         torch.testing.assert_close(logits(pruned, inputs, dtype), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", thoroughly())
 def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> None:
     """Training-free members (shared heads, a trunk), and tuned ones (nothing shared)."""
     members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
@@ -135,7 +135,7 @@ def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path:
             torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-9)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", thoroughly())
 def test_all_five_stages(family: Family, source: Path, tmp_path: Path) -> None:
     data = family.data(tmp_path)
     recipe = "sst2" if family.is_text else "scratch"
@@ -216,7 +216,7 @@ def test_the_table_in_the_docs_lists_what_is_tested() -> None:
     assert listed.splitlines() == rows, "\n".join(rows)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", thoroughly())
 def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path) -> None:
     """Shared layers, single tokens and masks give the order of the library's own masked forward pass."""
     pruned = member(source, family, [[0, 1, 3], [0, 1, 2, 3], [1, 2]], tmp_path / "m.safetensors")

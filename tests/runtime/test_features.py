@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import CLASSES, FAMILIES, Family
+from tiny_families import CLASSES, FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
@@ -15,8 +15,6 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers, reading
-
-ALL = [pytest.param(family, id=name) for name, family in FAMILIES.items()]
 
 
 def loaded(checkpoint: Path, lean: bool = True) -> hs.Classifier:
@@ -41,7 +39,7 @@ def check(model: hs.Classifier, inputs: object) -> torch.Tensor:
     return features
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", thoroughly())
 def test_features_give_the_logits(family: Family, tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     inputs = family.inputs(dtype=torch.float64)

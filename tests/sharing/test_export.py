@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from edited import edited
-from tiny_families import FAMILIES, Family
+from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckFailed, MissingDependency, OutputError, UsageError
 from hydrasurgeon.stages.export import export
 
-SOME = [pytest.param(FAMILIES[n], id=n) for n in ("timm ViT", "BERT", "MPNet", "DINOv2", "DistilBERT", "OpenCLIP", "ModernBERT", "ModernBERT pooling by mean", "DINOv3 with biases and SwiGLU", "EVA02 with separate projections", "SigLIP")]  # fmt: skip
+SOME = thoroughly("timm ViT", "BERT", "MPNet", "DINOv2", "DistilBERT", "OpenCLIP", "ModernBERT", "ModernBERT pooling by mean", "DINOv3 with biases and SwiGLU", "EVA02 with separate projections", "SigLIP")  # fmt: skip
 
 
 @pytest.mark.parametrize("family", SOME)

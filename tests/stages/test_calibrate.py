@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_families import FAMILIES, Family
+from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
@@ -22,7 +22,6 @@ from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import sidecar
 
 VIT = FAMILIES["timm ViT"]
-ALL = [pytest.param(family, id=name) for name, family in FAMILIES.items()]
 
 
 def images(folder: Path, name: str = "val", rows: int = 120, seed: int = 0, noise: bool = False) -> str:  # fmt: skip
@@ -155,7 +154,7 @@ def test_decide_follows_from_the_files_own_numbers(made: Path) -> None:
         hs.load(made.with_name("hydra.safetensors"), device="cpu").decide(batch.inputs)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", thoroughly())
 def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
     path = hydra(tmp_path, family)
     data = family.data(tmp_path, rows=90)

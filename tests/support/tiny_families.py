@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 WORDS = ("good", "bad", "dull", "fine", "film", "plot", "very", "not", "a", "the")
@@ -242,3 +243,16 @@ FAMILIES = {
         Family("OpenCLIP", "vision", write_clip, stock_clip, ("vision", "text"), "open_clip"),
     )
 }  # fmt: skip
+
+# No two of them share their blocks, their tensors' layout or their library; the others are like one of them.
+QUICK = ("timm ViT", "DINOv3", "BERT", "ModernBERT", "OpenCLIP")
+
+
+def thoroughly(*names: str) -> list[Any]:
+    """These families, or all; what takes seconds each is tried on one of a kind, and on the rest in the slow tests."""
+    return [
+        pytest.param(
+            FAMILIES[n], id=n.replace(" ", "-"), marks=() if n in QUICK else pytest.mark.slow
+        )
+        for n in names or FAMILIES
+    ]
