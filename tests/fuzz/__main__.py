@@ -62,6 +62,11 @@ def main() -> int:
         help=f"the result file (for all of make fuzz: {RESULTS.relative_to(ROOT)})",
     )
     parser.add_argument(
+        "--retry",
+        action="store_true",
+        help="the result file's failures again, after they were mended",
+    )
+    parser.add_argument(
         "--replay", metavar="KIND:SEED[:WAY]", help="one input again, with its traceback"
     )
     options = parser.parse_args()
@@ -71,6 +76,8 @@ def main() -> int:
         runner.replay(options.folder, kind, way, int(seed))
         return 0
     runner.prepare(options.folder / "bases")
+    if options.retry:
+        return _retry(Record(options.out, first=options.first, add=True), options)
     kinds = [KINDS[name] for name in options.kind or KINDS]
     whole = sum(kind.share for kind in kinds)
     amounts = {
@@ -112,6 +119,21 @@ def main() -> int:
         )
     _show(failures)
     record.write(tallies)
+    return 1 if failures else 0
+
+
+def _retry(record: Record, options: argparse.Namespace) -> int:
+    from fuzz import runner
+
+    jobs = [runner.Job(kind, way, seed, seed + 1) for kind, way, seed in record.failures()]
+    failures: list[Any] = []
+    for job, tally in runner.run(options.folder, jobs, options.workers):
+        failures += tally.failures
+        if not tally.failures:
+            record.mended(job.kind, job.way, job.first, tally)
+    print(f"{len(jobs) - len(failures)} of {len(jobs)} are mended")
+    _show(failures)
+    record.write({})
     return 1 if failures else 0
 
 

@@ -35,7 +35,7 @@ READABLE = ("/proc", "/dev/zero", "/sys", "/usr", "/lib", "/dev/null", "/dev/ura
 # libtiff says on the terminal what it finds wrong, and Pillow cannot stop it.
 DECODER = re.compile(
     r"(?:\w*(?:TIFF|Decode|Deflate|Fax|LZW|LZMA|ZIP|ZSTD|LERC|WebP|Log[Ll]|Pixar|Predictor|Thunder|NeXT|PackBits|fetch|JPEG)\w*"
-    r"|MissingRequired|EstimateStripByteCounts|CheckDirCount|ChopUpSingleUncompressedStrip|allocChoppedUpStripArrays|setByteArray): [ -~]+"
+    r"|tempfile\.tif|MissingRequired|EstimateStripByteCounts|CheckDirCount|ChopUpSingleUncompressedStrip|allocChoppedUpStripArrays|setByteArray): [ -~]+"
 )
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

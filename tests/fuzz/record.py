@@ -46,6 +46,24 @@ class Record:
         before = self.kinds[kind]
         return int(before["first_seed"] + before.get(way, {}).get("inputs", 0))
 
+    def failures(self) -> list[tuple[str, str, int]]:
+        """Kind, way and seed of each failure that is written out."""
+        return [
+            (kind, way, failure["seed"])
+            for kind, ways in self.kinds.items()
+            for way, counted in ways.items()
+            if isinstance(counted, dict)
+            for failure in counted["failures"]
+        ]
+
+    def mended(self, kind: str, way: str, seed: int, tally: Tally) -> None:
+        """An input that failed once and now ends as it should counts by how it ends."""
+        counted = self.kinds[kind][way]
+        counted["failures"] = [f for f in counted["failures"] if f["seed"] != seed]
+        counted["failed"] -= 1
+        for code, number in tally.outcomes.items():
+            counted["outcomes"][str(code)] = counted["outcomes"].get(str(code), 0) + number
+
     def write(self, tallies: Mapping[tuple[str, str], Tally]) -> None:
         if self.path is None:
             return

@@ -20,6 +20,7 @@ EXITS = {0, 3, 4}
 def make(random: Random, bases: Bases) -> Attempt:
     base = random.choice(bases.checkpoints)
     manifest = base.manifest
+    own = manifest["weights_sha256"]
     changed = (
         random.choice(AIMED)(manifest, random)
         if random.random() < 0.4
@@ -29,7 +30,7 @@ def make(random: Random, bases: Bases) -> Attempt:
     body, header = base.body, {**base.header, "__metadata__": dict(base.header["__metadata__"])}
     if random.random() < 0.1:
         header = _retyped(header, random)
-        said = said.replace(manifest["weights_sha256"], weights_hash(header, body))
+        said = said.replace(own, weights_hash(header, body))
     content = said.encode("utf-8", "surrogatepass")
     if random.random() < 0.03:
         content = damaged(content, random)

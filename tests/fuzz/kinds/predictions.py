@@ -104,7 +104,7 @@ def _values(tensors: dict[str, Any], random: Random) -> None:
         try:
             flat[random.randrange(flat.size)] = special
         except (OverflowError, ValueError):
-            flat[0] = -1
+            flat[0] = 255 if flat.dtype.kind == "u" else -1
         if random.random() < 0.2:
             flat[:] = flat[0]
     tensors[name] = flat.reshape(array.shape)
@@ -112,7 +112,7 @@ def _values(tensors: dict[str, Any], random: Random) -> None:
 
 def _shape(tensors: dict[str, Any], random: Random) -> None:
     name = random.choice(list(tensors))
-    array = tensors[name]
+    array = np.atleast_1d(tensors[name])
     tensors[name] = random.choice((
         array[:0], array[..., :1], array[..., :0], array.reshape(-1), array[None], array[:, None], array.T, np.concatenate([array, array]), array.sum(),
         np.zeros((1, 1, 1), array.dtype), np.zeros((0, 3, 5), array.dtype), np.zeros((2, 0, 3), array.dtype), np.repeat(array, 500, axis=0),
