@@ -113,6 +113,8 @@ def options_of(entry: Step, where: str) -> StepOptions:
             f"{where}: its history has a step {entry.command!r}, which cannot be done again",
             hint=f"Only {', '.join(OPTIONS)} can.",
         )
+    if entry.seed is not None and entry.seed < 0:
+        raise ManifestError(f"{where}: its history's {entry.command}: has a seed below 0")
     try:
         return OPTIONS[entry.command].model_validate(entry.args)
     except ValidationError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hydrasurgeon.checkpoints.checks import short
+from hydrasurgeon.checkpoints.folder import present
 from hydrasurgeon.errors import DataError, HydraError, ManifestError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.recorded import (
@@ -102,9 +103,9 @@ def _as_recorded(spec: str, run: Rerun) -> str:
 def _inside(name: str, folder: Path) -> str | None:
     """How to call a file of the folder that is its current one: as recorded if it lies there, else by its name."""
     path = Path(name)
-    if _is_below(path) and (folder / path).exists():
+    if _is_below(path) and present(folder / path):
         return name
-    plain = path.name not in ("", "..") and (folder / path.name).exists()
+    plain = path.name not in ("", "..") and present(folder / path.name)
     return str(folder.resolve() / path.name) if plain else None
 
 

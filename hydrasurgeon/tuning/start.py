@@ -118,7 +118,7 @@ def _fresh_model(spec: str) -> Model:
         own = family_of_bare(Bare({}, spec, arch=f"{name}:{arch}"))
         if (model := own.fresh_model(arch)) is not None:
             return model
-    specs = " or ".join(family.fresh_spec for family in families() if family.fresh_spec)
+    specs = " or ".join(dict.fromkeys(f.fresh_spec for f in families() if f.fresh_spec))
     raise UsageError(f"{spec}: only {specs} can start from random weights")
 
 

@@ -324,6 +324,7 @@ def test_other_versions_are_named(made: Callable[..., Path]) -> None:
         ({"args": {"keep": 2, "method": "random", "template": ["../"]}}, "names this file"),
         ({"args": {"keep": 2, "method": "random\n rm -rf"}}, "control characters"),
         ({"inputs": []}, "read 0 files"),
+        ({"seed": -1}, "seed below 0"),
         ({"inputs": [{"name": "../../up.safetensors", "sha256": None}]}, "names a file"),
         ({"inputs": [{"name": "a\nb.safetensors", "sha256": None}]}, "names a file"),
         ({"inputs": [{"name": "x" * 201, "sha256": None}]}, "names a file"),
@@ -354,7 +355,7 @@ def retold(source: Path, **change: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    "data", ["hf:org/name:train", "torchvision:MNIST:test", "..", "x/..", "/usr/[a-z]*.tar", "../x-*.tar", "/data.npz@/"]
+    "data", ["hf:org/name:train", "torchvision:MNIST:test", "..", "x/..", "/usr/[a-z]*.tar", "../x-*.tar", "/data.npz@/", "x" * 300]
 )  # fmt: skip
 def test_data_is_read_from_the_folder_only(
     made: Callable[..., Path], data: str, monkeypatch: pytest.MonkeyPatch
