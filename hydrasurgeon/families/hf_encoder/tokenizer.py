@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from hydrasurgeon.data.texts import blamed
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.hf_encoder.growth import check_growth
 from hydrasurgeon.families.settings import MAX_WORDS, Settings, known, parse
@@ -190,6 +189,8 @@ def _check_numbers(numbers: Iterable[int], words: int, where: str) -> None:
 
 def _made(texts: Mapping[str, str], where: str) -> Any:
     from transformers import AutoTokenizer
+
+    from hydrasurgeon.data.texts import blamed
 
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
