@@ -56,8 +56,10 @@ runpy.run_module("hydrasurgeon", run_name="__main__", alter_sys=True)
     )
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize("at", ["an import", "a write", "a rename", "a library"])
+@pytest.mark.parametrize(
+    "name", ["SIGINT", "SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("at", ["an import", "a write", *(pytest.param(at, marks=pytest.mark.slow) for at in ("a rename", "a library"))])  # fmt: skip
 def test_a_signal_leaves_nothing_behind(tiny: MAKE, tmp_path: Path, name: str, at: str) -> None:
     tiny()
     before = sorted(p.name for p in tmp_path.iterdir())

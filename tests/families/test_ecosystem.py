@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_families import FAMILIES, Family
+from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, logits, member, tune
 
 import hydrasurgeon as hs
 
-HF = [
-    pytest.param(f, id=n.replace(" ", "-"))
-    for n, f in FAMILIES.items()
-    if f.library == "transformers"
-]
+HF = thoroughly(*(name for name, family in FAMILIES.items() if family.library == "transformers"))
 
 
 @pytest.fixture(autouse=True)

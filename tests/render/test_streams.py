@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+# Each starts several processes.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MAKE = Callable[..., Path]
 
