@@ -154,7 +154,7 @@ def test_timm_models_that_are_refused(
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "x.safetensors")  # fmt: skip
     with pytest.raises(SurgeryError, match=says) as refused:
         open_checkpoint(tmp_path / "x", arch=arch and f"timm:{arch}")
-    assert "Supported: timm's ViT and DeiT" in str(refused.value.hint)
+    assert "Supported: timm's ViT, DeiT, DINOv3 and EVA02" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("command", ["score", "finetune", "eval"])
