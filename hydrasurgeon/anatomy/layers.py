@@ -48,7 +48,11 @@ def attention_input(parts: Parts, hidden: Hidden) -> Hidden:
 
 def after_attention(parts: Parts, hidden: Hidden, attended: Hidden) -> Hidden:
     """The rest of a layer, from its input and its attention's output (which may have fewer tokens)."""
-    return feed_forward(parts, hidden[..., : attended.shape[-2], :] + parts.scale1(attended))
+    if (
+        attended.shape[-2] != hidden.shape[-2]
+    ):  # always to slice would freeze the length in an exported file
+        hidden = hidden[..., : attended.shape[-2], :]
+    return feed_forward(parts, hidden + parts.scale1(attended))
 
 
 def feed_forward(parts: Parts, summed: Hidden) -> Hidden:
