@@ -127,7 +127,11 @@ def _seen(data: Mapping[str, DataRecord]) -> Iterable[str]:
 
 
 def _how(settings: Mapping[str, Any]) -> str:
-    facts = [f"temperature {settings['temperature']}", f"OOD score {settings['ood_score']} (OOD is the positive class)"]  # fmt: skip
+    said = {
+        key: "of the decision state" if settings[key] == "decision" else settings[key]
+        for key in ("temperature", "ood_score")
+    }
+    facts = [f"temperature {said['temperature']}", f"OOD score {said['ood_score']} (OOD is the positive class)"]  # fmt: skip
     facts += [
         f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None
     ]

@@ -24,8 +24,8 @@ from hydrasurgeon.measuring.reading import (
 )
 from hydrasurgeon.measuring.report import Report, Result
 from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
+from hydrasurgeon.measuring.running import How, name_of, run_models, with_time
 from hydrasurgeon.measuring.sets import (
-    DataSets,
     LabelledSet,
     check_same_classes,
     class_hashes,
@@ -40,15 +40,10 @@ from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
 if TYPE_CHECKING:
-    from hydrasurgeon.decision.scores.fitted import EnsembleScore
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.files.decided import Decision
-    from hydrasurgeon.measuring.timing import SideBySide
 
 __all__ = ["Evaluation", "evaluate"]
-
-# Samples in the batch whose time the table shows.
-TIMED = 16
 
 
 @dataclass(frozen=True)
@@ -158,7 +153,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
         expected = [
             rehearsed(
-                _name(job), labelled, arguments.ood, arguments.shift,
+                name_of(job), labelled, arguments.ood, arguments.shift,
                 rehearsal(
                     _decision(job, arguments), arguments.ood_score,
                     tempered=arguments.temperature is not None, ci=arguments.ci,
@@ -172,7 +167,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         measured = _measured(opened, labelled, arguments, temperature, predictions)
     results = [*measured.results, *computed]
     report = Report(
-        settings={**_settings(labelled, arguments), **measured.classes},
+        settings={**_settings(labelled, opened, arguments), **measured.classes},
         results=tuple(results),
         asserts=judged(assertions, results) if assertions else None,
     )
@@ -271,15 +266,15 @@ def _measured(
     )
     further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
     uses = uses_of(sets, further, fitted=temperature is None)
-    how, timed = _How(arguments), SideBySide()
+    how, timed = How(arguments), SideBySide()
     results = []
     everyone = range(len(opened))
     for numbers in [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]:
         job = [opened[i] for i in numbers]
         models = [how.load(checkpoint) for checkpoint in job]
         state = _state(models, arguments)
-        kinds = ood_scores(arguments.ood_score, state, _name(job))
-        predicted, val_logits = _run(
+        kinds = ood_scores(arguments.ood_score, state, name_of(job))
+        predicted, val_logits = run_models(
             job, models, sets, how, timed, fitted=fitted_among(state, kinds)
         )
         heat = None
@@ -294,53 +289,27 @@ def _measured(
         if predictions is not None:
             write_predictions(predicted, predictions)
     return _Measured(
-        tuple(_with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)),
+        tuple(with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)),
         uses,
         record_of(opened[0].manifest.model) | class_hashes(further),
         tuple(how.skipped),
     )
 
 
-def _settings(labelled: Sequence[LabelledSet], arguments: EvaluateArguments) -> dict[str, Any]:
-    """What the report says of how it came about."""
+def _settings(
+    labelled: Sequence[LabelledSet], opened: Sequence[Checkpoint], arguments: EvaluateArguments
+) -> dict[str, Any]:
+    """What the report says of how it came about; `decision`: as each checkpoint's decision state has it."""
+    jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
+    decided = any(_decision(job, arguments) is not None for job in jobs)
+    temperature: str | float = "decision" if decided else 1.0
     return {
         "data": data_names(labelled), "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift], "val": portable_entry(arguments.val),
-        "ensemble": arguments.ensemble, "temperature": 1.0 if arguments.temperature is None else arguments.temperature,
-        "ood_score": arguments.ood_score or "msp",
+        "ensemble": arguments.ensemble, "temperature": temperature if arguments.temperature is None else arguments.temperature,
+        "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
         "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype, "batch_size": arguments.batch_size,
     }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _How:
-    """Where and in which pieces models run."""
-
-    run: Run
-    skipped: list[str] = field(default_factory=list)
-    """Samples that could not be read, as they are met."""
-
-    def load(self, checkpoint: Checkpoint) -> Any:
-        from hydrasurgeon.runtime.classifier import as_classifier
-
-        return as_classifier(checkpoint, device=self.run.device, dtype=self.run.dtype, lean=True)
-
-    def logits(self, models: Sequence[Any], samples: Any) -> Any:
-        from hydrasurgeon.runtime.inference import logits_of
-
-        return logits_of(models, samples, self.run, skipped=self.skipped)
-
-    def scored(
-        self, model: Any, samples: Any, fitted: EnsembleScore
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """Logits, labels and a score of the features, in one pass."""
-        from hydrasurgeon.measuring.metrics import DIGITS
-        from hydrasurgeon.runtime.outputs import collected
-
-        piece = collected(model, samples, self.run, features=True, skipped=self.skipped)
-        assert piece.features is not None
-        scores = fitted(piece.features, piece.logits).round(decimals=DIGITS)
-        return piece.logits, piece.labels, {fitted.kind: scores}
 
 
 def _state(models: Sequence[Any], arguments: EvaluateArguments) -> State | None:
@@ -370,10 +339,6 @@ def _fitted(fixed: float | None, val: Any) -> float:
     return metrics.fit_temperature(metrics.mean_probs(val[0]), val[1])
 
 
-def _name(job: Sequence[Checkpoint]) -> str:
-    return " + ".join(checkpoint.name.removesuffix(".safetensors") for checkpoint in job)
-
-
 def _temperature(wanted: str | float | None, val: str | None) -> float | None:
     """A number, or None where it is to be fitted on the validation set."""
     if wanted is None:
@@ -389,63 +354,3 @@ def _temperature(wanted: str | float | None, val: str | None) -> float | None:
     if not 1e-3 <= value <= 1e3:
         raise UsageError(f"--temperature {wanted}: must lie between 0.001 and 1000")
     return value
-
-
-def _with_time(measured: Result, milliseconds: float | None) -> Result:
-    assert measured.cost is not None
-    cost = measured.cost.model_copy(update={"latency_ms": milliseconds})
-    return measured.model_copy(update={"cost": cost})
-
-
-def _run(
-    job: Sequence[Checkpoint],
-    models: Sequence[Any],
-    sets: DataSets,
-    how: _How,
-    timed: SideBySide,
-    *,
-    fitted: Any = None,
-) -> tuple[Any, Any]:
-    """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble; logits on the validation set."""
-    from hydrasurgeon.data import Batches, moved
-    from hydrasurgeon.measuring.cost import cost_of
-    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
-    from hydrasurgeon.measuring.timing import InTurn
-
-    def logits(samples: Any) -> Any:
-        return how.logits(models, samples)
-
-    def scored(samples: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """Logits, labels, and the score of the decision state where it needs features."""
-        return (*logits(samples), {}) if fitted is None else how.scored(models[0], samples, fitted)
-
-    predicted, labels, inside = scored(sets.id)
-    foreign = []
-    for name, group, samples in sets.ood:
-        outside, _, scores = scored(samples)
-        foreign.append(OodSet(name, group, outside, scores))
-    shifted = []
-    for name, severity, samples in sets.shift:
-        shifted.append(ShiftSet(name, severity, *logits(samples)))
-
-    def first(count: int) -> Any:
-        few = Batches(
-            sets.id, models[0].transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad
-        )
-        weight = next(models[0].parameters())
-        return moved(next(iter(few)).inputs, weight.device, weight.dtype)
-
-    together = models[0] if len(models) == 1 else InTurn(list(models))
-    timed.add(together, first(min(how.run.batch_size or TIMED, TIMED)))
-    single = job[0]
-    predictions = Predictions(
-        name=_name(job),
-        kind="ensemble" if len(job) > 1 else single.manifest.kind,
-        logits=predicted,
-        labels=labels,
-        ood=tuple(foreign),
-        shift=tuple(shifted),
-        scores=inside,
-        cost=cost_of(models, first(1)),  # a text without the padding that others bring
-    )
-    return predictions, logits(sets.val) if sets.val is not None else None

@@ -35,6 +35,7 @@ def test_the_state_is_in_use(ready: Path) -> None:
     data, noise = str(ready / "data.npz"), str(ready / "noise.npz")
     report = hs.evaluate([ready / "c"], data=data, ood=[f"near:noise={noise}"], predictions=ready / "p.safetensors").report  # fmt: skip
     (found,) = report.results
+    assert (report.settings["temperature"], report.settings["ood_score"]) == ("decision",) * 2
     model = hs.load(ready / "c", device="cpu")
     assert model.state is not None
     decided = []
@@ -64,7 +65,9 @@ def test_options_override_the_state(ready: Path) -> None:
     assert left.ood == plain.ood
     assert left.id.coverage is None
     assert "coverage" not in left.model_dump()["id"]
-    given = hs.evaluate([ready / "c"], data=data, ood=ood, temperature=1.0, ood_score="msp").report.results[0]  # fmt: skip
+    report = hs.evaluate([ready / "c"], data=data, ood=ood, temperature=1.0, ood_score="msp").report
+    assert (report.settings["temperature"], report.settings["ood_score"]) == (1.0, "msp")
+    (given,) = report.results
     assert given.id == plain.id
     assert given.ood == plain.ood
     every = hs.evaluate([ready / "c"], data=data, ood=ood, ood_score="all").report.results[0]
