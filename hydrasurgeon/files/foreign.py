@@ -36,7 +36,7 @@ SMALLEST, LARGEST = -(2**63), 2**64 - 1
 
 Error = type[HydraError]
 
-STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 BRACKETS = bytes.maketrans(b"{}", b"[]")
 NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -60,6 +60,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "two values": (b"{}{}", "not JSON"),
     "deep arrays": (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested more than 32 deep"),
     "deep and open": (b'{"a":' * 200_000, "nested more than 32 deep"),
+    "a text of escaped quotes that does not end": (b'{"a": "' + b'\\"' * 1_000_000, "not JSON"),
     "deep in metadata": (b'{"__metadata__":' + b"[" * 5000 + b"]" * 5000 + b"}", "nested more"),
     "many values": (b'{"a":[' + b"0," * 1_000_000 + b"0]}", "more than 1,000,000 values"),
     "a key twice": (b'{"a":1,"a":2}', "the key 'a' is there twice"),
