@@ -86,9 +86,11 @@ def _values(spec: str, source: Any, wanted: Sequence[str], stored: int) -> dict[
 
 
 def _at_once(metadata: Any) -> int:
-    """How many rows fit into memory even if each holds the largest value there can be: all of a column's bytes."""
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    sizes = (g.column(i).total_uncompressed_size for g in groups for i in range(g.num_columns))
+    """How many rows fit into memory even if each holds the largest value there can be: all of a group's bytes.
+
+    Not of a column's: pyarrow ends the process where the statistics of one are damaged.
+    """
+    sizes = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     return min(MOST_AT_ONCE, max(1, FREE // max(1, max(sizes, default=1))))
 
 

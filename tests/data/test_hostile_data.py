@@ -310,6 +310,17 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
         open_data(str(tmp_path))
 
 
+@pytest.mark.slow
+def test_damaged_statistics_do_not_end_the_process() -> None:
+    """pyarrow 26 raised in a thread of its own what this file's histogram led it to; others read the file."""
+    place = Path(__file__).parent / "histogram.parquet"
+    program = "import sys; from hydrasurgeon.data import open_data; open_data(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(place)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 or "DataError" in done.stderr, done.stderr
+
+
 def test_parquet_that_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dictionary of one value, named by a million rows; and rows that take no bytes at all."""
     import pyarrow as pa
