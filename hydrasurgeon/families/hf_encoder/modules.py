@@ -88,12 +88,18 @@ class Encoder(DiskNamed):
 
 def library_config(model: Model, config: Config) -> Any:
     """transformers' own record of a model."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, logging
 
     said = config.written()
     said.pop("add_pooling_layer", None)
     labels = dict(enumerate(model.labels or ()))
-    made = AutoConfig.for_model(said.pop("model_type"), **said)
+    # Newer releases print what they think of token numbers, which nothing here uses.
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        made = AutoConfig.for_model(said.pop("model_type"), **said)
+    finally:
+        logging.set_verbosity(verbosity)
     made.num_labels = max(1, model.num_classes)
     if labels:
         made.id2label, made.label2id = labels, {label: i for i, label in labels.items()}
