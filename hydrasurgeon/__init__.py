@@ -59,6 +59,7 @@ _HOME = {
         )
     },
 }
+"""Where each name of the public interface is defined."""
 
 
 def __getattr__(name: str) -> Any:

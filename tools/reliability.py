@@ -178,7 +178,7 @@ def _constants() -> Iterator[tuple[str, str, str, str]]:
             found = BOUND.match(line)
             if found is not None:
                 below = following.strip('"') if following.startswith('"""') else ""
-                yield str(path.relative_to(ROOT)), found[1], found[2], " ".join(comment) or below
+                yield str(path.relative_to(ROOT)), found[1], found[2], below or " ".join(comment)
                 used = True  # a comment may stand above several constants
             elif line.startswith("# "):
                 comment = [line[2:]] if used else [*comment, line[2:]]

@@ -14,6 +14,7 @@ from hydrasurgeon.visible import code
 __all__ = ["BEGIN", "CARD", "END", "model_card", "on_hub"]
 
 CARD = "README.md"
+"""The model card of a directory, as the hub shows it."""
 # What lies between them is written by `eval --card`.
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 

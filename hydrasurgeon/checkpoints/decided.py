@@ -14,6 +14,7 @@ __all__ = ["undecided"]
 DROPPED = (
     "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
 )
+"""What a command says that leaves a decision state behind."""
 
 
 def undecided(checkpoint: Checkpoint) -> Checkpoint:

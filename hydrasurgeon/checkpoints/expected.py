@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["check_decision", "check_dtypes", "check_single", "decision_shapes", "expected_shapes"]
 
 FLOATS = ("BF16", "F16", "F32", "F64")
+"""What weights may be stored as."""
 
 
 def expected_shapes(

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
+"""Endings of files that run code when they are read, and are never opened."""
 # An index names every tensor once: enough for a million.
 MAX_INDEX = 128 << 20
 

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 PREFIX = "members.{}.{}"
+"""What a tensor is called that a member has for itself: its number, then its name in a single model."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ __all__ = ["METHODS", "Conformal", "Method", "Penalty", "fit_conformal", "fit_pe
 
 Method = Literal["lac", "aps", "raps"]
 METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
+"""The same at run time."""
 # Of raps, what its authors try.
 WEIGHTS = (0.001, 0.01, 0.1, 0.2, 0.5)
 # Sums of probabilities in another order differ by less: what a set holds must not depend on it.

@@ -42,6 +42,7 @@ FAMILIES = {
 }
 
 _OUTSIDE: dict[str, Family] = {}
+"""Families of other packages, by name, as they were registered."""
 
 
 def register(family: Family) -> None:

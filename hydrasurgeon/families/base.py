@@ -81,6 +81,7 @@ import hydrasurgeon as hs
 
 model = hs.load("DIR")
 """
+"""How a model card says to run it where no other library can."""
 
 
 class Family(ABC):

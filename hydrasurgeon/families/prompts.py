@@ -33,6 +33,7 @@ MAX_PROMPTS = 2_000_000
 # Of a file of class names or templates.
 MAX_NAMES = 16 << 20
 TEMPLATE = "A photo of a {label}."
+"""The prompt that is used unless templates are given, as CLIP's authors wrote it."""
 KEY = "zero_shot"
 """Where a model's config keeps its templates and their hash; the class names are its labels."""
 

@@ -37,7 +37,9 @@ __all__ = [
 ]
 
 SUFFIX = ".safetensors"
+"""How an output is told to be one file; all else is a directory."""
 UNTOUCHED = "Nothing was left half-written."
+"""The hint of a write that failed and left all as it was."""
 
 
 def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:

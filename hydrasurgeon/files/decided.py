@@ -24,8 +24,11 @@ __all__ = [
 ]
 
 PREFIX = "hydrasurgeon.decision."
+"""What the names of a decision state's tensors begin with."""
 MAX_MEMBERS = 4096
+"""Members that one state was fitted to: as many as a hydra may have."""
 MAX_WIDTH = 1 << 20
+"""Numbers in a token's features: as many as a manifest allows."""
 
 STORED: dict[str, tuple[str, ...]] = {
     "mds": ("centre", "factor", "means"),

@@ -37,9 +37,13 @@ SMALLEST, LARGEST = -(2**63), 2**64 - 1
 Error = type[HydraError]
 
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A JSON string, also one that does not end: matched in one go, never back."""
 BRACKETS = bytes.maketrans(b"{}", b"[]")
+"""Objects nest as lists do, so both are counted as one."""
 NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
+"""Bytes that neither nest nor part values."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a character of two: only a text with one is looked at again."""
 
 
 def open_regular(path: Path, *, error: Error = CheckpointError) -> FileIO:

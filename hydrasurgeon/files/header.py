@@ -24,6 +24,7 @@ ITEMSIZE = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
+"""Bytes of one element of every dtype that safetensors has."""
 # The format's own limit; what a header may hold is bounded further by the number of its values.
 MAX_HEADER = 100_000_000
 # A name of a tensor or of a header's entry; the longest in use have some 150 characters.
@@ -36,7 +37,9 @@ MAX_ELEMENTS = 2**48
 MAX_ENTRIES = 1000
 
 ONLY = "Only safetensors files are read; convert other formats with their own library first."
+"""The hint for files of other formats."""
 TRUNCATED = "The file is truncated: copy it again."
+"""The hint for files that end too early."""
 
 
 @dataclass(frozen=True)

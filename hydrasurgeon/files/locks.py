@@ -41,6 +41,7 @@ BUSY = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 """What a lock that somebody holds answers."""
 
 _CLAIMS: ContextVar[contextlib.ExitStack | None] = ContextVar("claims", default=None)
+"""What the innermost block of `claims` holds."""
 _HELD: set[int] = set()
 """Descriptors of the locks this process holds."""
 

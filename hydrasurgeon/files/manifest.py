@@ -47,7 +47,9 @@ __all__ = [
 ]
 
 FORMAT = "hydrasurgeon.manifest/1"
+"""How a manifest says that it is one, and of which version."""
 HEADER_KEY = "hydrasurgeon"
+"""Header key of the manifest itself."""
 UNKNOWN = "0" * 64
 """A digest that is not known yet."""
 FILES_KEY = "hydrasurgeon.files"
@@ -56,10 +58,13 @@ FILES_KEY = "hydrasurgeon.files"
 # The labels of 100,000 classes, or a hundred circuits of a large model, fit into this.
 MAX_BYTES = 16 << 20
 MAX_VALUES = 400_000
+"""Commas and brackets in a manifest: two for each of 100,000 labels, and as many again."""
 # Layers, heads and members far beyond any model there is: what loops and masks are made of.
 MAX_COUNT = 4096
 MAX_WIDTH = 1 << 20
+"""Numbers in a token, or in one head: far beyond any model there is."""
 MAX_CLASSES = 1 << 24
+"""Rows of a classifier: far beyond any data set there is."""
 # How deep config, preprocess, settings and args may be nested.
 MAX_DEPTH = 16
 

@@ -14,6 +14,7 @@ from hydrasurgeon.lookup import need
 __all__ = ["check_plot", "figure", "save_figure"]
 
 SUFFIXES = (".png", ".svg")
+"""What a picture may be called; matplotlib draws by that."""
 
 
 def check_plot(path: Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:

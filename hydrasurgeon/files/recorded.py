@@ -104,6 +104,7 @@ OPTIONS: dict[str, type[StepOptions]] = {
     "fuse": FuseOptions,
     "init": InitOptions,
 }
+"""What each command that can be run again writes about itself."""
 
 
 def options_of(entry: Step, where: str) -> StepOptions:

@@ -27,6 +27,7 @@ __all__ = ["FORMAT", "Resumable", "Work", "check_place", "clear", "content_hash"
 FORMAT = "hydrasurgeon.state"
 """The text by which a state is told from other files."""
 TEXTS = {FORMAT, "identity", "position", "sha256"}
+"""All that the header of a state holds."""
 HEAD_BYTES = 200
 """A state says within its first bytes what it is."""
 

@@ -30,6 +30,7 @@ PIECE_BYTES = 1 << 20
 EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F}
 """Bits that are all set in what is not finite, where numpy has no quick test of its own."""
 NUMPY = {"F32": "<f4", "F64": "<f8"}
+"""What numpy tests for infinities and NaN by itself."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,13 @@ from hydrasurgeon.files.tensors import Entry, Planned, write_tensors
 __all__ = ["INDEX", "MAX_SHARDS", "check_count", "parse_size", "write_shards"]
 
 INDEX = ".index.json"
+"""Ending of the file that says which tensor lies in which of several files."""
 # Files that one model is cut into; the largest published ones have some 200.
 MAX_SHARDS = 1000
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+"""What a size may be given in, and the bytes of each."""
 SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([KMG]?i?B)?", re.IGNORECASE)
+"""A size as people write it: a number and perhaps a unit."""
 
 
 def parse_size(text: str) -> int:

@@ -59,6 +59,7 @@ LOOKAHEAD_BYTES = 128 << 20
 # From this size on, a tensor is written block by block.
 LARGE_BYTES = 32 << 20
 THREADS = 2
+"""Tensors that are read, cut and hashed at a time."""
 
 
 class TensorFile:

@@ -28,7 +28,6 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS, mutual_information
 from hydrasurgeon.decision.temperature import fit_temperature
 
 __all__ = [
-    "OOD_SCORES",
     "TINY",
     "accuracy",
     "aece",
@@ -51,6 +50,7 @@ __all__ = [
 ]
 
 BINS = 15
+"""Of ECE and its kin, as Guo et al. (2017) count."""
 # Of a score, after the point: sums in another order differ behind them, and would pass for a ranking.
 DIGITS = 12
 
@@ -136,13 +136,10 @@ def disagreement(logits: Logits) -> float:
     return float((1 - agreeing).mean())
 
 
-OOD_SCORES = ON_LOGITS
-
-
 def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
     """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
-    check_score(kind, tuple(OOD_SCORES))
-    return OOD_SCORES[kind](logits, temperature).round(decimals=DIGITS)
+    check_score(kind, tuple(ON_LOGITS))
+    return ON_LOGITS[kind](logits, temperature).round(decimals=DIGITS)
 
 
 def id_metrics(logits: Logits, labels: Labels, temperature: float = 1.0) -> dict[str, float]:

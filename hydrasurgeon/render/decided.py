@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["calibrated", "decision_lines", "predicted"]
 
 CHOSEN = {"option": "", "ood": ", the best on the foreign data", "perturbed": ", the best on perturbed data"}  # fmt: skip
+"""How a report says what chose the OOD score."""
 
 
 def calibrated(result: Calibrated, *, json: bool, quiet: bool) -> None:

@@ -142,6 +142,7 @@ def _times(ratio: float | None) -> str:
 
 
 HIGHER_IS_BETTER = ("Acc", "AUROC", "AUPR")
+"""Columns whose best value is the largest; of all others it is the smallest."""
 # More diversity is neither good nor bad by itself, and how often sets hold the truth was asked for.
 UNRANKED = ("MI", "DI", "covered", "set size")
 BY_SET = (("Acc", "accuracy"), ("NLL", "nll"), ("ECE", "ece"))

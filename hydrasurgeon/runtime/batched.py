@@ -306,7 +306,9 @@ ELEMENTWISE = {
     operator.mul, operator.add, torch.mul, torch.add, torch.sigmoid, torch.tanh,
     nn.functional.gelu, nn.functional.relu, nn.functional.silu,
 }  # fmt: skip
+"""Functions of single numbers: they run on members side by side as they are."""
 ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
+"""The same as modules."""
 
 
 def _elementwise(module: nn.Module) -> bool:

@@ -31,9 +31,11 @@ TORCH = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+"""The dtypes of safetensors that tensors are read as here."""
 
 
 SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
+"""The same, the other way."""
 
 
 def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:

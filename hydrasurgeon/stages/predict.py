@@ -38,12 +38,15 @@ KINDS = {
     "aleatoric": "number", "epistemic": "number", "ood_score": "number", "unfamiliar": "flag",
     "members_run": "whole", "answer": "text", "error": "text",
 }  # fmt: skip
+"""All that an answer may hold, and what kind of value it is."""
 WRITERS: dict[str, Callable[[IO[bytes], Iterator[str]], None]] = {
     ".jsonl": write_lines,
     ".csv": write_csv(tuple(KINDS)),
     ".parquet": write_parquet(KINDS),
 }
+"""What writes answers, by the ending of the output."""
 SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
+"""`--shard`, as it is given: which part of how many."""
 
 
 @dataclass(frozen=True)

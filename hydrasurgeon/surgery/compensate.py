@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPENSATIONS", "check_compensation", "repaired_tensors"]
 
 COMPENSATIONS = ("none", "mean", "lstsq")
+"""What `--compensate` takes."""
 
 
 def check_compensation(how: str, data: str | None) -> None:

@@ -36,6 +36,7 @@ from hydrasurgeon.heads import Kept, positions
 __all__ = ["Calibration", "Repair", "fold_means", "refit"]
 
 RIDGE = 1e-3
+"""Of the mean square of an input: how hard a refit pulls towards the weights as they were."""
 # Hidden states of calibration batches are kept up to this size; what does not fit is computed again.
 HELD_BYTES = 1 << 30
 

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["TRAINING", "TrainingState"]
 
 TRAINING = Work("training", "hydrasurgeon.training", 2)
+"""What the state of a training calls itself; the second version is hashed whole."""
 # Of what a state says of itself in its header.
 MAX_TEXT = 16 << 20
 SLOT = re.compile(r"optimizer\.(\d{1,9})\.([a-z_]+)")
+"""What a state of the optimizer is called: the number of the parameter, and its name there."""
 
 
 class TrainingPosition(BaseModel):

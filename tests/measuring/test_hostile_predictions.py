@@ -13,6 +13,7 @@ from hostile_data import damaged
 from safetensors.torch import load_file, save_file
 
 import hydrasurgeon as hs
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.predictions import read_predictions
@@ -145,7 +146,7 @@ def test_damaged_files(tmp_path: Path) -> None:
             found = read_predictions(path)
         except DataError:
             continue
-        for kind in metrics.OOD_SCORES:
+        for kind in ON_LOGITS:
             text = result(found, ood_score=kind).model_dump_json()
             json.loads(text, parse_constant=pytest.fail)
         measured += 1

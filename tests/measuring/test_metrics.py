@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
 
@@ -127,7 +128,7 @@ def test_ood_agrees_with_the_references(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", metrics.OOD_SCORES)
+@pytest.mark.parametrize("kind", ON_LOGITS)
 @pytest.mark.parametrize("members", [1, 3])
 def test_classes_in_another_order_are_no_ranking(kind: str, members: int) -> None:
     """The same numbers in another order sum up to others in the last bit; all pairs are ties nevertheless."""
@@ -196,9 +197,9 @@ def _shifted(score: Callable[[Tensor, float], Tensor]) -> tuple[float, float]:
     return float(score(sure, 1.0).mean()), float(score(unsure, 1.0).mean())
 
 
-@pytest.mark.parametrize("kind", [k for k in metrics.OOD_SCORES if k != "mi"])
+@pytest.mark.parametrize("kind", [k for k in ON_LOGITS if k != "mi"])
 def test_every_ood_score_is_higher_for_the_unsure(kind: str) -> None:
-    sure, unsure = _shifted(metrics.OOD_SCORES[kind])
+    sure, unsure = _shifted(ON_LOGITS[kind])
     assert unsure > sure
 
 

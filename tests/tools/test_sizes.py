@@ -58,3 +58,9 @@ def test_what_is_measured() -> None:
     )
     assert lines(PACKAGE / "cli" / "x.py", command) == 2
     assert not declares_options(PACKAGE / "stages" / "x.py", command)
+
+
+def test_the_package_opens_on_few_names() -> None:
+    """Wings and modules at the root: more than that nobody takes in at a glance."""
+    names = {path.name for path in PACKAGE.iterdir()} - {"__pycache__"}
+    assert len(names) <= 24, sorted(names)

@@ -20,6 +20,7 @@ from hydrasurgeon.files.resumable import Resumable, Work, clear, there
 __all__ = ["SEARCH", "SearchPosition", "SearchState", "clear_search", "state_path"]
 
 SEARCH = Work("search", "hydrasurgeon.search", 2)
+"""What the state of a search calls itself; the second version is hashed whole."""
 # The effects of a thousand heads on fifty thousand samples.
 MAX_STATE = 1 << 29
 Number = Annotated[int, Field(strict=True, ge=0, lt=2**63)]

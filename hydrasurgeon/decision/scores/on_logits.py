@@ -16,9 +16,10 @@ from hydrasurgeon.decision.probabilities import Logits, Probs, Scores, mean_prob
 
 __all__ = ["ON_LOGITS", "entropy", "generalized_entropy", "mutual_information"]
 
-# Of GEN: the exponent and the number of classes that its authors use.
 GAMMA = 0.1
+"""Of GEN: the exponent that its authors use."""
 TOP = 100
+"""Of GEN: how many classes count, as its authors say."""
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -44,3 +45,4 @@ ON_LOGITS: dict[str, Callable[[Logits, float], Scores]] = {
     "mi": lambda logits, t: mutual_information(logits),
     "gen": lambda logits, t: generalized_entropy(mean_probs(logits, t)),
 }
+"""Score by name, of logits and a temperature."""

@@ -106,6 +106,7 @@ KINDS: dict[str, Kind] = {
         (("classifier", "classes"),), prenorm=True,
     ),
 }  # fmt: skip
+"""Every supported architecture by the `model_type` of its config."""
 
 
 def kind_of(config: Encoder) -> Kind:

@@ -216,6 +216,7 @@ CONFIGS: dict[str, type[Encoder]] = {
     "deit": DeiTConfig,
     "dinov2": Dinov2Config,
 }
+"""What is read of a config.json, by its `model_type`."""
 
 
 def stock_config(

@@ -63,7 +63,9 @@ if TYPE_CHECKING:
 __all__ = ["HFEncoder"]
 
 CLIP = "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
+"""The hint for a CLIP in the layout of transformers."""
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
+"""How the names of modules tell that they are within a layer."""
 ATTENTION_DROPOUT = ("attention.self.dropout", "attention.attn.dropout")
 """What the dropout of attention weights is called, where it is a module."""
 
@@ -73,6 +75,7 @@ from transformers import {auto}, pipeline
 model = {auto}.from_pretrained("DIR"{trust})
 classify = pipeline("{task}", model="DIR"{trust})
 """
+"""How a model card says to run it with transformers."""
 
 
 class HFEncoder(Family):

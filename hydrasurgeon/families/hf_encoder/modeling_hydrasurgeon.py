@@ -22,8 +22,10 @@ from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassif
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 ARCH = "BertForSequenceClassification"
+"""The library's class that is pruned: another one's name stands here in directories of other models."""
 Base: Any = getattr(transformers, ARCH)
 WEIGHTS = "model.safetensors"
+"""What the library calls the weights in a directory."""
 
 
 class PrunedModel(Base):  # type: ignore[misc]

@@ -20,7 +20,9 @@ from hydrasurgeon.families.settings import Colours, Edge, Images, Settings, Text
 __all__ = ["check_processor", "check_size", "preprocess", "processor"]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and deviation of ImageNet's colours: what the library takes unless a config names others."""
 HALVES = ((0.5,), (0.5,))
+"""What the library takes for ViTs, and for images of other than three colours."""
 # PIL's numbers.
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 

@@ -22,11 +22,15 @@ from hydrasurgeon.files.foreign import parse_json
 __all__ = ["PREPROCESSOR", "TokenizerConfig", "check_tokenizer", "companion", "companions", "files_sha256", "load_tokenizer", "tokenizer_config"]  # fmt: skip
 
 PREPROCESSOR = "preprocessor_config.json"
+"""How images are prepared, in the words of transformers."""
 CONFIG = "tokenizer_config.json"
+"""What class the tokenizer is of, and its options."""
 WHOLE = "tokenizer.json"
 """Holds all that the vocabularies hold, and how to use it."""
 VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
+"""What the words are called in older tokenizers."""
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
+"""Words with a role, such as [CLS], and words beyond the vocabulary, in older tokenizers."""
 
 # A config of a tokenizer lists its added words, a few hundred bytes each.
 MAX_CONFIG = 16 << 20

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ModernBert"]
 
 TYPE = "modernbert"
+"""The `model_type` of its config."""
 
 
 class ModernBert(HFEncoder):

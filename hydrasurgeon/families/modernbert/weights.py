@@ -15,6 +15,7 @@ KIND = Kind(
     "attn.Wqkv", "attn.Wqkv", "attn.Wqkv", "attn.Wo", ("mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
     (("head.dense", "dim"), ("classifier", "classes")), prenorm=True,
 )  # fmt: skip
+"""What its modules are called."""
 
 
 def weights(config: ModernBertConfig, classes: int) -> Iterator[Weight]:

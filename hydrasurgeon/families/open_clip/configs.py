@@ -41,7 +41,9 @@ __all__ = [
 SUPPORTED = (
     "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
 )
+"""The hint wherever a model is refused."""
 PARTS = ("embed_dim", "vision_cfg", "text_cfg")
+"""The parts of OpenCLIP's model config: the width both towers end in, and each tower's sizes."""
 # What a tower's config may not ask for, and how to say it.
 FOREIGN = {
     "timm_model_name": "a timm model as its image tower",

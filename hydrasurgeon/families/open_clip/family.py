@@ -43,16 +43,20 @@ __all__ = ["OpenCLIP"]
 # What OpenCLIP's own configurations of ViTs are called; only shown, never looked up.
 NAME = re.compile(r"CLIP|ViT-[A-Za-z0-9._-]{1,60}")
 PREFIX = {"vision": "visual.transformer", "text": "transformer"}
+"""Where each tower's layers lie in the module."""
 COLOURS = {
     "mean": [0.48145466, 0.4578275, 0.40821073],
     "std": [0.26862954, 0.26130258, 0.27577711],
 }
+"""OpenAI's mean and deviation: what OpenCLIP takes unless a config names others."""
 CROP = {"shortest": "center", "squash": "squash"}
+"""OpenCLIP's word for how images become square, and timm's."""
 USAGE = """
 import hydrasurgeon as hs
 
 model = hs.load("DIR")  # open_clip.create_model("local-dir:DIR") too, if no head is gone
 """
+"""How a model card says to run it with OpenCLIP."""
 
 
 class OpenCLIP(Family):

@@ -27,6 +27,7 @@ __all__ = ["HeadAttention", "ZeroShot", "anatomy"]
 # Texts that run through the text tower at once.
 CHUNK = 256
 NONE = nn.Identity()
+"""Stands for the norms of queries and keys, which these models have none of."""
 
 
 class HeadAttention(nn.Module):

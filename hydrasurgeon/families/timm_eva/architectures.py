@@ -25,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "use_post_norm": False, "use_pre_transformer_norm": False, "use_post_transformer_norm": None, "use_fc_norm": None,
     "attn_pool_mlp_ratio": None, "ref_feat_shape": None, "rope_type": "cat",
 }  # fmt: skip
+"""The arguments of timm's `Eva` and what they are if an architecture does not say."""
 
 
 @cache

@@ -36,6 +36,7 @@ __all__ = [
 Shapes = Mapping[str, tuple[int, ...]]
 
 TOWER = "vision"
+"""The only one there is."""
 
 DEFAULTS: dict[str, Any] = {
     "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "global_pool": "token",
@@ -46,9 +47,13 @@ DEFAULTS: dict[str, Any] = {
     "norm_layer": "LayerNorm", "act_layer": "GELU", "block_fn": "Block", "mlp_layer": "Mlp",
     "attn_layer": "Attention", "class": "VisionTransformer",
 }  # fmt: skip
+"""The arguments of timm's `VisionTransformer` and what they are if an architecture does not say."""
 SUPPORTED = "Supported: timm's ViT, DeiT, DINOv3 and EVA02 models (vit_*, deit_*, eva*)."
+"""The hint wherever a model is refused."""
 RELATIVE_TABLE = "relative_position_bias_table"
+"""How a table of relative positions shows among a file's names: it has a column for each head."""
 RELATIVE = re.compile(r"vit_s?relpos_|beit(v2)?_|swin")
+"""Architectures that have such tables."""
 # What a file itself may say differently from the registered architecture.
 FREE = ("img_size", "in_chans", "num_classes")
 # init_values only starts LayerScale; whether it is there shows in the names.

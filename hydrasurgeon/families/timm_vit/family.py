@@ -47,8 +47,11 @@ import hydrasurgeon, timm
 
 model = timm.create_model("local-dir:DIR", pretrained=True)
 """
+"""How a model card says to run it with timm."""
 PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+"""What is read of timm's data config."""
 BLOCK = re.compile(r"blocks\.(\d+)\.")
+"""How the names of modules tell that they are within a layer."""
 
 
 class TimmViT(Family):
