@@ -64,13 +64,13 @@ def takes(arguments: type) -> Callable[[Stage], Stage]:
     """Give a stage that takes keywords the signature of their record, defaults and all, for `help` and editors."""
 
     def decorated(stage: Stage) -> Stage:
-        own = [
+        positional = [
             parameter
             for parameter in inspect.signature(stage).parameters.values()
             if parameter.kind is not parameter.VAR_KEYWORD
         ]
         stage.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*own, *_parameters(arguments)], return_annotation=inspect.signature(stage).return_annotation
+            [*positional, *_parameters(arguments)], return_annotation=inspect.signature(stage).return_annotation
         )  # fmt: skip
         return stage
 

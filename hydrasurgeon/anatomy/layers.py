@@ -89,9 +89,11 @@ def layer_bias(
 ) -> Tensor | None:
     """What is added to the attention logits of these heads and tokens: the stack's bias and the layer's own."""
     if site.bias is not None:
-        own = site.bias(hidden)
+        shift = site.bias(hidden)
         # The sum of two masks must not overflow to -inf: a row of those would be NaN after softmax.
-        bias = own if bias is None else torch.clamp(bias + own, min=torch.finfo(own.dtype).min)
+        bias = (
+            shift if bias is None else torch.clamp(bias + shift, min=torch.finfo(shift.dtype).min)
+        )
     if bias is None:
         return None
     bias = bias if bias.shape[1] == 1 else bias[:, list(heads)]

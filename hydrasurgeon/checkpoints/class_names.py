@@ -17,7 +17,7 @@ from hydrasurgeon.families.prompts import (
     zero_shot,
 )
 
-__all__ = ["ClassNames", "ClassNamesKeywords", "asked", "names_in", "with_class_names"]
+__all__ = ["ClassNames", "ClassNamesKeywords", "names_in", "naming_options", "with_class_names"]
 
 FROM_DATA = "data"
 """--classes data: the names that the data set has, whatever the checkpoint records."""
@@ -97,7 +97,7 @@ def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
     return names
 
 
-def asked(classes: str | None, templates: Sequence[str]) -> dict[str, Any]:
+def naming_options(classes: str | None, templates: Sequence[str]) -> dict[str, Any]:
     """The two options as history records them."""
     names = Path(classes) if classes is not None and Path(classes).is_file() else classes
     return {"classes": names, "template": list(templates) or None}

@@ -64,9 +64,9 @@ def member_sources(checkpoint: Checkpoint, manifest: HydraManifest) -> list[dict
     axes = head_axes(checkpoint.weights.values())
 
     def source(member: int, name: str) -> Source:
-        own = PREFIX.format(member, name)
-        if own in tensors:
-            return Source(own)
+        prefixed = PREFIX.format(member, name)
+        if prefixed in tensors:
+            return Source(prefixed)
         if name not in axes:
             return Source(name)
         tower, layer, axis = axes[name]
@@ -95,8 +95,8 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
     shapes = {name: shape for name, shape in shared.items() if name not in apart}
     for member, kept in enumerate(kepts):
-        own = expected_shapes(weights, towers, kept)
-        shapes |= {PREFIX.format(member, name): own[name] for name in apart}
+        cut = expected_shapes(weights, towers, kept)
+        shapes |= {PREFIX.format(member, name): cut[name] for name in apart}
     for name, shape in shapes.items():
         if name not in tensors:
             raise Disagreement(f"{path}: tensor {name} is missing")

@@ -205,6 +205,6 @@ def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[st
     companions = dict(files or {})
     check_names(companions, family=family, where="the companions")
     card = model_card(manifest, family.usage(manifest))
-    own = {CARD: card, "heads.json": manifest.to_json(), **family.directory(manifest)}
+    texts = {CARD: card, "heads.json": manifest.to_json(), **family.directory(manifest)}
     # On the family's list there is no name of ours but preprocessor_config.json, which the model came with.
-    return {**own, **companions}
+    return {**texts, **companions}

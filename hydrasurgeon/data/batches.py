@@ -46,9 +46,9 @@ def by_length(samples: Samples) -> list[int] | None:
     return sorted(range(len(samples)), key=lambda i: -lengths[i])
 
 
-def batch_size_of(asked: int | None) -> int:
+def batch_size_of(count: int | None) -> int:
     """Samples in one pass: as many as were asked for, or as suit the device."""
-    return asked if asked is not None else 256 if torch.cuda.is_available() else 64
+    return count if count is not None else 256 if torch.cuda.is_available() else 64
 
 
 class Batches:

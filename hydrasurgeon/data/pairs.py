@@ -207,7 +207,7 @@ def _captioned(table: Table) -> Samples:
     image, text = table.find(IMAGE_COLUMNS), table.find(CAPTIONS)
     if image is None or text is None:
         raise DataError(
-            f"{table.spec}: needs columns image and text or caption (found: {table.found()})"
+            f"{table.spec}: needs columns image and text or caption (found: {table.listed()})"
         )
     images = Rows(table.spec, table.columns[image], "image", root=table.root)
     return Captioned(images, Rows(table.spec, table.columns[text], "text"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from hydrasurgeon.data.samples import Raw, Samples
+from hydrasurgeon.data.samples import Decoded, Samples
 
 __all__ = ["Perturbed"]
 
@@ -27,7 +27,7 @@ class Perturbed(Samples):
     def __len__(self) -> int:
         return len(self.parent)
 
-    def read(self, i: int) -> Raw:
+    def read(self, i: int) -> Decoded:
         random = np.random.default_rng((self.seed, i))
         raw = self.parent.read(i)
         if isinstance(raw, str):

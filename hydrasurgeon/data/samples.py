@@ -24,7 +24,8 @@ __all__ = ["Arrays", "Files", "Rows", "Samples", "Subset", "fit_classes"]
 # Of one text. No model here reads more than some thousand tokens of it.
 MAX_TEXT = 1_000_000
 
-Raw = Image.Image | str | tuple[Image.Image, str]
+Decoded = Image.Image | str | tuple[Image.Image, str]
+"""A sample as it is read: an image, a text, or an image and its caption."""
 
 
 class Samples(ABC):
@@ -44,7 +45,7 @@ class Samples(ABC):
         return i
 
     @abstractmethod
-    def read(self, i: int) -> Raw:
+    def read(self, i: int) -> Decoded:
         """The decoded sample; DataError naming it when it cannot be read."""
 
     @abstractmethod
@@ -141,7 +142,7 @@ class Rows(Samples):
     def __len__(self) -> int:
         return len(self.column)
 
-    def read(self, i: int) -> Raw:
+    def read(self, i: int) -> Decoded:
         if self.kind == "text":
             return self._text(i)
         value = self.column[i]
@@ -187,7 +188,7 @@ class Subset(Samples):
     def name(self, i: int) -> str | int:
         return self.parent.name(int(self.index[i]))
 
-    def read(self, i: int) -> Raw:
+    def read(self, i: int) -> Decoded:
         return self.parent.read(int(self.index[i]))
 
     def content(self, i: int) -> bytes:

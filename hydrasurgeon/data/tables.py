@@ -39,7 +39,7 @@ class Table:
     def find(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.columns), None)
 
-    def found(self) -> str:
+    def listed(self) -> str:
         """The columns, for a message."""
         shown = ", ".join(name[:40] for name in self.names[:20])
         return f"{shown}, …" if len(self.names) > 20 else shown or "none"
@@ -58,7 +58,7 @@ def rows(table: Table) -> Rows:
     kind: Literal["image", "text"] = "image" if table.find(IMAGES) else "text"
     column = table.find(IMAGES if kind == "image" else TEXTS)
     if column is None:
-        raise DataError(f"{table.spec}: needs a column image or text (found: {table.found()})")
+        raise DataError(f"{table.spec}: needs a column image or text (found: {table.listed()})")
     labels = table.find(LABELS)
     numbers, names = (
         (None, None) if labels is None else labels_of(table.spec, table.columns[labels])

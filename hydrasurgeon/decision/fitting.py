@@ -156,12 +156,12 @@ def _gathered(
 ) -> list[Evidence]:
     assert outputs.features is not None
     assert outputs.labels is not None
-    found = []
+    evidence = []
     for member, (weight, bias) in enumerate(classifiers):
         gathering = Gathering(weight, bias, seed=seed)
         gathering.add(outputs.features[:, member], outputs.logits[:, member], outputs.labels)
-        found.append(gathering.evidence())
-    return found
+        evidence.append(gathering.evidence())
+    return evidence
 
 
 def _calibration(

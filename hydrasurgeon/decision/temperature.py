@@ -85,8 +85,8 @@ STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
 
 def fit_joint(logits: Logits, labels: Labels) -> Joint:
     """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts."""
-    found = [Joint(1.0, 1.0), *(_descend(logits, labels, Joint(*start)) for start in STARTS)]
-    return min(found, key=lambda joint: nll(joint(logits), labels))
+    candidates = [Joint(1.0, 1.0), *(_descend(logits, labels, Joint(*start)) for start in STARTS)]
+    return min(candidates, key=lambda joint: nll(joint(logits), labels))
 
 
 def _descend(logits: Logits, labels: Labels, start: Joint) -> Joint:

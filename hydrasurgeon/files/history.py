@@ -37,7 +37,9 @@ def step(
         data=tuple(data),
         seed=seed,
         versions={
-            name: found for name in ("hydrasurgeon", "numpy", *uses) if (found := installed(name))
+            name: version
+            for name in ("hydrasurgeon", "numpy", *uses)
+            if (version := installed(name))
         },
     )
 

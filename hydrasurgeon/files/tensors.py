@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, an
     from numpy.typing import NDArray
 
     Raw = NDArray[Any]
+    """A tensor\'s numbers as numpy holds them; unsigned integers for dtypes that it lacks."""
     Parts = Generator[Raw, None, str]
     """The arrays that make up a tensor, one behind the other, and in the end the sha256 of their bytes."""
 

@@ -56,14 +56,14 @@ def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str,
     from hydrasurgeon.decision.scores.fitted import FITTED
     from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 
-    own = None if state is None else state.ood.kind
+    recorded = None if state is None else state.ood.kind
     if wanted is None:
-        return (own or "msp",)
+        return (recorded or "msp",)
     kinds = wanted.split(",")
     if wanted == "all":
-        kinds = [own or "msp", *ON_LOGITS]
+        kinds = [recorded or "msp", *ON_LOGITS]
     for kind in kinds:
-        if kind in FITTED and kind != own:
+        if kind in FITTED and kind != recorded:
             raise UsageError(
                 f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
                 hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",

@@ -89,14 +89,14 @@ def inside(logits: Tensor, labels: Tensor, reading: Reading) -> IdResult:
             "cov5": selective.coverage_at_risk(sure, right), "mis_auroc": selective.misclassification_auroc(sure, right),
         }  # fmt: skip
 
-    found: dict[str, Any] = {**measures(torch.arange(len(labels)))}
-    found["smece"] = smooth_ece(confidence, correct)
+    values: dict[str, Any] = {**measures(torch.arange(len(labels)))}
+    values["smece"] = smooth_ece(confidence, correct)
     if reading.conformal is not None:
         sets = reading.conformal.sets(probs)
-        found |= {"coverage": selective.set_coverage(sets, labels), "set_size": selective.set_size(sets)}  # fmt: skip
+        values |= {"coverage": selective.set_coverage(sets, labels), "set_size": selective.set_size(sets)}  # fmt: skip
     if reading.ci is not None:
-        found["ci"] = bootstrap(measures, len(labels), level=reading.ci, seed=reading.seed)
-    return IdResult(n=len(labels), **found)
+        values["ci"] = bootstrap(measures, len(labels), level=reading.ci, seed=reading.seed)
+    return IdResult(n=len(labels), **values)
 
 
 def _foreign(predictions: Predictions, reading: Reading) -> list[OodResult]:
@@ -104,18 +104,18 @@ def _foreign(predictions: Predictions, reading: Reading) -> list[OodResult]:
     from hydrasurgeon.measuring import metrics
 
     used, *others = reading.ood_scores
-    own = {
+    inside = {
         kind: reading.foreign(kind, predictions.logits, predictions.scores)
         for kind in reading.ood_scores
     }
     ood = []
     for s in predictions.ood:
         outside = {kind: reading.foreign(kind, s.logits, s.scores) for kind in reading.ood_scores}
-        auroc = {kind: metrics.auroc(own[kind], outside[kind]) for kind in others}
+        auroc = {kind: metrics.auroc(inside[kind], outside[kind]) for kind in others}
         ood.append(
             OodResult.model_validate(
                 {"name": s.name, "group": s.group, "n": len(s.logits), "scores": auroc or None}
-                | metrics.ood_metrics(own[used], outside[used])
+                | metrics.ood_metrics(inside[used], outside[used])
             )
         )
     return ood

@@ -32,7 +32,8 @@ from hydrasurgeon.runtime.watch import Place, Watch
 
 __all__ = ["CannotGroup", "Grouped"]
 
-Stacked = Float[Tensor, "member row embed"]
+MemberRows = Float[Tensor, "member row embed"]
+"""Tokens of all samples, one behind the other, for each member."""
 Step = Callable[..., Any]
 """What each member does to its hidden states, done to those of all."""
 Filled = Callable[[Tensor], Tensor]
@@ -66,9 +67,9 @@ class Grouped:
         if bias is not None and bias.shape[0] > 1:
             bias = bias.repeat(len(x), 1, 1, 1)
         x = x.flatten(1, 2)
-        known = None if attended is None else attended.flatten(1, 2)
+        first = None if attended is None else attended.flatten(1, 2)
         for layer in self._layers:
-            x, known = layer(x, batch, bias, known), None
+            x, first = layer(x, batch, bias, first), None
         return x.unflatten(1, (batch, -1))
 
 
@@ -87,22 +88,24 @@ class _SideBySide:
         """What all members share, as it is; otherwise [member, …], if need be of copies `filled` to one size."""
         if not all(name in module._parameters for module in modules):
             raise CannotGroup(f"{name} of {type(modules[0]).__name__} is no parameter")
-        given = [p for module in modules if (p := module._parameters[name]) is not None]
-        if not given:
+        parameters = [p for module in modules if (p := module._parameters[name]) is not None]
+        if not parameters:
             return None
-        if len(given) < len(modules) or not all(isinstance(p, nn.Parameter) for p in given):
+        if len(parameters) < len(modules) or not all(
+            isinstance(p, nn.Parameter) for p in parameters
+        ):
             raise CannotGroup(
                 f"{name} of {type(modules[0]).__name__} is no parameter of all members"
             )
         places = [(module._parameters, name) for module in modules]
-        ids = {id(p) for p in given}
-        alike = len({(p.shape, p.dtype, p.device) for p in given}) == 1
+        ids = {id(p) for p in parameters}
+        alike = len({(p.shape, p.dtype, p.device) for p in parameters}) == 1
         if len(ids) == 1:
             self.used += places
-            return given[0]
-        if alike and len(ids) == len(given) and not ids & self._tied:
-            whole = torch.stack([p.detach() for p in given])
-            for parameter, view in zip(given, whole, strict=True):
+            return parameters[0]
+        if alike and len(ids) == len(parameters) and not ids & self._tied:
+            whole = torch.stack([p.detach() for p in parameters])
+            for parameter, view in zip(parameters, whole, strict=True):
                 parameter.data = view
             self.used += places
             self._tied |= ids
@@ -110,7 +113,7 @@ class _SideBySide:
         if filled is None:
             raise CannotGroup("members share a parameter with some and not with others")
         self.copied += places
-        self.copies.append(torch.stack([filled(p.detach()) for p in given]))
+        self.copies.append(torch.stack([filled(p.detach()) for p in parameters]))
         return self.copies[-1]
 
     def biases(self, modules: Sequence[Biased], filled: Filled) -> Tensor:
@@ -135,8 +138,8 @@ class _Layer:
         self.attention = _Attention([block.attention for block in blocks], tokens, beside)
 
     def __call__(
-        self, x: Stacked, batch: int, bias: Tensor | None, attended: Stacked | None
-    ) -> Stacked:
+        self, x: MemberRows, batch: int, bias: Tensor | None, attended: MemberRows | None
+    ) -> MemberRows:
         if attended is None:
             attended = self.attention(attention_input(self, x), batch, bias)
         if attended.shape[1] != x.shape[1]:
@@ -144,7 +147,7 @@ class _Layer:
         return after_attention(self, x, attended)
 
 
-def _first_tokens(x: Stacked, batch: int, tokens: int) -> Stacked:
+def _first_tokens(x: MemberRows, batch: int, tokens: int) -> MemberRows:
     return x.unflatten(1, (batch, -1))[:, :, :tokens].flatten(1, 2)
 
 
@@ -177,7 +180,7 @@ class _Attention:
         self.q_norm = _together([site.q_norm for site in sites], beside, dims=5)
         self.k_norm = _together([site.k_norm for site in sites], beside, dims=5)
 
-    def __call__(self, x: Stacked, batch: int, bias: Tensor | None) -> Stacked:
+    def __call__(self, x: MemberRows, batch: int, bias: Tensor | None) -> MemberRows:
         members = len(x)
         asking = x if self.tokens is None else _first_tokens(x, batch, self.tokens)
         if not self.heads:
@@ -196,7 +199,7 @@ class _Attention:
         heads = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.site.scale)
         return self.out(merge(heads).reshape(members, asking.shape[1], -1))
 
-    def _heads(self, projected: Stacked, batch: int) -> tuple[Tensor, ...]:
+    def _heads(self, projected: MemberRows, batch: int) -> tuple[Tensor, ...]:
         width = projected.shape[-1]
         sequences = projected.view(len(projected) * batch, -1, width)
         return split_heads(
@@ -229,12 +232,12 @@ class _Product:
     def outputs(self, start: int, stop: int) -> _Product:
         """The part of it that makes these outputs."""
         part = object.__new__(_Product)
-        own = self.weight.dim() == 3
-        part.weight = self.weight[:, :, start:stop] if own else self.weight[start:stop]
+        apart = self.weight.dim() == 3
+        part.weight = self.weight[:, :, start:stop] if apart else self.weight[start:stop]
         part.bias = None if self.bias is None else self.bias[..., start:stop]
         return part
 
-    def __call__(self, x: Stacked) -> Stacked:
+    def __call__(self, x: MemberRows) -> MemberRows:
         weight, bias = self.weight, self.bias
         if weight.dim() == 3:
             return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
@@ -329,8 +332,8 @@ class _Tracer(fx.Tracer):
     """Looks into everything but linear layers, norms, and torch's own modules."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = isinstance(m, nn.Linear | nn.LayerNorm)
-        return own or super().is_leaf_module(m, module_qualified_name)
+        whole = isinstance(m, nn.Linear | nn.LayerNorm)
+        return whole or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traced(module: nn.Module) -> list[fx.Node]:

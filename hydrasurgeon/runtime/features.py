@@ -138,11 +138,11 @@ def _compared(part: _ZeroShot, reader: Reading) -> Iterator[None]:
     """A zero-shot module whose comparison tells what it is given."""
     compare = part.compare
 
-    def told(images: Tensor, classes: Tensor) -> Tensor:
+    def noting(images: Tensor, classes: Tensor) -> Tensor:
         reader.note(0, images)
         return compare(images, classes)
 
-    part.compare = told
+    part.compare = noting
     try:
         yield
     finally:

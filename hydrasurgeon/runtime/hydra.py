@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.layers import Hidden, after_attention, run_block
 from hydrasurgeon.anatomy.parts import Anatomy, Stack
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
+from hydrasurgeon.runtime.shared_heads import SharedHeads, same
 from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked
-from hydrasurgeon.runtime.union import Union, same
 from hydrasurgeon.runtime.watch import captured
 
 __all__ = ["Hydra", "Mode"]
@@ -69,7 +69,9 @@ class Hydra(nn.Module):
         self._tokens: list[int | None] = [None] * len(self._parting)
         self._tokens[-1:] = [anatomies[0].reads] * len(self._tokens[-1:])
         self._layers = [Layer(*layer) for layer in zip(self._parting, self._tokens, strict=True)]
-        self._union = Union.where(stacks[trunk]) if self._one_embed and self._parting else None
+        self._union = (
+            SharedHeads.where(stacks[trunk]) if self._one_embed and self._parting else None
+        )
         self._grouped: Grouped | None = None
         self._can_group = True
 

@@ -21,11 +21,12 @@ from hydrasurgeon.anatomy.layers import (
     silent,
 )
 from hydrasurgeon.anatomy.parts import Block
-from hydrasurgeon.runtime.union import same
+from hydrasurgeon.runtime.shared_heads import same
 
 __all__ = ["Biases", "Layer", "Stacked"]
 
 Stacked = Float[Tensor, "member batch token embed"]
+"""Hidden states of all members."""
 Biases = Sequence[Tensor | None]
 """One for each member: paddings are alike, tuned tables of relative positions are not."""
 
@@ -47,8 +48,8 @@ class Layer:
         """Each member projects its own queries, keys and values; one attention call serves all heads."""
         tokens = self.tokens
         normed = attention_input(self, x)
-        found = {i: silent(s, normed[i], tokens) for i, s in enumerate(self.sites) if not s.heads}
-        busy = [i for i in range(len(self.sites)) if i not in found]
+        outputs = {i: silent(s, normed[i], tokens) for i, s in enumerate(self.sites) if not s.heads}
+        busy = [i for i in range(len(self.sites)) if i not in outputs]
         if busy:
             projected = [queries_keys_values(self.sites[i], normed[i], tokens) for i in busy]
             q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
@@ -56,15 +57,15 @@ class Layer:
                 layer_bias(self.sites[i], normed[i], biases[i], self.sites[i].heads, tokens)
                 for i in busy
             ]
-            bias, given = shifts[0], biases[0]
-            if given is not None and given.shape[1] > 1:
-                bias = torch.cat([own for own in shifts if own is not None], dim=1)
+            bias, stack_bias = shifts[0], biases[0]
+            if stack_bias is not None and stack_bias.shape[1] > 1:
+                bias = torch.cat([shift for shift in shifts if shift is not None], dim=1)
             heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.sites[0].scale)
             each = heads.split([len(self.sites[i].heads) for i in busy], dim=1)
-            found.update(
-                {i: self.sites[i].out(merge(own)) for i, own in zip(busy, each, strict=True)}
+            outputs.update(
+                {i: self.sites[i].out(merge(part)) for i, part in zip(busy, each, strict=True)}
             )
-        return torch.stack([found[i] for i in range(len(self.sites))])
+        return torch.stack([outputs[i] for i in range(len(self.sites))])
 
 
 def _each(modules: Sequence[nn.Module]) -> Callable[[Stacked], Stacked]:

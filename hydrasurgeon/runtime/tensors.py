@@ -73,15 +73,15 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    known = {
+    dtypes = {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
         "float64": torch.float64,
     }
-    if name not in known:
-        raise UsageError(f"--dtype {name}: not known", hint=f"Use one of {', '.join(known)}.")
-    return known[name]
+    if name not in dtypes:
+        raise UsageError(f"--dtype {name}: not known", hint=f"Use one of {', '.join(dtypes)}.")
+    return dtypes[name]
 
 
 def plan_module(module: nn.Module) -> list[Planned]:

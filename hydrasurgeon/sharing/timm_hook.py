@@ -45,15 +45,15 @@ class _Finder(MetaPathFinder):
 class _Loader(Loader):
     """The module's own loader, with one thing more to do at the end."""
 
-    def __init__(self, own: Loader) -> None:
-        self.own = own
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.own.create_module(spec)
+        return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self.own
+        module.__loader__ = self.loader
         if module.__spec__ is not None:
-            module.__spec__.loader = self.own
-        self.own.exec_module(module)
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
         _register()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Required, Unpack
 from hydrasurgeon.checkpoints.class_names import (
     ClassNames,
     ClassNamesKeywords,
-    asked,
     names_in,
+    naming_options,
     with_class_names,
 )
 from hydrasurgeon.checkpoints.decided import undecided
@@ -289,7 +289,7 @@ def _recorded(arguments: CalibrateArguments) -> dict[str, Any]:
         "ood_score": arguments.ood_score, "coverage": arguments.coverage, "conformal": arguments.conformal,
         "id_flagged": arguments.id_flagged, "risk": arguments.risk,
         "delta": arguments.delta if arguments.risk is not None else None,
-        **asked(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
+        **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
         "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, Unpack
 
-from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, asked
+from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, naming_options
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
@@ -231,7 +231,7 @@ def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneArgum
         "checkpoint": None if inputs else str(checkpoint),  # random weights: no input tells of them
         "recipe": str(arguments.recipe), "set": dict(arguments.set) if arguments.set else None,
         "freeze": arguments.freeze, "data": arguments.data, "val": arguments.val,
-        **asked(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
+        **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
         "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
     }  # fmt: skip
     data = [DataRecord(**fingerprint) for fingerprint in material.fingerprints]

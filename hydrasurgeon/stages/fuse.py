@@ -11,8 +11,8 @@ from hydrasurgeon.checkpoints.checks import sound_digests
 from hydrasurgeon.checkpoints.class_names import (
     ClassNames,
     ClassNamesKeywords,
-    asked,
     names_in,
+    naming_options,
     with_class_names,
 )
 from hydrasurgeon.checkpoints.decided import undecided
@@ -145,7 +145,7 @@ def _manifest_of(
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
     entry = step(
         "fuse",
-        args={"mlp": arguments.mlp, **asked(arguments.classes, arguments.template)},
+        args={"mlp": arguments.mlp, **naming_options(arguments.classes, arguments.template)},
         inputs=[member.record(d) for member, d in zip(opened, digests, strict=True)],
         seed=arguments.seed,
     )

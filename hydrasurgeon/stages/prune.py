@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Unpack
 from hydrasurgeon.checkpoints.class_names import (
     ClassNames,
     ClassNamesKeywords,
-    asked,
     names_in,
+    naming_options,
     with_class_names,
 )
 from hydrasurgeon.checkpoints.decided import undecided
@@ -242,7 +242,7 @@ def _entry(
     """What history gets to know, once the hash of the input is there."""
     recorded = {
         "method": key, "keep": arguments.keep, "remove": arguments.remove, "sample": arguments.sample,
-        "layers": arguments.layers, "tower": arguments.tower, **asked(arguments.classes, arguments.template),
+        "layers": arguments.layers, "tower": arguments.tower, **naming_options(arguments.classes, arguments.template),
         "data": arguments.data, "ood": list(arguments.ood) or None, "search": arguments.search,
         "compensate": arguments.compensate if arguments.repairs else None, "limit": arguments.limit,
         "mask": arguments.mask and Path(arguments.mask), "arch": arguments.arch,

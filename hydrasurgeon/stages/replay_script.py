@@ -61,8 +61,8 @@ def _commands(run: Rerun, options: StepOptions, mask: str | None) -> list[str]:
     args = {key: getattr(options, key) for key in run.entry.args}
     name, *words = command_line(run.entry.model_copy(update={"args": args}), inputs=[])
     # The mask that was just written lies where only the script knows.
-    own = args.get("mask") if mask is not None else None
-    quoted = [_here(mask_place(run)) if word == own else shlex.quote(word) for word in words]
+    option = args.get("mask") if mask is not None else None
+    quoted = [_here(mask_place(run)) if word == option else shlex.quote(word) for word in words]
     inputs = [_here(a.place) if _is_file(a) else shlex.quote(a.place) for a in run.inputs]
     out = [] if run.in_place else ["-o", _here(run.output.place)]
     return [*lines, " ".join(["hydrasurgeon", name, *inputs, *quoted, *out])]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Required, Unpack
 from hydrasurgeon.checkpoints.class_names import (
     ClassNames,
     ClassNamesKeywords,
-    asked,
     names_in,
+    naming_options,
     with_class_names,
 )
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
@@ -148,7 +148,7 @@ def _entry(
     recorded = {
         "method": key, "data": arguments.data, "ood": list(arguments.ood) or None, "search": arguments.search,
         "keep": arguments.keep, "remove": arguments.remove, "layers": arguments.layers, "tower": arguments.tower,
-        **asked(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
+        **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
         "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
     }  # fmt: skip
     uses: tuple[str, ...] = ()

@@ -51,8 +51,8 @@ def sign(
     target = signature_beside(opened) if out is None else Path(out)
     folder, files = covered(opened, target)
     # A signature may lie among the files and be replaced; nothing else of the checkpoint may.
-    own = [path for path in own_files(opened)[1] if path.suffix != SUFFIX]
-    target = output_file(target, option="-o", force=force, inputs=[key, *own])
+    contents = [path for path in own_files(opened)[1] if path.suffix != SUFFIX]
+    target = output_file(target, option="-o", force=force, inputs=[key, *contents])
     opened.digests()  # what does not fit its own manifest is not signed
     from model_signing.signing import Config
 
@@ -119,8 +119,8 @@ def covered(checkpoint: Checkpoint, signature: Path) -> tuple[Path, list[Path]]:
             raise CheckpointError(
                 f"{str(path)!r}: is no name that can be signed", hint="Rename or remove the file."
             )
-    own = signature.resolve()
-    return folder, [path for path in files if path.resolve() != own]
+    itself = signature.resolve()
+    return folder, [path for path in files if path.resolve() != itself]
 
 
 def _hashing(files: Sequence[Path]) -> Config:

@@ -92,8 +92,8 @@ def repaired_names(parent: Checkpoint, kept: Kept) -> set[str]:
     }
 
 
-def same_model(found: Found, like: Checkpoint) -> Checkpoint:
+def same_model(parent: Found, like: Checkpoint) -> Checkpoint:
     """A parent that answers for the child's classes: a CLIP's names may have been given after it was written."""
-    own, model = found.checkpoint.manifest, like.manifest.model
-    manifest = own.model_copy(update={"model": model})
-    return replace(found.checkpoint, manifest=manifest, recorded=True)
+    recorded, model = parent.checkpoint.manifest, like.manifest.model
+    manifest = recorded.model_copy(update={"model": model})
+    return replace(parent.checkpoint, manifest=manifest, recorded=True)

@@ -118,15 +118,15 @@ def refit(
 
 def _lost(anatomy: Anatomy, kept: Kept) -> dict[int, Tensor]:
     """The layers that lose heads: which inputs of W_O stay."""
-    found = {}
+    staying = {}
     for layer, block in enumerate(anatomy.blocks):
         site = block.attention
         row = kept[site.tower][site.layer]
         if len(row) != len(site.heads):
             stays = torch.zeros(len(site.heads), site.head_dim, dtype=torch.bool)
             stays[positions(site.heads, row)] = True
-            found[layer] = stays.flatten()
-    return found
+            staying[layer] = stays.flatten()
+    return staying
 
 
 @dataclass(frozen=True)

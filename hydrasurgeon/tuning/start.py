@@ -115,8 +115,8 @@ def _fresh_model(spec: str) -> Model:
     """The model that an `init:` spec describes."""
     name, _, arch = spec.removeprefix(FRESH).partition(":")
     if any(family.name == name for family in families()):
-        own = family_of_bare(Bare({}, spec, arch=f"{name}:{arch}"))
-        if (model := own.fresh_model(arch)) is not None:
+        family = family_of_bare(Bare({}, spec, arch=f"{name}:{arch}"))
+        if (model := family.fresh_model(arch)) is not None:
             return model
     specs = " or ".join(dict.fromkeys(f.fresh_spec for f in families() if f.fresh_spec))
     raise UsageError(f"{spec}: only {specs} can start from random weights")

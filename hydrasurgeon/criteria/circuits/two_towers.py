@@ -32,12 +32,12 @@ NUMBER = "number"
 def numbered(id_inputs: Held, ood_inputs: Held) -> tuple[Held, Held]:
     """The same inputs, which know their place among all of them."""
 
-    def known(held: Held, first: int) -> Held:
+    def with_places(held: Held, first: int) -> Held:
         places = torch.arange(first, first + len(held))
         parts = {name or "pixel_values": part for name, part in held.parts.items()}
         return replace(held, parts={**parts, NUMBER: places}, named=True) if len(held) else held
 
-    return known(id_inputs, 0), known(ood_inputs, len(id_inputs))
+    return with_places(id_inputs, 0), with_places(ood_inputs, len(id_inputs))
 
 
 def engine_of(problem: Problem) -> Engine:
@@ -65,12 +65,12 @@ class Towers(Engine):
     def remove(self, heads: Sequence[Head]) -> None:
         """What the last head changes is counted as work: a search that was resumed makes the rest anew."""
         before, last = replace(self.work), heads[-1:]
-        for own, renew in ((True, self._see), (False, self._name)):
-            gone = [head for head in heads if (head.tower in self._own) is own]
-            if gone == self._gone[own]:
+        for image, renew in ((True, self._see), (False, self._name)):
+            gone = [head for head in heads if (head.tower in self._own) is image]
+            if gone == self._gone[image]:
                 continue
-            self._gone[own] = gone
-            super().remove(gone) if own else self.texts.remove(gone)
+            self._gone[image] = gone
+            super().remove(gone) if image else self.texts.remove(gone)
             renew()
             if last != gone[-1:]:
                 self.work = replace(before)

@@ -130,12 +130,12 @@ def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
     names = list(stored)
     dot = f"{kind.prefix}."
     bare = not any(name.startswith(dot) for name in names)
-    own = tuple(f"{name}." for name, _ in kind.classifier)
+    classifiers = tuple(f"{name}." for name, _ in kind.classifier)
     stored_as = {}
     for name in names:
         plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         plain = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", plain)
-        stored_as[f"{dot}{plain}" if bare and not plain.startswith(own) else plain] = name
+        stored_as[f"{dot}{plain}" if bare and not plain.startswith(classifiers) else plain] = name
     return stored_as
 
 

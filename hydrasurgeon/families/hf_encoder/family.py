@@ -176,9 +176,9 @@ class HFEncoder(Family):
         check_processor(files, where)
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        known = canonical(self.kind(model), stored)
+        places = canonical(self.kind(model), stored)
         ours = by_name(self.weights(model))
-        return {name: where for name, where in known.items() if name in ours}
+        return {name: where for name, where in places.items() if name in ours}
 
     def towers(self, model: Model) -> dict[str, Tower]:
         config = self.config(model)
@@ -196,21 +196,21 @@ class HFEncoder(Family):
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
         config, heads = self._written(model), self._heads(manifest)
-        found = {}
+        texts = {}
         if heads is not None:
             name = "HydraModel" if manifest.kind == "hydra" else "PrunedModel"
             config |= {
                 "hydrasurgeon": heads,
                 "auto_map": {_auto(model): f"modeling_hydrasurgeon.{name}"},
             }
-            found["modeling_hydrasurgeon.py"] = _modelling(class_name(self.kind(model), model))
-        found["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
+            texts["modeling_hydrasurgeon.py"] = _modelling(class_name(self.kind(model), model))
+        texts["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
-            found["preprocessor_config.json"] = (
+            texts["preprocessor_config.json"] = (
                 json.dumps(processor(parse(Images, model.preprocess, "model.preprocess")), indent=2)
                 + "\n"
             )
-        return found
+        return texts
 
     def usage(self, manifest: Manifest) -> Usage:
         task = "text-classification" if _reads_text(manifest.model) else "image-classification"
@@ -393,8 +393,8 @@ def _classes(
 
 
 def _labels(facts: Facts, classes: int) -> tuple[str, ...] | None:
-    given = facts.id2label or {}
+    labels = facts.id2label or {}
     # As many as there are names: a file may claim any number of classes.
-    names = tuple(str(given.get(str(i), "")) for i in range(classes)) if len(given) >= classes else ()  # fmt: skip
+    names = tuple(str(labels.get(str(i), "")) for i in range(classes)) if len(labels) >= classes else ()  # fmt: skip
     real = names and all(names) and any(name != f"LABEL_{i}" for i, name in enumerate(names))
     return names if real else None

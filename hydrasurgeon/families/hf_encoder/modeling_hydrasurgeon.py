@@ -71,11 +71,11 @@ class HydraModel(transformers.PreTrainedModel):
         kepts, cut = listed(config), head_tensors(config)
         members = []
         for number, kept in enumerate(kepts):
-            own = copy.deepcopy(config)
-            own.hydrasurgeon = {"kept": kept}
+            single = copy.deepcopy(config)
+            single.hydrasurgeon = {"kept": kept}
             weights = member_weights(file, number, kepts, cut, head_dim(config))
             member, loaded = PrunedModel.from_pretrained(
-                None, config=own, state_dict=weights, output_loading_info=True, **wanted
+                None, config=single, state_dict=weights, output_loading_info=True, **wanted
             )
             if loaded["missing_keys"]:
                 raise ValueError(
@@ -115,10 +115,10 @@ MAX_MEMBERS = 256
 
 def listed(config: Any) -> list[list[list[int]]]:
     """The heads that every layer of every member keeps; a wrong list would run other heads than it says."""
-    told = getattr(config, "hydrasurgeon", None)
-    if not isinstance(told, dict) or not ("kept" in told or "members" in told):
+    recorded = getattr(config, "hydrasurgeon", None)
+    if not isinstance(recorded, dict) or not ("kept" in recorded or "members" in recorded):
         raise ValueError("config.json: hydrasurgeon: lists no heads")
-    members = told["members"] if "members" in told else [told["kept"]]
+    members = recorded["members"] if "members" in recorded else [recorded["kept"]]
     if not isinstance(members, list | tuple) or not 1 <= len(members) <= MAX_MEMBERS:
         raise ValueError("config.json: hydrasurgeon.members: is no list of members")
     layers, heads = config.num_hidden_layers, config.num_attention_heads
@@ -140,8 +140,8 @@ def head_dim(config: Any) -> int:
 
 def head_tensors(config: Any) -> dict[str, tuple[int, int]]:
     """Names of the tensors that hold heads, `{}` for the layer; the axis along which they lie, and how often."""
-    told = config.hydrasurgeon.get("head_tensors")
-    places = told.items() if isinstance(told, dict) else ()
+    recorded = config.hydrasurgeon.get("head_tensors")
+    places = recorded.items() if isinstance(recorded, dict) else ()
     fine = all(
         name.count("{}") == 1 and place in ([0, 1], [0, 3], [1, 1]) for name, place in places
     )
@@ -166,13 +166,13 @@ def member_weights(
             for name, place in cut.items():
                 cuts[name.replace("{}", str(layer))] = (at, place, len(union[layer]))
     prefix = f"members.{number}."
-    found = {}
+    weights = {}
     with Stored(file) as stored:
         names = stored.keys()
         mine = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
         for name in names:
             if name.startswith(prefix):
-                found[name.removeprefix(prefix)] = stored.get_tensor(name)
+                weights[name.removeprefix(prefix)] = stored.get_tensor(name)
             elif not name.startswith("members.") and name not in mine:
                 tensor = stored.get_tensor(name)
                 if name in cuts:
@@ -182,19 +182,19 @@ def member_weights(
                     heads = tensor.unflatten(axis, (blocks, present, head_dim))
                     heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
                     tensor = heads.flatten(axis, axis + 2)
-                found[name] = tensor.contiguous()
-    return found
+                weights[name] = tensor.contiguous()
+    return weights
 
 
 def weights_file(path: Any, hub: Mapping[Any, Any]) -> str:
     """The weights, or the index of the files that they are cut into."""
-    found = cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False, **hub)
-    if found is None:
+    single = cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False, **hub)
+    if single is None:
         index = str(cached_file(path, f"{WEIGHTS}.index.json", **hub))
         # Brings them from the hub, one by one.
         get_checkpoint_shard_files(path, index, **hub)  # type: ignore[no-untyped-call]
         return index
-    return str(found)
+    return str(single)
 
 
 class Stored:
@@ -230,13 +230,13 @@ class Stored:
 
 def share_equal(members: Sequence[nn.Module]) -> None:
     """One parameter in place of those that are equal in several members."""
-    seen: dict[str, list[nn.Parameter]] = {}
+    parameters: dict[str, list[nn.Parameter]] = {}
     for member in members:
         for name, parameter in list(member.named_parameters()):
-            known = seen.setdefault(name, [])
-            twin = next((p for p in known if p.shape == parameter.shape and torch.equal(p, parameter)), None)  # fmt: skip
+            distinct = parameters.setdefault(name, [])
+            twin = next((p for p in distinct if p.shape == parameter.shape and torch.equal(p, parameter)), None)  # fmt: skip
             if twin is None:
-                known.append(parameter)
+                distinct.append(parameter)
             else:
                 owner, _, last = name.rpartition(".")
                 setattr(member.get_submodule(owner), last, twin)
@@ -245,8 +245,8 @@ def share_equal(members: Sequence[nn.Module]) -> None:
 def encoder_layers(model: Any) -> Sequence[Any]:
     base = getattr(model, model.base_model_prefix)
     stack = base.transformer if hasattr(base, "transformer") else getattr(base, "encoder", base)
-    found: Sequence[Any] = stack.layer if hasattr(stack, "layer") else stack.layers
-    return found
+    layers: Sequence[Any] = stack.layer if hasattr(stack, "layer") else stack.layers
+    return layers
 
 
 # The attention in a layer, its projections, and its output projection, as each type of model and version of

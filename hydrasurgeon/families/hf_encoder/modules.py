@@ -164,9 +164,9 @@ def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.M
     project = getattr(base, "embeddings_project", None)
 
     def read(inputs: Any) -> Stack:
-        told = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
-        ids, mask = told["input_ids"], told.get("attention_mask")
-        kinds = {"token_type_ids": told["token_type_ids"]} if "token_type_ids" in told else {}
+        fields = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        ids, mask = fields["input_ids"], fields.get("attention_mask")
+        kinds = {"token_type_ids": fields["token_type_ids"]} if "token_type_ids" in fields else {}
         hidden = base.embeddings(input_ids=ids, **kinds)
         hidden = hidden if project is None else project(hidden)
         bias = padding(mask, hidden)

@@ -78,10 +78,12 @@ def check_size(config: ImageEncoder, images: Images, where: str, error: type[Hyd
         raise error(f"{where}: makes images of {made}, the model reads {read} (config: image_size)")
 
 
-def _sizing(config: ImageEncoder, given: Processor) -> dict[str, Any]:
+def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     """Resizing and cropping."""
     kind = config.model_type
-    size, crop = (given.size, given.crop_size) if given.size is not None else _usual(config)
+    size, crop = (
+        (processor.size, processor.crop_size) if processor.size is not None else _usual(config)
+    )
     if isinstance(size, int):
         size = Shortest(shortest_edge=size) if kind == "dinov2" else Box(height=size, width=size)
     if isinstance(crop, int):
@@ -89,10 +91,10 @@ def _sizing(config: ImageEncoder, given: Processor) -> dict[str, Any]:
     squash = isinstance(size, Box)
     edge = size.height if isinstance(size, Box) else size.shortest_edge
     whole = size if isinstance(size, Box) else Box(height=edge, width=edge)
-    target = whole if crop is None or given.do_center_crop is False else crop
+    target = whole if crop is None or processor.do_center_crop is False else crop
     # Half a pixel keeps timm's floor(crop / crop_pct) at the edge.
     share = 1.0 if target.height == edge else target.height / (edge + 0.5)
-    resample = given.resample if given.resample is not None else 2 if kind == "vit" else 3
+    resample = processor.resample if processor.resample is not None else 2 if kind == "vit" else 3
     return {
         "input_size": [config.num_channels, target.height, target.width],
         "interpolation": RESAMPLE[resample],
@@ -116,13 +118,13 @@ def _usual(config: ImageEncoder) -> tuple[Box | Shortest, Box | None]:
     return Box(height=larger[0], width=larger[1]), crop
 
 
-def _colours(config: ImageEncoder, given: Processor) -> dict[str, Any]:
+def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     channels = config.num_channels
-    if given.do_normalize is False:
+    if processor.do_normalize is False:
         return {"mean": [0.0] * channels, "std": [1.0] * channels}
     usual = HALVES if config.model_type == "vit" or channels != 3 else IMAGENET
-    mean = given.image_mean if given.image_mean is not None else usual[0]
-    std = given.image_std if given.image_std is not None else usual[1]
+    mean = processor.image_mean if processor.image_mean is not None else usual[0]
+    std = processor.image_std if processor.image_std is not None else usual[1]
     return {
         name: list(one if len(one) == channels else one[:1] * channels)
         for name, one in (("mean", mean), ("std", std))

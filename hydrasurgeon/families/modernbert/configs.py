@@ -90,11 +90,11 @@ class ModernBertConfig(TextEncoder):
     def thetas(self) -> dict[str, float]:
         """How slowly the slowest pair of dimensions turns, for each type of layer."""
         usual = {GLOBAL: self.global_rope_theta, LOCAL: self.local_rope_theta}
-        told = self.rope_parameters or Rotations()
-        said = {GLOBAL: told.full_attention, LOCAL: told.sliding_attention}
+        rotations = self.rope_parameters or Rotations()
+        by_type = {GLOBAL: rotations.full_attention, LOCAL: rotations.sliding_attention}
         return {
             kind: float(usual[kind] if one is None or one.rope_theta is None else one.rope_theta)
-            for kind, one in said.items()
+            for kind, one in by_type.items()
         }
 
     @property

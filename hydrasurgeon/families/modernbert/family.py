@@ -36,10 +36,10 @@ class ModernBert(HFEncoder):
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         super().check_config(config, where)
-        told = config.get("rope_parameters")
+        by_type = config.get("rope_parameters")
         scalings = [config.get("rope_scaling")]
-        if isinstance(told, Mapping):
-            scalings += [told.get(kind) for kind in (GLOBAL, LOCAL)]
+        if isinstance(by_type, Mapping):
+            scalings += [by_type.get(kind) for kind in (GLOBAL, LOCAL)]
         for scaling in scalings:
             kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None  # fmt: skip
             if kind not in (None, "default"):

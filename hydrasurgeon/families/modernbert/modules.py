@@ -27,10 +27,10 @@ def build(
 ) -> Encoder:
     import transformers
 
-    told = library_config(model, config)
-    told.reference_compile = False  # transformers before 5.2 compiles parts on its own
+    stock = library_config(model, config)
+    stock.reference_compile = False  # transformers before 5.2 compiles parts on its own
     with torch.device("cpu" if fresh else "meta"):
-        inner: Any = getattr(transformers, KIND.classes[0])(told)
+        inner: Any = getattr(transformers, KIND.classes[0])(stock)
     inner.model.rotary_emb = Angles(config)
     if not model.num_classes:
         inner.head, inner.classifier = nn.Identity(), Features()
@@ -61,9 +61,9 @@ def anatomy(encoder: Encoder) -> Anatomy:
     base, pooling = inner.model, inner.config.classifier_pooling
 
     def embed(inputs: Any) -> Stack:
-        told = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
-        hidden = base.embeddings(told["input_ids"])
-        return Stack(hidden, padding(told.get("attention_mask"), hidden))
+        fields = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        hidden = base.embeddings(fields["input_ids"])
+        return Stack(hidden, padding(fields.get("attention_mask"), hidden))
 
     def readout(stack: Stack) -> Tensor:
         tokens = base.final_norm(stack.hidden)

@@ -183,12 +183,12 @@ def _tokenizer() -> Any:
 
 
 def _tokens(texts: Sequence[str], length: int, words: int) -> Tensor:
-    found: Tensor = _tokenizer()(list(texts), context_length=length)
-    if int(found.max()) >= words:
+    tokens: Tensor = _tokenizer()(list(texts), context_length=length)
+    if int(tokens.max()) >= words:
         raise CheckpointError(
             f"the text tower knows {words} tokens, OpenCLIP's tokenizer has {_tokenizer().vocab_size}"
         )
-    return found
+    return tokens
 
 
 def anatomy(module: ZeroShot) -> Anatomy:

@@ -93,8 +93,8 @@ def _block(a: Mapping[str, Any]) -> Iterator[Weight]:
     if not a["qkv_fused"]:
         for name in ("q_proj", "k_proj", "v_proj"):
             # EVA's keys have no bias.
-            own = biased and (name != "k_proj" or a["attn_type"] == "rope")
-            yield from linear(f"attn.{name}", dim, dim, "attention", bias=own, heads=QUERIES)
+            shifted = biased and (name != "k_proj" or a["attn_type"] == "rope")
+            yield from linear(f"attn.{name}", dim, dim, "attention", bias=shifted, heads=QUERIES)
     elif a["attn_type"] == "rope" or not biased:
         yield from linear("attn.qkv", 3 * dim, dim, "attention", bias=biased, heads=PACKED)
     else:

@@ -52,8 +52,8 @@ class TimmEva(TimmViT):
 
     def identify(self, bare: Bare) -> Identified:
         config = dict(bare.config or {})
-        args, told = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
-        size = told.get("input_size") if isinstance(told, Mapping) else None
+        args, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
+        size = pretrained.get("input_size") if isinstance(pretrained, Mapping) else None
         if isinstance(args, Mapping) and "img_size" not in args and isinstance(size, list):
             # Rotations fit images of any size: they are made for those that the data config names.
             bare = replace(bare, config={**config, "model_args": {**args, "img_size": size[1:]}})

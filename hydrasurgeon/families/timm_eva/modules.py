@@ -25,14 +25,14 @@ def build(
 ) -> nn.Module:
     import timm
 
-    made = partial(timm.create_model, name, pretrained=False, num_classes=classes)
+    create = partial(timm.create_model, name, pretrained=False, num_classes=classes)
     # The grid of patches decides how they are rotated, so it is settled here.
-    told = {**args, "dynamic_img_size": False}
+    fixed = {**args, "dynamic_img_size": False}
     with torch.device("cpu" if fresh else "meta"):
-        module: Any = made(**told)
+        module: Any = create(**fixed)
     if module.rope is not None:
         with torch.device("cpu"):
-            small: Any = made(**{**told, "depth": 1})
+            small: Any = create(**{**fixed, "depth": 1})
         module.rope = Angles(small.rope.get_embed())
     for layer, (block, row) in enumerate(zip(module.blocks, kept, strict=True)):
         block.attn = Heads(block.attn, layer, tuple(row), module.rope)
@@ -72,8 +72,8 @@ class Heads(nn.Module):
         width = len(row) * self.head_dim
         self.qkv = None if stock.qkv is None else _rows(stock.qkv, 3 * width)
         for name in ("q_proj", "k_proj", "v_proj"):
-            own = getattr(stock, name)
-            setattr(self, name, None if own is None else _rows(own, width))
+            whole = getattr(stock, name)
+            setattr(self, name, None if whole is None else _rows(whole, width))
         for name in ("q_bias", "v_bias"):
             bias = getattr(stock, name, None)
             room = bias if bias is None or len(bias) == width else _room(bias, width)

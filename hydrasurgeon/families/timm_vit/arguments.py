@@ -113,12 +113,12 @@ class Config(Names):
     pretrained_cfg: dict[str, Any] | None = None
 
 
-def stock_arguments(config: Config, where: str, asked: type[Settings] = Asked) -> dict[str, Any]:
+def stock_arguments(config: Config, where: str, record: type[Settings] = Asked) -> dict[str, Any]:
     """model_args of a config.json, and the number of classes."""
     said = {key: value for key, value in (config.model_args or {}).items() if key not in INERT}
     if config.num_classes is not None:
         said["num_classes"] = config.num_classes
-    return parse(asked, said, f"{where}: model_args").written()
+    return parse(record, said, f"{where}: model_args").written()
 
 
 def recorded(

@@ -15,13 +15,13 @@ from hydrasurgeon.heads import positions
 from hydrasurgeon.runtime.watch import Watch
 from hydrasurgeon.slicing import HeadAxis, take_heads
 
-__all__ = ["Union", "same"]
+__all__ = ["SharedHeads", "same"]
 
 
 _Gathered = tuple[Sequence[tuple[Tensor, Tensor | None]], Sequence[Tensor]]
 
 
-class Union:
+class SharedHeads:
     """The first layer in which members differ: one input, so a head that several keep runs once for all."""
 
     def __init__(self, blocks: Sequence[Block], heads: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class Union:
         self._known: tuple[Watch, _Gathered | None] | None = None
 
     @classmethod
-    def where(cls, blocks: Sequence[Block]) -> Union | None:
+    def where(cls, blocks: Sequence[Block]) -> SharedHeads | None:
         """None where members keep no head in common, or differ in a norm."""
         sites = [block.attention for block in blocks]
         heads = sorted({head for site in sites for head in site.heads})
@@ -77,15 +77,17 @@ class Union:
         mask = layer_bias(site, hidden, bias, self.heads, tokens)
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=site.scale)
         return [
-            s.out(merge(out.index_select(1, own))) if s.heads else silent(s, hidden, tokens)
-            for s, own in zip(self.sites, rows, strict=True)
+            s.out(merge(out.index_select(1, row))) if s.heads else silent(s, hidden, tokens)
+            for s, row in zip(self.sites, rows, strict=True)
         ]
 
     @property
     def copies(self) -> list[Tensor]:
         """The rows gathered, once they are."""
-        known = None if self._known is None else self._known[1]
-        return [] if known is None else [r for rows in known[0] for r in rows if r is not None]
+        gathered = None if self._known is None else self._known[1]
+        return (
+            [] if gathered is None else [r for rows in gathered[0] for r in rows if r is not None]
+        )
 
     def _gathered(self) -> _Gathered | None:
         """What `_gather` found, kept while its sources stay: members that are tuned may come to disagree."""
@@ -127,7 +129,7 @@ def _rows(site: Attention, part: tuple[int, str], heads: Sequence[int]) -> Tenso
     return take_heads(parameter, positions(site.heads, heads), spec=spec, head_dim=site.head_dim)
 
 
-def _rows_of(union: Union, part: tuple[int, str], heads: Sequence[int]) -> Tensor:
+def _rows_of(union: SharedHeads, part: tuple[int, str], heads: Sequence[int]) -> Tensor:
     """The same rows, each head's taken from the first member that keeps it."""
     blocks = 3 if len(union.sites[0].project) == 1 else 1
     each = [_rows(union.owner[h], part, [h]).unflatten(0, (blocks, -1)) for h in heads]
