@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS
+from safetensors.torch import load_file
+from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS, tokenizer
 from tiny_members import KEPTS, RAGGED, logits, member
 
 import hydrasurgeon as hs
@@ -79,21 +80,67 @@ def test_configs_as_they_lie_on_the_hub(config: dict[str, Any]) -> None:
         assert shapes_of(family.weights(model)) == named
 
 
-def test_a_masked_language_model_is_pruned_as_it_is(tmp_path: Path) -> None:
-    """What fills in words is left out; its features are those of the token that the classifier would read."""
+def masked(folder: Path, **config: Any) -> Any:
+    """A masked language model in a directory of its own."""
     import transformers
 
-    FAMILY.write(tmp_path / "source")
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "source")
+    FAMILY.write(folder.parent / "source")
+    stored = transformers.AutoConfig.from_pretrained(folder.parent / "source", **config)
     torch.manual_seed(1)
-    stock = transformers.ModernBertForMaskedLM(config).eval()
-    stock.save_pretrained(tmp_path / "mlm")
+    stock = transformers.ModernBertForMaskedLM(stored).eval()
+    with torch.no_grad():
+        for parameter in stock.head.parameters():
+            parameter.normal_(0, 0.25)
+    stock.save_pretrained(folder)
+    tokenizer(folder)
+    return stock
+
+
+def test_a_masked_language_model_is_pruned_as_it_is(tmp_path: Path) -> None:
+    """What fills in words is left out; its features are what a classifier would read."""
+    stock = masked(tmp_path / "mlm")
     opened = open_checkpoint(tmp_path / "mlm")
     assert opened.manifest.model.num_classes == 0
+    assert opened.note is not None
+    assert "1 tensors that a classifier does not use are left out (decoder.bias" in opened.note
     inputs = FAMILY.inputs()
     with torch.inference_mode():
-        expected = stock.model(**inputs).last_hidden_state[:, 0]
+        expected = stock.head(stock.model(**inputs).last_hidden_state[:, 0])
     torch.testing.assert_close(logits(tmp_path / "mlm", inputs)[:, 0], expected, rtol=0, atol=1e-5)
+    half = member(tmp_path / "mlm", FAMILY, RAGGED, f"{tmp_path}/half/")
+    assert {"head.dense.weight", "head.norm.weight"} <= load_file(half / "model.safetensors").keys()
+    assert "prediction_head" not in json.loads((half / "config.json").read_text())
+
+
+@pytest.mark.parametrize("classifier", ["keep", "zero"])
+def test_a_masked_language_models_head_goes_on_to_a_classifier(
+    tmp_path: Path, classifier: str
+) -> None:
+    """As `from_pretrained` of a sequence classifier takes it: only the last layer is new."""
+    import transformers
+
+    stock = masked(tmp_path / "mlm")
+    theirs = transformers.ModernBertForSequenceClassification.from_pretrained(tmp_path / "mlm")
+    tuned = hs.finetune(
+        tmp_path / "mlm", data=FAMILY.data(tmp_path), recipe="sst2", out=tmp_path / "t.safetensors", device="cpu",
+        set={"steps": "1", "lr": "1e-30", "classifier": classifier},
+    )  # fmt: skip
+    assert tuned.manifest.model.num_classes == CLASSES
+    assert "prediction_head" not in tuned.manifest.model.config
+    tensors = load_file(tuned.path)
+    for name, parameter in stock.head.named_parameters():
+        assert torch.equal(tensors[f"head.{name}"], parameter), name
+        assert torch.equal(theirs.head.get_parameter(name), parameter), name
+    assert tensors["classifier.weight"].shape == (CLASSES, DIM)
+    assert (float(tensors["classifier.weight"].abs().max()) > 1e-20) is (classifier == "keep")
+
+
+def test_an_encoder_alone_has_no_head_to_go_on(tmp_path: Path) -> None:
+    masked(tmp_path / "mlm").model.save_pretrained(tmp_path / "encoder")
+    tokenizer(tmp_path / "encoder")
+    opened = open_checkpoint(tmp_path / "encoder")
+    assert "prediction_head" not in opened.manifest.model.config
+    assert not [name for name in opened.tensors if name.startswith("head.")]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ Activation = Literal[
     "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "laplace",
     "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish", "tanh",
 ]  # fmt: skip
+UNCLASSIFIED = ("add_pooling_layer", "prediction_head")
+"""What a record says of a file without a classifier, and no config.json of a classifier does."""
 # How far fresh weights lie apart.
 Spread = Annotated[float, Field(ge=0, le=10)]
 Token = Annotated[int, Field(ge=0, lt=MAX_WORDS)]

@@ -28,6 +28,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
 )
 from hydrasurgeon.families.hf_encoder.configs import (
     CONFIGS,
+    UNCLASSIFIED,
     Encoder,
     Facts,
     ImageEncoder,
@@ -109,14 +110,8 @@ class HFEncoder(Family):
         names = canonical(kind, tensors)
         named = (facts.architectures or kind.classes)[0]
         classes = _classes(kind, names, tensors, where) if named in kind.classes else 0
-        if (
-            kind.pooler
-            and read.add_pooling_layer
-            and not classes
-            and f"{kind.prefix}.pooler.dense.weight" not in names
-        ):
-            # A new classifier brings a new pooler with it.
-            read = read.model_copy(update={"add_pooling_layer": False})
+        if not classes:
+            read = self.unclassified(read, names)
         model = Model(
             family="transformers",
             arch=named if named in kind.classes else kind.classes[0],
@@ -144,6 +139,14 @@ class HFEncoder(Family):
         length = parse(Texts, model.preprocess, at, error=ManifestError).max_length
         if length > config.longest:
             raise ManifestError(f"{at}: max_length: {length} tokens, the model has positions for {config.longest}")  # fmt: skip
+
+    def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
+        """The record of a file without a classifier: what of a classifier's input it holds nevertheless."""
+        kind = self.kinds[config.model_type]
+        if kind.pooler and config.add_pooling_layer and f"{kind.prefix}.pooler.dense.weight" not in names:  # fmt: skip
+            # A new classifier brings a new pooler with it.
+            return config.model_copy(update={"add_pooling_layer": False})
+        return config
 
     def recognises(self, bare: Bare) -> bool:
         return bare.config is not None and "model_type" in bare.config
@@ -190,7 +193,7 @@ class HFEncoder(Family):
         return weights(self.config(model), model.arch, model.num_classes)
 
     def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
-        config = {key: value for key, value in model.config.items() if key != "add_pooling_layer"}
+        config = {key: value for key, value in model.config.items() if key not in UNCLASSIFIED}
         return model.model_copy(update={"num_classes": count, "labels": labels, "config": config})
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
@@ -225,7 +228,7 @@ class HFEncoder(Family):
             **{
                 key: value
                 for key, value in self.config(model).written().items()
-                if key != "add_pooling_layer"
+                if key not in UNCLASSIFIED
             },
             "architectures": [model.arch],
             "id2label": {str(i): label for i, label in enumerate(labels)},

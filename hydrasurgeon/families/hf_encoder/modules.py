@@ -17,8 +17,8 @@ from hydrasurgeon.families.hf_encoder.architectures import (
     has_pooler,
     kind_of,
 )
+from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED, config_of
 from hydrasurgeon.families.hf_encoder.configs import Encoder as Config
-from hydrasurgeon.families.hf_encoder.configs import config_of
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
     attention_site,
     encoder_layers,
@@ -90,8 +90,7 @@ def library_config(model: Model, config: Config) -> Any:
     """transformers' own record of a model."""
     from transformers import AutoConfig, logging
 
-    said = config.written()
-    said.pop("add_pooling_layer", None)
+    said = {key: value for key, value in config.written().items() if key not in UNCLASSIFIED}
     labels = dict(enumerate(model.labels or ()))
     # Newer releases print what they think of token numbers, which nothing here uses.
     verbosity = logging.get_verbosity()

@@ -65,6 +65,8 @@ class ModernBertConfig(TextEncoder):
     global_attn_every_n_layers: Depth = 3
     local_attention: Annotated[int, Field(ge=2, le=1_000_000)] = 128
     rope_parameters: Rotations | None = None
+    prediction_head: bool = False
+    """Whether a file without a classifier has what lies in front of one: a masked language model's goes on to a classifier."""
     global_rope_theta: Theta = 160_000.0
     local_rope_theta: Theta = 10_000.0
 

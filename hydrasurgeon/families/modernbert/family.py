@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
@@ -47,6 +47,11 @@ class ModernBert(HFEncoder):
                     f"{where}: stretches its rotary positions ({str(kind)[:60]}), which is not supported",
                     hint="ModernBERT as it was trained has rope_type default.",
                 )
+
+    def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
+        if "head.dense.weight" in names and "head.norm.weight" in names:
+            return config.model_copy(update={"prediction_head": True})
+        return config
 
     def weights(self, model: Model) -> Iterator[Weight]:
         return weights(self._config(model), model.num_classes)

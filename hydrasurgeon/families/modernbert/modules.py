@@ -33,7 +33,9 @@ def build(
         inner: Any = getattr(transformers, KIND.classes[0])(stock)
     inner.model.rotary_emb = Angles(config)
     if not model.num_classes:
-        inner.head, inner.classifier = nn.Identity(), Features()
+        inner.classifier = Features()
+        if not config.prediction_head:
+            inner.head = nn.Identity()
     for layer, row in zip(inner.model.layers, kept, strict=True):
         shrink(attention_site(layer), row)
     return Encoder(inner, config.model_type, kept)

@@ -28,9 +28,10 @@ def weights(config: ModernBertConfig, classes: int) -> Iterator[Weight]:
         for weight in _layer(config, layer):
             yield weight.within(f"model.layers.{layer}", "text", layer)
     yield from norm("model.final_norm", dim, "readout", bias=biased)
+    if classes or config.prediction_head:
+        yield from linear("head.dense", dim, dim, "readout", bias=config.classifier_bias)
+        yield from norm("head.norm", dim, "readout", bias=biased)
     if classes:
-        yield from linear("head.dense", dim, dim, "classifier", bias=config.classifier_bias)
-        yield from norm("head.norm", dim, "classifier", bias=biased)
         yield from linear("classifier", classes, dim, "classifier")
 
 
