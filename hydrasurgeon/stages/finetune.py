@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Required, Unpack
+from typing import TYPE_CHECKING, Any, Required, Unpack, cast
 
 from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, naming_options
 from hydrasurgeon.errors import UsageError
@@ -183,7 +183,7 @@ def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArgumen
 def _training(module: nn.Module, material: _Material, arguments: FinetuneArguments) -> Training:
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
-    from hydrasurgeon.tuning.contrastive import Contrast
+    from hydrasurgeon.tuning.contrastive import Contrast, TwoTowers
     from hydrasurgeon.tuning.loop import CrossEntropy, Loss, Training, epoch_order
 
     source, recipe, samples = material.source, material.recipe, material.samples
@@ -198,7 +198,7 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneArgumen
     moves = trainable(by_name(family.weights(material.model)), recipe, source.manifest.towers)
     loss: Loss = CrossEntropy(recipe.label_smoothing)
     if recipe.objective == "pairs":
-        loss = Contrast(module)
+        loss = Contrast(cast(TwoTowers, module))
         transform, moves = loss.transform(transform), both(moves, loss.trainable)
     seed, drop_last = arguments.seed, len(samples) >= size
 

@@ -11,21 +11,21 @@ comes out is the gradient of one batch of N pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.data import Batch
 from hydrasurgeon.data.pairs import Pairing
 
-__all__ = ["Contrast", "Gradients", "contrast"]
+__all__ = ["Contrast", "Gradients", "TwoTowers", "contrast"]
 
 LARGEST = math.log(100)
 """logit_scale is kept below it, as OpenCLIP does."""
@@ -75,10 +75,26 @@ def contrast(
     return Gradients(loss, *grads)
 
 
+class TwoTowers(Protocol):
+    """A model that tells which images and texts belong together; features are normalised."""
+
+    @property
+    def image_tower(self) -> nn.Module: ...
+    @property
+    def log_scale(self) -> nn.Parameter: ...
+    @property
+    def shift(self) -> nn.Parameter | None: ...
+    def image_features(self, pixels: Tensor) -> Tensor: ...
+    def text_features(self, tokens: Tensor) -> Tensor: ...
+    def text_parts(self) -> Sequence[nn.Module | nn.Parameter]: ...
+    def reader(self) -> Callable[[Sequence[str]], Tensor]: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
 class Contrast:
     """The objective of a training run on pairs; `clip` is the zero-shot module that is trained."""
 
-    def __init__(self, clip: Any) -> None:
+    def __init__(self, clip: TwoTowers) -> None:
         self.clip = clip
         tuned = {
             id(parameter)
@@ -96,44 +112,39 @@ class Contrast:
 
     def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
         """Gradients of one step over all its pairs; the loss."""
-        inner, device = self.clip.model, accelerator.device
+        clip, device = self.clip, accelerator.device
         tokens = [part.inputs["texts"].to(device) for part in parts]
-        inner.visual.eval()
+        clip.image_tower.eval()
         with torch.no_grad(), accelerator.autocast():
-            images = [
-                normalize(inner.encode_image(part.inputs["pixel_values"].to(device)), dim=-1)
-                for part in parts
-            ]
-            features_of_parts = (
-                [] if len(parts) == 1 else [inner.encode_text(t, normalize=True) for t in tokens]
-            )
+            images = [clip.image_features(part.inputs["pixel_values"].to(device)) for part in parts]
+            features_of_parts = [] if len(parts) == 1 else [clip.text_features(t) for t in tokens]
         # A single batch need not run twice.
         alone = model({"texts": tokens[0]}) if len(parts) == 1 else None
         texts = torch.cat(features_of_parts) if alone is None else alone.detach()
-        gradients, mine = _together(torch.cat(images).float(), texts.float(), inner)
-        wanted_rows = gradients.texts[mine.start : mine.stop].split([len(t) for t in tokens])
-        for i, wanted in enumerate(wanted_rows):
+        gradients, mine = _together(torch.cat(images).float(), texts.float(), clip)
+        shares = gradients.texts[mine.start : mine.stop].split([len(t) for t in tokens])
+        for i, share in enumerate(shares):
             last = i + 1 == len(parts)
             with nullcontext() if last else accelerator.no_sync(model):
                 features = alone if alone is not None else model({"texts": tokens[i]})
                 # Processes average their gradients; the loss is a sum over them.
-                carried = accelerator.num_processes * (features.float() * wanted).sum()
+                carried = accelerator.num_processes * (features.float() * share).sum()
                 if last:
-                    carried = carried + (inner.logit_scale.exp() * gradients.scale).sum()
-                    if inner.logit_bias is not None:
-                        carried = carried + (inner.logit_bias * gradients.bias).sum()
+                    carried = carried + (clip.log_scale.exp() * gradients.scale).sum()
+                    if clip.shift is not None:
+                        carried = carried + (clip.shift * gradients.bias).sum()
                 accelerator.backward(carried)
         return float(gradients.loss)
 
     def settle(self) -> None:
         """After the optimizer's step."""
         with torch.no_grad():
-            self.clip.model.logit_scale.clamp_(0, LARGEST)
+            self.clip.log_scale.clamp_(0, LARGEST)
 
 
-def _together(images: Tensor, texts: Tensor, inner: Any) -> tuple[Gradients, range]:
+def _together(images: Tensor, texts: Tensor, clip: TwoTowers) -> tuple[Gradients, range]:
     """The loss over the pairs of all processes and its gradient, and which of the pairs are this one's."""
-    scale, bias = inner.logit_scale.detach().exp(), inner.logit_bias
+    scale, bias = clip.log_scale.detach().exp(), clip.shift
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return contrast(images, texts, scale, bias), range(len(images))
     all_images, counts = _gathered(images)

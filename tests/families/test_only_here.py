@@ -57,6 +57,18 @@ def test_libraries_of_models_are_imported_in_families_only() -> None:
     assert not found
 
 
+def test_no_one_reaches_into_a_librarys_module() -> None:
+    """What an OpenCLIP model calls its parts is known in its family only."""
+    names = {"encode_image", "encode_text", "logit_bias", "logit_scale", "resblocks", "visual"}
+    reached = [
+        f"{path.relative_to(PACKAGE)}: {node.attr}"
+        for path in ELSEWHERE
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in names
+    ]
+    assert not reached
+
+
 def test_no_one_asks_which_family_it_is() -> None:
     """Nor imports one family's modules: what a family does differently is an attribute or a method of it."""
     own = {place.rpartition(".")[0] for places in FAMILIES.values() for place in places}

@@ -109,9 +109,32 @@ class ZeroShot(DiskNamed):
     def forward(self, inputs: Any) -> Tensor:
         """Images → logits; token ids, under the name `texts`, → normalised text features."""
         if isinstance(inputs, Mapping) and "texts" in inputs:
-            features: Tensor = self.model.encode_text(inputs["texts"], normalize=True)  # type: ignore[operator]
-            return features
+            return self.text_features(inputs["texts"])
         return self.logits(self.model.encode_image(_images(inputs)))  # type: ignore[operator]
+
+    def text_features(self, tokens: Tensor) -> Tensor:
+        features: Tensor = self.model.encode_text(tokens, normalize=True)  # type: ignore[operator]
+        return features
+
+    def image_features(self, pixels: Tensor) -> Tensor:
+        return normalize(self.model.encode_image(pixels), dim=-1)  # type: ignore[operator]
+
+    @property
+    def image_tower(self) -> nn.Module:
+        model: Any = self.model
+        return model.visual
+
+    @property
+    def log_scale(self) -> nn.Parameter:
+        """The logarithm of what the products of features are multiplied by."""
+        model: Any = self.model
+        return model.logit_scale
+
+    @property
+    def shift(self) -> nn.Parameter | None:
+        """What is added to them."""
+        model: Any = self.model
+        return model.logit_bias
 
     def logits(self, features: Tensor) -> Tensor:
         """Image features → logits."""
