@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -99,7 +100,7 @@ def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
 
 def naming_options(classes: str | None, templates: Sequence[str]) -> dict[str, Any]:
     """The two options as history records them."""
-    names = Path(classes) if classes is not None and Path(classes).is_file() else classes
+    names = Path(classes) if classes is not None and os.path.isfile(classes) else classes
     return {"classes": names, "template": list(templates) or None}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,12 +104,13 @@ def _lines(path: Path, option: str) -> list[str]:
 
 def read_labels(text: str) -> tuple[str, ...]:
     """`a,b,c`, or a file with one name a line (or a JSON list)."""
-    path = Path(text)
-    lines = _lines(path, "--classes") if path.is_file() else [part.strip() for part in text.split(",")]  # fmt: skip
-    if not path.is_file() and path.suffix in (".txt", ".json"):
+    # A list may be longer than any name of a file, at which Path's own methods raise.
+    path, from_file = Path(text), os.path.isfile(text)
+    lines = _lines(path, "--classes") if from_file else [part.strip() for part in text.split(",")]
+    if not from_file and path.suffix in (".txt", ".json"):
         raise UsageError(f"--classes {text}: no such file")
     # The usual list for ImageNet has two names twice: what stands in a file is meant.
-    twice = set() if path.is_file() else {name for name in lines if lines.count(name) > 1}
+    twice = set() if from_file else {name for name in lines if lines.count(name) > 1}
     if len(lines) < 2 or not all(lines) or twice:
         why = f"{min(twice)!r} is there twice" if twice else "there must be at least two names"
         raise UsageError(f"--classes {text}: {why}", hint="Write cat,dog,… or name a file.")
@@ -119,7 +121,7 @@ def read_templates(entries: Sequence[str]) -> tuple[str, ...]:
     """Templates as they are, or from files with one a line."""
     read: list[str] = []
     for entry in entries:
-        read += _lines(Path(entry), "--template") if Path(entry).is_file() else [entry]
+        read += _lines(Path(entry), "--template") if os.path.isfile(entry) else [entry]
     for template in read:
         if "{label}" not in template:
             raise UsageError(

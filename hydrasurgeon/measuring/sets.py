@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,10 +121,10 @@ def _check_once(option: str, names: Sequence[str]) -> None:
 def _name_of(text: str) -> tuple[str, str]:
     """`NAME=D`, or D under a name of its own: `torchvision:CIFAR100:test` is CIFAR100, `a/b.npz` is b."""
     match = NAMED.fullmatch(text)
-    if match is not None and not Path(text).exists():
+    if match is not None and not os.path.exists(text):
         return match[1], match[2]
     scheme, colon, rest = text.partition(":")
-    if colon and not Path(text).exists():
+    if colon and not os.path.exists(text):
         return rest.partition(":")[0].rpartition("/")[2] or scheme, text
     return Path(text.partition("@")[0]).stem, text
 

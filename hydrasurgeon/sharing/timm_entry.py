@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def hydrasurgeon_vit(
             f"timm:{ENTRY} is built from a directory that hydrasurgeon wrote",
             hint='Use timm.create_model("local-dir:DIR").',
         )
-    opened = open_checkpoint(where if Path(where).exists() else f"timm:{where}")
+    opened = open_checkpoint(where if os.path.exists(where) else f"timm:{where}")
     opened.digests()
     made = as_classifier(opened, device="cpu").train()
     model = opened.manifest.model

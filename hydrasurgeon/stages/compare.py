@@ -7,6 +7,7 @@ With A and B the heads that two models keep, or that they lack: Jaccard |A∩B| 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ class _Selection:
 def _selection(spec: str) -> _Selection:
     """What FILE, or member i of FILE#i, keeps."""
     text, hash_, number = spec.rpartition("#")
-    if not hash_ or Path(spec).exists():
+    if not hash_ or os.path.exists(spec):
         text, number = spec, ""
     path = Path(text)
     note = None

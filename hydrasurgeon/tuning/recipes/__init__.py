@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -108,7 +109,7 @@ def load_recipe(
     """A recipe of the package or a TOML file, with some fields replaced."""
     if str(name) in recipe_names():
         text = (files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
-    elif Path(name).suffix == ".toml" and Path(name).is_file():
+    elif Path(name).suffix == ".toml" and os.path.isfile(name):
         text = read_text(Path(name), most=MAX_BYTES, error=UsageError)
     else:
         raise UsageError(
