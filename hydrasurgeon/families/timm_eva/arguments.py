@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hydrasurgeon.families.settings import (
-    Chance,
-    Channels,
-    Classes,
-    Depth,
-    Heads,
-    Pair,
-    Ratio,
-    Settings,
-    Width,
-)
+from hydrasurgeon.families.settings import Chance, Classes, Pair, Settings
+from hydrasurgeon.families.timm_vit.arguments import Sizes
 
 __all__ = ["Arguments", "Asked", "Recorded"]
 
 
-class Arguments(Settings):
-    img_size: Pair | None = None
-    patch_size: Pair | None = None
-    in_chans: Channels | None = None
-    global_pool: Literal["avg", "avgmax", "map", "max", "token"] | None = None
-    embed_dim: Width | None = None
-    depth: Depth | None = None
-    num_heads: Heads | None = None
-    mlp_ratio: Ratio | None = None
-    qkv_bias: bool | None = None
+class Arguments(Sizes):
+    """Those that VisionTransformer has too, and what Eva has besides."""
+
     qkv_fused: bool | None = None
     swiglu_mlp: bool | None = None
     swiglu_align_to: Annotated[int, Field(ge=0, le=1_024)] | None = None
@@ -49,10 +33,6 @@ class Arguments(Settings):
     drop_rate: Chance | None = None
     pos_drop_rate: Chance | None = None
     proj_drop_rate: Chance | None = None
-
-    def written(self) -> dict[str, Any]:
-        """Without None, which timm takes for the default."""
-        return {key: value for key, value in super().written().items() if value is not None}
 
 
 class Asked(Arguments):

@@ -29,7 +29,7 @@ from hydrasurgeon.families.settings import (
 )
 from hydrasurgeon.files.manifest import Model
 
-__all__ = ["Arguments", "Asked", "Config", "Names", "Recorded", "check_images", "check_whole", "recorded", "stock_arguments"]  # fmt: skip
+__all__ = ["Arguments", "Asked", "Config", "Names", "Recorded", "Sizes", "check_images", "check_whole", "recorded", "stock_arguments"]  # fmt: skip
 
 # Names that timm knows layers by, without parameters that a file would not hold.
 Norm = Literal["layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32"]
@@ -44,8 +44,8 @@ INERT = {
 }  # fmt: skip
 
 
-class Arguments(Settings):
-    """Constructor arguments where they differ from the registered architecture's."""
+class Sizes(Settings):
+    """Constructor arguments that both of timm's classes have, where they differ from the registered architecture's."""
 
     img_size: Pair | None = None
     patch_size: Pair | None = None
@@ -56,6 +56,15 @@ class Arguments(Settings):
     num_heads: Heads | None = None
     mlp_ratio: Ratio | None = None
     qkv_bias: bool | None = None
+
+    def written(self) -> dict[str, Any]:
+        """Without None, which timm takes for the default."""
+        return {key: value for key, value in super().written().items() if value is not None}
+
+
+class Arguments(Sizes):
+    """Those, and what VisionTransformer has besides."""
+
     qk_norm: bool | None = None
     scale_attn_norm: Literal[False] | None = None
     scale_mlp_norm: bool | None = None
@@ -80,10 +89,6 @@ class Arguments(Settings):
     proj_drop_rate: Chance | None = None
     attn_drop_rate: Chance | None = None
     drop_path_rate: Chance | None = None
-
-    def written(self) -> dict[str, Any]:
-        """Without None, which timm takes for the default."""
-        return {key: value for key, value in super().written().items() if value is not None}
 
 
 class Asked(Arguments):
