@@ -363,6 +363,7 @@ def test_a_tar_file_that_goes_in_circles(tmp_path: Path) -> None:
         open_pairs(str(tmp_path / "d.tar"))
 
 
+@pytest.mark.slow
 def test_a_decoder_says_nothing_on_the_terminal(tmp_path: Path) -> None:
     """In a process of its own: here pytest hears what is logged, and it would not be printed."""
     file = io.BytesIO()

@@ -59,6 +59,7 @@ def test_samples_of_equal_confidence_are_answered_together() -> None:
     assert fit_abstention(sure, right, risk=0.02).threshold == pytest.approx(0.9, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_the_promise_breaks_in_at_most_delta_of_the_splits() -> None:
     random = torch.Generator().manual_seed(0)
     broken, splits, kept = 0, 200, 0

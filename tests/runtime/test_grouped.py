@@ -262,7 +262,8 @@ def test_dropout_stays_where_it_is_switched_on(model: Classifier) -> None:
 
 
 @pytest.mark.parametrize("mode", ["stacked", "apart"])
-def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str, compiled: bool) -> None:
     """A training-free hydra runs a head that several keep once; tuned, each member runs its own."""
     FAMILIES["timm ViT"].write(tmp_path / "source")
     model = hydra(tmp_path / "source", EQUAL, tmp_path, tuned=False, family=FAMILIES["timm ViT"])
@@ -278,8 +279,9 @@ def test_heads_once_shared_may_come_to_differ(tmp_path: Path, mode: str) -> None
         expected = by_members(model, IMAGES)
         assert (expected - before).abs().max() > 1e-2
         torch.testing.assert_close(model(IMAGES), expected, rtol=0, atol=1e-11)
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(IMAGES), expected, rtol=0, atol=1e-11)
+        if compiled:
+            captured = torch.compile(model, backend="eager", fullgraph=True)
+            torch.testing.assert_close(captured(IMAGES), expected, rtol=0, atol=1e-11)
 
 
 def test_what_cannot_be_grouped_runs_all_the_same(model: Classifier) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -43,13 +44,18 @@ def hydra(folder: Path, family: Family = VIT) -> Path:
     return hs.fuse(paths, out=folder / "hydra.safetensors").path
 
 
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrated")
+    data, out = images(folder), folder / "c.safetensors"
+    hs.calibrate(hydra(folder), data=data, out=out, ood_score="rmds", risk=0.9)
+    return folder
+
+
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
-    """A hydra with a decision state."""
-    path = hydra(tmp_path)
-    hs.calibrate(
-        path, data=images(tmp_path), out=tmp_path / "c.safetensors", ood_score="rmds", risk=0.9
-    )
+def made(calibrated: Path, tmp_path: Path) -> Path:
+    """A hydra with a decision state, to be read or broken."""
+    shutil.copytree(calibrated, tmp_path, dirs_exist_ok=True)
     return tmp_path / "c.safetensors"
 
 

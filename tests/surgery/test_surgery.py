@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,22 +127,10 @@ def test_training_free_hydra_equals_its_members(tiny: MAKE, tmp_path: Path) -> N
 def test_every_way_to_run_a_hydra_gives_the_same(
     tiny: MAKE, tmp_path: Path, mode: str, tuned: bool
 ) -> None:
-    """Also in inference mode, under autocast and compiled; the trunk and the union of heads are in play."""
-    whole = tiny()
-    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    if tuned:
-        members = [
-            scrambled(m, tmp_path / f"t{i}.safetensors", lambda name: not name.startswith("blocks.0."), seed=i)
-            for i, m in enumerate(members)
-        ]  # fmt: skip
-    expected = torch.cat([logits(m) for m in members], dim=1)
-    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors", mlp="separate")
-    model = hs.load(fused.path, device="cpu", dtype="float64")
-    model.module.mode = mode
+    """Also in inference mode and under autocast; the trunk and the union of heads are in play."""
+    model, expected = fused_of(tiny(), tmp_path, mode, tuned)
     with torch.inference_mode():
         torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
-        captured = torch.compile(model, backend="eager", fullgraph=True)
-        torch.testing.assert_close(captured(INPUTS), expected, rtol=0, atol=1e-12)
     with torch.no_grad():
         torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(model(INPUTS).detach(), expected, rtol=0, atol=1e-12)
@@ -152,6 +141,35 @@ def test_every_way_to_run_a_hydra_gives_the_same(
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["stacked", "apart"])
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_compiled_hydra_gives_the_same(
+    tiny: MAKE, tmp_path: Path, mode: str, tuned: bool
+) -> None:
+    model, expected = fused_of(tiny(), tmp_path, mode, tuned)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
+        captured = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(captured(INPUTS), expected, rtol=0, atol=1e-12)
+
+
+def fused_of(whole: Path, tmp_path: Path, mode: str, tuned: bool) -> tuple[Any, torch.Tensor]:
+    """A hydra in float64, and what its members answer."""
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    if tuned:
+        members = [
+            scrambled(m, tmp_path / f"t{i}.safetensors", lambda name: not name.startswith("blocks.0."), seed=i)
+            for i, m in enumerate(members)
+        ]  # fmt: skip
+    expected = torch.cat([logits(m) for m in members], dim=1)
+    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors", mlp="separate")
+    model = hs.load(fused.path, device="cpu", dtype="float64")
+    model.module.mode = mode
+    return model, expected
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["stacked", "apart"])
 def test_a_hydra_exports(tiny: MAKE, tmp_path: Path, mode: str) -> None:
     whole = tiny()
