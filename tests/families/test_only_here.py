@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import hydrasurgeon
@@ -16,6 +17,11 @@ ELSEWHERE = [
     for path in sorted(PACKAGE.rglob("*.py"))
     if path.relative_to(PACKAGE).parts[0] != "families"
 ]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -51,7 +57,7 @@ def test_libraries_of_models_are_imported_in_families_only() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}: {name}"
         for path in ELSEWHERE
-        for name in imported(ast.parse(path.read_text(encoding="utf-8")))
+        for name in imported(parsed(path))
         if name.partition(".")[0] in LIBRARIES
     ]
     assert not found
@@ -63,7 +69,7 @@ def test_no_one_reaches_into_a_librarys_module() -> None:
     reached = [
         f"{path.relative_to(PACKAGE)}: {node.attr}"
         for path in ELSEWHERE
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Attribute) and node.attr in names
     ]
     assert not reached
@@ -74,7 +80,7 @@ def test_no_one_asks_which_family_it_is() -> None:
     own = {place.rpartition(".")[0] for places in FAMILIES.values() for place in places}
     found = []
     for path in ELSEWHERE:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         found += [f"{path.relative_to(PACKAGE)}: == {text}" for text in compared(tree) if text in LIBRARIES]  # fmt: skip
         found += [
             f"{path.relative_to(PACKAGE)}: {name}"
