@@ -40,13 +40,14 @@ AT = {
 
 
 def struck(folder: Path, number: int, at: str, *, ignored: bool = False) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Prune, and be sent a signal in the middle of it."""
+    """Prune, and be sent a signal in the middle of it; whoever runs the tests may ignore it, as shells' `&` does."""
+    usual = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"
     code = f"""
 import os, runpy, signal, sys
 def strike():
     os.kill(os.getpid(), {number})
-if {ignored}:
-    signal.signal({number}, signal.SIG_IGN)
+if {number}:
+    signal.signal({number}, signal.{"SIG_IGN" if ignored else usual})
 {textwrap.dedent(AT[at])}
 sys.argv = "hydrasurgeon prune --method random --keep 2 vit -o m".split()
 runpy.run_module("hydrasurgeon", run_name="__main__", alter_sys=True)
