@@ -14,7 +14,7 @@ from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["cost_of", "launches", "macs", "parameters"]
+__all__ = ["cost_of", "first_sample", "launches", "macs", "parameters"]
 
 
 def parameters(model: nn.Module) -> int:
@@ -22,7 +22,7 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _first(inputs: Any) -> Any:
+def first_sample(inputs: Any) -> Any:
     """One sample of a batch, whether it is a tensor or a dict of them."""
     if isinstance(inputs, Mapping):
         return {name: value[:1] for name, value in inputs.items()}
@@ -32,10 +32,11 @@ def _first(inputs: Any) -> Any:
 @torch.inference_mode()  # attention is then one operator, not yet what a device makes of it
 def macs(model: nn.Module, inputs: Any) -> int:
     """Multiply-adds of matrix products, convolutions and attention for one sample."""
-    # What is computed once, a zero-shot model's class features, is no cost of a sample.
-    model(_first(inputs))
-    with _without_padding(model), MultiplyAdds() as counter:
-        model(_first(inputs))
+    with _without_padding(model):
+        # What each member computes once, a zero-shot model's class features, is no cost of a sample.
+        model(first_sample(inputs))
+        with MultiplyAdds() as counter:
+            model(first_sample(inputs))
     return counter.count
 
 
