@@ -14,7 +14,7 @@ from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["cost_of", "first_sample", "launches", "macs", "parameters"]
+__all__ = ["cost_of", "first_sample", "launches", "macs", "parameters", "tokens_of"]
 
 
 def parameters(model: nn.Module) -> int:
@@ -27,6 +27,12 @@ def first_sample(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return {name: value[:1] for name, value in inputs.items()}
     return inputs[:1]
+
+
+def tokens_of(inputs: Any) -> int | None:
+    """How long texts are, which multiply-adds grow with; None for images."""
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    return None if ids is None else int(ids.shape[1])
 
 
 @torch.inference_mode()  # attention is then one operator, not yet what a device makes of it
@@ -84,4 +90,5 @@ def cost_of(models: Iterable[nn.Module], inputs: Any) -> Cost:
         params=sum(parameters(model) for model in models),
         macs=sum(macs(model, inputs) for model in models),
         latency_ms=None,
+        tokens=tokens_of(inputs),
     )
