@@ -101,8 +101,15 @@ def check_all(plans: list[list[Rows]], family: Family, folder: Path) -> None:
         assert (cost.macs(parts), cost.params(parts)) == expected, rows
 
 
-@pytest.mark.parametrize("how", ["mean", "lstsq"])
-@pytest.mark.parametrize("name", ["timm ViT", "BERT"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("timm ViT", "lstsq"),
+        pytest.param("timm ViT", "mean", marks=pytest.mark.slow),
+        pytest.param("BERT", "lstsq", marks=pytest.mark.slow),
+        pytest.param("BERT", "mean", marks=pytest.mark.slow),
+    ],
+)
 def test_repaired_layers_are_counted_where_they_are_stored(
     name: str, how: str, tmp_path: Path
 ) -> None:
