@@ -147,13 +147,13 @@ def finetune(
         typer.Option("--val", metavar="D", help="Labelled data to report on after each epoch."),
     ] = None,
     recipe: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--recipe",
             metavar="NAME|FILE",
-            help="imagenet, cifar100, sst2, lit, demo, scratch, or a .toml file.",
+            help="imagenet (images), text (texts), scratch (init:), cifar100, sst2, lit, demo, or a .toml file.",
         ),
-    ] = "imagenet",
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,11 +161,11 @@ def finetune(
         ),
     ] = None,
     freeze: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--freeze",
             metavar="PART",
-            help="mlp, attention, embedding, classifier; frozen MLPs make fusing exact.",
+            help="mlp, attention, embedding, classifier, repeatable or with commas; frozen MLPs make fusing exact.",
         ),
     ] = None,
     class_names: shared.ClassNameOptions,
@@ -195,8 +195,8 @@ def finetune(
 
     with shared.progress(run, quiet=quiet) as shown:
         tuned = stage(
-            checkpoint, data=data, out=out, val=val, recipe=recipe, set=options.pairs(set_ or []), freeze=freeze,
-            arch=arch, save_every=save_every, resume=resume, **class_names, **output, **shown,
+            checkpoint, data=data, out=out, val=val, recipe=recipe, set=options.pairs(set_ or []),
+            freeze=",".join(freeze or ()) or None, arch=arch, save_every=save_every, resume=resume, **class_names, **output, **shown,
         )  # fmt: skip
     render.finetuned(tuned, json=json, quiet=quiet)
 

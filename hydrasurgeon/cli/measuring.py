@@ -41,7 +41,11 @@ def evaluate(
     classes: options.ClassSets = None,
     template: options.Template = None,
     ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="Treat the checkpoints as one Deep Ensemble.")
+        bool,
+        typer.Option(
+            "--ensemble",
+            help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble.",
+        ),
     ] = False,
     temperature: Annotated[
         str | None,

@@ -51,7 +51,7 @@ def select(
             else _in_order(score, candidates, _surplus(manifest, candidates, keep))
         )
     elif sample is not None:
-        gone = _sampled(_order(score, candidates), sample, seed)
+        gone = _sampled(score, candidates, sample, seed)
     elif remove is not None:
         if remove < 1:
             raise SurgeryError(f"--remove {remove}: remove at least one head")
@@ -132,12 +132,19 @@ def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Hea
     if remove > len(order):
         raise SurgeryError(
             f"cannot remove {remove} heads: only {len(order)} can go",
-            hint="Remove fewer, or score more layers.",
+            hint=_further(score, candidates, remove),
         )
     return order[:remove]
 
 
-def _sampled(order: Sequence[Head], sample: str, seed: int) -> list[Head]:
+def _further(score: Score, candidates: Sequence[Head], remove: int) -> str:
+    """What next, where more heads are to go than can."""
+    if score.order is None or remove >= len(candidates):
+        return "Remove fewer, or let heads go from more layers (--layers)."
+    return f"The recorded order ends there: remove fewer, or score again with --remove {remove} and the same --layers."
+
+
+def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -> list[Head]:
     """N of the first P heads to go, drawn without replacement (paper B.5)."""
     wanted, slash, pool = sample.partition("/")
     if not slash or not wanted.isdigit() or not pool.isdigit():
@@ -146,8 +153,12 @@ def _sampled(order: Sequence[Head], sample: str, seed: int) -> list[Head]:
             hint="Write for example 48/100: remove 48 of the first 100.",
         )
     n, p = int(wanted), int(pool)
+    order = _order(score, candidates)
     if not 0 < n <= p or p > len(order):
-        raise SurgeryError(f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can go")
+        raise SurgeryError(
+            f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can go",
+            hint=_further(score, candidates, p) if p > len(order) else None,
+        )
     chosen = np.random.default_rng(seed).permutation(p)[:n]
     return [order[i] for i in sorted(chosen)]
 

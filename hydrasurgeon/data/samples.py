@@ -205,6 +205,13 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
     return Subset(samples, chosen, samples.labels[chosen] if samples.labels is not None else None)
 
 
+OTHER_CLASSES = (
+    "Use the data set the model was trained for, make it a classifier of these classes (hydrasurgeon finetune "
+    "--set classifier=fresh --data D), or give CLIP other --classes."
+)
+"""What next, where the data has other classes than the model."""
+
+
 def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | None) -> Samples:
     """Labelled samples whose labels mean what the model's classes mean; DataError when they cannot."""
     if samples.labels is None:
@@ -216,7 +223,7 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
     if names is not None and len(names) != num_classes:
         raise DataError(
             f"{samples.spec}: has {len(names)} classes, the model has {num_classes}",
-            hint="Use the data set the model was trained for, finetune with a fresh classifier, or give CLIP other --classes.",
+            hint=OTHER_CLASSES,
         )
     numbers = samples.labels
     if (
@@ -232,6 +239,6 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
     if len(bad):
         raise DataError(
             f"{samples.spec}: row {bad[0]} has label {numbers[bad[0]]}, the model has classes 0-{num_classes - 1}",
-            hint="Use the data set the model was trained for, finetune with a fresh classifier, or give CLIP other --classes.",
+            hint=OTHER_CLASSES,
         )
     return samples

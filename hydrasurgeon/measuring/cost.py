@@ -14,7 +14,7 @@ from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["cost_of", "launches", "macs", "parameters"]
+__all__ = ["cost_of", "first_sample", "launches", "macs", "parameters", "tokens_of"]
 
 
 def parameters(model: nn.Module) -> int:
@@ -22,20 +22,27 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _first(inputs: Any) -> Any:
+def first_sample(inputs: Any) -> Any:
     """One sample of a batch, whether it is a tensor or a dict of them."""
     if isinstance(inputs, Mapping):
         return {name: value[:1] for name, value in inputs.items()}
     return inputs[:1]
 
 
+def tokens_of(inputs: Any) -> int | None:
+    """How long texts are, which multiply-adds grow with; None for images."""
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    return None if ids is None else int(ids.shape[1])
+
+
 @torch.inference_mode()  # attention is then one operator, not yet what a device makes of it
 def macs(model: nn.Module, inputs: Any) -> int:
     """Multiply-adds of matrix products, convolutions and attention for one sample."""
-    # What is computed once, a zero-shot model's class features, is no cost of a sample.
-    model(_first(inputs))
-    with _without_padding(model), MultiplyAdds() as counter:
-        model(_first(inputs))
+    with _without_padding(model):
+        # What each member computes once, a zero-shot model's class features, is no cost of a sample.
+        model(first_sample(inputs))
+        with MultiplyAdds() as counter:
+            model(first_sample(inputs))
     return counter.count
 
 
@@ -83,4 +90,5 @@ def cost_of(models: Iterable[nn.Module], inputs: Any) -> Cost:
         params=sum(parameters(model) for model in models),
         macs=sum(macs(model, inputs) for model in models),
         latency_ms=None,
+        tokens=tokens_of(inputs),
     )

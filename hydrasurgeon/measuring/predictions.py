@@ -96,7 +96,7 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     }
     if predictions.cost is not None:
         # A time is true of one machine at one moment, and would change the file on every run.
-        about["cost"] = {"params": predictions.cost.params, "macs": predictions.cost.macs}
+        about["cost"] = predictions.cost.model_dump(exclude={"latency_ms"})
     content = save(
         {name: tensor.contiguous().clone() for name, tensor in tensors.items()},
         metadata={"format": "pt", ABOUT: json.dumps(about)},
@@ -160,6 +160,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 class _AboutCost(BaseModel):
     params: Count
     macs: Count
+    tokens: Count | None = None
 
 
 class _About(BaseModel):

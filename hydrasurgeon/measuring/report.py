@@ -99,6 +99,13 @@ class Cost(_Record):
     macs: int
     latency_ms: float | None
     """None when it was not measured here."""
+    tokens: int | None = None
+    """Of the text that `macs` are of: the first of the data set; absent where there is none."""
+
+    @model_serializer(mode="wrap")
+    def _without_tokens(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        absent = ("tokens",) if self.tokens is None else ()
+        return {name: value for name, value in handler(self).items() if name not in absent}
 
 
 class Result(_Record):

@@ -27,6 +27,7 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
         about = {
             "path": str(inspection.path),
             "parameters": inspection.parameters,
+            "in_memory": inspection.in_memory,
             "bytes": inspection.nbytes,
             "dtypes": list(inspection.dtypes),
         }
@@ -44,7 +45,12 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
     show((str(inspection.path), "bold"))
     show(f"  {manifest.kind} of {model.family}:{model.arch}, {model.num_classes} classes")
     dtypes = ", ".join(inspection.dtypes)
-    show(f"  {inspection.parameters / 1e6:.2f} M parameters, {size(inspection.nbytes)} as {dtypes}")
+    copies = ""
+    if inspection.in_memory != inspection.parameters:
+        copies = (
+            f" ({inspection.in_memory / 1e6:.2f} M at work, where members have copies of heads)"
+        )
+    show(f"  {inspection.parameters / 1e6:.2f} M parameters{copies}, {size(inspection.nbytes)} as {dtypes}")  # fmt: skip
     for name, tower in manifest.towers.items():
         show(f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim {tower.dim}")  # fmt: skip
     if manifest.kind == "hydra":

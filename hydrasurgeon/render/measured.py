@@ -30,6 +30,7 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
             if at:
                 show("")
             show_table(table)
+        _lengths([None if r.cost is None else r.cost.tokens for r in evaluation.report.results])
         asserted = evaluation.report.asserts
         if asserted and all(each.holds for each in asserted):
             show("")
@@ -134,7 +135,15 @@ def benched(benched: Benched, *, json: bool, quiet: bool) -> None:
         *(Column(column, "speed", repeat=True) for column in ("dtype", "batch")),
         *(Column(column, "speed") for column in ("ms", "of single", "samples/s", "peak MB")),
     )  # fmt: skip
-    return show_table(Table("", columns, tuple(rows)))
+    show_table(Table("", columns, tuple(rows)))
+    return _lengths([contender.tokens for contender in benched.results])
+
+
+def _lengths(tokens: Sequence[int | None]) -> None:
+    """How long the text is whose multiply-adds a table shows."""
+    lengths = sorted({length for length in tokens if length is not None})
+    if lengths:
+        show(f"MACs: of one text of {' or '.join(map(str, lengths))} tokens")
 
 
 def _times(ratio: float | None) -> str:

@@ -22,7 +22,7 @@ from hydrasurgeon.runtime.deciding import state_in
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
-__all__ = ["Classifier", "as_classifier", "live_module", "load"]
+__all__ = ["Classifier", "as_classifier", "assign", "live_module", "load"]
 
 
 class Classifier(nn.Module):
@@ -118,7 +118,7 @@ def live_module(checkpoint: Checkpoint) -> nn.Module:
         for name in tensors
         if name in expected
     }
-    _assign(module, state, checkpoint.path)
+    assign(module, state, checkpoint.path)
     return module.eval()
 
 
@@ -140,12 +140,13 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
                     to_weights(rows, dtype, name=source.stored, path=checkpoint.path)
                 )
             state[name] = shared[key]
-        _assign(module, state, checkpoint.path)
+        assign(module, state, checkpoint.path)
         modules.append(module)
     return Hydra(modules, family.anatomy, trunk=manifest.fusion.trunk)
 
 
-def _assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Make these tensors the module's own, by their names in files; all of them, and no others."""
     missing, unexpected = module.load_state_dict(dict(state), strict=False, assign=True)
     if missing or unexpected:
         name = (missing or unexpected)[0]

@@ -51,6 +51,8 @@ class Contender(_Record):
     params: int
     macs: int
     macs_ratio: float | None
+    tokens: int | None = None
+    """Of the random texts, which are as long as the model reads them; None for images."""
     points: tuple[Point, ...]
 
 
@@ -124,6 +126,7 @@ class _Figures:
 
     params: dict[str, int] = field(default_factory=dict)
     macs: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int | None] = field(default_factory=dict)
     points: dict[str, list[Point]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -156,7 +159,7 @@ def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) 
             Contender(
                 name=e.name, kind=e.kind, params=figures.params[e.name], macs=figures.macs[e.name],
                 macs_ratio=None if single is None else figures.macs[e.name] / single,
-                points=tuple(figures.points[e.name]),
+                tokens=figures.tokens[e.name], points=tuple(figures.points[e.name]),
             )
             for e in entries
         ),
@@ -221,7 +224,7 @@ def _loaded(
     entry: _Entry, dtype: str, example: Callable[[int], Any], figures: _Figures, device: str
 ) -> Any:
     """A contender as one module; its size is measured the first time."""
-    from hydrasurgeon.measuring.cost import macs, parameters
+    from hydrasurgeon.measuring.cost import macs, parameters, tokens_of
     from hydrasurgeon.measuring.timing import InTurn
     from hydrasurgeon.runtime.classifier import as_classifier
 
@@ -230,6 +233,7 @@ def _loaded(
         one = example(1)
         figures.params[entry.name] = sum(parameters(m) for m in loaded)
         figures.macs[entry.name] = sum(macs(m, one) for m in loaded)
+        figures.tokens[entry.name] = tokens_of(one)
     return loaded[0] if len(loaded) == 1 else InTurn(list(loaded))
 
 

@@ -94,7 +94,7 @@ class EvaluateArguments(Run):
     template: Sequence[str] = ()
     """Prompts with {label} in them, or files of such."""
     ensemble: bool = False
-    """Treat the checkpoints as one Deep Ensemble."""
+    """Treat the checkpoints as one Deep Ensemble; without checkpoints, the models behind the files of logits."""
     temperature: str | float | None = None
     """Of the averaged prediction; `fit`: the one that suits the validation set; None: the decision state's, else 1."""
     ood_score: str | None = None
@@ -144,13 +144,15 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     _check(checkpoints, labelled, arguments)
     json, predictions = _outputs(checkpoints, arguments)
     temperature = _temperature(arguments.temperature, arguments.val)
-    computed = _computed(arguments, temperature)
+    # Beside checkpoints, which are the ensemble, files are results of their own.
+    together = arguments.ensemble and not checkpoints
+    computed = _computed(arguments, temperature, together=together)
     opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
     cards = cards_of(opened) if arguments.card else []
     for checkpoint in opened:
         checkpoint.digests()
     if assertions:
-        jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
+        jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
         expected = [
             rehearsed(
                 name_of(job), labelled, arguments.ood, arguments.shift,
@@ -195,8 +197,10 @@ def _check(
     one_model = arguments.predictions is not None
     if one_model and len(labelled) > 1:
         raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
-    if ensemble and len(checkpoints) < 2:
-        raise UsageError("--ensemble: needs at least two checkpoints")
+    if ensemble and len(checkpoints or computed) < 2:
+        raise UsageError(
+            "--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint"
+        )
     if one_model and checkpoints and len(checkpoints) != 1 and not ensemble:
         raise UsageError(
             "--predictions: holds one model's logits",
@@ -230,19 +234,26 @@ def _outputs(
     return claimed(arguments.json, "--json"), claimed(arguments.predictions, "--predictions")
 
 
-def _computed(arguments: EvaluateArguments, temperature: float | None) -> list[Result]:
-    """The results that predictions files amount to."""
+def _computed(
+    arguments: EvaluateArguments, temperature: float | None, *, together: bool
+) -> list[Result]:
+    """The results that predictions files amount to: each, or all of them as one ensemble."""
+    from hydrasurgeon.measuring.ensembled import ensembled
     from hydrasurgeon.measuring.predictions import read_predictions
 
     if not arguments.predictions_in:
         return []
     kinds = ood_scores(arguments.ood_score, None, "a predictions file")
+    files = [(Path(path), read_predictions(Path(path))) for path in arguments.predictions_in]
+    models = [predictions for _, predictions in files]
+    if together:
+        models = [ensembled(files)]
     return [
         result(
-            read_predictions(Path(path)),
+            predictions,
             reading=Reading(_fitted(temperature, None), ood_scores=kinds, ci=arguments.ci, seed=arguments.seed),
         )
-        for path in arguments.predictions_in
+        for predictions in models
     ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, Unpack, cast
@@ -27,6 +27,7 @@ from hydrasurgeon.tuning.start import (
     starting_module,
     starting_point,
     trainable,
+    usual_recipe,
     with_classes_of,
     with_length_of,
     with_names_of,
@@ -58,7 +59,7 @@ class FinetuneKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=Fa
     data: Required[str]
     out: Required[str | Path]
     val: str | None
-    recipe: str | Path
+    recipe: str | Path | None
     set: Mapping[str, str] | None
     freeze: str | None
     save_every: int | None
@@ -75,12 +76,12 @@ class FinetuneArguments(ClassNames, Output, Run):
     out: str | Path
     val: str | None = None
     """Labelled data to report on after each epoch."""
-    recipe: str | Path = "imagenet"
-    """One of the package's, or a .toml file."""
+    recipe: str | Path | None = None
+    """One of the package's, or a .toml file; None: imagenet for images, text for texts, scratch for random weights."""
     set: Mapping[str, str] | None = None
     """Fields of the recipe, replaced."""
     freeze: str | None = None
-    """mlp, attention, embedding, classifier: what does not move."""
+    """mlp, attention, embedding, classifier, with commas between them: what does not move."""
     save_every: int | None = None
     """Steps between resumable states; each epoch if not given."""
     resume: bool = False
@@ -116,8 +117,11 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
 
     arguments = FinetuneArguments(**keywords)
+    chosen = arguments.recipe is None
+    if chosen:
+        arguments = replace(arguments, recipe=usual_recipe(checkpoint, arguments.arch))
     recipe = load_recipe(
-        arguments.recipe, dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
+        str(arguments.recipe), dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
     )  # fmt: skip
     repository = arguments.repository()
     target = arguments.claim(
@@ -144,10 +148,12 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     written = target.save(plan_module(module), manifest, files=files)
     state.clear()
     hub = target.publish(written, files, bars=arguments.progress is not None)
-    anew = arguments.resume and not interrupted
-    notes = ("nothing was left to resume: trained from the beginning",) if anew else ()
-    dropped = () if material.source.note is None else (material.source.note,)
-    return Finetuned(target.path, written, trained, (*dropped, *notes), hub)
+    notes = [] if material.source.note is None else [material.source.note]
+    if chosen:
+        notes.append(f"trained by the recipe {arguments.recipe}, as no --recipe was given")
+    if arguments.resume and not interrupted:
+        notes.append("nothing was left to resume: trained from the beginning")
+    return Finetuned(target.path, written, trained, tuple(notes), hub)
 
 
 def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArguments) -> _Material:
@@ -209,7 +215,9 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneArgumen
             skip_bad=skip_bad, augment_seed=seed * 1_000_003 + epoch, drop_last=drop_last,
         )  # fmt: skip
 
-    return Training(recipe, epoch_batches, moves, loss, validation)
+    return Training(
+        recipe, epoch_batches, moves, loss, validation, f"training by {arguments.recipe}"
+    )
 
 
 def _identity(material: _Material, arguments: FinetuneArguments) -> dict[str, Any]:

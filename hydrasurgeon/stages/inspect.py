@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.hydra_layout import member_sources
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import PREFIX
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.manifest import HydraManifest, Manifest
+from hydrasurgeon.slicing import sliced_shape
 
 __all__ = ["Inspection", "inspect"]
 
@@ -18,6 +20,9 @@ class Inspection:
     path: Path
     manifest: Manifest
     parameters: int
+    """Numbers that the file holds."""
+    in_memory: int
+    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own copies of heads."""
     nbytes: int
     dtypes: tuple[str, ...]
     recorded: bool
@@ -28,14 +33,27 @@ def inspect(checkpoint: str | Path, *, arch: str | None = None) -> Inspection:
     """Read the header; no tensor is touched and torch is not imported."""
     opened = open_checkpoint(checkpoint, arch=arch)
     tensors = opened.tensors
+    stored = sum(math.prod(t.shape) for name, t in tensors.items() if not name.startswith(PREFIX))
     return Inspection(
         path=opened.path,
         manifest=opened.manifest,
-        parameters=sum(
-            math.prod(t.shape) for name, t in tensors.items() if not name.startswith(PREFIX)
-        ),
+        parameters=stored,
+        in_memory=_in_memory(opened, opened.manifest)
+        if opened.manifest.kind == "hydra"
+        else stored,
         nbytes=tensors.nbytes,
         dtypes=tuple(sorted({info.dtype for info in tensors.values()})),
         recorded=opened.recorded,
         note=opened.note,
     )
+
+
+def _in_memory(opened: Checkpoint, manifest: HydraManifest) -> int:
+    """Members that take the same heads of a tensor share them; any others have rows of their own."""
+    tensors, sources = opened.tensors, member_sources(opened, manifest)
+    return sum(
+        math.prod(tensors[source.stored].shape)
+        if source.at is None or source.spec is None
+        else math.prod(sliced_shape(tensors[source.stored].shape, len(source.at), spec=source.spec, head_dim=source.head_dim))
+        for source in {source for member in sources for source in member.values()}
+    )  # fmt: skip

@@ -183,6 +183,11 @@ def _choose(
             single(opened), score, keep=keep, remove=arguments.remove,
             layers=arguments.layers, tower=arguments.tower,
         )  # fmt: skip
+        left, present = count(kept), count(single(opened).kept)
+        if keep == "auto" and left < present / 2:
+            notes.append(
+                f"cahp's own number leaves {left} of {present} heads: see what that costs with eval, or say how many with --keep K"
+            )
     else:
         kept = select(
             single(opened), score, keep=arguments.heads_kept, remove=arguments.remove,

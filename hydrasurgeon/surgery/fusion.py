@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -35,10 +35,20 @@ class FusionPlan:
     trunk: int
     bytes_members: int
     """Size of the members' own files taken together."""
+    spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of each average, once it is written: mean ‖member − average‖², and ‖average‖²."""
 
     @property
     def bytes_stored(self) -> int:
         return sum(plan.nbytes for plan in self.planned)
+
+    @property
+    def spread(self) -> float | None:
+        """How far the members' MLPs lie from what was made of them, as a share of its norm; None where all are equal."""
+        if not self.spreads:
+            return None
+        apart, norm = (sum(each) for each in zip(*self.spreads.values(), strict=True))
+        return math.sqrt(apart / norm) if norm else math.inf
 
 
 def plan_fusion(
@@ -50,6 +60,7 @@ def plan_fusion(
     kepts: list[Kept] = [single(member).kept for member in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
+    spreads: dict[str, tuple[float, float]] = {}
     apart: set[str] = set()  # tensors of which members have one of their own
     for name, weight in first.weights.items():
         tower_layer = axes.get(name)
@@ -62,7 +73,7 @@ def plan_fusion(
             planned.append(_copy(first, name, name, digests[0][name]))
             continue
         if average_mlp and weight.part == "mlp" and len(infos) == 1:
-            planned.append(_average(members, name))
+            planned.append(_average(members, name, spreads))
             continue
         shared = None
         if tower_layer is not None and not alike and len(infos) == 1:
@@ -76,7 +87,7 @@ def plan_fusion(
                 for i, m in enumerate(members)
             ]
     trunk = shared_layers(first.weights, first.manifest.towers, kepts, apart)
-    return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members))
+    return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members), spreads)
 
 
 def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:
@@ -89,16 +100,25 @@ def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:
     return Planned(stored, info.dtype, info.shape, produce)
 
 
-def _average(members: Sequence[Checkpoint], name: str) -> Planned:
-    """Paper section 4.2: the merged MLP is the mean of the members' weights."""
+def _average(
+    members: Sequence[Checkpoint], name: str, spreads: dict[str, tuple[float, float]]
+) -> Planned:
+    """Paper section 4.2: the merged MLP is the mean of the members' weights; `spreads` gets to know how far they lie."""
     info = members[0].tensors[name]
 
     def means() -> Iterator[Raw]:
+        squares = norm = 0.0
         for parts in zip(*(member.tensors.blocks(name) for member in members), strict=True):
             total = np.zeros(parts[0].shape, dtype=np.float64)
             for part in parts:
-                total += as_float(part, info.dtype)
-            yield from_float(total / len(members), info.dtype)
+                values = as_float(part, info.dtype).astype(np.float64)
+                squares += float(values @ values)
+                total += values
+            total /= len(members)
+            norm += float(total @ total)
+            yield from_float(total, info.dtype)
+        # The mean square less the square of the mean; rounding must not make it negative.
+        spreads[name] = max(0.0, squares / len(members) - norm), norm
 
     return Planned(name, info.dtype, info.shape, lambda: hashed(means()))
 

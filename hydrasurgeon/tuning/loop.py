@@ -60,6 +60,8 @@ class Training:
     """Whether a parameter of this name moves."""
     loss: Loss
     validation: Batches | None = None
+    label: str = "training"
+    """What progress is called."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def train(
         for parts in loop.batches(standing.step):
             standing.add(loop.step(standing.step, parts))
             if accelerator.is_main_process:
-                run.tick(f"training, loss {standing.mean_loss:.3f}", standing.step, total)
+                run.tick(f"{training.label}, loss {standing.mean_loss:.3f}", standing.step, total)
             ended = standing.step % per_epoch == 0 or standing.step == total
             if ended:
                 standing.close_epoch(per_epoch, loop.validate())

@@ -42,6 +42,7 @@ __all__ = [
     "starting_module",
     "starting_point",
     "trainable",
+    "usual_recipe",
     "with_classes_of",
     "with_length_of",
     "with_names_of",
@@ -109,6 +110,14 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
         kind="backbone", model=model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
     )
     return Start(manifest, None, text, ())
+
+
+def usual_recipe(spec: str | Path, arch: str | None) -> str:
+    """The recipe for those who name none: by what the model reads."""
+    if str(spec).startswith(FRESH):
+        return "scratch"
+    tower = next(iter(open_checkpoint(spec, arch=arch).manifest.towers))
+    return "text" if tower == "text" else "imagenet"
 
 
 def _fresh_model(spec: str) -> Model:

@@ -16,6 +16,7 @@ import pytest
 
 from hydrasurgeon.cli.demo import COMMANDS
 from hydrasurgeon.data import open_data
+from hydrasurgeon.stages.inspect import inspect
 
 ROOT = Path(__file__).parents[2]
 DEMO = files("hydrasurgeon") / "demo"
@@ -139,6 +140,12 @@ def test_the_examples_run(folder: Path) -> None:
     done = shell(line, folder)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "out" / "report.json").read_text())["results"][1]["kind"] == "hydra"
+    circuits = "METHOD=circuit OBJECTIVE=avg OOD=demo:textures SAMPLE=4/6 RECIPE= "
+    done = shell(circuits + line.replace(" out", " out3"), folder)
+    assert done.returncode == 0, done.stderr
+    about = inspect(folder / "out3" / "hydra").manifest
+    assert [step.command for step in about.history[-5:]] == ["score", "prune", "prune", "prune", "fuse"]  # fmt: skip
+    assert about.history[-2].args["method"] == "circuit-avg"
     done = shell(
         f"{sys.executable} {ROOT}/examples/pipeline.py backbone.safetensors demo:val demo:test out2",
         folder,

@@ -276,7 +276,8 @@ def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     kept = auto.manifest.kept
     assert kept is not None
     assert {t: [list(r) for r in rows] for t, rows in kept.items()} == settings["kept"]
-    assert count(kept) == settings["count"]
+    assert count(kept) == settings["count"] < 6
+    assert any(f"leaves {count(kept)} of 12 heads" in note for note in auto.notes)
     for layer, row in enumerate(kept["vision"]):
         assert row  # no layer is empty
         for cluster in settings["clusters"]:

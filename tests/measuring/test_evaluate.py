@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.predictions import read_predictions
@@ -160,3 +162,71 @@ def test_multiply_adds_by_hand(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
 def test_class_counts_must_match(tiny: MAKE, images: SPEC) -> None:
     with pytest.raises(DataError, match="classes"):
         hs.evaluate([tiny()], data=images(classes=7))
+
+
+def test_an_ensemble_of_predictions_files_is_that_of_their_models(
+    members: list[Path], images: SPEC, tmp_path: Path
+) -> None:
+    options = {
+        "data": images(),
+        "ood": [f"near:n={images('n.npz', seed=5)}"],
+        "shift": [f"fog:2={images('s.npz', seed=6)}"],
+    }
+    together = hs.evaluate(members, ensemble=True, **options).report.results[0]
+    files = [tmp_path / f"{path.name}.p" for path in members]
+    for path, file in zip(members, files, strict=True):
+        hs.evaluate([path], predictions=file, **options)
+    apart = hs.evaluate([], ensemble=True, predictions_in=files).report.results
+    assert len(apart) == 1
+    assert apart[0].cost.latency_ms is None
+    unnamed = {"latency_ms": together.cost.latency_ms}
+    assert apart[0].model_copy(update={"cost": apart[0].cost.model_copy(update=unnamed)}) == together  # fmt: skip
+    # Beside checkpoints, a file is a result of its own.
+    beside = hs.evaluate(members, ensemble=True, predictions_in=files[:1], **options).report
+    assert [result.members for result in beside.results] == [3, 1]
+    with pytest.raises(UsageError, match="two predictions files"):
+        hs.evaluate([], ensemble=True, predictions_in=files[:1])
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"data": "other.npz"}, "other labels"),
+        ({"ood": ["near:m=n.npz"]}, "other OOD sets"),
+        ({"ood": ["far:n=n.npz"]}, "other OOD sets"),
+        ({"shift": ["fog:3=s.npz"]}, "other shifted sets"),
+    ],
+)
+def test_files_about_other_samples_are_no_ensemble(
+    members: list[Path],
+    images: SPEC,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, object],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images(), images("other.npz", rows=41), images("n.npz", seed=5), images("s.npz", seed=6)
+    options = {"data": "data.npz", "ood": ["near:n=n.npz"], "shift": ["fog:2=s.npz"]}
+    hs.evaluate(members[:1], predictions="a.p", **options)
+    hs.evaluate(members[1:2], predictions="b.p", **options | changed)
+    with pytest.raises(DataError, match=says):
+        hs.evaluate([], ensemble=True, predictions_in=["a.p", "b.p"])
+
+
+def test_the_length_of_a_text_stands_beside_its_multiply_adds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """eval counts the data's first text, bench a random one as long as the model reads."""
+    source = tmp_path / "bert"
+    FAMILIES["BERT"].write(source)
+    (tmp_path / "data.jsonl").write_text('{"text": "good film", "label": 0}\n{"text": "bad", "label": 1}\n')  # fmt: skip
+    out = tmp_path / "p.safetensors"
+    assert run(["eval", str(source), "--data", str(tmp_path / "data.jsonl"), "--predictions", str(out)]) == 0  # fmt: skip
+    assert "MACs: of one text of 4 tokens" in capsys.readouterr().out  # with [CLS] and [SEP]
+    assert hs.evaluate([], predictions_in=[out]).report.results[0].cost.tokens == 4
+    measured = hs.bench([source], batch="1", runs=1)
+    assert measured.results[0].tokens == 24
+    longer = measured.results[0].macs
+    short = read_predictions(out).cost
+    assert longer > 5 * short.macs

@@ -187,6 +187,15 @@ def tuned(folder: Path) -> None:
         )  # fmt: skip
 
 
+def ordered(folder: Path) -> None:
+    """A removal order of three heads."""
+    import hydrasurgeon as hs
+
+    hs.score(
+        folder / "vit", method="circuit", objective="acc", data=str(folder / "data.npz"), remove=3, device="cpu"
+    )  # fmt: skip
+
+
 def other_rows(folder: Path) -> None:
     images(folder / "data.npz", classes=5, rows=30)
 
@@ -212,6 +221,7 @@ MISTAKES = (
     Mistake("Heads to keep that are no number", "prune --method random --keep two vit", 2),
     Mistake("A criterion without a number of its own", "prune --method random --keep auto vit", 2),
     Mistake("A sample without what it is drawn from", "prune --method random --sample 3 vit", 2),
+    Mistake("An order that ends before", "prune --method circuit --objective acc --remove 5 vit -o m", 4, ordered),
     Mistake("Layers that the model has not", "prune --method random --keep 2 --layers 9-12 vit", 4),
     Mistake("A tower that the model has not", "prune --method random --keep 2 --tower text vit", 4),
     Mistake("A repair misspelt", "prune --method random --keep 2 vit --compensate men", 2),
@@ -325,6 +335,7 @@ MISTAKES = (
     Mistake("Foreign data that is not there", "eval vit --data data.npz --ood near:far=gone.npz", 5),
     Mistake("Predictions that are not there", "eval --predictions-in gone.safetensors", 5),
     Mistake("Predictions that are none", "eval --predictions-in vit.safetensors", 5),
+    Mistake("Predictions about other samples", "eval --ensemble --predictions-in p.safetensors --predictions-in q.safetensors", 5, lambda f: (predictions(f / "p.safetensors"), predictions(f / "q.safetensors", labels=np.arange(8) // 2))),
     Mistake("A promise that takes more samples", "calibrate vit --data data.npz --ood-score msp --risk 0.01 -o c", 5),
     Mistake("Foreign data that are the validation data", "calibrate vit --data data.npz --ood data.npz -o c", 5),
     Mistake("Predictions that are not finite", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32))),

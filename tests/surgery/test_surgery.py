@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, Usag
 from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, all_heads
 from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.stages.inspect import inspect
 
 MAKE = Callable[..., Path]
 # Ragged, with an empty layer in the middle.
@@ -379,3 +381,60 @@ def written(path: Path, mask: object) -> Path:
 def test_a_tolerance_that_nothing_can_meet(tiny: MAKE, tmp_path: Path, tolerance: float) -> None:
     with pytest.raises(UsageError, match="--tolerance"):
         hs.fuse([tiny("a"), tiny("b")], out=tmp_path / "h", tolerance=tolerance)
+
+
+def test_averaged_mlps_are_named_with_their_distance(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path
+) -> None:
+    """Two of one start, two of separate ones, and two whose MLPs are equal."""
+    one, other = tiny("a.safetensors", seed=1), tiny("b.safetensors", seed=2)
+    near = tmp_path / "c.safetensors"
+    hs.finetune(one, data=images(), recipe="demo", set={"steps": "2", "lr": "1e-3"}, out=near)
+
+    def distance(first: Path, second: Path) -> float:
+        pairs = [(a.double(), b.double()) for (name, a), b in zip(load_file(first).items(), load_file(second).values(), strict=True) if "mlp" in name]  # fmt: skip
+        mean = sum(float((((a + b) / 2) ** 2).sum()) for a, b in pairs)
+        apart = sum(float((((a - b) / 2) ** 2).sum()) for a, b in pairs)
+        return 100 * math.sqrt(apart / mean)
+
+    separate = "separate trainings"
+    for first, second in ((one, near), (one, other)):
+        (note,) = hs.fuse([first, second], out=tmp_path / "h.safetensors", force=True).notes
+        assert f"lie {distance(first, second):.1f} % of its norm from it" in note
+        assert (separate in note) == (second == other)
+    assert distance(one, other) > 80
+    exact = hs.fuse([one, other], out=tmp_path / "h.safetensors", mlp="separate", force=True)
+    assert exact.notes == ()
+    member(one, RAGGED, tmp_path / "m.safetensors")
+    assert hs.fuse([one, tmp_path / "m.safetensors"], out=tmp_path / "h.safetensors", force=True).notes == ()  # fmt: skip
+
+
+def test_an_order_that_ends_says_how_it_is_made_longer(
+    tiny: MAKE, images: Callable[..., str]
+) -> None:
+    path = tiny()
+    hs.score(path, method="circuit", objective="acc", data=images(), remove=3, device="cpu")
+    method = {"method": "circuit", "objective": "acc"}
+    for amount in ({"remove": 5}, {"sample": "2/5"}):
+        with pytest.raises(SurgeryError) as refused:
+            hs.prune(path, **method, **amount)
+        assert "score again with --remove 5" in str(refused.value.hint)
+    with pytest.raises(SurgeryError) as refused:
+        hs.prune(path, method="random", remove=5, layers="1")
+    assert "--layers" in str(refused.value.hint)
+
+
+def test_inspect_counts_what_eval_counts(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hydra's file holds each head once, its live members have copies of those that they do not all keep."""
+    whole = tiny()
+    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
+    hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
+    results = hs.evaluate([whole, hydra], data=images()).report.results
+    single, fused = inspect(whole), inspect(hydra)
+    assert single.in_memory == single.parameters == results[0].cost.params
+    assert fused.in_memory == results[1].cost.params > fused.parameters
+    assert fused.parameters == sum(tensor.numel() for tensor in load_file(hydra).values())
+    assert run(["inspect", str(hydra)]) == 0
+    assert f"({fused.in_memory / 1e6:.2f} M at work" in capsys.readouterr().out

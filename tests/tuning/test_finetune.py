@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_families import FAMILIES
 from two_processes import in_two_processes
 
 import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.stages.inspect import inspect
 from hydrasurgeon.tuning.loop import epoch_order, learning_rate
 from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
@@ -23,7 +26,7 @@ SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
 
 
 def test_the_papers_recipes() -> None:
-    assert recipe_names() == ["cifar100", "demo", "imagenet", "lit", "scratch", "sst2"]
+    assert recipe_names() == ["cifar100", "demo", "imagenet", "lit", "scratch", "sst2", "text"]
     imagenet, cifar, sst2 = (load_recipe(name, {}) for name in ("imagenet", "cifar100", "sst2"))
     assert (
         imagenet.optimizer,
@@ -272,3 +275,45 @@ def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) 
         torch.testing.assert_close(
             load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6
         )
+
+
+def test_what_is_frozen_is_said_more_than_once(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    path, out = tiny(), tmp_path / "t.safetensors"
+    words = ["--freeze", "mlp", "--freeze", "embedding, attention", "--recipe", "demo", "--set", "steps=2"]  # fmt: skip
+    assert run(["finetune", str(path), "--data", images(), *words, "-o", str(out), "--quiet"]) == 0
+    before, after = load_file(path), load_file(out)
+    moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert "head.weight" in moved
+    frozen = ("mlp", "attn", "patch_embed", "pos_embed", "cls_token")
+    assert not [name for name in moved if any(part in name for part in frozen)]
+    assert inspect(out).manifest.history[-1].args["freeze"] == "mlp,embedding, attention"
+
+
+def test_the_usual_recipe_suits_what_the_model_reads(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
+    """It is named where the training is shown, in the end, and in the history."""
+    bert = FAMILIES["BERT"]
+    bert.write(tmp_path / "bert")
+    fresh = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=1,num_heads=4,num_classes=5"
+    for name, start, data in (
+        ("text", tmp_path / "bert", bert.data(tmp_path)),
+        ("imagenet", tiny(), images("other.npz")),
+        ("scratch", fresh, images("other.npz")),
+    ):
+        shown: set[str] = set()
+        tuned = hs.finetune(
+            start, data=data, set={"steps": "1", "batch_size": "4"}, out=tmp_path / f"{name}.safetensors",
+            device="cpu", progress=lambda what, done, total, shown=shown: shown.add(what),
+        )  # fmt: skip
+        assert tuned.manifest.history[-1].args["recipe"] == name
+        assert f"trained by the recipe {name}, as no --recipe was given" in tuned.notes
+        assert any(what.startswith(f"training by {name}, loss") for what in shown)
+
+
+def test_labels_of_other_classes_say_how_a_classifier_is_made(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="row 5 has label 5, the model has classes 0-4") as refused:
+        hs.evaluate([tiny()], data=images("seven.npz", classes=7))
+    assert "hydrasurgeon finetune --set classifier=fresh --data D" in str(refused.value.hint)

@@ -1,4 +1,4 @@
-"""Fine-tuning recipes as data: those of the paper's appendices D.2 and D.3, and two for small models."""
+"""Fine-tuning recipes as data: those of the paper's appendices D.2 and D.3, one for texts, two for small models."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""Pruned models in memory: a loaded backbone hands out members that share with it whatever they do not cut or repair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.heads import Kept, positions
+from hydrasurgeon.runtime.classifier import assign
+from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
+from hydrasurgeon.slicing import take_heads
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Raw
+
+__all__ = ["LoadedBackbone"]
+
+
+class LoadedBackbone:
+    """The parameters of a backbone or member, once, for any number of models that keep some of its heads."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32"
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.manifest = single(checkpoint)
+        self.device, self.dtype = device_of(device), dtype_of(dtype)
+        names = set(self._empty(self.manifest.kept).state_dict())
+        self.parameters = {
+            name: self._parameter(name, checkpoint.tensors.read(name))
+            for name in checkpoint.tensors
+            if name in names
+        }
+        # Models that keep the same heads of a layer share their rows for as long as one of them lives.
+        self._cut: WeakValueDictionary[tuple[str, tuple[int, ...]], nn.Parameter] = (
+            WeakValueDictionary()
+        )
+
+    def module(self, kept: Kept, repaired: Mapping[str, Raw] | None = None) -> nn.Module:
+        """The family's own module that `prune` would write for these heads, `repaired` tensors included; in eval mode."""
+        parameters = dict(self.parameters)
+        # Inference tensors would be of no use to hydras, which watch what they have gathered rows from.
+        with torch.inference_mode(False):
+            parameters |= self._cuts(kept)
+            parameters |= {n: self._parameter(n, raw) for n, raw in (repaired or {}).items()}
+        module = self._empty(kept)
+        assign(module, parameters, self.checkpoint.path)
+        return module.to(device=self.device, dtype=self.dtype).eval()
+
+    def lean(self, kept: Kept, repaired: Mapping[str, Raw] | None = None) -> Hydra:
+        """The same, run as hydras run their members; logits are [batch, 1, class]."""
+        module = self.module(kept, repaired)
+        return Hydra([module], self.checkpoint.family.anatomy, mode="apart").eval()
+
+    def hydra(self, kepts: Sequence[Kept], *, trunk: int) -> Hydra:
+        """Members that keep these heads, `trunk` leading layers of which are equal, run as one."""
+        modules = [self.module(kept) for kept in kepts]
+        return Hydra(modules, self.checkpoint.family.anatomy, trunk=trunk).eval()
+
+    def _cuts(self, kept: Kept) -> dict[str, nn.Parameter]:
+        """The tensors that lose heads."""
+        cuts = {}
+        for name, (tower, layer, axis) in head_axes(self.checkpoint.weights.values()).items():
+            present, row = self.manifest.kept[tower][layer], tuple(kept[tower][layer])
+            if row == present:
+                continue
+            cut = self._cut.get((name, row))
+            if cut is None:
+                head_dim = self.manifest.towers[tower].head_dim
+                rows = take_heads(
+                    self.parameters[name].detach(), positions(present, row), spec=axis, head_dim=head_dim
+                )  # fmt: skip
+                cut = self._cut[name, row] = nn.Parameter(rows.contiguous())
+            cuts[name] = cut
+        return cuts
+
+    def _empty(self, kept: Kept) -> nn.Module:
+        manifest = self.manifest
+        return self.checkpoint.family.build(manifest.model, manifest.towers, kept)
+
+    def _parameter(self, name: str, raw: Raw) -> nn.Parameter:
+        """A tensor as live models have it."""
+        path, stored = self.checkpoint.path, self.checkpoint.tensors[name].dtype
+        weights = to_weights(raw, stored, name=name, path=path)
+        return nn.Parameter(weights.to(device=self.device, dtype=self.dtype))

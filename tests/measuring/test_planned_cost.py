@@ -1,0 +1,160 @@
+"""What a planned hydra costs = what the hydra costs that is then fused, to the last multiply-add and parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from tiny_families import FAMILIES, HEADS, LAYERS, Family, thoroughly
+from tiny_members import member
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint, single
+from hydrasurgeon.measuring.cost import macs, parameters
+from hydrasurgeon.measuring.planned_cost import (
+    CostModel,
+    Part,
+    TimeModel,
+    cost_model,
+    own_tensors,
+    timed,
+)
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.pruned import LoadedBackbone
+
+Rows = list[list[int]]
+FULL = [0, 1, 2, 3]
+
+
+def opened_cost(source: Path, family: Family) -> CostModel:
+    return cost_model(LoadedBackbone(open_checkpoint(source), device="cpu"), family.inputs())
+
+
+def built(paths: list[Path], family: Family, out: Path) -> tuple[int, int]:
+    """Multiply-adds and parameters of the model that is really written; one path: of that model."""
+    path = paths[0] if len(paths) == 1 else hs.fuse(paths, out=out).path
+    model = as_classifier(open_checkpoint(path), device="cpu", lean=True)
+    return macs(model, family.inputs()), parameters(model)
+
+
+def plan(path: Path, source: Path) -> Part:
+    """The member that lies in a file, as `Part` speaks of it."""
+    opened, backbone = open_checkpoint(path), open_checkpoint(source)
+    kept = single(opened).kept
+    repaired = {
+        name: opened.tensors.read(name)
+        for name, weight in backbone.weights.items()
+        if weight.part == "output"
+    }
+    return Part(kept, own_tensors(backbone, kept, repaired))
+
+
+def random_rows(random: Random) -> list[Rows]:
+    """One to three members, ragged, with a trunk of any length and a layer that may be empty."""
+    members, trunk = random.randint(1, 3), random.randint(0, LAYERS)
+    common = [sorted(random.sample(range(HEADS), random.randint(0, HEADS))) for _ in range(trunk)]
+    plans = [
+        common + [sorted(random.sample(range(HEADS), random.randint(0, HEADS))) for _ in range(LAYERS - trunk)]
+        for _ in range(members)
+    ]  # fmt: skip
+    return plans if all(any(rows) for rows in plans) else random_rows(random)
+
+
+SOME: list[list[Rows]] = [
+    [[FULL, FULL, FULL]],
+    [[[0, 2, 3], [], [1]]],
+    [[[0, 1], [1, 2], [3]], [[0, 1], [1, 2], [3]]],  # equal members
+    [[FULL, FULL, [0, 1]], [FULL, FULL, [1, 2, 3]]],  # apart in the last layer only
+    [[FULL, FULL, [0, 1]], [FULL, FULL, [2, 3]]],  # … with no head in common
+    [[FULL, [], [0]], [FULL, [0, 1], []], [FULL, [], [0]]],
+    [[[0], [1], [2]], [[], [], [3]], [[0, 1], FULL, FULL]],
+]
+
+
+@pytest.mark.parametrize("family", thoroughly())
+def test_planned_is_built(family: Family, tmp_path: Path) -> None:
+    check_all(SOME, family, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["timm ViT", "ModernBERT", "OpenCLIP"])
+def test_drawn_plans_are_built(name: str, tmp_path: Path) -> None:
+    random = Random(1)
+    check_all([random_rows(random) for _ in range(30)], FAMILIES[name], tmp_path)
+
+
+def check_all(plans: list[list[Rows]], family: Family, folder: Path) -> None:
+    source = folder / "source"
+    family.write(source)
+    cost = opened_cost(source, family)
+    members: dict[str, Path] = {}
+    for at, rows in enumerate(plans):
+        for row in rows:
+            if str(row) not in members:
+                members[str(row)] = member(source, family, row, folder / f"m{len(members)}.safetensors")  # fmt: skip
+        paths = [members[str(row)] for row in rows]
+        parts = [plan(path, source) for path in paths]
+        assert not any(part.own for part in parts)
+        expected = built(paths, family, folder / f"{at}.safetensors")
+        assert (cost.macs(parts), cost.params(parts)) == expected, rows
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("timm ViT", "lstsq"),
+        pytest.param("timm ViT", "mean", marks=pytest.mark.slow),
+        pytest.param("BERT", "lstsq", marks=pytest.mark.slow),
+        pytest.param("BERT", "mean", marks=pytest.mark.slow),
+    ],
+)
+def test_repaired_layers_are_counted_where_they_are_stored(
+    name: str, how: str, tmp_path: Path
+) -> None:
+    """Two repairs of one prefix are equal and shared; a repaired layer beside a plain one is not."""
+    family, source = FAMILIES[name], tmp_path / "source"
+    family.write(source)
+    data = family.data(tmp_path)
+    cost = opened_cost(source, family)
+    rows = {"a": [FULL, [0, 1], [1]], "b": [FULL, [0, 1], [0, 1]], "c": [[2, 3], [2], FULL], "d": [FULL, FULL, [0, 1]]}  # fmt: skip
+    plain = {key: member(source, family, row, tmp_path / f"{key}.safetensors") for key, row in rows.items()}  # fmt: skip
+    mended = {
+        key.upper(): hs.prune(
+            source, mask=tmp_path / f"{key}.safetensors.mask.json", compensate=how, data=data,
+            out=tmp_path / f"{key}-{how}.safetensors",
+        ).path
+        for key in rows
+    }  # fmt: skip
+    paths = plain | mended
+    parts = {key: plan(path, source) for key, path in paths.items()}
+    assert all(parts[key].own for key in mended)
+    for at, chosen in enumerate(
+        ("A", "AB", "Aa", "AA", "ABa", "AC", "Ac", "ACd", "Dd", "DDd", "BcD")
+    ):
+        expected = built([paths[key] for key in chosen], family, tmp_path / f"{at}.safetensors")
+        planned = [parts[key] for key in chosen]
+        assert (cost.macs(planned), cost.params(planned)) == expected, chosen
+
+
+def test_a_model_of_cost_is_read_again(tmp_path: Path) -> None:
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    backbone = LoadedBackbone(open_checkpoint(tmp_path / "source"), device="cpu")
+    cost = timed(cost_model(backbone, family.inputs()), backbone, family.inputs(), runs=1)
+    again = CostModel.model_validate_json(cost.model_dump_json())
+    assert again == cost
+    parts = [Part({"vision": ((0, 1), (2,), (1, 3))}), Part({"vision": ((0, 1), (2, 3), ())})]
+    assert again.milliseconds(parts) == cost.milliseconds(parts) > 0
+
+
+def test_times_are_fitted_without_negative_parts() -> None:
+    layers, work = [3, 3, 6, 9, 5], [100, 50, 160, 300, 90]
+    exact = TimeModel.fitted(layers, work, [2 + 0.5 * n + 0.01 * w for n, w in zip(layers, work, strict=True)])  # fmt: skip
+    found = torch.tensor([exact.start, exact.layer, exact.mac, exact.error])
+    torch.testing.assert_close(found, torch.tensor([2, 0.5, 0.01, 0]), rtol=0, atol=1e-6)
+    falling = TimeModel.fitted(layers, work, [10 - 0.1 * n + 0.01 * w for n, w in zip(layers, work, strict=True)])  # fmt: skip
+    assert falling.layer == 0
+    assert min(falling.start, falling.mac) > 0
+    assert 0 < falling.error < 0.1

@@ -1,0 +1,94 @@
+"""Models pruned in memory hold the bits of the files that `prune` writes, and share what they do not cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_families import FAMILIES, LAYERS, Family, thoroughly
+from tiny_members import RAGGED, logits, member
+from torch import nn
+
+import hydrasurgeon as hs
+from hydrasurgeon.anatomy.hooks import ablated
+from hydrasurgeon.checkpoints.reading import open_checkpoint, single
+from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.heads import all_heads
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.pruned import LoadedBackbone
+
+
+def same_bits(module: nn.Module, written: nn.Module) -> None:
+    mine, theirs = module.state_dict(), written.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert tensor.dtype == theirs[name].dtype
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("family", thoroughly())
+def test_memory_equals_the_file_and_masked(family: Family, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    family.write(source)
+    path = member(source, family, RAGGED, tmp_path / "m.safetensors")
+    opened, kept = open_checkpoint(source), single(open_checkpoint(path)).kept
+    for dtype in ("float32", "bfloat16", "float64"):
+        backbone = LoadedBackbone(opened, device="cpu", dtype=dtype)
+        inputs = family.inputs(dtype=getattr(torch, dtype))
+        lean = as_classifier(open_checkpoint(path), device="cpu", dtype=dtype, lean=True)
+        module = backbone.module(kept)
+        same_bits(module, hs.load(path, device="cpu", dtype=dtype).module)
+        with torch.inference_mode():
+            # Equal up to what a matrix product makes of where in memory its factors lie.
+            torch.testing.assert_close(module(inputs), logits(path, inputs, dtype)[:, 0])
+            torch.testing.assert_close(backbone.lean(kept)(inputs), lean(inputs))
+    whole = backbone.module(backbone.manifest.kept)
+    full = family.both(((0, 1, 2, 3),) * LAYERS)
+    gone = [head for head in all_heads(full) if head.number not in RAGGED[head.layer]]
+    with torch.inference_mode(), ablated(opened.family.anatomy(whole).sites, gone):
+        masked = whole(inputs)
+    with torch.inference_mode():
+        torch.testing.assert_close(backbone.module(kept)(inputs), masked, rtol=0, atol=1e-11)
+
+
+def test_what_is_not_cut_is_one_tensor(tmp_path: Path) -> None:
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    opened = open_checkpoint(tmp_path / "source")
+    backbone = LoadedBackbone(opened, device="cpu")
+    one, other = (backbone.module({"vision": ((0, 1, 2, 3), (0, 1), row)}) for row in ((1,), (2,)))
+    cut = set(head_axes(opened.weights.values()))
+    theirs = dict(other.named_parameters())
+    for name, parameter in one.named_parameters():
+        assert (parameter is theirs[name]) == (not name.startswith("blocks.2.") or name not in cut)
+        assert (parameter is backbone.parameters[name]) == (
+            not name.startswith(("blocks.1.", "blocks.2.")) or name not in cut
+        )
+    assert len(backbone._cut) == 3 * 3
+    del one, other, theirs, parameter
+    assert not backbone._cut  # freed with the last model
+
+
+@pytest.mark.parametrize("how", ["mean", "lstsq"])
+def test_repaired_tensors_are_those_of_the_file(how: str, tmp_path: Path) -> None:
+    family, source = FAMILIES["BERT"], tmp_path / "source"
+    family.write(source)
+    opened = open_checkpoint(source)
+    member(source, family, RAGGED, tmp_path / "plain.safetensors")
+    path = hs.prune(
+        source, mask=tmp_path / "plain.safetensors.mask.json", compensate=how, data=family.data(tmp_path),
+        out=tmp_path / "m.safetensors",
+    ).path  # fmt: skip
+    written = open_checkpoint(path)
+    outputs = [name for name, weight in opened.weights.items() if weight.part == "output"]
+    backbone = LoadedBackbone(opened, device="cpu")
+    repaired = {name: written.tensors.read(name) for name in outputs}
+    module = backbone.module(single(written).kept, repaired)
+    same_bits(module, hs.load(path, device="cpu").module)
+    inputs = family.inputs()
+    with torch.inference_mode():
+        answers = module(inputs)
+        torch.testing.assert_close(answers, logits(path, inputs)[:, 0])
+        plain = backbone.module(single(written).kept)(inputs)
+    assert (answers - plain).abs().max() > 1e-3
