@@ -219,7 +219,7 @@ def _conflict(rows: Sequence[tuple[int, ...]], digests: Sequence[str | None]) ->
 def own_tensors(checkpoint: Checkpoint, kept: Kept, repaired: Mapping[str, Raw]) -> dict[str, str]:
     """Digests of the repaired tensors that are not what cutting alone leaves of the checkpoint's."""
     manifest, axes = single(checkpoint), head_axes(checkpoint.weights.values())
-    own = {}
+    digests = {}
     for name, raw in repaired.items():
         plain = checkpoint.tensors.read(name)
         if name in axes:
@@ -228,8 +228,8 @@ def own_tensors(checkpoint: Checkpoint, kept: Kept, repaired: Mapping[str, Raw])
             plain = take_heads(plain, at, spec=axis, head_dim=manifest.towers[tower].head_dim)
         sha256 = digest(raw)
         if sha256 != digest(plain):
-            own[name] = sha256
-    return own
+            digests[name] = sha256
+    return digests
 
 
 @torch.inference_mode()

@@ -1,0 +1,185 @@
+"""What every candidate answers on the validation and foreign sets: each runs once, and its logits are kept in files.
+
+Candidates that share leading layers run them once, side by side; nothing is written but their answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.criteria.together.candidates import Candidate, first_changed
+from hydrasurgeon.criteria.together.objective import Answers
+from hydrasurgeon.data import Samples
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.measuring.predictions import (
+    OodSet,
+    Predictions,
+    read_predictions,
+    write_predictions,
+)
+from hydrasurgeon.run import Run
+from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.runtime.inference import logits_of
+from hydrasurgeon.runtime.processes import joined
+from hydrasurgeon.runtime.pruned import LoadedBackbone
+from hydrasurgeon.surgery.compensate import repaired_tensors
+
+__all__ = ["Cache", "Trial", "answers_of", "replace_fields"]
+
+SIDE_BY_SIDE = 8
+"""Candidates that run together."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What candidates are tried on, and how they run."""
+
+    backbone: Checkpoint
+    val: Samples
+    foreign: tuple[Samples, ...]
+    calibration: str
+    """Data that repairs are fitted to."""
+    calibration_run: Run
+    run: Run
+
+    def loaded(self) -> LoadedBackbone:
+        return LoadedBackbone(self.backbone, device=self.run.device, dtype=self.run.dtype)
+
+
+class Cache:
+    """A folder of answers, one file a candidate."""
+
+    def __init__(self, folder: Path, trial: Trial, identity: Mapping[str, Any]) -> None:
+        """`identity`: what answers depend on besides the candidate."""
+        self.folder = folder / "answers"
+        self.trial = trial
+        self.identity = json.dumps(identity, sort_keys=True)
+
+    def place(self, candidate: Candidate) -> Path:
+        said: dict[str, Any] = {"kept": candidate.kept, "compensate": candidate.compensate}
+        if candidate.repairs:  # which samples it is fitted to follows from the seed
+            said["seed"] = candidate.seed
+        text = f"{self.identity}\n{json.dumps(said, sort_keys=True)}"
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+
+    def fill(self, candidates: Sequence[Candidate]) -> None:
+        """Run those whose answers are not there; under torchrun each process takes its share of them."""
+        missing = [c for c in candidates if not self.place(c).exists()]
+        chunks = list(_chunks(missing))
+        done = len(candidates) - len(missing)
+        with joined() as world:
+            backbone = None
+            for first in range(0, len(chunks), world.size):
+                mine: list[tuple[Path, Predictions]] = []
+                if first + world.rank < len(chunks):
+                    chunk = chunks[first + world.rank]
+                    backbone = backbone or self.trial.loaded()
+                    answers = self._run(backbone, chunk)
+                    mine = [(self.place(c), said) for c, said in zip(chunk, answers, strict=True)]
+                everyone = [each for part in world.gather(mine) for each in part]
+                if world.is_main:
+                    self.folder.mkdir(exist_ok=True)
+                    for place, said in everyone:
+                        write_predictions(said, place)
+                done += len(everyone)
+                self.trial.run.tick("candidates", done, len(candidates))
+            world.gather(None)  # nobody reads before everything is written
+
+    def read(self, candidate: Candidate) -> Answers:
+        """What one that was run answered; samples in an order of their own, in which halves are alike."""
+        return shuffled(read_predictions(self.place(candidate)))
+
+    def _run(self, backbone: LoadedBackbone, chunk: Sequence[Candidate]) -> list[Predictions]:
+        """A few candidates on all sets, in one pass over each."""
+        trial = self.trial
+        quiet = replace_fields(trial.run, progress=None)
+        trunk = min(first_changed(candidate, backbone.manifest.kept) for candidate in chunk)
+        together = _Several(
+            backbone, [self._module(backbone, candidate) for candidate in chunk], trunk=trunk
+        )
+        return _answered(together, trial, quiet)
+
+    def _module(self, backbone: LoadedBackbone, candidate: Candidate) -> nn.Module:
+        trial = self.trial
+        if not candidate.repairs:
+            return backbone.module(candidate.kept)
+        run = replace_fields(trial.calibration_run, seed=candidate.seed, progress=None)
+        repaired, _ = repaired_tensors(
+            trial.backbone, candidate.kept, how=candidate.compensate, data=trial.calibration, run=run
+        )  # fmt: skip
+        return backbone.module(candidate.kept, repaired)
+
+
+def _answered(model: Classifier, trial: Trial, run: Run) -> list[Predictions]:
+    """What each member of a model says of all sets."""
+    val, labels = logits_of([model], trial.val, run)
+    if labels is None:
+        raise DataError(f"{trial.val.spec}: has no labels", hint="Give labelled validation data.")
+    outside = [logits_of([model], samples, run)[0] for samples in trial.foreign]
+    return [
+        Predictions(
+            name="candidate", kind="member", logits=val[:, [i]].clone(), labels=labels,
+            ood=tuple(OodSet(str(at), "near", rows[:, [i]].clone()) for at, rows in enumerate(outside)),
+        )
+        for i in range(model.members)
+    ]  # fmt: skip
+
+
+def answers_of(model: Classifier, trial: Trial) -> list[Answers]:
+    """What a model's members answer, in the same order of samples."""
+    run = replace_fields(trial.run, progress=None)
+    return [shuffled(said) for said in _answered(model, trial, run)]
+
+
+class _Several(Classifier):
+    """Pruned models side by side, as one classifier of so many members."""
+
+    def __init__(
+        self, backbone: LoadedBackbone, modules: Sequence[nn.Module], *, trunk: int
+    ) -> None:
+        checkpoint = backbone.checkpoint
+        super().__init__(
+            Hydra(modules, checkpoint.family.anatomy, trunk=trunk, mode="apart"), backbone.manifest,
+            checkpoint.family.transform(checkpoint.manifest.model, files=checkpoint.files), name=checkpoint.name,
+        )  # fmt: skip
+        self._count = len(modules)
+        self.eval()
+
+    @property
+    def members(self) -> int:
+        return self._count
+
+
+def shuffled(said: Predictions) -> Answers:
+    """The first member's answers, each set in an order that is drawn for its length."""
+    sets = [said.logits, *(each.logits for each in said.ood)]
+    orders = [
+        torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)) for rows in sets
+    ]
+    val, *foreign = (rows[order, 0].float() for rows, order in zip(sets, orders, strict=True))
+    return Answers(val, said.labels[orders[0]], tuple(foreign))
+
+
+def _chunks(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """Those that begin to differ in the same layer together."""
+    by_start: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        by_start.setdefault(candidate.layers or "", []).append(candidate)
+    for _, group in sorted(by_start.items(), reverse=True):
+        for at in range(0, len(group), SIDE_BY_SIDE):
+            yield group[at : at + SIDE_BY_SIDE]
+
+
+def replace_fields(run: Run, **changes: Any) -> Run:
+    """A plain `Run`, whatever record it is a part of."""
+    return Run(**{name: getattr(run, name) for name in Run.__dataclass_fields__} | changes)

@@ -1,0 +1,177 @@
+"""Members chosen together: every objective is eval's own metric, and the choice is what a slow, plain search finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+import torch
+
+from hydrasurgeon.criteria.together.budget import parse_budgets
+from hydrasurgeon.criteria.together.choice import Pool, choose, estimate
+from hydrasurgeon.criteria.together.objective import OBJECTIVES, Answers, objective_of
+from hydrasurgeon.criteria.together.row import measured
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.measuring import metrics
+
+CANDIDATES, ROWS, CLASSES = 7, 60, 4
+
+
+def answers(seed: int = 0, rows: int = ROWS, count: int = CANDIDATES) -> list[Answers]:
+    """Models that agree in part, on one familiar set and two foreign ones."""
+    random = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random)
+
+    labels = torch.randint(CLASSES, (rows,), generator=random)
+    truth = torch.nn.functional.one_hot(labels, CLASSES) * 2.0
+    return [
+        Answers(truth + 1.5 * drawn(rows, CLASSES), labels, (drawn(rows // 2, CLASSES), 2 * drawn(rows, CLASSES)))
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def pool(name: str, everyone: Sequence[Answers]) -> Pool:
+    return Pool.gathered(objective_of(name), iter(everyone), len(everyone))
+
+
+def plainly(name: str, members: Sequence[Answers]) -> float:
+    """By eval's metrics, in float64, from the logits."""
+    logits = torch.stack([m.val for m in members], dim=1)
+    foreign = [torch.stack(rows, dim=1) for rows in zip(*(m.foreign for m in members), strict=True)]
+    probs, labels = metrics.mean_probs(logits), members[0].labels
+    accuracy = metrics.accuracy(probs, labels)
+    if name in ("acc", "nll"):
+        return accuracy if name == "acc" else -metrics.nll(probs, labels)
+    score = "msp" if name in ("avg", "ood") else name
+    inside = ON_LOGITS[score](logits, 1.0)
+    areas = [metrics.auroc(inside, ON_LOGITS[score](rows, 1.0)) for rows in foreign]
+    area = sum(a for a in areas if a is not None) / len(areas)
+    return (accuracy + area) / 2 if name == "avg" else area
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objectives_are_evals_metrics(name: str) -> None:
+    everyone = answers()
+    summed = pool(name, everyone)
+    for members in ([2], [0, 5], [1, 2, 6]):
+        expected = plainly(name, [everyone[i] for i in members])
+        assert summed.worth(members) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["avg", "nll", "mi"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_choice_is_forward_selection_and_swaps(name: str, seed: int) -> None:
+    everyone = answers(seed)
+
+    def worth(members: Sequence[int]) -> float:
+        return plainly(name, [everyone[i] for i in members])
+
+    def affordable(members: Sequence[int]) -> bool:
+        return sum(1 + i % 3 for i in members) <= 6
+
+    chosen: list[int] = []
+    best: tuple[float, tuple[int, ...]] = (float("-inf"), ())
+    while len(chosen) < 3:
+        options = [i for i in range(CANDIDATES) if i not in chosen and affordable([*chosen, i])]
+        if not options:
+            break
+        chosen.append(max(options, key=lambda i: worth([*chosen, i])))
+        improved = len(chosen) > 1
+        while improved:
+            improved = False
+            for place in range(len(chosen)):
+                for other in range(CANDIDATES):
+                    swapped = [*chosen[:place], other, *chosen[place + 1 :]]
+                    if other not in chosen and affordable(swapped) and worth(swapped) > worth(chosen) + 1e-9:  # fmt: skip
+                        chosen, improved = swapped, True
+        best = max(best, (worth(chosen), tuple(sorted(chosen))), key=lambda pair: pair[0])
+    choice = choose(
+        pool(name, everyone), pools=[range(CANDIDATES)], affordable=affordable, members=None
+    )
+    assert choice is not None
+    assert affordable(choice.members)
+    assert choice.value == pytest.approx(worth(choice.members), abs=1e-6)
+    assert choice.value >= best[0] - 1e-6
+    assert choice.value >= max(worth([i]) for i in range(CANDIDATES)) - 1e-6
+
+
+def test_swaps_leave_what_forward_selection_cannot() -> None:
+    """Two that are worth nothing alone and everything together: the best single one is none of them."""
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+
+    def sure(of_first: Sequence[float]) -> Answers:
+        first = torch.tensor(of_first, dtype=torch.float32)
+        return Answers(torch.stack([first, -first], dim=1), labels)
+
+    one, other = sure([9, 9, -4, 1, 4, -9, -9, -1]), sure([-4, 1, 9, 9, -9, 4, -1, -9])
+    plain = sure([3, 3, 3, -3, -3, -3, 3, -3])
+    everyone = [plain, one, other]
+    summed = pool("acc", everyone)
+    best = max(combinations(range(3), 2), key=summed.worth)
+    choice = choose(summed, pools=[range(3)], affordable=lambda members: True, members=2)
+    assert choice is not None
+    assert choice.members == best
+    assert best == (1, 2)
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+def test_so_many_members_as_asked(members: int) -> None:
+    choice = choose(
+        pool("nll", answers()), pools=[range(CANDIDATES)], affordable=lambda m: True, members=members
+    )  # fmt: skip
+    assert choice is not None
+    assert len(choice.members) == members == len(set(choice.members))
+
+
+def test_nothing_within_the_budget() -> None:
+    assert choose(pool("nll", answers()), pools=[range(3)], affordable=lambda members: False) is None  # fmt: skip
+
+
+def test_noise_is_not_taken_for_a_gain() -> None:
+    """Of models that guess, the best of many looks better than chance where it was chosen, and is not elsewhere."""
+    random = torch.Generator().manual_seed(3)
+    labels = torch.randint(CLASSES, (400,), generator=random)
+    guessing = [Answers(torch.randn(400, CLASSES, generator=random), labels) for _ in range(40)]
+    judged = estimate(pool("acc", guessing), pools=[range(40)], affordable=lambda members: True)
+    assert judged is not None
+    assert judged.optimism > 0.03
+    assert judged.value == pytest.approx(1 / CLASSES, abs=0.04)
+
+
+def test_halves_are_parts_of_the_whole() -> None:
+    everyone = answers()
+    whole = pool("acc", everyone)
+    first, rest = whole.halves()
+    worth = (first.worth([1, 3]) * len(first.labels) + rest.worth([1, 3]) * len(rest.labels)) / ROWS
+    assert worth == pytest.approx(whole.worth([1, 3]), abs=1e-12)
+    one, other = everyone[1].halves()
+    assert torch.equal(torch.cat([one.val, other.val]), everyone[1].val)
+    assert torch.equal(first.labels, one.labels)
+
+
+def test_rows_are_evals_metrics() -> None:
+    everyone = answers()[:2]
+    row = measured(everyone)
+    logits = torch.stack([a.val for a in everyone], dim=1)
+    expected = metrics.id_metrics(logits, everyone[0].labels)
+    assert {name: row[name] for name in ("accuracy", "nll", "ece")} == pytest.approx({name: expected[name] for name in ("accuracy", "nll", "ece")})  # fmt: skip
+    assert row["auroc"] == pytest.approx(plainly("ood", everyone), abs=1e-12)
+
+
+@pytest.mark.parametrize("text", ["1.5", "macs", "macs=", "macs=0", "macs=-1", "macs=1,,2", "time=3", "macs=1e99", "macs=nan"])  # fmt: skip
+def test_budgets_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--budget"):
+        parse_budgets(text)
+
+
+def test_a_list_of_budgets_is_a_rising_front() -> None:
+    assert [str(budget) for budget in parse_budgets("params=2,1.25,1.25")] == ["params=1.25", "params=2"]  # fmt: skip
+
+
+def test_objectives_are_named() -> None:
+    with pytest.raises(UsageError, match="did you mean"):
+        objective_of("mspp")
