@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import load
     from hydrasurgeon.stages.bench import bench
+    from hydrasurgeon.stages.build import build
     from hydrasurgeon.stages.calibrate import calibrate
     from hydrasurgeon.stages.evaluate import evaluate
     from hydrasurgeon.stages.finetune import finetune
@@ -29,6 +30,7 @@ install()
 
 __all__ = [
     "bench",
+    "build",
     "calibrate",
     "evaluate",
     "finetune",
@@ -47,6 +49,7 @@ _HOME = {
         name: f"hydrasurgeon.stages.{name}:{name}"
         for name in (
             "bench",
+            "build",
             "calibrate",
             "evaluate",
             "finetune",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hydrasurgeon.cli import deciding, making, measuring, options, shared, trusting
+from hydrasurgeon.cli import building, deciding, making, measuring, options, shared, trusting
 from hydrasurgeon.errors import HydraError, UsageError
 
 __all__ = ["app", "main", "run"]
@@ -30,6 +30,7 @@ for name, command in (
     ("prune", making.prune),
     ("finetune", making.finetune),
     ("fuse", making.fuse),
+    ("build", building.build),
     ("calibrate", deciding.calibrate),
     ("predict", deciding.predict),
     ("eval", measuring.evaluate),

@@ -1,6 +1,7 @@
 """What people see: tables, progress, errors. The only folder that prints, and the only one that knows rich."""
 
 from hydrasurgeon.render.bar import progress
+from hydrasurgeon.render.built import built
 from hydrasurgeon.render.console import as_json, failed, raw, say, show
 from hydrasurgeon.render.decided import calibrated, predicted
 from hydrasurgeon.render.described import compared, inspected
@@ -13,6 +14,7 @@ __all__ = [
     "as_json",
     "benched",
     "billed",
+    "built",
     "calibrated",
     "compared",
     "evaluated",

@@ -22,6 +22,7 @@ LINES = {
     "finetune": "finetune a --data data.npz --val data.npz --recipe demo --set steps=2 -o t",
     "fuse": "fuse a b -o h2 --check data.npz",
     "calibrate": "calibrate vit --data data.npz --ood-score msp --coverage 0.5 --id-flagged 0.5 -o c",
+    "build": "build vit --data data.npz --val val.npz --criteria magnitude --candidates 3 --no-calibrate --budget macs=2 -o built",
     "predict": "predict vit --data data.npz -o p.jsonl",
     "eval": EVAL,
     "bench": "bench hydra --vs a b --backbone vit --batch 1 --runs 1",
@@ -42,7 +43,7 @@ JSON_ONLY = {"schema", "bom"}
 def here(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> Path:
     from mistakes import keys
 
-    tiny(), images()
+    tiny(), images(), images("val.npz", seed=1)
     os.chdir(tmp_path)
     for line in ("prune --method random --keep 2 --seed 1 vit -o a", "prune --method random --keep 3 --seed 2 vit -o b", "fuse a b -o hydra"):  # fmt: skip
         assert run([*line.split(), "--quiet"]) == 0

@@ -1,0 +1,334 @@
+"""build: the hydra that is worth most within a budget, chosen by measuring and made by the other commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Required, Unpack
+
+from hydrasurgeon.checkpoints.class_names import (
+    ClassNames,
+    ClassNamesKeywords,
+    names_in,
+    with_class_names,
+)
+from hydrasurgeon.checkpoints.decided import undecided
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.checkpoints.writing import claim_checkpoint
+from hydrasurgeon.criteria import score_key
+from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageError
+from hydrasurgeon.files.atomic import SUFFIX, real
+from hydrasurgeon.files.locks import claims, hold, releases_claims
+from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.run import Run, RunKeywords, takes
+
+if TYPE_CHECKING:
+    from hydrasurgeon.criteria.together.budget import Budget
+    from hydrasurgeon.criteria.together.row import Row
+    from hydrasurgeon.data import Samples
+    from hydrasurgeon.stages.build_steps import Command
+
+__all__ = ["BuildArguments", "Built", "build"]
+
+FORMAT = "hydrasurgeon.build/1"
+"""Of the JSON report."""
+CRITERIA = ("taylor", "fisher", "magnitude")
+"""What candidates are pruned by without foreign data, besides circuits of accuracy."""
+MOST_MEMBERS = 16
+"""Members that may be wanted."""
+FEWEST = 20
+"""Validation samples."""
+WITH_FOREIGN = ("circuit-avg", "circuit-ood")
+"""The circuits that are searched where there are foreign data."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was chosen, what it is worth beside the others, and where it was written."""
+
+    path: Path | None
+    """None: nothing was written."""
+    rows: tuple[Row, ...]
+    front: tuple[Row, ...]
+    """What is worth most within each budget."""
+    members: tuple[str, ...]
+    """How the members are pruned."""
+    objective: str
+    estimate: float
+    optimism: float
+    """How much more the choice looked to be worth on the samples it was made on."""
+    script: str
+    work: Path
+    notes: tuple[str, ...] = ()
+    is_main: bool = True
+    """False in the processes of torchrun that only run candidates."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT, "path": None if self.path is None else str(self.path), "objective": self.objective,
+            "estimate": self.estimate, "optimism": self.optimism, "members": list(self.members),
+            "rows": [row.to_json() for row in self.rows], "front": [row.to_json() for row in self.front],
+            "work": str(self.work), "script": self.script, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+class BuildKeywords(ClassNamesKeywords, RunKeywords, total=False):
+    """The keywords of `BuildArguments`."""
+
+    data: Required[str]
+    val: Required[str]
+    out: Required[str | Path]
+    ood: Sequence[str]
+    budget: str
+    objective: str | None
+    members: int | str
+    candidates: int
+    criteria: str | None
+    search: str
+    score_limit: int
+    tune: str | None
+    calibrate: bool
+    cache: str | Path | None
+    plot: str | Path | None
+    dry_run: bool
+    force: bool
+    arch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildArguments(ClassNames, Run):
+    """What `build` is to do."""
+
+    data: str
+    """Labelled training data: heads are scored, members repaired and tuned, OOD scores fitted on it."""
+    val: str
+    """Labelled validation data, by which members are chosen."""
+    out: str | Path
+    """NAME.safetensors, or DIR/."""
+    ood: Sequence[str] = ()
+    """Foreign data, by which members are chosen too."""
+    budget: str = "macs=1.5"
+    """macs=, params= (times the backbone's) or ms= (of a batch of 16 here); a list asks for the front."""
+    objective: str | None = None
+    """acc, nll, ood, avg or an OOD score; None: avg with foreign data, nll without."""
+    members: int | str = "auto"
+    """How many; auto: one to five, or the backbone itself."""
+    candidates: int = 48
+    """How many members are tried."""
+    criteria: str | None = None
+    """Criteria by which candidates are pruned, with commas between them."""
+    search: str = "fast"
+    """How circuits are searched: exact, fast or naive."""
+    score_limit: int = 1000
+    """Samples of the training data that heads are scored, and members repaired, on."""
+    tune: str | None = None
+    """A recipe that the chosen members are tuned by, where that helps."""
+    calibrate: bool = True
+    """Fit a decision state at the end."""
+    cache: str | Path | None = None
+    """Where scores and answers are kept; None: NAME.build beside the output."""
+    plot: str | Path | None = None
+    """A picture of quality against cost, .png or .svg."""
+    dry_run: bool = False
+    """Search and choose, and write nothing but the work folder."""
+    force: bool = False
+    """Replace an existing output."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The criteria, as manifests name their scores."""
+        if self.criteria is None:
+            return (*CRITERIA, *(WITH_FOREIGN if self.ood else ("circuit-acc",)))
+        named = [name.strip() for name in self.criteria.split(",") if name.strip()]
+        return tuple(dict.fromkeys(self._key(name) for name in named))
+
+    def _key(self, name: str) -> str:
+        if name == "circuit" and not self.ood:
+            return "circuit-acc"
+        return score_key(name)
+
+    @cached_property
+    def goal(self) -> str:
+        """The objective's name."""
+        return self.objective or ("avg" if self.ood else "nll")
+
+    @cached_property
+    def wanted(self) -> int | None:
+        """How many members; None: as many as are worth most."""
+        return None if self.members == "auto" else int(self.members)
+
+    @cached_property
+    def budgets(self) -> list[Budget]:
+        from hydrasurgeon.criteria.together.budget import parse_budgets
+
+        return parse_budgets(self.budget)
+
+    @property
+    def work(self) -> Path:
+        """The folder of scores and answers."""
+        if self.cache is not None:
+            return Path(self.cache)
+        out = Path(self.out)
+        return out.with_name(f"{out.name.removesuffix(SUFFIX)}.build")
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The class names, as other commands take them."""
+        return {"classes": self.classes, "template": list(self.template)}
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """How models run, where other commands must know."""
+        return {
+            "dtype": None if self.dtype == "float32" else self.dtype, "batch_size": self.batch_size,
+            "skip_bad": self.skip_bad,
+        }  # fmt: skip
+
+
+@releases_claims
+@takes(BuildArguments)
+def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
+    """Choose members of a checkpoint together, within a budget, and make the hydra of them."""
+    arguments = BuildArguments(**keywords)
+    _check(arguments)
+    out, picture, work = _outputs(checkpoint, arguments)
+    opened = _opened(checkpoint, arguments)
+    sets = _opened_data(opened, arguments)
+    from hydrasurgeon.runtime.processes import joined
+    from hydrasurgeon.stages.build_choice import chosen
+    from hydrasurgeon.stages.build_search import searched
+
+    with joined() as world:  # once: processes that part cannot meet again
+        search = searched(opened, checkpoint, work, sets, arguments)
+        for budget in arguments.budgets:
+            search.costs.check(budget)
+        world.gather(None)
+    if not world.is_main:
+        return Built(None, (), (), (), arguments.goal, 0.0, 0.0, "", work, is_main=False)
+    outcome = chosen(search, arguments, work=work, out=out)
+    if picture is not None:
+        from hydrasurgeon.criteria.together.plot import draw_front
+
+        draw_front(outcome.rows, outcome.front, arguments.budgets[0].unit, picture)
+    if not arguments.dry_run:
+        _make(outcome.commands, out, arguments)
+    return Built(
+        path=None if arguments.dry_run else out, rows=outcome.rows, front=outcome.front, members=outcome.labels,
+        objective=arguments.goal, estimate=outcome.estimate, optimism=outcome.optimism,
+        script=outcome.script, work=work, notes=outcome.notes,
+    )  # fmt: skip
+
+
+def _check(arguments: BuildArguments) -> None:
+    """Options that go together."""
+    from hydrasurgeon.criteria import criterion
+    from hydrasurgeon.criteria.together.objective import needs_foreign, objective_of
+
+    objective_of(arguments.goal)
+    if needs_foreign(arguments.goal) and not arguments.ood:
+        raise UsageError(
+            f"--objective {arguments.goal}: needs foreign data",
+            hint="Give --ood D, or --objective acc or nll.",
+        )
+    for key in arguments.keys:
+        criterion(key)
+        if key in ("circuit-avg", "circuit-ood") and not arguments.ood:
+            raise UsageError(f"--criteria {key}: needs foreign data", hint="Give --ood D, or circuit-acc.")  # fmt: skip
+    if not arguments.keys:
+        raise UsageError("--criteria: names none", hint="Such as taylor,fisher.")
+    for option, number in (("--candidates", arguments.candidates), ("--score-limit", arguments.score_limit)):  # fmt: skip
+        if number < 1:
+            raise UsageError(f"{option} {number}: must be at least 1")
+    wanted = arguments.members
+    if wanted != "auto" and not (str(wanted).isdigit() and 1 <= int(wanted) <= MOST_MEMBERS):
+        raise UsageError(f"--members {wanted}: neither auto nor a number from 1 to {MOST_MEMBERS}")
+    if arguments.tune is not None:
+        from hydrasurgeon.tuning.recipes import load_recipe
+
+        load_recipe(arguments.tune, {})
+    _ = arguments.budgets
+
+
+def _outputs(checkpoint: str | Path, arguments: BuildArguments) -> tuple[Path, Path | None, Path]:
+    """Output, picture and work folder, all of which can be written."""
+    inputs = [
+        checkpoint,
+        arguments.data,
+        arguments.val,
+        arguments.ood,
+        arguments.classes,
+        arguments.template,
+    ]
+    out = Path(arguments.out)
+    if not arguments.dry_run:
+        with claims():  # the command that writes it will hold it
+            out = claim_checkpoint(arguments.out, force=arguments.force, inputs=inputs)
+    picture = None
+    if arguments.plot is not None:
+        picture = check_plot(Path(arguments.plot), force=arguments.force, inputs=inputs)
+    work = arguments.work
+    if work.exists() and not work.is_dir():
+        raise OutputError(f"{work}: is no folder", hint="Give another --cache.")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{work}: cannot be made ({error.strerror})") from error
+    hold(real(work), option="--cache")
+    return out, picture, work
+
+
+def _opened(checkpoint: str | Path, arguments: BuildArguments) -> Checkpoint:
+    """The backbone, a classifier."""
+    opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
+    single(opened)
+    named = with_class_names(
+        opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.val)
+    )  # fmt: skip
+    if named.manifest.model.num_classes == 0:
+        raise CheckpointError(
+            f"{named.path}: has no classes to choose between",
+            hint="Finetune it with a classifier, or give a CLIP its --classes.",
+        )
+    return named
+
+
+def _opened_data(opened: Checkpoint, arguments: BuildArguments) -> dict[str, list[Samples]]:
+    """What is read: training, validation and foreign data, all different."""
+    from hydrasurgeon.data import fit_classes, open_data
+
+    model = opened.manifest.model
+
+    def labelled(spec: str) -> Samples:
+        samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
+        return fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
+
+    sets = {"data": [labelled(arguments.data)], "val": [labelled(arguments.val)]}
+    sets["ood"] = [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood]  # fmt: skip
+    seen: dict[str, str] = {}
+    for option, samples in (("--val", sets["val"][0]), ("--data", sets["data"][0]), *(("--ood", s) for s in sets["ood"])):  # fmt: skip
+        content = samples.content_hash()
+        if content in seen:
+            raise DataError(
+                f"{option} {samples.spec}: holds the same samples as {seen[content]}",
+                hint="What members are chosen by must be neither trained on nor foreign.",
+            )
+        seen[content] = f"{option} {samples.spec}"
+    if len(sets["val"][0]) < FEWEST:
+        raise DataError(
+            f"--val {arguments.val}: has {len(sets['val'][0])} samples",
+            hint=f"A choice that two halves judge needs at least {FEWEST}.",
+        )
+    return sets
+
+
+def _make(commands: Sequence[Command], out: Path, arguments: BuildArguments) -> None:
+    """Run what is not there yet; the last command writes the output."""
+    for command in commands:
+        last = command.out == out
+        if last or command.out is None or not command.out.exists():
+            force = {"force": arguments.force} if last else {}
+            command.run(device=arguments.device, progress=arguments.progress, **force)

@@ -1,0 +1,244 @@
+"""build's search: scores, candidates, their answers and costs, each kept in a work folder and not made twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.criteria import WITHOUT_DATA
+from hydrasurgeon.criteria.together.answers import Cache, Trial, replace_fields
+from hydrasurgeon.criteria.together.candidates import (
+    Candidate,
+    candidates,
+    first_changed,
+    read_tower,
+)
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.atomic import write_text
+from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.resumable import Resumable, Work, there
+from hydrasurgeon.measuring.planned_cost import CostModel
+from hydrasurgeon.run import is_main_process
+from hydrasurgeon.runtime.processes import joined
+from hydrasurgeon.stages.build_steps import Command
+
+if TYPE_CHECKING:
+    from hydrasurgeon.criteria.together.budget import Costs
+    from hydrasurgeon.data import Samples
+    from hydrasurgeon.stages.build import BuildArguments
+
+__all__ = ["Search", "scored", "searched"]
+
+BUILD = Work("build", "hydrasurgeon.build-state", 1)
+"""What a work folder's state calls itself."""
+MOST_STATE = 4 << 20
+"""Bytes of a work folder's state."""
+BATCH = 16
+"""Samples of the batches that hydras are timed on."""
+RUNS = 7
+"""Passes of each hydra that is timed."""
+PAPER = (48 / 144, 100 / 144)
+"""The paper's hydras lose so large a share of all heads, drawn from those that go first (section 5)."""
+
+
+class State(Resumable):
+    """What a work folder belongs to, and what was timed for it."""
+
+    work: ClassVar[Work] = BUILD
+
+    def read(self) -> CostModel | None:
+        """The costs, where they are known; refused where the folder belongs to other work."""
+        if not there(self.path):
+            return None
+        with self.judged():
+            texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
+            position = self.position(texts, most=MOST_STATE)
+            costs = position["costs"]
+            return None if costs is None else CostModel.model_validate(costs)
+
+    def write(self, costs: CostModel | None) -> None:
+        said = self.texts({"costs": None if costs is None else costs.model_dump()})
+        write_text(self.path, json.dumps(said) + "\n")
+
+
+@dataclass(frozen=True)
+class Search:
+    """Everything that a choice is made from."""
+
+    backbone: Checkpoint
+    """With all scores."""
+    candidates: tuple[Candidate, ...]
+    """The first is the backbone itself; the last are the paper's members."""
+    paper: tuple[int, ...]
+    """The numbers of the paper's members, which are no candidates."""
+    cache: Cache
+    costs: Costs
+    commands: tuple[Command, ...]
+    """What scored it."""
+
+    @property
+    def pools(self) -> list[list[int]]:
+        """Candidates that leave so many leading layers as they are: a pool for each length of trunk."""
+        kept = single(self.backbone).kept
+        free = [i for i in range(len(self.candidates)) if i not in self.paper]
+        starts = {i: first_changed(self.candidates[i], kept) for i in free}
+        lengths = sorted(set(starts.values()))
+        pools = [[i for i in free if starts[i] >= length] for length in lengths]
+        return [pool for at, pool in enumerate(pools) if pool not in pools[:at]]
+
+
+def scored(
+    opened: Checkpoint, place: str | Path, work: Path, arguments: BuildArguments
+) -> list[Command]:
+    """The commands that score the backbone into a copy."""
+    target, kept = work / "scored.safetensors", single(opened).kept
+    commands = []
+    for at, key in enumerate(arguments.keys):
+        foreign = key.startswith("circuit-") and key != "circuit-acc"
+        keywords: dict[str, Any] = {"method": key}
+        if len(kept) > 1:
+            keywords["tower"] = read_tower(kept)
+        if key not in WITHOUT_DATA:
+            keywords |= {
+                "data": arguments.data, "limit": arguments.score_limit, **arguments.names, **arguments.running,
+            }  # fmt: skip
+        if foreign:
+            keywords["ood"] = list(arguments.ood)
+        if key.startswith("circuit-"):
+            keywords["search"] = arguments.search
+        if at == 0:
+            keywords["arch"] = arguments.arch
+        commands.append(
+            Command(
+                "score",
+                (Path(place) if at == 0 else target,),
+                {**keywords, "seed": arguments.seed},
+                target if at == 0 else None,
+            )
+        )
+    return commands
+
+
+def searched(
+    opened: Checkpoint,
+    place: str | Path,
+    work: Path,
+    sets: Mapping[str, Sequence[Samples]],
+    arguments: BuildArguments,
+) -> Search:
+    """Score, make candidates, run them and know what they cost; whatever an earlier run left is used."""
+    from hydrasurgeon.criteria.together.budget import Costs
+
+    identity = _identity(opened, sets, arguments)
+    state = State(work / "build.json", identity)
+    costs = state.read()
+    if costs is None and is_main_process() and not there(state.path):
+        state.write(None)
+    commands = scored(opened, place, work, arguments)
+    backbone = _scored_backbone(commands, work, arguments)
+    manifest = single(backbone)
+    made = candidates(
+        manifest, {key: manifest.scores[key] for key in arguments.keys}, number=arguments.candidates, seed=arguments.seed
+    )  # fmt: skip
+    if arguments.wanted is not None and len(made) < arguments.wanted:
+        raise UsageError(
+            f"--members {arguments.wanted}: there are {len(made)} candidates",
+            hint="Ask for fewer members, or more --candidates.",
+        )
+    paper = _papers(backbone, arguments)
+    everyone = [*made, *paper]
+    trial = Trial(
+        backbone, sets["val"][0], tuple(sets["ood"]), arguments.data,
+        replace_fields(arguments, limit=arguments.score_limit), arguments,
+    )  # fmt: skip
+    cache = Cache(work, trial, identity)
+    cache.fill(everyone)
+    timed = arguments.budgets[0].unit == "ms"
+    if costs is None or (timed and costs.time is None):
+        costs = _costs(trial, timed=timed)
+        with joined() as world:  # all processes choose by the same times
+            costs = world.gather(costs)[0]
+            if world.is_main:
+                state.write(costs)
+    numbers = tuple(range(len(made), len(everyone)))
+    return Search(
+        backbone, tuple(everyone), numbers, cache, Costs(costs, manifest.kept, everyone), tuple(commands)
+    )  # fmt: skip
+
+
+def _identity(
+    opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], arguments: BuildArguments
+) -> dict[str, Any]:
+    """What must be the same for a work folder to be of use."""
+
+    def content(samples: Samples) -> str:
+        record = samples.fingerprint()
+        return f"{record['rows']} rows {record['sha256'][:12]}"
+
+    return {
+        "weights": opened.record(opened.digests()).sha256,
+        **{name: [content(samples) for samples in each] for name, each in sets.items()},
+        "criteria": list(arguments.keys), "search": arguments.search, "score limit": arguments.score_limit,
+        "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype,
+        "batch size": arguments.batch_size, "skip bad": arguments.skip_bad,
+        "classes": None if arguments.classes is None else Path(str(arguments.classes)).name,
+        "template": [Path(str(each)).name for each in arguments.template],
+    }  # fmt: skip
+
+
+def _scored_backbone(
+    commands: Sequence[Command], work: Path, arguments: BuildArguments
+) -> Checkpoint:
+    """The copy that carries all scores; what is missing is computed."""
+    target = work / "scored.safetensors"
+    with joined() as world:
+        present = set(open_checkpoint(target).manifest.scores) if target.exists() else set()
+        present = world.gather(present)[0]  # before anyone writes
+        for command, key in zip(commands, arguments.keys, strict=True):
+            if key not in present:
+                command.run(device=arguments.device, progress=arguments.progress)
+                world.gather(None)  # the first process writes
+    return with_class_names(
+        open_checkpoint(target), classes=arguments.classes, templates=arguments.template, names=names_in(arguments.val)
+    )  # fmt: skip
+
+
+def _papers(backbone: Checkpoint, arguments: BuildArguments) -> list[Candidate]:
+    """Three members drawn as the paper draws them, from the first order that there is."""
+    from hydrasurgeon.criteria.selection import movable, select
+
+    preferred = ("circuit-avg", "circuit-acc", "circuit-ood", "taylor")
+    key = next((k for k in preferred if k in arguments.keys), arguments.keys[0])
+    manifest = single(backbone)
+    score = manifest.scores[key]
+    free = len(movable(manifest, score, layers=None, tower=None))
+    remove, pool = (max(1, round(share * free)) for share in PAPER)
+    if key == "cahp" or not remove < pool < free:
+        return []
+    sample = f"{remove}/{pool}"
+    return [
+        Candidate(select(manifest, score, sample=sample, seed=seed), key, sample=sample, seed=seed)
+        for seed in (1, 2, 3)
+    ]
+
+
+def _costs(trial: Trial, *, timed: bool) -> CostModel:
+    from hydrasurgeon.data import Batches, moved
+    from hydrasurgeon.measuring import planned_cost
+
+    backbone = trial.loaded()
+    transform = backbone.checkpoint.family.transform(
+        backbone.checkpoint.manifest.model, files=backbone.checkpoint.files
+    )
+
+    def first(count: int) -> Any:
+        few = Batches(trial.val, transform, batch_size=count, workers=0, skip_bad=trial.run.skip_bad)  # fmt: skip
+        return moved(next(iter(few)).inputs, backbone.device, backbone.dtype)
+
+    costs = planned_cost.cost_model(backbone, first(1))
+    return planned_cost.timed(costs, backbone, first(BATCH), runs=RUNS) if timed else costs

@@ -1,0 +1,258 @@
+"""build: the members it chooses, that the commands it prints make the same bytes, and that nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_families import FAMILIES, Family, thoroughly
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.criteria.together import answers as answering
+from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
+from hydrasurgeon.measuring.cost import macs, parameters
+from hydrasurgeon.measuring.predictions import read_predictions
+from hydrasurgeon.runtime.classifier import as_classifier
+
+VIT = FAMILIES["timm ViT"]
+
+
+def images(folder: Path, name: str, seed: int, rows: int = 90, *, labelled: bool = True) -> str:
+    """Three classes that are told by where a bar is; foreign ones are noise."""
+    rng = np.random.default_rng(seed)
+    truth = np.arange(rows) % 3
+    pixels = rng.integers(0, 100 if labelled else 255, (rows, 28, 28, 3), dtype=np.uint8)
+    more: dict[str, Any] = {}
+    if labelled:
+        for i, label in enumerate(truth):
+            pixels[i, 9 * label : 9 * label + 9] = 230
+        more = {"labels": truth.astype(np.int64)}
+    np.savez(folder / f"{name}.npz", images=pixels, **more)
+    return str(folder / f"{name}.npz")
+
+
+class Task:
+    """A tiny backbone and its data sets, in a folder of their own."""
+
+    def __init__(self, folder: Path, family: Family = VIT) -> None:
+        self.folder = folder
+        family.write(folder / "source")
+        self.backbone = hs.score(folder / "source", method="random", out=folder / "vit.safetensors").path  # fmt: skip
+        self.data, self.val = (images(folder, name, seed) for name, seed in (("train", 1), ("val", 2)))  # fmt: skip
+        self.ood = images(folder, "ood", 3, 50, labelled=False)
+
+    def build(self, out: str = "hydra", **more: Any) -> Any:
+        settings: dict[str, Any] = {"criteria": "taylor,magnitude", "candidates": 8, "ood": [self.ood], "score_limit": 40, "batch_size": 32}  # fmt: skip
+        settings |= {"data": self.data, "val": self.val, "budget": "macs=2"} | more
+        return hs.build(self.backbone, out=self.folder / f"{out}.safetensors", **settings)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return Task(tmp_path)
+
+
+def test_what_is_built_is_what_was_chosen(task: Task) -> None:
+    built = task.build(members=2, budget="macs=1.9,2.5", calibrate=False)
+    opened = open_checkpoint(built.path)
+    assert opened.manifest.kind == "hydra"
+    assert len(opened.manifest.members) == 2 == len(built.members)
+    model = as_classifier(opened, lean=True)
+    whole = as_classifier(open_checkpoint(task.backbone), lean=True)
+    picture = torch.zeros(1, 3, 28, 28)
+    cost = built.rows[-1].cost
+    assert cost["macs"] == macs(model, picture) / macs(whole, picture) <= 2.5
+    assert cost["params"] == parameters(model) / parameters(whole)
+    assert [row.cost["macs"] <= most for row, most in zip(built.front, (1.9, 2.5), strict=True)] == [True, True]  # fmt: skip
+    assert built.rows[0].name == "single model"
+    assert built.rows[0].cost == {"macs": 1.0, "params": 1.0}
+
+
+def test_answers_are_those_of_the_files(task: Task) -> None:
+    """Every candidate is pruned in memory: the hydra made of files answers as they did."""
+    built = task.build(members=3, budget="macs=3", calibrate=False)
+    predictions = task.folder / "p.safetensors"
+    hs.evaluate([built.path], data=task.val, ood=[f"near:x={task.ood}"], predictions=predictions)
+    said = read_predictions(predictions)
+    stored = [read_predictions(p) for p in (task.folder / "hydra.build" / "answers").iterdir()]  # fmt: skip
+    assert len(stored) >= 9
+    for member in range(3):
+        nearest = min(stored, key=lambda p: float((p.logits[:, 0] - said.logits[:, member]).abs().max()))  # fmt: skip
+        torch.testing.assert_close(nearest.logits[:, 0], said.logits[:, member], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            nearest.ood[0].logits[:, 0], said.ood[0].logits[:, member], atol=1e-5, rtol=0
+        )
+
+
+def test_the_script_makes_the_same_bytes(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = task.build()
+    again = task.folder / "again.safetensors"
+    lines = [line for line in built.script.splitlines() if line.startswith("hydrasurgeon ")]
+    work = task.folder / "work"
+    work.mkdir()
+    monkeypatch.chdir(task.folder)
+    for line in lines:
+        words = line.replace('"$work"', str(work)).replace(str(built.path), str(again)).split()[1:]
+        assert run([*words, "--quiet"]) == 0, line
+    assert again.read_bytes() == built.path.read_bytes()
+    assert again.with_suffix("").with_suffix(".heads.json").read_bytes() == built.path.with_suffix("").with_suffix(".heads.json").read_bytes()  # fmt: skip
+
+
+def test_nothing_runs_twice(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another budget and another objective are arithmetic on what is there."""
+    first = task.build()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a candidate ran again")
+
+    monkeypatch.setattr(answering.Cache, "_run", refuse)
+    again = task.build("other", cache=task.folder / "hydra.build", objective="nll", budget="params=1.5", calibrate=False)  # fmt: skip
+    assert again.rows[0].worth == first.rows[0].worth
+    same = task.build(force=True)
+    assert same.rows == first.rows
+
+
+def test_a_killed_search_goes_on(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = task.build("whole")
+    monkeypatch.setattr(answering, "SIDE_BY_SIDE", 2)
+    ran = answering.Cache._run
+    count = 0
+
+    def stop(self: Any, *args: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        return ran(self, *args)
+
+    monkeypatch.setattr(answering.Cache, "_run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        task.build("killed")
+    assert len(list((task.folder / "killed.build" / "answers").iterdir())) == 3
+    monkeypatch.setattr(answering.Cache, "_run", ran)
+    again = task.build("killed")
+    for row, expected in zip(again.rows, whole.rows, strict=True):
+        assert row.worth == pytest.approx(expected.worth)
+    assert again.members == whole.members
+
+
+def test_a_dry_run_writes_the_work_folder_alone(task: Task) -> None:
+    built = task.build(dry_run=True)
+    assert built.path is None
+    assert not (task.folder / "hydra.safetensors").exists()
+    assert built.script == task.build().script
+
+
+def test_the_backbone_may_be_the_answer(task: Task) -> None:
+    """Where heads may not go, nothing is better than what is there."""
+    built = task.build(candidates=1, members=1, budget="macs=1", objective="acc", calibrate=False)
+    assert len(built.members) == 1
+    opened = open_checkpoint(built.path)
+    kinds = {"backbone": "backbone"}
+    assert opened.manifest.kind == kinds.get(built.members[0], "member")
+
+
+def test_tuned_where_that_helps(task: Task) -> None:
+    built = task.build(tune="demo", limit=60, members=2, budget="macs=9", calibrate=False)
+    names = [row.name for row in built.rows]
+    assert names[:2] == ["single model", "best single member"]
+    assert {"single model, tuned alike", "the choice, tuned", "the choice, not tuned"} <= set(names)
+    tuned, plain = (built.rows[names.index(f"the choice, {how}")] for how in ("tuned", "not tuned"))
+    assert built.rows[-1].worth in (tuned.worth, plain.worth)
+    assert ("finetune" in built.script) == (built.rows[-1].worth == tuned.worth)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "says"),
+    [
+        ({"budget": "macs=0.01"}, SurgeryError, "the cheapest candidate costs macs="),
+        ({"ood": [], "objective": "avg"}, UsageError, "needs foreign data"),
+        ({"ood": [], "criteria": "circuit-ood"}, UsageError, "needs foreign data"),
+        ({"members": 9, "candidates": 3}, UsageError, "there are 4 candidates"),
+        ({"members": 99}, UsageError, "neither auto nor a number"),
+        ({"candidates": 0}, UsageError, "must be at least 1"),
+        ({"criteria": "tailor"}, UsageError, "did you mean taylor"),
+        ({"tune": "nope"}, UsageError, "nope"),
+        ({"members": 3, "budget": "macs=1.01"}, SurgeryError, "no 3 candidates cost at most macs=1.01"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_built(
+    more: dict[str, Any], error: type[HydraError], says: str, task: Task
+) -> None:
+    with pytest.raises(error) as caught:
+        task.build(**more)
+    assert says in f"{caught.value.message} {caught.value.hint}"
+    assert not (task.folder / "hydra.safetensors").exists()
+
+
+def test_data_that_are_the_same(task: Task) -> None:
+    for more, says in (({"val": task.data}, "--data"), ({"ood": [task.val]}, "--ood")):
+        with pytest.raises(DataError, match=f"{says} .*holds the same samples as --val"):
+            task.build(**more)
+
+
+def test_a_work_folder_of_other_work(task: Task) -> None:
+    task.build()
+    with pytest.raises(UsageError, match=r"another .*score limit \(40, now 30\)"):
+        task.build(score_limit=30, force=True)
+    other = images(task.folder, "other", 9)
+    with pytest.raises(UsageError, match=r"another val\.0"):
+        task.build(val=other, force=True)
+    state = task.folder / "hydra.build" / "build.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "position": "{}"}))
+    with pytest.raises(HydraError, match="damaged"):
+        task.build(force=True)
+
+
+def test_outputs_are_checked_first(task: Task) -> None:
+    (task.folder / "hydra.safetensors").write_text("mine")
+    with pytest.raises(OutputError, match="already exists"):
+        task.build()
+    (task.folder / "w").write_text("mine")
+    with pytest.raises(OutputError, match="is no folder"):
+        task.build("o", cache=task.folder / "w")
+    assert not (task.folder / "hydra.build").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", thoroughly())
+def test_every_family(family: Family, tmp_path: Path) -> None:
+    """What is chosen in memory is what the file answers, budget and all."""
+    (tmp_path / "val").mkdir()
+    family.write(tmp_path / "source")
+    built = hs.build(
+        tmp_path / "source", data=family.data(tmp_path), val=family.data(tmp_path / "val", rows=27), out=tmp_path / "h.safetensors",
+        criteria="taylor,magnitude", candidates=10, members=2, budget="macs=3", calibrate=False, batch_size=27,
+    )  # fmt: skip
+    (result,) = hs.evaluate([built.path], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu").report.results  # fmt: skip
+    assert result.members == 2
+    (single,) = hs.evaluate([tmp_path / "source"], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu").report.results  # fmt: skip
+    assert result.cost is not None
+    assert single.cost is not None
+    assert built.rows[-1].cost["params"] == result.cost.params / single.cost.params
+    assert built.rows[-1].cost["macs"] == pytest.approx(
+        result.cost.macs / single.cost.macs, rel=0.1
+    )  # of another text
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_candidates(task: Task) -> None:
+    alone = task.build("alone")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydrasurgeon",
+        "build", task.backbone.name, "--data", task.data, "--val", task.val, "--ood", task.ood, "--budget", "macs=2",
+        "--criteria", "taylor,magnitude", "--candidates", "8", "--score-limit", "40", "--batch-size", "32",
+        "-o", "both.safetensors", "--quiet",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=task.folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    both = task.folder / "both.safetensors"
+    assert open_checkpoint(both).manifest.weights_sha256 == open_checkpoint(alone.path).manifest.weights_sha256  # fmt: skip
