@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,12 +19,11 @@ from hydrasurgeon.criteria.together.candidates import (
     first_changed,
     read_tower,
 )
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.measuring.planned_cost import CostModel
-from hydrasurgeon.run import is_main_process
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.stages.build_steps import Command
 
@@ -54,12 +54,33 @@ class State(Resumable):
     def read(self) -> CostModel | None:
         """The costs, where they are known; refused where the folder belongs to other work."""
         if not there(self.path):
+            self._check_empty()
             return None
-        with self.judged():
+        with self.judged(), self._told():
             texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
             position = self.position(texts, most=MOST_STATE)
             costs = position["costs"]
             return None if costs is None else CostModel.model_validate(costs)
+
+    def _check_empty(self) -> None:
+        """What lies in a folder without a state may come from anywhere."""
+        files = [file for file in self.path.parent.iterdir() if not file.name.startswith(".")]
+        if files:
+            raise OutputError(
+                f"{self.path.parent}: holds {files[0].name}, and no state of a build",
+                hint="Give another --cache, or delete the folder.",
+            )
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """A folder of other work is not an interrupted one's alone."""
+        try:
+            yield
+        except UsageError as error:
+            raise UsageError(
+                error.message.replace("an interrupted build with", "belongs to a build with"),
+                hint="Repeat that build, give another --cache, or delete the folder.",
+            ) from error
 
     def write(self, costs: CostModel | None) -> None:
         said = self.texts({"costs": None if costs is None else costs.model_dump()})
@@ -136,9 +157,11 @@ def searched(
 
     identity = _identity(opened, sets, arguments)
     state = State(work / "build.json", identity)
-    costs = state.read()
-    if costs is None and is_main_process() and not there(state.path):
-        state.write(None)
+    with joined() as world:
+        costs = state.read()
+        world.gather(None)  # before anyone writes
+        if costs is None and world.is_main and not there(state.path):
+            state.write(None)
     commands = scored(opened, place, work, arguments)
     backbone = _scored_backbone(commands, work, arguments)
     manifest = single(backbone)

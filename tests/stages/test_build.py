@@ -206,6 +206,10 @@ def test_a_work_folder_of_other_work(task: Task) -> None:
     other = images(task.folder, "other", 9)
     with pytest.raises(UsageError, match=r"another val\.0"):
         task.build(val=other, force=True)
+    (task.folder / "mine").mkdir()
+    (task.folder / "mine" / "scored.safetensors").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds scored\.safetensors, and no state of a build"):
+        task.build(cache=task.folder / "mine", force=True)
     state = task.folder / "hydra.build" / "build.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "position": "{}"}))
     with pytest.raises(HydraError, match="damaged"):
