@@ -199,13 +199,14 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
                 "inputs": list(done.inputs),
                 "outputs": list(done.outputs),
                 "max_difference": done.max_difference,
+                "opset": done.opset,
             }
         )
     if quiet:
         return None
     show(
         (str(done.path), "bold"),
-        f": {', '.join(done.inputs)} → {', '.join(done.outputs)}; onnxruntime differs from "
+        f": {', '.join(done.inputs)} → {', '.join(done.outputs)} (opset {done.opset}); onnxruntime differs from "
         f"torch by at most {done.max_difference:.2g}",
     )
     return None

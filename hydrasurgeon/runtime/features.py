@@ -102,8 +102,14 @@ class Reading:
     def __call__(
         self, inputs: Any
     ) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
+        return self.of(self.model, inputs)
+
+    def of(
+        self, run: Callable[[Any], Tensor], inputs: Any
+    ) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
+        """The same where something else than the model's own call runs its modules."""
         self._read.clear()
-        logits = self.model(inputs)
+        logits = run(inputs)
         # Member after member, whether they were read one by one or in one piece.
         each = [torch.cat(self._read[part]) for part in sorted(self._read)]
         self._read.clear()

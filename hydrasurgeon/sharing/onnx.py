@@ -1,10 +1,16 @@
-"""Live models → ONNX (torch's tracing exporter), checked in onnxruntime against torch before the file is kept."""
+"""Live models → ONNX (torch's tracing exporter), checked in onnxruntime against torch before the file is kept.
+
+With a decision state the graph goes on where `decide` does, in float64 as there: the same functions are traced.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,73 +18,148 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import run_block
+from hydrasurgeon.decision.probabilities import TINY
+from hydrasurgeon.decision.state import State, uncertainties
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["Exported", "to_onnx"]
+__all__ = ["OPSET", "Exported", "to_onnx"]
 
 OPSET = 17
 """The version of ONNX's operators that is written."""
 TOLERANCE = 1e-4
-"""Largest difference from torch's outputs."""
+"""Largest difference from torch's outputs; of OOD scores, which have no scale of their own, relative to those above 1."""
 OUTPUTS = ("logits", "probs")
 """Names of what the exported model gives."""
+DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
+"""Of a model with a decision state: calibrated probabilities, their entropy, and whether the score is above its threshold."""
+METADATA = "hydrasurgeon."
+"""How the keys in metadata_props begin that tell the decision state."""
 
 
 @dataclass(frozen=True)
 class Exported:
     content: bytes
     inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     max_difference: float
-    """Largest difference of any logit between onnxruntime and torch, over two batch sizes."""
+    """Largest difference of any output between onnxruntime and torch, over two batch sizes."""
 
 
 class _Traced(nn.Module):
-    """Tensors in, (logits [batch, member, class], probs [batch, class]) out: what a trace can hold."""
+    """Tensors in, `OUTPUTS` out, or `DECIDED` where there is a decision state: what a trace can hold."""
 
-    def __init__(self, model: Classifier, names: tuple[str, ...]) -> None:
+    def __init__(self, model: Classifier, names: tuple[str, ...], read: Reading | None) -> None:
         super().__init__()
         self.model = model
         self.names = names
+        self._read = read
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         text = self.names[0] == "input_ids"
         inputs: Any = dict(zip(self.names, tensors, strict=True)) if text else tensors[0]
+        state = self.model.state
+        if state is None:
+            logits = self._logits(inputs)
+            return logits, logits.softmax(dim=-1).mean(dim=1)
+        features = None
+        if self._read is None:
+            logits = self._logits(inputs)
+        else:
+            logits, features = self._read.of(self._logits, inputs)
+        return logits, *_decided(state, logits, features)
+
+    def _logits(self, inputs: Any) -> Tensor:
+        """[batch, member, class]"""
         module = self.model.module
         if isinstance(module, Hydra):
             logits: Tensor = module(inputs)
-        else:
-            # Layer by layer, as the fused runtime runs: libraries build masks in ways that a trace would freeze.
-            anatomy = self.model.anatomy
-            stack = anatomy.embed(inputs)
-            hidden = stack.hidden
-            for block in anatomy.blocks:
-                hidden = run_block(block, hidden, stack.bias)
-            logits = anatomy.readout(replace(stack, hidden=hidden))[:, None]
-        return logits, logits.softmax(dim=-1).mean(dim=1)
+            return logits
+        # Layer by layer, as the fused runtime runs: libraries build masks in ways that a trace would freeze.
+        anatomy = self.model.anatomy
+        stack = anatomy.embed(inputs)
+        hidden = stack.hidden
+        for block in anatomy.blocks:
+            hidden = run_block(block, hidden, stack.bias)
+        return anatomy.readout(replace(stack, hidden=hidden))[:, None]
+
+
+def _decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
+    """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in float64."""
+    total, _ = uncertainties(logits, state.temperature, state.joint)
+    score = state.ood_score(logits, features)
+    return state.probs(logits).float(), total.float(), score, score > state.ood.threshold
 
 
 def to_onnx(model: Classifier) -> Exported:
-    """An ONNX model with a dynamic batch (and text length), proven to give torch's logits."""
+    """An ONNX model with a dynamic batch (and text length), proven to give torch's outputs."""
     sample = _sample(model, batch=2, length=7)
     names = tuple(sample)
-    traced = _Traced(model, names).eval()
+    outputs = OUTPUTS if model.state is None else DECIDED
+    with reading(model) if model.state and model.state.needs_features else nullcontext() as read:
+        traced = _Traced(model, names, read).eval()
+        content = _export(traced, sample, outputs)
+        if model.state is not None:
+            content = _told(content, model)
+        return Exported(content, names, outputs, _difference(content, traced, model, outputs))
+
+
+def _export(traced: _Traced, sample: Mapping[str, Tensor], outputs: Sequence[str]) -> bytes:
+    names = list(sample)
     axes = {name: {0: "batch", **({1: "token"} if names[0] == "input_ids" else {})} for name in names}  # fmt: skip
-    axes |= {name: {0: "batch"} for name in OUTPUTS}
+    axes |= {name: {0: "batch"} for name in outputs}
     buffer: Any = io.BytesIO()  # torch's annotation knows only paths
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), _entropy():
         traced(*sample.values())  # a zero-shot model's class features become constants
         warnings.simplefilter("ignore")  # the tracer warns of every Python number it freezes
         torch.onnx.export(
-            traced, tuple(sample.values()), buffer, input_names=list(names), output_names=list(OUTPUTS),
+            traced, tuple(sample.values()), buffer, input_names=names, output_names=list(outputs),
             dynamic_axes=axes, opset_version=OPSET, dynamo=False,
         )  # fmt: skip
-    content = buffer.getvalue()
-    return Exported(content, names, _difference(content, traced, model))
+    content: bytes = buffer.getvalue()
+    return content
 
 
-def _difference(content: bytes, traced: _Traced, model: Classifier) -> float:
+@contextlib.contextmanager
+def _entropy() -> Iterator[None]:
+    """Within the block the exporter knows −p ln p, which ONNX has no operator for."""
+
+    def entr(graph: Any, p: Any) -> Any:
+        tiny = graph.op("Constant", value_t=torch.tensor(TINY, dtype=torch.float64))
+        return graph.op("Neg", graph.op("Mul", p, graph.op("Log", graph.op("Max", p, tiny))))
+
+    name = "aten::special_entr"
+    torch.onnx.register_custom_op_symbolic(name, entr, OPSET)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.onnx.unregister_custom_op_symbolic(name, OPSET)  # type: ignore[attr-defined]
+
+
+def _told(content: bytes, model: Classifier) -> bytes:
+    """The same file, which says in its metadata what the labels and thresholds are, and of which weights."""
+    import onnx
+
+    manifest = model.manifest
+    decision = manifest.decision
+    assert decision is not None
+    proto = onnx.load_from_string(content)
+    about = {
+        "labels": json.dumps(manifest.model.labels),
+        "weights_sha256": manifest.weights_sha256,
+        # Without the AUROCs that chose the score: what acts is the score and its threshold.
+        "decision": decision.model_dump_json(exclude={"ood": {"auroc"}, "nll": True}),
+    }
+    onnx.helper.set_model_props(proto, {f"{METADATA}{key}": text for key, text in about.items()})
+    told: bytes = proto.SerializeToString()
+    return told
+
+
+def _difference(
+    content: bytes, traced: _Traced, model: Classifier, outputs: Sequence[str]
+) -> float:
     import onnxruntime
 
     try:
@@ -89,8 +170,17 @@ def _difference(content: bytes, traced: _Traced, model: Classifier) -> float:
             with torch.inference_mode():
                 expected = traced(*sample.values())
             fed = {name: tensor.numpy() for name, tensor in sample.items()}
-            for output, right in zip(session.run(list(OUTPUTS), fed), expected, strict=True):
-                differences.append((torch.from_numpy(output) - right).abs().max())
+            answers = [torch.from_numpy(output) for output in session.run(list(outputs), fed)]
+            differences += [
+                _apart(name, answer, right)
+                for name, answer, right in zip(outputs, answers, expected, strict=True)
+                if name != "unfamiliar"
+            ]
+            # Not against torch's: rounding may decide about a score next to the threshold.
+            if model.state is not None and not torch.equal(
+                answers[4], answers[3] > model.state.ood.threshold
+            ):
+                differences.append(torch.tensor(float("inf")))
     except Exception as error:  # onnxruntime has an exception of its own for every kind of failure
         raise CheckFailed(
             f"export: onnxruntime cannot run the result ({str(error).splitlines()[0]})",
@@ -99,10 +189,17 @@ def _difference(content: bytes, traced: _Traced, model: Classifier) -> float:
     worst = float(torch.stack(differences).max())  # unlike Python's max, this one keeps NaN
     if not worst <= TOLERANCE:
         raise CheckFailed(
-            f"export: onnxruntime's logits differ from torch's by {worst:.3g}; allowed is {TOLERANCE:g}",
+            f"export: onnxruntime's outputs differ from torch's by {worst:.3g}; allowed is {TOLERANCE:g}",
             hint="Nothing was written.",
         )
     return worst
+
+
+def _apart(name: str, answer: Tensor, right: Tensor) -> Tensor:
+    apart = (answer - right).abs()
+    if name == "ood_score":
+        apart = apart / right.abs().clamp_min(1.0)
+    return apart.max().double()
 
 
 def _sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor]:

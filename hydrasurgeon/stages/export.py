@@ -27,6 +27,8 @@ class Export:
     outputs: tuple[str, ...]
     max_difference: float
     """Largest difference of any output from torch's."""
+    opset: int
+    """The version of ONNX's operators."""
 
 
 @releases_claims
@@ -40,7 +42,10 @@ def export(
     template: Sequence[str] = (),
     force: bool = False,
 ) -> Export:
-    """Write the checkpoint as ONNX with a dynamic batch; outputs are logits [batch, member, class] and probs."""
+    """Write the checkpoint as ONNX with a dynamic batch; outputs are logits [batch, member, class] and probs.
+
+    With a decision state they are logits, probabilities, uncertainty, ood_score and unfamiliar.
+    """
     if format not in FORMATS:
         raise UsageError(f"--format {format}: not known", hint=f"Use {', '.join(FORMATS)}.")
     # onnx is what torch writes with; onnxruntime proves what it wrote.
@@ -55,9 +60,9 @@ def export(
             f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
         )
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.sharing.onnx import OUTPUTS, to_onnx
+    from hydrasurgeon.sharing.onnx import OPSET, to_onnx
 
     opened.digests()
     made = to_onnx(as_classifier(opened, device="cpu"))
     write_bytes(target, made.content)
-    return Export(target, len(made.content), made.inputs, OUTPUTS, made.max_difference)
+    return Export(target, len(made.content), made.inputs, made.outputs, made.max_difference, OPSET)

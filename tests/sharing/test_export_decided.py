@@ -1,0 +1,190 @@
+"""ONNX files of calibrated checkpoints decide as `model.decide` does, by every score."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from edited import edited
+from tiny_families import FAMILIES, Family
+from tiny_members import KEPTS, member
+from torch import nn
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.decision.scores.fitted import FITTED, EnsembleScore
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.state import OodRule, State
+from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.files.decided import STORED
+from hydrasurgeon.sharing import onnx as sharing
+from hydrasurgeon.stages.export import export
+
+SCORES = (*ON_LOGITS, *FITTED)
+WIDTH, CLASSES = 8, 5
+
+
+def parts(seed: int) -> dict[str, torch.Tensor]:
+    """All that any score stores of a member."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    return {
+        "centre": draw(WIDTH), "factor": draw(WIDTH, WIDTH), "means": draw(CLASSES, WIDTH),
+        "background": draw(WIDTH, WIDTH), "origin": draw(WIDTH), "rest": draw(WIDTH, 4), "alpha": torch.tensor(1.3),
+        "bank": nn.functional.normalize(draw(60, WIDTH), dim=-1), "mean": draw(WIDTH), "weight": draw(CLASSES, WIDTH),
+        "classes": nn.functional.normalize(draw(CLASSES, WIDTH), dim=-1),
+    }  # fmt: skip
+
+
+class Decides(nn.Module):
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.state = state
+
+    def forward(self, logits: torch.Tensor, features: torch.Tensor) -> Any:
+        # Both are inputs of the graph, whichever a score reads.
+        return (*sharing._decided(self.state, logits, features), features.sum(), logits.sum())
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("score", SCORES)
+def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
+    """What is behind logits and features, alone: there nothing is rounded to float32."""
+    fitted = None
+    if score in STORED:
+        states = tuple({name: parts(m)[name] for name in STORED[score]} for m in range(members))
+        fitted = EnsembleScore(score, states, (0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0)[:members])
+    rule = OodRule(score, 0.4, 0.05, fitted)
+    state = State(1.7, None, rule, None, None)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(9)
+    logits, features = (torch.randn(7, members, n, generator=generator) for n in (CLASSES, WIDTH))
+    traced, content = Decides(state), io.BytesIO()
+    with warnings.catch_warnings(), sharing._entropy():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            traced, (logits[:2], features[:2]), content, input_names=["logits", "features"], opset_version=sharing.OPSET,
+            dynamic_axes={"logits": {0: "batch"}, "features": {0: "batch"}}, dynamo=False,
+        )  # type: ignore[arg-type]  # fmt: skip
+    session = onnxruntime.InferenceSession(content.getvalue(), providers=["CPUExecutionProvider"])
+    probs, total, value, flag, *_ = session.run(None, {"logits": logits.numpy(), "features": features.numpy()})  # fmt: skip
+    right = state.ood_score(logits, features)
+    assert value.dtype == np.float64
+    np.testing.assert_allclose(value, right.numpy(), rtol=1e-12, atol=1e-13)
+    assert flag.tolist() == (right > 0.4).tolist()
+    np.testing.assert_allclose(probs, state.probs(logits).numpy(), rtol=1e-6)
+    tempered = (logits.double() / 1.7).softmax(-1).mean(1)
+    np.testing.assert_allclose(total, torch.special.entr(tempered).sum(-1).numpy(), rtol=1e-6)
+
+
+def calibrated(folder: Path, family: Family, score: str, *, kind: str) -> Path:
+    family.write(folder / "source")
+    path = folder / "source"
+    if kind == "hydra":
+        members = [member(path, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+        path = hs.fuse(members, out=folder / "hydra.safetensors").path
+    data = family.data(folder, rows=120)
+    return hs.calibrate(path, data=data, ood_score=score, out=folder / "c.safetensors").path
+
+
+def check(path: Path, family: Family, folder: Path, rows: int = 5) -> onnxruntime.InferenceSession:
+    made = export(path, out=folder / "c.onnx", force=True)
+    assert made.outputs == ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
+    assert made.max_difference < 1e-4
+    session = onnxruntime.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])  # fmt: skip
+    inputs = family.inputs(rows)
+    fed = {k: v.numpy() for k, v in inputs.items()} if family.is_text else {"pixel_values": inputs.numpy()}  # fmt: skip
+    logits, probs, total, score, flag = session.run(list(made.outputs), fed)
+    model = hs.load(path, device="cpu")
+    decided = model.decide(inputs)
+    with torch.inference_mode():
+        np.testing.assert_allclose(logits, model(inputs).numpy(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(probs, decided.probs.numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(total, decided.total.numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(score, decided.ood_score.numpy(), rtol=1e-4, atol=1e-4)
+    assert (total.dtype, score.dtype, flag.dtype) == (np.float32, np.float64, np.bool_)
+    clear = (decided.ood_score - model.state.ood.threshold).abs() > 1e-3  # type: ignore[union-attr]
+    assert flag[clear.numpy()].tolist() == decided.unfamiliar[clear].tolist()
+    return session
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "kind"),
+    [("timm ViT", "rmds", "hydra"), ("BERT", "vim", "single"), ("OpenCLIP", "mcm", "single")],
+)
+def test_onnxruntime_decides_alike(name: str, score: str, kind: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    path = calibrated(tmp_path, family, score, kind=kind)
+    session = check(path, family, tmp_path)
+    told = session.get_modelmeta().custom_metadata_map
+    manifest = open_checkpoint(path).manifest
+    decision = manifest.decision
+    assert decision is not None
+    assert told["hydrasurgeon.weights_sha256"] == manifest.weights_sha256
+    labels = manifest.model.labels
+    assert json.loads(told["hydrasurgeon.labels"]) == (None if labels is None else list(labels))
+    record = json.loads(told["hydrasurgeon.decision"])
+    assert record["ood"]["threshold"] == decision.ood.threshold
+    assert record["conformal"]["threshold"] == decision.conformal.threshold
+    assert record["temperature"] == decision.temperature
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["single", "hydra"])
+@pytest.mark.parametrize("score", SCORES)
+def test_every_score_in_a_whole_model(score: str, kind: str, tmp_path: Path) -> None:
+    family = FAMILIES["OpenCLIP" if score == "mcm" else "timm ViT"]
+    check(calibrated(tmp_path, family, score, kind=kind), family, tmp_path)
+
+
+def test_a_joint_calibration_is_in_the_graph(tmp_path: Path) -> None:
+    """Written into the file by hand: which of the two `calibrate` keeps is up to the data."""
+    family = FAMILIES["timm ViT"]
+    path = calibrated(tmp_path, family, "gen", kind="hydra")
+    decision = open_checkpoint(path).manifest.decision
+    assert decision is not None
+    joint = {**decision.model_dump(), "joint": {"aleatoric": 0.7, "epistemic": 2.5}}
+    check(
+        edited(path, tmp_path / "j.safetensors", lambda _, t: t, decision=joint), family, tmp_path
+    )
+
+
+def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "v")
+    made = export(tmp_path / "v", out=tmp_path / "v.onnx")
+    assert made.outputs == ("logits", "probs")
+    assert not onnx.load(made.path).metadata_props
+
+
+def test_a_score_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = FAMILIES["timm ViT"]
+    path = calibrated(tmp_path, family, "nci", kind="single")
+    other = sharing._told
+    monkeypatch.setattr(sharing, "_told", lambda content, model: _nudged(other(content, model)))
+    with pytest.raises(CheckFailed, match="outputs differ from torch's"):
+        export(path, out=tmp_path / "c.onnx")
+    assert not (tmp_path / "c.onnx").exists()
+
+
+def _nudged(content: bytes) -> bytes:
+    """The same file whose score is a little larger."""
+    proto = onnx.load_from_string(content)
+    for node in proto.graph.node:
+        node.output[:] = ["before" if name == "ood_score" else name for name in node.output]
+        node.input[:] = ["before" if name == "ood_score" else name for name in node.input]
+    little = onnx.helper.make_tensor("little", onnx.TensorProto.DOUBLE, (), [0.01])
+    proto.graph.initializer.append(little)
+    proto.graph.node.append(onnx.helper.make_node("Add", ["before", "little"], ["ood_score"]))
+    nudged: bytes = proto.SerializeToString()
+    return nudged
