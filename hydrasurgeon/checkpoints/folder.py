@@ -11,6 +11,7 @@ from hydrasurgeon.checkpoints.hub import MAX_CONFIG
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import config_files, families, family_of_bare, schemes
 from hydrasurgeon.families.base import WEIGHTS, Bare, Family
+from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.shards import INDEX, MAX_SHARDS
 from hydrasurgeon.files.tensors import TensorFile
@@ -22,6 +23,7 @@ __all__ = [
     "find",
     "present",
     "read_folder",
+    "state_beside",
 ]
 
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
@@ -92,9 +94,10 @@ def read_folder(folder: Path, *, family: Family | None) -> Content:
     decides = family or of_config
     for name in (WEIGHTS,) if decides is None else decides.weight_files:
         if present(folder / name):
-            return Content([TensorFile(folder / name)], of_config, config)
+            return Content([TensorFile(folder / name), *state_beside(folder)], of_config, config)
         if present(folder / f"{name}{INDEX}"):
-            return Content(_shards(folder / f"{name}{INDEX}"), of_config, config)
+            shards = _shards(folder / f"{name}{INDEX}")
+            return Content([*shards, *state_beside(folder)], of_config, config)
     names = entries(folder)
     weights = [name for name in names if name.endswith(".safetensors") and name[0] != "."]
     if len(weights) == 1:
@@ -112,6 +115,14 @@ def read_folder(folder: Path, *, family: Family | None) -> Content:
         if present(beside)
         else f"Looked for {WEIGHTS}, {WEIGHTS}{INDEX} and {' and '.join(others)} with its config.",
     )
+
+
+def state_beside(folder: Path) -> list[TensorFile]:
+    """The file of a decision state in a folder, if there is one; another's of that name is none."""
+    if not present(folder / BESIDE):
+        return []
+    file = TensorFile(folder / BESIDE)
+    return [file] if any(name.startswith(PREFIX) for name in file.infos) else []
 
 
 def config_of(folder: Path) -> tuple[Family | None, dict[str, Any] | None]:

@@ -12,7 +12,14 @@ from pydantic import ValidationError
 
 from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
 from hydrasurgeon.checkpoints.expected import check_decision, check_single
-from hydrasurgeon.checkpoints.folder import Content, config_of, find, present, read_folder
+from hydrasurgeon.checkpoints.folder import (
+    Content,
+    config_of,
+    find,
+    present,
+    read_folder,
+    state_beside,
+)
 from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
 from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hydra_digests
 from hydrasurgeon.errors import (
@@ -113,7 +120,7 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     if is_folder:
         content = read_folder(path, family=None if beside is None else family_of(beside.model))
     else:
-        content = Content([TensorFile(path)], *_config_beside(path))
+        content = Content([TensorFile(path), *_state_beside(path)], *_config_beside(path))
     tensors = Tensors(content.files)
     if not len(tensors):
         raise CheckpointError(f"{path}: holds no tensors")
@@ -215,6 +222,12 @@ def _config_beside(path: Path) -> tuple[Family | None, dict[str, Any] | None]:
     # A timm model is known by its tensors, and these weights may be another library's than that of the config.
     fits = family is not None and family.needs_config and path.name == family.weight_files[0]
     return (family, config) if fits else (None, None)
+
+
+def _state_beside(path: Path) -> list[TensorFile]:
+    """The decision state of the directory a weight file lies in, for those who name the file itself."""
+    names = {name for family in families() for name in family.weight_files}
+    return state_beside(path.parent) if path.name in names else []
 
 
 def _companions(path: Path, files: Sequence[TensorFile], family: Family) -> dict[str, str]:

@@ -23,10 +23,11 @@ from hydrasurgeon.files.atomic import (
     sweep,
     write_text,
 )
+from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.locks import hold
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, ManifestT, sidecar
 from hydrasurgeon.files.shards import parse_size, write_shards
-from hydrasurgeon.files.tensors import Planned, TensorFile, hashed, write_tensors
+from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, hashed, write_tensors
 
 __all__ = [
     "claim_checkpoint",
@@ -47,7 +48,7 @@ SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.jso
 def _holds_weights(name: str) -> bool:
     """Whether a file in a directory is called as the weights in one of ours are, or as a part of them."""
     stems = {each.removesuffix(SUFFIX) for family in families() for each in family.weight_files}
-    return any(
+    return name == BESIDE or any(
         name.startswith(stem) and SHARDED.fullmatch(name.removeprefix(stem)) for stem in stems
     )
 
@@ -114,7 +115,7 @@ def save(
 ) -> ManifestT:
     """Write weights and manifest, each whole or not at all; the file is usable alone at every moment.
 
-    In a directory, weights are cut into files of at most `shard` bytes.
+    In a directory, weights are cut into files of at most `shard` bytes, and those of a decision state have a file of their own.
     """
     if out.suffix == SUFFIX:
         with replacing(out, sidecar(out)) as (weights, beside):
@@ -123,10 +124,24 @@ def save(
         return final
     with staged(out) as folder:
         weights = folder / weights_name(manifest(UNKNOWN))
-        final = _write(weights, planned, manifest, shard=shard)
+        final = _write_apart(weights, planned, manifest, shard=shard)
         for name, text in texts_beside(final, files).items():
             fill(folder / name, text.encode())
     return final
+
+
+def _write_apart(
+    weights: Path,
+    planned: Sequence[Planned],
+    manifest: Callable[[str], ManifestT],
+    *,
+    shard: int | None = None,
+) -> ManifestT:
+    """The model's tensors into `weights`, those of a decision state beside them."""
+    state = [plan for plan in planned if plan.name.startswith(PREFIX)]
+    model = [plan for plan in planned if not plan.name.startswith(PREFIX)]
+    others = write_tensors(weights.with_name(BESIDE), state, lambda _: {}) if state else []
+    return _write(weights, model, manifest, shard=shard, others=others)
 
 
 def _write(
@@ -136,6 +151,7 @@ def _write(
     files: Mapping[str, str] | None = None,
     *,
     shard: int | None = None,
+    others: Sequence[Entry] = (),
 ) -> ManifestT:
     """Write a weight file that carries its manifest, and companions that do not lie beside it."""
     final: list[ManifestT] = []
@@ -149,9 +165,9 @@ def _write(
         return header
 
     if shard is None:
-        write_tensors(weights, planned, metadata)
+        write_tensors(weights, planned, metadata, others=others)
     else:
-        write_shards(weights, planned, metadata, most=shard)
+        write_shards(weights, planned, metadata, most=shard, others=others)
     return final[-1]
 
 

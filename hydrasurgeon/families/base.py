@@ -109,8 +109,6 @@ class Family(ABC):
     """What `init:` specs look like, where `fresh_model` reads them."""
     named_classes: ClassVar[bool] = False
     """Whether the classifier is made of class names and prompts, by a tower of the model."""
-    exact_directory: ClassVar[bool] = False
-    """Whether its library refuses a directory with other tensors in it than the model's."""
 
     # --- a family's own: names and shapes ---
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = [
+    "BESIDE",
     "PREFIX",
     "STORED",
     "AbstainRecord",
@@ -25,6 +26,8 @@ __all__ = [
 
 PREFIX = "hydrasurgeon.decision."
 """What the names of a decision state's tensors begin with."""
+BESIDE = "decision.safetensors"
+"""Where they lie in a directory: other libraries load its weights, and refuse those that are not of their model."""
 MAX_MEMBERS = 4096
 """Members that one state was fitted to: as many as a hydra may have."""
 MAX_WIDTH = 1 << 20

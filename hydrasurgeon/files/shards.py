@@ -47,22 +47,23 @@ def write_shards(
     metadata: Callable[[str | None], Mapping[str, str]],
     *,
     most: int,
+    others: Sequence[Entry] = (),
 ) -> None:
     """The files that stand for `weights`, each of at most `most` bytes of tensors or of a single one.
 
-    The first carries the metadata, which knows the hash of all: so it is written last.
+    The first carries the metadata, which knows the hash of all, `others` in files beside them too: so it is written last.
     """
     shards = _cut(planned, most)
     if len(shards) == 1:
-        write_tensors(weights, planned, metadata)
+        write_tensors(weights, planned, metadata, others=others)
         return
     check_count(len(shards))
     stem = weights.name.removesuffix(".safetensors")
     names = [f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    others: list[Entry] = []
+    written = [*others]
     for name, shard in list(zip(names, shards, strict=True))[1:]:
-        others += write_tensors(weights.with_name(name), shard, lambda _: {})
-    write_tensors(weights.with_name(names[0]), shards[0], metadata, others=others)
+        written += write_tensors(weights.with_name(name), shard, lambda _: {})
+    write_tensors(weights.with_name(names[0]), shards[0], metadata, others=written)
     index = {
         "metadata": {"total_size": sum(plan.nbytes for plan in planned)},
         "weight_map": {

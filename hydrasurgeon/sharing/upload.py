@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.card import CARD, on_hub
 from hydrasurgeon.checkpoints.hub import network_errors, refused_token
-from hydrasurgeon.checkpoints.writing import texts_beside, weight_files, weights_name
+from hydrasurgeon.checkpoints.writing import save, texts_beside, weight_files, weights_name
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.manifest import Manifest, sidecar
+from hydrasurgeon.files.tensors import Planned, TensorFile, hashed
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Parts
 
 __all__ = ["Repository", "destination", "publish"]
 
@@ -74,15 +80,14 @@ def publish(
     texts = texts_beside(manifest, files)
     texts[CARD] = on_hub(texts[CARD], scheme=family.scheme or family.name, repo=at.name)
     content: dict[str, Any] = {name: text.encode() for name, text in texts.items()}
-    weights = weight_files(target)
-    content |= (
-        {path.name: path for path in weights}
-        if target.is_dir()
-        else {weights_name(manifest): weights[0]}
-    )
     api = HfApi()
     what = f"{at.name}: was not uploaded, but {target} is written and stays"
-    with _refused(OutputError, what, _again(target, manifest, at.name)), _progress_bars(bars):
+    with (
+        _weights(target, manifest) as weights,
+        _refused(OutputError, what, _again(target, manifest, at.name)),
+        _progress_bars(bars),
+    ):
+        content |= weights
         address = api.create_repo(at.name, private=at.private or None, exist_ok=True)
         api.create_commit(
             at.name,
@@ -92,6 +97,30 @@ def publish(
     if target.is_dir():
         write_text(target / CARD, texts[CARD])  # here and there alike
     return str(address)
+
+
+@contextlib.contextmanager
+def _weights(target: Path, manifest: Manifest) -> Iterator[dict[str, Path]]:
+    """What holds the weights, by the names it has in a directory."""
+    if target.is_dir():
+        yield {path.name: path for path in weight_files(target)}
+    elif manifest.decision is None or manifest.decision.ood.width is None:
+        yield {weights_name(manifest): target}
+    else:
+        # The tensors of a decision state lie beside the model's there.
+        file = TensorFile(target)
+        planned = [
+            Planned(name, info.dtype, info.shape, partial(_copied, file, name))
+            for name, info in file.infos.items()
+        ]
+        with tempfile.TemporaryDirectory(prefix="hydrasurgeon-") as scratch:
+            folder = Path(scratch) / "upload"
+            save(folder, planned, lambda _: manifest)
+            yield {path.name: path for path in weight_files(folder)}
+
+
+def _copied(file: TensorFile, name: str) -> Parts:
+    return hashed(file.blocks(name))
 
 
 def _again(target: Path, manifest: Manifest, name: str) -> str:

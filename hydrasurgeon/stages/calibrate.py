@@ -17,7 +17,6 @@ from hydrasurgeon.checkpoints.class_names import (
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
-from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.decided import STORED, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
@@ -114,7 +113,6 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
         arguments.out, repository=repository,
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
     )  # fmt: skip
-    _check_folder(named, target.path, arguments)
     named.digests()
     opened = undecided(named)
     digests = opened.digests()
@@ -163,17 +161,6 @@ def _check(arguments: CalibrateArguments) -> None:
                 f"--ood: chooses among OOD scores, and --ood-score {arguments.ood_score} is chosen",
                 hint="Leave one of them out.",
             )
-
-
-def _check_folder(opened: Checkpoint, place: Path, arguments: CalibrateArguments) -> None:
-    """Some libraries refuse a directory with other tensors in it than the model's."""
-    stores = arguments.ood_score == "auto" or arguments.ood_score in STORED
-    if stores and place.suffix != SUFFIX and opened.family.exact_directory:
-        raise UsageError(
-            f"-o {arguments.out}: {opened.family.name} loads no directory with other tensors in it than the model's, "
-            f"and --ood-score {arguments.ood_score} may have some",
-            hint="Give -o NAME.safetensors, or a score of the logits, such as --ood-score msp.",
-        )
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def calibrated(folder: Path, family: Family, score: str, *, kind: str) -> Path:
     if kind == "hydra":
         members = [member(path, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
         path = hs.fuse(members, out=folder / "hydra.safetensors").path
-    data = family.data(folder, rows=120)
+    data = family.data(folder, rows=160)
     return hs.calibrate(path, data=data, ood_score=score, out=folder / "c.safetensors").path
 
 

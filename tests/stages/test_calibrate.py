@@ -236,10 +236,6 @@ def test_refusals(tmp_path: Path) -> None:
         hs.calibrate(source, conformal="best", **target)
     with pytest.raises(UsageError, match="is chosen"):
         hs.calibrate(source, ood=[data], ood_score="msp", **target)
-    with pytest.raises(UsageError, match="timm loads no directory"):
-        hs.calibrate(source, data=data, out=f"{tmp_path}/folder/", ood_score="mds")
-    folder = hs.calibrate(source, data=data, out=f"{tmp_path}/folder/", ood_score="gen")
-    assert open_checkpoint(folder.path).manifest.decision == folder.decision
     hs.calibrate(source, ood_score="msp", **target)
     with pytest.raises(OutputError):
         hs.calibrate(source, ood_score="msp", **target)

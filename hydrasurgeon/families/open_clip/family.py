@@ -31,6 +31,7 @@ from hydrasurgeon.families.settings import (
     patches,
 )
 from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm, shapes_of
+from hydrasurgeon.files.decided import BESIDE
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class OpenCLIP(Family):
     layout = ("open_clip_config.json",)
     needs_config = True
     # Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
-    downloads = ("open_clip_model.safetensors", "open_clip_config.json", "heads.json")
+    downloads = ("open_clip_model.safetensors", BESIDE, "open_clip_config.json", "heads.json")
     named_classes = True
 
     def identify(self, bare: Bare) -> Identified:

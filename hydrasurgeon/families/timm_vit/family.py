@@ -56,7 +56,6 @@ BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 class TimmViT(Family):
     name = "timm"
-    exact_directory = True
     scheme = "timm"
     example_id = "timm:vit_base_patch16_224.augreg_in21k"
     layout = ("config.json",)
