@@ -70,6 +70,11 @@ LAYER = re.compile(r"\.layers?\.(\d+)\.")
 ATTENTION_DROPOUT = ("attention.self.dropout", "attention.attn.dropout")
 """What the dropout of attention weights is called, where it is a module."""
 
+MODELLING, DECIDING = "modeling_hydrasurgeon", "deciding_hydrasurgeon"
+"""What is written for transformers to run: the cut model, and the one with a decision state behind it."""
+ACTS = {"temperature", "joint", "ood"}
+"""What of a decision state config.json holds, but for how it was chosen."""
+
 USAGE = """
 from transformers import {auto}, pipeline
 
@@ -77,13 +82,17 @@ model = {auto}.from_pretrained("DIR"{trust})
 classify = pipeline("{task}", model="DIR"{trust})
 """
 """How a model card says to run it with transformers."""
+DECIDED = """
+answer = model(**inputs)  # answer.probabilities, .uncertainty, .ood_score, .unfamiliar; softmax(answer.logits) is .probabilities
+"""
+"""The line behind it where there is a decision state."""
 
 
 class HFEncoder(Family):
     name = "transformers"
     scheme = "hf"
     example_id = "hf:google-bert/bert-base-uncased"
-    layout = ("config.json", "modeling_hydrasurgeon.py")
+    layout = ("config.json", f"{MODELLING}.py", f"{DECIDING}.py")
     needs_config = True
     refuses_by_config = True
     records: ClassVar[Mapping[str, type[Encoder]]] = CONFIGS
@@ -201,12 +210,15 @@ class HFEncoder(Family):
         config, heads = self._written(model), self._heads(manifest)
         texts = {}
         if heads is not None:
-            name = "HydraModel" if manifest.kind == "hydra" else "PrunedModel"
-            config |= {
-                "hydrasurgeon": heads,
-                "auto_map": {_auto(model): f"modeling_hydrasurgeon.{name}"},
-            }
-            texts["modeling_hydrasurgeon.py"] = _modelling(class_name(self.kind(model), model))
+            hydra, file = manifest.kind == "hydra", MODELLING
+            name = "HydraModel" if hydra else "PrunedModel"
+            texts[f"{MODELLING}.py"] = _modelling(class_name(self.kind(model), model))
+            if manifest.decision is not None:
+                name, file = "DecidingHydra" if hydra else "DecidingModel", DECIDING
+                texts[f"{DECIDING}.py"] = _template(DECIDING)
+                chosen = {"ood": {"auroc", "chosen_by", "id_flagged"}}
+                heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=chosen)  # type: ignore[arg-type]  # fmt: skip
+            config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}
         texts["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
             texts["preprocessor_config.json"] = (
@@ -219,6 +231,8 @@ class HFEncoder(Family):
         task = "text-classification" if _reads_text(manifest.model) else "image-classification"
         trust = ", trust_remote_code=True" if self._heads(manifest) else ""
         code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust)
+        if manifest.decision is not None:
+            code += DECIDED
         return Usage(library="transformers", task=task, code=code)
 
     def _written(self, model: Model) -> dict[str, Any]:
@@ -272,7 +286,7 @@ class HFEncoder(Family):
             }
         rows = manifest.kept[name]
         pruned = any(len(row) != tower.heads for row in rows)
-        return {"kept": rows} if pruned else None
+        return {"kept": rows} if pruned or manifest.decision is not None else None
 
     def build(
         self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
@@ -331,12 +345,15 @@ def _auto(model: Model) -> str:
 
 def _modelling(class_name: str) -> str:
     """The modelling file for a directory: the template, with the class it builds on."""
-    text = (
-        package_files("hydrasurgeon.families.hf_encoder") / "modeling_hydrasurgeon.py"
-    ).read_text(encoding="utf-8")
+    text = _template(MODELLING)
     template = f"ARCH = {KINDS['bert'].classes[0]!r}".replace("'", '"')
     assert template in text
     return text.replace(template, f'ARCH = "{class_name}"')
+
+
+def _template(name: str) -> str:
+    file = package_files("hydrasurgeon.families.hf_encoder") / f"{name}.py"
+    return file.read_text(encoding="utf-8")
 
 
 def supported() -> str:

@@ -56,11 +56,7 @@ class HydraModel(transformers.PreTrainedModel):
     def from_pretrained(  # type: ignore[override]
         cls, path: Any, *_: Any, config: Any = None, **options: Any
     ) -> HydraModel:
-        hub = {
-            key: options[key]
-            for key in ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-            if key in options
-        }  # fmt: skip
+        hub = hub_options(options)
         wanted = {
             key: options[key]
             for key in ("attn_implementation", "device_map", "dtype", "torch_dtype")
@@ -184,6 +180,12 @@ def member_weights(
                     tensor = heads.flatten(axis, axis + 2)
                 weights[name] = tensor.contiguous()
     return weights
+
+
+def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `from_pretrained` that say where files come from."""
+    names = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+    return {key: options[key] for key in names if key in options}
 
 
 def weights_file(path: Any, hub: Mapping[Any, Any]) -> str:

@@ -1,0 +1,312 @@
+"""A classifier that carries a decision state: beside logits it answers how sure it is, and whether it knows such inputs.
+
+Written by hydrasurgeon; needs torch, transformers and safetensors only. config.json holds the state's numbers under
+`hydrasurgeon.decision`, decision.safetensors its tensors. `logits` are ln p of the calibrated probabilities, so that pipelines,
+which take their softmax, give these; in training the model is the plain one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers.utils.generic import ModelOutput
+from transformers.utils.hub import cached_file
+
+# transformers brings what stands here along; where it lies then has no other name.
+from .modeling_hydrasurgeon import (
+    ARCH,
+    HydraModel,
+    PrunedModel,
+    Stored,
+    hub_options,
+    weights_file,
+)
+
+STATE = "decision.safetensors"
+PREFIX = "hydrasurgeon.decision."
+# Smallest probability whose logarithm is finite.
+TINY = 1e-300
+# Of GEN: its exponent, and how many classes it looks at. Of kNN: which neighbour.
+GAMMA, TOP, NEIGHBOUR = 0.1, 100, 50
+
+
+@dataclass
+class DecidedOutput(ModelOutput):
+    """The library's output of a classifier, and what the decision state makes of it."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    """ln of the calibrated probabilities."""
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    probabilities: Tensor | None = None
+    uncertainty: Tensor | None = None
+    """Entropy in nats."""
+    ood_score: Tensor | None = None
+    """Higher is more unfamiliar."""
+    unfamiliar: Tensor | None = None
+    """Whether the score is above its threshold."""
+
+
+class Read:
+    """What the classifier of each member was given in the last pass."""
+
+    def __init__(self, members: Sequence[Any], classes: int) -> None:
+        self.parts = [readers(member, classes) for member in members]
+        self.inputs: dict[nn.Module, Tensor] = {}
+        for part in (part for parts in self.parts for part in parts):
+            part.register_forward_pre_hook(self._note)
+
+    def _note(self, part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs[part] = inputs[0].detach()
+
+    def taken(self) -> Tensor:
+        """[batch, member, width]; a distilled model's two classifiers side by side."""
+        inputs, self.inputs = self.inputs, {}
+        rows = [torch.cat([inputs[part] for part in parts], dim=-1) for parts in self.parts]
+        return torch.stack(rows, dim=1)
+
+
+def readers(member: Any, classes: int) -> list[nn.Linear]:
+    """The linear layers that answer: those side by side behind the encoder, or the last of several."""
+    encoder = f"{member.base_model_prefix}."
+    linear = {
+        name: part
+        for name, part in member.named_modules()
+        if isinstance(part, nn.Linear)
+        and part.out_features == classes
+        and not name.startswith(encoder)
+    }
+    return [part for name, part in linear.items() if "." not in name] or list(linear.values())[-1:]
+
+
+def state_tensors(path: Any, hub: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state's tensors: beside the weights, or among them."""
+    file = cached_file(path, STATE, _raise_exceptions_for_missing_entries=False, **hub)
+    if file is not None:
+        return load_file(str(file))
+    with Stored(weights_file(path, hub)) as stored:
+        return {name: stored.get_tensor(name) for name in stored.keys() if name.startswith(PREFIX)}  # noqa: SIM118
+
+
+class Decides:
+    """Logits and features → calibrated probabilities, their entropy, and an OOD score; in float64."""
+
+    def __init__(
+        self, config: Any, members: int, tensors: Callable[[], Mapping[str, Tensor]]
+    ) -> None:
+        record = config.hydrasurgeon.get("decision")
+        if not isinstance(record, dict) or not isinstance(record.get("ood"), dict):
+            raise ValueError("config.json: hydrasurgeon.decision: is no decision state")
+        ood, joint = record["ood"], record.get("joint")
+        self.temperature = number(record.get("temperature"), "temperature", positive=True)
+        self.joint = None
+        if joint is not None:
+            self.joint = tuple(
+                number(joint.get(name), name, positive=True) for name in ("aleatoric", "epistemic")
+            )
+        self.threshold = number(ood.get("threshold"), "threshold")
+        self.kind = ood.get("score")
+        if self.kind not in ON_LOGITS and self.kind not in FITTED:
+            raise ValueError(
+                f"config.json: hydrasurgeon.decision: knows no score {str(self.kind)[:40]!r}"
+            )
+        self.stored: list[dict[str, Tensor]] = []
+        self.standards: list[tuple[float, float]] = []
+        if self.kind in FITTED:
+            listed = ood.get("members")
+            if not isinstance(listed, list | tuple) or len(listed) != members:
+                raise ValueError(f"config.json: hydrasurgeon.decision: is not of {members} members")
+            self.standards = [(number(each.get("mean"), "mean"), number(each.get("deviation"), "deviation", positive=True)) for each in listed]  # fmt: skip
+            found = tensors()
+            parts, _ = FITTED[self.kind]
+            missing = [name for m in range(members) for p in parts if (name := f"{PREFIX}{m}.{p}") not in found]  # fmt: skip
+            if missing:
+                raise ValueError(f"{STATE}: lacks {missing[0]}")
+            self.stored = [{part: found[f"{PREFIX}{m}.{part}"].double() for part in parts} for m in range(members)]  # fmt: skip
+
+    @torch.no_grad()
+    def __call__(self, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
+        # Some devices have no float64.
+        z = logits.float().cpu().double()
+        probs = z.softmax(dim=-1).mean(dim=1)
+        if self.joint is None:
+            each = (z / self.temperature).softmax(dim=-1)
+            if self.temperature != 1.0:
+                probs = (probs.clamp_min(TINY).log() / self.temperature).softmax(dim=-1)
+        else:
+            aleatoric, epistemic = self.joint
+            mean = z.mean(dim=1, keepdim=True)
+            each = ((mean + epistemic * (z - mean)) / aleatoric).softmax(dim=-1)
+            probs = each.mean(dim=1)
+        score = self._score(z, None if features is None else features.float().cpu().double())
+        told = {
+            "logits": probs.clamp_min(torch.finfo(torch.float32).tiny).log().float(),
+            "probabilities": probs.float(),
+            "uncertainty": torch.special.entr(each.mean(dim=1)).sum(dim=-1).float(),
+            "ood_score": score.float(),
+            "unfamiliar": score > self.threshold,
+        }
+        return {name: tensor.to(logits.device) for name, tensor in told.items()}
+
+    def _score(self, z: Tensor, features: Tensor | None) -> Tensor:
+        if self.kind in ON_LOGITS:
+            return ON_LOGITS[self.kind](z)
+        assert features is not None
+        score = FITTED[self.kind][1]
+        each = [
+            (score(stored, features[:, m], z[:, m]) - mean) / deviation
+            for m, (stored, (mean, deviation)) in enumerate(
+                zip(self.stored, self.standards, strict=True)
+            )
+        ]
+        return torch.stack(each).mean(dim=0)
+
+
+def number(value: Any, name: str, *, positive: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or (positive and value <= 0):  # fmt: skip
+        raise ValueError(
+            f"config.json: hydrasurgeon.decision: {name} is no {'positive ' * positive}number"
+        )
+    return float(value)
+
+
+def mean_probs(z: Tensor) -> Tensor:
+    return z.softmax(dim=-1).mean(dim=1)
+
+
+def entropy(probs: Tensor) -> Tensor:
+    return torch.special.entr(probs).sum(dim=-1)
+
+
+def gen(z: Tensor) -> Tensor:
+    probs = mean_probs(z)
+    largest = probs.topk(min(TOP, probs.shape[-1]), dim=-1).values
+    return (largest * (1 - largest)).clamp_min(0.0).pow(GAMMA).sum(dim=-1)
+
+
+ON_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "msp": lambda z: 1 - mean_probs(z).amax(dim=-1),
+    "entropy": lambda z: entropy(mean_probs(z)),
+    "energy": lambda z: -z.logsumexp(dim=-1).mean(dim=1),
+    "max-logit": lambda z: -z.mean(dim=1).amax(dim=-1),
+    "mi": lambda z: (entropy(mean_probs(z)) - entropy(z.softmax(dim=-1)).mean(dim=1)).clamp_min(
+        0.0
+    ),
+    "gen": gen,
+}
+
+State = Mapping[str, Tensor]
+
+
+def unit(x: Tensor) -> Tensor:
+    return normalize(x, dim=-1)
+
+
+def nearest(state: State, x: Tensor) -> Tensor:
+    white = (x - state["centre"]) @ state["factor"]
+    means = state["means"]
+    crossed = means.square().sum(dim=-1) - 2 * white @ means.T
+    return (white.square().sum(dim=-1) + crossed.amin(dim=-1)).clamp_min(0.0)
+
+
+def relative(state: State, x: Tensor, z: Tensor) -> Tensor:
+    apart = (x - state["centre"]) @ state["background"]
+    return nearest(state, x) - apart.square().sum(dim=-1)
+
+
+def residual(state: State, x: Tensor, z: Tensor) -> Tensor:
+    return ((x - state["origin"]) @ state["rest"]).norm(dim=-1)
+
+
+def neighbour(state: State, x: Tensor, z: Tensor) -> Tensor:
+    near = (unit(x) @ state["bank"].T).topk(NEIGHBOUR, dim=-1).values[:, -1]
+    return torch.sqrt((2 - 2 * near).clamp_min(0.0))
+
+
+def angle(state: State, x: Tensor, z: Tensor) -> Tensor:
+    apart = x - state["mean"]
+    length = apart.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    return -(state["weight"][z.argmax(dim=-1)] * apart).sum(dim=-1) / length
+
+
+# Score → what it stores of each member, and what it makes of it, features and logits.
+FITTED: dict[str, tuple[tuple[str, ...], Callable[[State, Tensor, Tensor], Tensor]]] = {
+    "mds": (("centre", "factor", "means"), lambda s, x, z: nearest(s, x)),
+    "rmds": (("centre", "factor", "means", "background"), relative),
+    "maha++": (("centre", "factor", "means"), lambda s, x, z: nearest(s, unit(x))),
+    "vim": (
+        ("origin", "rest", "alpha"),
+        lambda s, x, z: s["alpha"] * residual(s, x, z) - z.logsumexp(dim=-1),
+    ),
+    "residual": (("origin", "rest"), residual),
+    "knn": (("bank",), neighbour),
+    "nci": (("mean", "weight"), angle),
+    "mcm": (
+        ("classes",),
+        lambda s, x, z: 1 - (unit(x) @ s["classes"].T).softmax(dim=-1).amax(dim=-1),
+    ),
+}
+
+
+class _Deciding:
+    """What `DecidingModel` and `DecidingHydra` have in common."""
+
+    decides: Decides | None = None
+    training: bool
+
+    @classmethod
+    def from_pretrained(cls, path: Any, *arguments: Any, config: Any = None, **options: Any) -> Any:
+        made = super().from_pretrained(path, *arguments, config=config, **options)  # type: ignore[misc]
+        model = made[0] if isinstance(made, tuple) else made
+        members = list(model.members) if isinstance(model, HydraModel) else [model]
+        stored = partial(state_tensors, path, hub_options(options))
+        model.decides = Decides(model.config, len(members), stored)
+        if model.decides.stored:
+            model.read = Read(members, model.config.num_labels)
+        return made
+
+    def save_pretrained(self, *_: Any, **__: Any) -> None:
+        """A copy could hold other weights, of which the state knows nothing."""
+        raise NotImplementedError(
+            "a calibrated model is not saved again: copy its directory, or train the one it was made from"
+        )
+
+    def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
+        plain = super().forward  # type: ignore[misc]
+        if self.training or self.decides is None:
+            return plain(*inputs, labels=labels, **named)
+        as_tuple = named.pop("return_dict", None) is False
+        loss: Tensor | None = None
+        about: dict[str, Any] = {}
+        if isinstance(self, HydraModel):
+            logits = self.member_logits(*inputs, **named)
+        else:
+            output = plain(*inputs, labels=labels, **named)
+            logits, loss = output.logits[:, None], output.loss
+            about = {key: output[key] for key in ("hidden_states", "attentions") if key in output}
+        told = self.decides(logits, self.read.taken() if self.decides.stored else None)  # type: ignore[attr-defined]
+        if isinstance(self, HydraModel) and labels is not None:
+            loss = nn.functional.nll_loss(told["logits"], labels)
+        answer = DecidedOutput(loss=loss, **{**about, **told})
+        return answer.to_tuple() if as_tuple else answer
+
+
+class DecidingModel(_Deciding, PrunedModel):  # type: ignore[misc]
+    """One classifier with its decision state."""
+
+
+class DecidingHydra(_Deciding, HydraModel):  # type: ignore[misc]
+    """A hydra with its decision state."""
+
+
+# Pipelines know classifiers by the name of their class.
+DecidingModel.__name__ = DecidingHydra.__name__ = ARCH

@@ -1,0 +1,266 @@
+"""A directory's own model decides as ours does, in transformers alone: by every score, of members and hydras."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_families import FAMILIES, Family, thoroughly
+from tiny_members import KEPTS, RAGGED, member
+
+import hydrasurgeon as hs
+from hydrasurgeon.decision.scores.fitted import FITTED, EnsembleScore
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.state import OodRule, State, uncertainties
+from hydrasurgeon.decision.temperature import Joint
+from hydrasurgeon.families.hf_encoder import deciding_hydrasurgeon as deciding
+from hydrasurgeon.files.decided import BESIDE, STORED
+
+HF = thoroughly(*(name for name, family in FAMILIES.items() if family.library == "transformers"))
+SCORES = (*ON_LOGITS, *FITTED)
+WIDTH, CLASSES = 8, 5
+
+
+@pytest.fixture(autouse=True)
+def _own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers copies modelling files of directories into a cache of the user's."""
+    import transformers.dynamic_module_utils as dynamic
+
+    monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    # Of two files the first imports the other by its package, which lies where an earlier test had it.
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+class Config:
+    def __init__(self, decision: Any) -> None:
+        self.hydrasurgeon = {"decision": decision}
+
+
+@pytest.mark.parametrize("joint", [None, Joint(0.7, 2.5)])
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("score", SCORES)
+def test_every_score_is_that_of_the_package(score: str, members: int, joint: Joint | None) -> None:
+    generator = torch.Generator().manual_seed(members)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    shapes = {
+        "centre": (WIDTH,), "factor": (WIDTH, WIDTH), "means": (CLASSES, WIDTH), "background": (WIDTH, WIDTH),
+        "origin": (WIDTH,), "rest": (WIDTH, 3), "alpha": (), "bank": (70, WIDTH), "mean": (WIDTH,),
+        "weight": (CLASSES, WIDTH), "classes": (CLASSES, WIDTH),
+    }  # fmt: skip
+    states = tuple({part: draw(*shapes[part]) for part in STORED.get(score, ())} for _ in range(members))  # fmt: skip
+    fitted = None
+    if score in STORED:
+        fitted = EnsembleScore(score, states, (0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0)[:members])
+    state = State(1.7, joint, OodRule(score, 0.4, 0.05, fitted), None, None)  # type: ignore[arg-type]
+    record = {
+        "temperature": 1.7, "joint": None if joint is None else {"aleatoric": 0.7, "epistemic": 2.5},
+        "ood": {"score": score, "threshold": 0.4, "members": [
+            {"mean": mean, "deviation": each} for mean, each in zip((0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0), strict=False)
+        ]},
+    }  # fmt: skip
+    tensors = {f"{deciding.PREFIX}{m}.{part}": t for m, each in enumerate(states) for part, t in each.items()}  # fmt: skip
+    decides = deciding.Decides(Config(record), members, lambda: tensors)
+    logits, features = draw(6, members, CLASSES), draw(6, members, WIDTH)
+    told = decides(logits, features)
+    right = state.ood_score(logits, features)
+    torch.testing.assert_close(told["ood_score"], right.float(), rtol=1e-6, atol=1e-7)
+    assert torch.equal(told["unfamiliar"], right > 0.4)
+    probs = state.probs(logits).float()
+    torch.testing.assert_close(told["probabilities"], probs, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(told["logits"].softmax(-1), probs, rtol=1e-5, atol=1e-7)
+    total, _ = uncertainties(logits, 1.7, joint)
+    torch.testing.assert_close(told["uncertainty"], total.float(), rtol=1e-6, atol=1e-7)
+
+
+def made(folder: Path, family: Family, kind: str, score: str, *, rows: int = 90) -> Path:
+    family.write(folder / "source")
+    path = folder / "source"
+    if kind == "member":
+        path = member(path, family, RAGGED, folder / "m.safetensors")
+    elif kind == "hydra":
+        members = [member(path, family, each, folder / f"m{i}.safetensors") for i, each in enumerate(KEPTS)]  # fmt: skip
+        path = hs.fuse(members, out=folder / "h.safetensors").path
+    data = family.data(folder, rows=rows)
+    return hs.calibrate(path, data=data, ood_score=score, out=f"{folder / 'ready'}/").path
+
+
+def stock(folder: Path, family: Family) -> Any:
+    import transformers
+
+    kind = "Sequence" if family.is_text else "Image"
+    auto = getattr(transformers, f"AutoModelFor{kind}Classification")
+    return auto.from_pretrained(folder, trust_remote_code=True)
+
+
+def check(folder: Path, family: Family) -> None:
+    model, inputs = stock(folder, family), family.inputs()
+    with torch.inference_mode():
+        answer = model(**inputs) if family.is_text else model(inputs)
+    ours = hs.load(folder, device="cpu")
+    right = ours.decide(inputs)
+    torch.testing.assert_close(answer.probabilities, right.probs.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(answer.logits.softmax(-1), right.probs.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(answer.uncertainty, right.total.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(answer.ood_score, right.ood_score.float(), rtol=1e-4, atol=1e-4)
+    assert ours.state is not None
+    clear = (right.ood_score - ours.state.ood.threshold).abs() > 1e-3
+    assert torch.equal(answer.unfamiliar[clear], right.unfamiliar[clear])
+
+
+@pytest.mark.parametrize("kind", ["backbone", "member", "hydra"])
+@pytest.mark.parametrize("family", HF)
+def test_the_model_of_a_directory_decides(family: Family, kind: str, tmp_path: Path) -> None:
+    folder = made(tmp_path, family, kind, "vim")
+    check(folder, family)
+    if kind == "backbone":
+        # Stock transformers runs it too, and knows no state.
+        from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+
+        auto = (
+            AutoModelForSequenceClassification
+            if family.is_text
+            else AutoModelForImageClassification
+        )
+        plain = auto.from_pretrained(folder)
+        assert "hydrasurgeon" not in type(plain).__module__
+
+
+def test_in_training_it_is_the_plain_model(tmp_path: Path) -> None:
+    family = FAMILIES["BERT"]
+    folder = made(tmp_path, family, "member", "msp")
+    model = stock(folder, family)
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    answer = model(**family.inputs(), labels=labels, output_hidden_states=True)
+    assert len(answer.hidden_states) == 4
+    assert answer.loss is not None
+    as_tuple = model(**family.inputs(), return_dict=False)
+    assert torch.equal(as_tuple[0], answer.logits)
+    model.train()
+    trained = model(**family.inputs(), labels=labels)
+    assert "unfamiliar" not in trained
+    trained.loss.backward()
+    assert model.classifier.weight.grad is not None
+    with pytest.raises(NotImplementedError, match="copy its directory"):
+        model.save_pretrained(tmp_path / "again")
+
+
+def test_a_pipeline_gives_calibrated_probabilities(tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    family = FAMILIES["BERT"]
+    folder = made(tmp_path, family, "hydra", "rmds")
+    texts = ["good film", "a very very bad film"]
+    classify = pipeline("text-classification", model=str(folder), trust_remote_code=True, top_k=None)  # fmt: skip
+    by_label = [sorted(rows, key=lambda row: row["label"]) for rows in classify(texts)]
+    found = torch.tensor([[row["score"] for row in rows] for rows in by_label])
+    model = hs.load(folder, device="cpu")
+    right = model.decide(model.transform.collate(texts))
+    torch.testing.assert_close(found, right.probs.float(), rtol=0, atol=1e-5)
+    plain = model.predict(model.transform.collate(texts))
+    assert (found - plain).abs().max() > 1e-3  # calibration changes something here
+
+
+ALONE = """
+import sys, json; sys.modules["hydrasurgeon"] = None
+import numpy as np
+from PIL import Image
+from transformers import pipeline
+classify = pipeline("{task}", model={folder!r}, trust_remote_code=True, top_k=None)
+pixels = np.random.default_rng(5).integers(0, 255, (28, 28, 3), dtype=np.uint8)
+inputs = ["good film"] if "{task}".startswith("text") else [Image.fromarray(pixels)]
+rows = [sorted(rows, key=lambda row: row["label"]) for rows in classify(inputs)]
+prepared = classify.preprocess(inputs[0])
+answer = classify.model(**{{key: value for key, value in prepared.items()}})
+print(json.dumps([[row["score"] for row in rows[0]], answer.ood_score.item(), answer.unfamiliar.item()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["DistilBERT", "RoBERTa", "ModernBERT", "ViT", "DeiT distilled"])
+@pytest.mark.parametrize("kind", ["member", "hydra"])
+def test_a_pipeline_in_a_process_without_us(name: str, kind: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    folder = made(tmp_path, family, kind, "rmds")
+    task = f"{'text' if family.is_text else 'image'}-classification"
+    code = ALONE.format(task=task, folder=str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )  # fmt: skip
+    probs, score, flag = json.loads(done.stdout.splitlines()[-1])
+    model = hs.load(folder, device="cpu")
+    pixels = np.random.default_rng(5).integers(0, 255, (28, 28, 3), dtype=np.uint8)
+    if family.is_text:
+        inputs = model.transform.collate(["good film"])
+    else:
+        from PIL import Image
+
+        inputs = model.transform(Image.fromarray(pixels))[None]
+    right = model.decide(inputs)
+    np.testing.assert_allclose(probs, right.probs[0].numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(score, right.ood_score[0].numpy(), rtol=1e-3, atol=1e-3)
+    assert flag == right.unfamiliar.item()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda d: d.update(temperature=0), "temperature is no positive number"),
+        (lambda d: d.update(temperature="1"), "temperature is no positive number"),
+        (lambda d: d.update(joint={"aleatoric": 1}), "epistemic is no positive number"),
+        (lambda d: d.update(ood=None), "is no decision state"),
+        (lambda d: d["ood"].update(threshold=None), "threshold is no number"),
+        (lambda d: d["ood"].update(score="../x"), "knows no score"),
+        (lambda d: d["ood"]["members"].pop(), "is not of 1 members"),
+        (lambda d: d["ood"].update(score="knn"), "lacks hydrasurgeon.decision.0.bank"),
+    ],
+)
+def test_records_that_say_nonsense(
+    change: Callable[[dict[str, Any]], None], what: str, tmp_path: Path
+) -> None:
+    family = FAMILIES["BERT"]
+    folder = made(tmp_path, family, "member", "mds")
+    config = json.loads((folder / "config.json").read_text())
+    change(config["hydrasurgeon"]["decision"])
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=what):
+        stock(folder, family)
+
+
+def test_a_state_among_the_weights_is_read_too(tmp_path: Path) -> None:
+    """As directories had it that were made of files on the hub."""
+    family = FAMILIES["BERT"]
+    folder = made(tmp_path, family, "hydra", "nci")
+    shutil.copytree(folder, tmp_path / "one")
+    every = {**load_file(folder / "model.safetensors"), **load_file(folder / BESIDE)}
+    save_file(every, tmp_path / "one" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "one" / BESIDE).unlink()
+    inputs = family.inputs()
+    with torch.inference_mode():
+        one, two = (stock(place, family)(**inputs) for place in (folder, tmp_path / "one"))
+    assert torch.equal(one.ood_score, two.ood_score)
+
+
+def test_the_file_in_a_directory_is_the_one_in_the_package(tmp_path: Path) -> None:
+    """What SECURITY.md tells readers to compare; without a state there is none."""
+    family = FAMILIES["BERT"]
+    folder = made(tmp_path, family, "member", "msp")
+    name = "deciding_hydrasurgeon.py"
+    assert deciding.__file__ is not None
+    assert (folder / name).read_bytes() == Path(deciding.__file__).read_bytes()
+    plain = member(tmp_path / "source", family, RAGGED, f"{tmp_path / 'plain'}/")
+    assert not (plain / name).exists()
