@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
+from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import Manifest, Step
@@ -60,7 +61,7 @@ probs = model.predict(inputs)
 ## Heads
 
 {_heads(manifest)}
-
+{_decision(manifest)}
 ## How it was made
 
 {_history(manifest)}
@@ -119,6 +120,20 @@ def _per_layer(kept: Kept) -> str:
         f"{code(tower)}: {', '.join(str(len(row)) for row in rows)} heads by layer"
         for tower, rows in kept.items()
     )
+
+
+def _decision(manifest: Manifest) -> str:
+    """The section about the decision state; nothing where there is none."""
+    if manifest.decision is None:
+        return ""
+    lines = [f"- {line}" for line in decision_lines(manifest.decision)]
+    if manifest.decision.abstain is None:
+        lines.append("- it answers always: no risk was promised")
+    lines += [
+        f"- {use}: {code(data.spec)}, {data.rows} rows, sha256 {code(data.sha256[:12])}…"
+        for use, data in data_lines(manifest)
+    ]
+    return "\n## When it answers\n\n" + "\n".join(lines) + "\n"
 
 
 def _history(manifest: Manifest) -> str:

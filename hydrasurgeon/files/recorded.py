@@ -10,6 +10,7 @@ from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.manifest import Step
 
 __all__ = [
+    "CalibrateOptions",
     "FinetuneOptions",
     "FuseOptions",
     "InitOptions",
@@ -93,6 +94,18 @@ class FuseOptions(NamedOptions):
     mlp: Literal["average", "separate"] = "average"
 
 
+class CalibrateOptions(RunOptions):
+    data: str
+    fit_data: str | None = None
+    ood: list[str] = []
+    ood_score: str = "auto"
+    coverage: float = 0.9
+    conformal: str = "lac"
+    id_flagged: float = 0.05
+    risk: float | None = None
+    delta: float = 0.05
+
+
 class InitOptions(StepOptions):
     spec: str
 
@@ -102,6 +115,7 @@ OPTIONS: dict[str, type[StepOptions]] = {
     "prune": PruneOptions,
     "finetune": FinetuneOptions,
     "fuse": FuseOptions,
+    "calibrate": CalibrateOptions,
     "init": InitOptions,
 }
 """What each command that can be run again writes about itself."""

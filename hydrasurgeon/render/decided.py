@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.render.console import as_json, say, show
 from hydrasurgeon.render.pieces import notes
 
 if TYPE_CHECKING:
-    from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.stages.calibrate import Calibrated
     from hydrasurgeon.stages.predict import Predicted
 
-__all__ = ["calibrated", "decision_lines", "predicted"]
-
-CHOSEN = {"option": "", "ood": ", the best on the foreign data", "perturbed": ", the best on perturbed data"}  # fmt: skip
-"""How a report says what chose the OOD score."""
+__all__ = ["calibrated", "predicted"]
 
 
 def calibrated(result: Calibrated, *, json: bool, quiet: bool) -> None:
@@ -37,33 +34,6 @@ def calibrated(result: Calibrated, *, json: bool, quiet: bool) -> None:
     if result.hub is not None:
         show("uploaded to ", (result.hub, "bold"))
     return None
-
-
-def decision_lines(decision: Decision) -> list[str]:
-    """The state in words."""
-    joint, ood, sets, abstain = decision.joint, decision.ood, decision.conformal, decision.abstain
-    used = "temperature" if joint is None else "joint"
-    constants = (
-        f"temperature {decision.temperature:.3f}"
-        if joint is None
-        else f"joint calibration, aleatoric {joint.aleatoric:.3f}, epistemic {joint.epistemic:.3f}"
-    )
-    nll = decision.nll
-    change = f" (NLL {nll['before']:.4f} → {nll[used]:.4f}, cross-fitted)" if {"before", used} <= set(nll) else ""  # fmt: skip
-    lines = [
-        f"{constants}{change}",
-        f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, where {100 * ood.id_flagged:g} % of familiar samples lie",
-        f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases",
-    ]
-    if abstain is not None:
-        lines.append(
-            f"answers from a probability of {abstain.threshold:.3f} on, {100 * abstain.coverage:.1f} % of samples: "
-            f"at most {100 * abstain.risk:g} % of them wrong, with confidence {100 * (1 - abstain.delta):g} %"
-        )
-    return [
-        *lines,
-        f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
-    ]
 
 
 def predicted(result: Predicted, *, json: bool, quiet: bool) -> None:

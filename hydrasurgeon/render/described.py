@@ -6,10 +6,10 @@ import json as jsonlib
 import shlex
 from typing import TYPE_CHECKING
 
+from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import as_json, show
-from hydrasurgeon.render.decided import decision_lines
 from hydrasurgeon.render.pieces import notes, picture, show_table, size
 from hydrasurgeon.render.tables import Column, Row, Table
 

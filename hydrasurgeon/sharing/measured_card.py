@@ -94,6 +94,11 @@ def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[s
             f"Two of its {result.members} members disagree on {100 * diversity.disagreement:.1f} % of the samples; "
             f"mutual information {diversity.mi:.4f} nats."
         )
+    if result.id.coverage is not None and result.id.set_size is not None:
+        parts.append(
+            f"Its prediction sets hold the true label in {100 * result.id.coverage:.1f} % of cases, and "
+            f"{result.id.set_size:.2f} labels on average."
+        )
     if result.ood:
         rows = [[code(o.name), o.group, str(o.n), *_cells(o, FOREIGN)] for o in result.ood]
         rows += [[f"mean, {group}", "", "", *_cells(mean, FOREIGN)] for group, mean in result.ood_average.items() if len(_of(result.ood, group)) > 1]  # fmt: skip
@@ -103,7 +108,7 @@ def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[s
         parts.append(_table(["shifted data", "severity", "accuracy ↑", "Brier ↓"], rows))
     if result.cost is not None:
         parts.append(f"{result.cost.params / 1e6:.4g} M parameters, {result.cost.macs / 1e6:.4g} M multiply-adds for one sample.")  # fmt: skip
-    parts += ["\n".join(_seen(data)), _how(settings)]
+    parts += ["\n".join(_seen(data)), _how(settings, decided=result.id.coverage is not None)]
     return "\n\n".join(parts)
 
 
@@ -126,10 +131,13 @@ def _seen(data: Mapping[str, DataRecord]) -> Iterable[str]:
         yield f"- {use}: {code(record.spec)}, {record.rows} samples, sha256 {record.sha256}"
 
 
-def _how(settings: Mapping[str, Any]) -> str:
+def _how(settings: Mapping[str, Any], *, decided: bool) -> str:
+    """How it was measured; of several checkpoints in one run, some may have a decision state and others not."""
+    state: dict[str, Any] = dict.fromkeys(("temperature", "ood_score"), "of the decision state")
+    if not decided:
+        state = {"temperature": 1.0, "ood_score": "msp"}
     said = {
-        key: "of the decision state" if settings[key] == "decision" else settings[key]
-        for key in ("temperature", "ood_score")
+        key: other if settings[key] == "decision" else settings[key] for key, other in state.items()
     }
     facts = [f"temperature {said['temperature']}", f"OOD score {said['ood_score']} (OOD is the positive class)"]  # fmt: skip
     facts += [

@@ -21,6 +21,7 @@ from hydrasurgeon.files.atomic import check_folder
 from hydrasurgeon.files.history import command_line, installed, lineage
 from hydrasurgeon.files.manifest import HEADER_KEY, Step
 from hydrasurgeon.files.recorded import (
+    CalibrateOptions,
     FinetuneOptions,
     FuseOptions,
     InitOptions,
@@ -41,7 +42,7 @@ __all__ = ["Replay", "replay"]
 
 FORMAT = "hydrasurgeon.replay/1"
 """Of the JSON report."""
-DATA_OPTIONS = ("data", "val", "ood")
+DATA_OPTIONS = ("data", "val", "ood", "fit_data")
 """Options that name data: what was read is in the step's records, by its content."""
 
 
@@ -206,6 +207,10 @@ class _Replaying:
             from hydrasurgeon.stages.fuse import fuse
 
             fuse(inputs, out=out, **recorded, **shared)
+        elif isinstance(options, CalibrateOptions):
+            from hydrasurgeon.stages.calibrate import calibrate
+
+            calibrate(inputs[0], out=out, **recorded, **shared)
         else:
             assert isinstance(options, InitOptions)
             from hydrasurgeon.tuning.start import fresh

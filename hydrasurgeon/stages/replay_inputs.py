@@ -12,6 +12,7 @@ from hydrasurgeon.checkpoints.folder import present
 from hydrasurgeon.errors import DataError, HydraError, ManifestError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.recorded import (
+    CalibrateOptions,
     FinetuneOptions,
     NamedOptions,
     PruneOptions,
@@ -49,6 +50,8 @@ def with_files(run: Rerun, folder: Path, *, fetch: bool) -> StepOptions:
     changes: dict[str, object] = {}
     if options.data is not None:
         changes["data"] = data(options.data)
+    if isinstance(options, CalibrateOptions) and options.fit_data is not None:
+        changes["fit_data"] = data(options.fit_data)
     if isinstance(options, FinetuneOptions):
         if options.val is not None:
             changes["val"] = data(options.val)

@@ -84,7 +84,7 @@ class Plan:
                 continue
             if run.entry.command == "fuse" and manifest.kind == "hydra":
                 return manifest.members[run.inputs.index(artifact)].kept
-            if run.entry.command in ("score", "finetune"):
+            if run.entry.command in ("score", "finetune", "calibrate"):
                 artifact = run.output
         return manifest.kept if artifact is self.result else None
 
@@ -103,6 +103,8 @@ class _Tracing:
         """The artifact that a step read, which may make known what an earlier step should have written."""
         alike = [a for a in reversed(self.artifacts) if a.sha256 == source.sha256]
         artifact = next((a for a in alike if a.name in (None, source.name)), None)
+        if artifact is None and self._fused():
+            artifact = self.artifacts[-1]
         backbone = None if artifact else self._backbone(source, options)
         # The step before, whose output nobody else has named; for fuse the first such step of all.
         open_ = [a for a in self.artifacts if a.sha256 is None]
@@ -118,6 +120,11 @@ class _Tracing:
             self.artifacts.append(artifact)
         artifact.sha256, artifact.name = source.sha256, artifact.name or source.name
         return artifact
+
+    def _fused(self) -> bool:
+        """Whether the step before was `fuse`: the hydra of untuned members may have the very weights of their backbone."""
+        step = _step(self.artifacts[-1]) if self.artifacts else []
+        return any(self.steps[number].command == "fuse" for number in step)
 
     def _backbone(self, source: Input, options: StepOptions) -> Found | None:
         arch = options.arch if isinstance(options, RunOptions) else None

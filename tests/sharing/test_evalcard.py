@@ -13,9 +13,11 @@ from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.card import BEGIN, END
+from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.decided import Decision
 
 SPEC = Callable[..., str]
 
@@ -123,6 +125,52 @@ def test_a_temperature_names_its_data(pair: tuple[Path, Path], images: SPEC) -> 
     section = between((pair[0] / "README.md").read_text())
     assert "temperature fit" in section
     assert "- temperature: `val.npz`, 40 samples" in section
+
+
+def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_path: Path) -> None:
+    """What was fitted, and on which data; and by which of two checkpoints in one run it was used."""
+    val, train, foreign = images("val.npz", rows=120, seed=8), images("train.npz", rows=60, seed=2), images("f|o`o.npz", rows=40, seed=6)  # fmt: skip
+    made = hs.calibrate(
+        pair[1], data=val, fit_data=train, ood=[foreign], id_flagged=0.1, coverage=0.8, out=f"{tmp_path / 'ready'}/"
+    )  # fmt: skip
+    decision, ood = made.decision, made.decision.ood
+    card = (made.path / "README.md").read_text()
+    section = card.partition("## When it answers\n")[2].partition("\n## ")[0]
+    if decision.joint is None:
+        assert f"- temperature {decision.temperature:.3f} (NLL " in section
+    else:
+        assert f"- joint calibration, aleatoric {decision.joint.aleatoric:.3f}" in section
+    assert f"- OOD score {ood.score}, the best on the foreign data; unfamiliar above {ood.threshold:.4g}, where 10 % of" in section  # fmt: skip
+    assert "- lac prediction sets that hold the true label in 80 % of cases" in section
+    assert "- it answers always: no risk was promised" in section
+    assert "- fitted on 60 samples, certified on 60 others" in section
+    records = made.manifest.history[-1].data
+    for use, data, name in zip(
+        ("calibration: half of it fits, half certifies", "OOD score fitted on", "OOD score chosen by"),
+        records, ("`val.npz`", "`train.npz`", r"``f\x7co`o.npz``"), strict=True,
+    ):  # fmt: skip
+        assert f"- {use}: {name}, {data.rows} rows, sha256 `{data.sha256[:12]}`…" in section
+    assert "When it answers" not in (pair[1] / "README.md").read_text()
+    result, plain = hs.evaluate([made.path, pair[0]], data=images(), card=True).report.results
+    section = between((made.path / "README.md").read_text())
+    assert "temperature of the decision state, OOD score of the decision state (OOD" in section
+    assert result.id.coverage is not None
+    assert f"hold the true label in {100 * result.id.coverage:.1f} % of cases, and {result.id.set_size:.2f} labels" in section  # fmt: skip
+    assert plain.id.coverage is None
+    section = between((pair[0] / "README.md").read_text())
+    assert "temperature 1.0, OOD score msp" in section
+    assert "decision state" not in section
+    hs.evaluate([made.path], data=images(), card=True, no_decision=True)
+    assert "decision state" not in between((made.path / "README.md").read_text())
+
+
+def test_a_promised_risk_is_told() -> None:
+    abstain = {"threshold": 0.75, "risk": 0.02, "delta": 0.1, "bound": 0.019, "coverage": 0.625}
+    decision = Decision.model_validate({
+        "temperature": 2, "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "option"},
+        "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5}, "abstain": abstain, "fitted": 20, "certified": 20,
+    })  # fmt: skip
+    assert "answers from a probability of 0.750 on, 62.5 % of samples: at most 2 % of them wrong, with confidence 90 %" in decision_lines(decision)  # fmt: skip
 
 
 def test_texts_too(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 
 from hydrasurgeon.checkpoints.card import BEGIN, END, model_card
 from hydrasurgeon.families.base import Usage
+from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import (
     DataRecord,
     Input,
@@ -37,6 +38,10 @@ NAMES = [
     "",
 ]
 FIGURES = {"accuracy": 0.9, "brier": 0.1, "nll": 0.2, "ece": 0.01, "aece": 0.02}
+DECISION = Decision.model_validate({
+    "temperature": 1.5, "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "ood", "auroc": {"<b>": 0.5}},
+    "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5}, "nll": {"# h": 1.0}, "fitted": 20, "certified": 20,
+})  # fmt: skip
 USAGE = Usage(library="timm", task="image-classification", code="import timm")
 
 
@@ -50,7 +55,11 @@ def card(name: str) -> str:
         kept={name: ((0,),)},
         scores={name: Score.model_construct(order=((name, 0, 1),), trace=(0.5,), data=(data,))},
         weights_sha256="0" * 64,
-        history=(Step.model_construct(command=name, args={"key": name}, inputs=(Input.model_construct(name=name, sha256=name),), data=(data,)),),
+        history=(
+            Step.model_construct(command=name, args={"key": name}, inputs=(Input.model_construct(name=name, sha256=name),), data=(data,)),
+            Step.model_construct(command="calibrate", args={"data": name, "ood": [name]}, inputs=(), data=(data, data)),
+        ),
+        decision=DECISION,
     )  # fmt: skip
     return model_card(manifest, USAGE)
 
