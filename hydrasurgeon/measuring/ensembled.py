@@ -11,6 +11,7 @@ from torch import Tensor
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.report import Cost
+from hydrasurgeon.visible import visible
 
 __all__ = ["ensembled"]
 
@@ -30,7 +31,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
         logits=_joined([predictions.logits for predictions in every]),
         labels=first.labels,
         ood=tuple(
-            OodSet(s.name, s.group, _joined([sets[s.name].logits for sets in ood]))
+            OodSet(s.name, s.group, _joined([logits for sets in ood if (logits := sets[s.name].logits) is not None]))
             for s in first.ood
         ),
         shift=tuple(
@@ -68,7 +69,10 @@ def _alike(first_path: Path, first: Predictions, path: Path, other: Predictions)
         refuse(f"have {first.logits.shape[2]} and {other.logits.shape[2]} classes")
     if not torch.equal(first.labels, other.labels):
         refuse("have other labels")
-    foreign, theirs = ({s.name: (s.group, len(s.logits)) for s in p.ood} for p in (first, other))
+    bare = [s.name for p in (first, other) for s in p.ood if s.logits is None]
+    if bare:
+        refuse(f"hold scores of {visible(bare[0])} without logits, of which no ensemble can be made")
+    foreign, theirs = ({s.name: (s.group, len(s)) for s in p.ood} for p in (first, other))
     if foreign != theirs:
         refuse("hold other OOD sets")
     shifted, their = ({(s.name, s.severity): s.labels.tolist() for s in p.shift} for p in (first, other))  # fmt: skip

@@ -1,4 +1,7 @@
-"""The predictions file: logits of one model on all data sets, as safetensors, so that metrics need no model."""
+"""The predictions file: logits of one model on all data sets, as safetensors, so that metrics need no model.
+
+OOD scores that are no functions of the logits stand beside them; a method that gives nothing else on OOD data needs no logits there.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,12 @@ MAX_ABOUT = 1 << 20
 MAX_SETS = 1000
 # Members of one model.
 MAX_MEMBERS = 1000
+MAX_SCORES = 100
+"""OOD scores of one file."""
 OOD = re.compile(r"ood\.(.+)\.logits", re.DOTALL)
 """The name of the tensor with the logits on an OOD set."""
+SCORED = re.compile(r"ood\.(.+?)\.scores\.(.+)", re.DOTALL)
+"""That of the tensor with a score there."""
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of logits."""
 INTEGERS = {"I8": "<i1", "U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}  # fmt: skip
@@ -48,9 +55,13 @@ INTEGERS = {"I8": "<i1", "U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", 
 class OodSet:
     name: str
     group: Group
-    logits: Float[Tensor, "sample member klass"]
+    logits: Float[Tensor, "sample member klass"] | None
+    """None where there are scores alone."""
     scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
-    """OOD scores that are no functions of the logits, by name."""
+    """OOD scores that were given with the logits, by name; they come before what logits would give."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.scores.values())) if self.logits is None else self.logits)
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Predictions:
 
 def write_predictions(predictions: Predictions, path: Path) -> None:
     tensors = {"logits": predictions.logits, "labels": predictions.labels}
-    tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood}
+    tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood if s.logits is not None}
     tensors |= {f"scores.{name}": values for name, values in predictions.scores.items()}
     tensors |= {f"ood.{s.name}.scores.{name}": values for s in predictions.ood for name, values in s.scores.items()}  # fmt: skip
     for s in predictions.shift:
@@ -109,7 +120,10 @@ def _key(name: str, severity: int | None) -> str:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits`; other tensors are left alone."""
+    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or `.scores.<score>`.
+
+    Other tensors are left alone.
+    """
     try:
         file = TensorFile(path)
     except CheckpointError as error:
@@ -136,12 +150,10 @@ def read_predictions(path: Path) -> Predictions:
         kind=about.kind,
         logits=logits,
         labels=contents.labels("labels", of=logits),
-        ood=tuple(
-            OodSet(name, group, contents.logits(f"ood.{name}.logits", like=logits))
-            for name, group in groups.items()
-        ),
+        ood=tuple(contents.ood_set(name, group, like=logits) for name, group in groups.items()),
         shift=tuple(shifts),
         cost=None if about.cost is None else Cost(**about.cost.model_dump(), latency_ms=None),
+        scores=contents.scores("scores.", rows=len(logits)),
     )
 
 
@@ -204,14 +216,49 @@ class _Contents:
     file: TensorFile
 
     def ood_names(self) -> list[str]:
-        matches = (
-            OOD.fullmatch(name) for name in sorted(self.file.infos) if ".scores." not in name
-        )
-        names = [match[1] for match in matches if match is not None]
+        """The sets that tensors are called after."""
+        matches = [
+            SCORED.fullmatch(name) or OOD.fullmatch(name) for name in sorted(self.file.infos)
+        ]
+        names = list(dict.fromkeys(match[1] for match in matches if match is not None))
         for name in names:
             if not is_name(name):
                 raise DataError(f"{self.path}: {name[:80]!r} is no name of a set")
         return names
+
+    def ood_set(self, name: str, group: Group, *, like: Tensor) -> OodSet:
+        """Logits, scores, or both, of as many samples."""
+        logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
+        if logits in self.file.infos or not any(
+            each.startswith(prefix) for each in self.file.infos
+        ):
+            outside = self.logits(logits, like=like)
+            return OodSet(name, group, outside, self.scores(prefix, rows=len(outside)))
+        return OodSet(name, group, None, self.scores(prefix, rows=None))
+
+    def scores(self, prefix: str, *, rows: int | None) -> dict[str, Float[Tensor, " sample"]]:
+        """Finite, one for each of the `rows`; where these are not known, as many in each."""
+        names = [name for name in sorted(self.file.infos) if name.startswith(prefix)]
+        if len(names) > MAX_SCORES:
+            raise DataError(f"{self.path}: holds more than {MAX_SCORES} scores {prefix}…")
+        scores = {}
+        for name in names:
+            info, score = self.file.infos[name], name.removeprefix(prefix)
+            if not is_name(score):
+                raise DataError(f"{self.path}: {score[:80]!r} is no name of a score")
+            rows = info.shape[0] if rows is None and len(info.shape) == 1 else rows
+            if info.dtype not in FLOATS or info.shape != (rows,) or rows == 0:
+                wanted = "" if rows is None else f", one for each of {rows} samples"
+                raise DataError(
+                    f"{self.path}: {name} must be floating-point [sample]{wanted}, found {info.dtype} {info.shape}"
+                )
+            scores[score] = to_tensor(self.file.read(name), info.dtype).double()
+            if not torch.isfinite(scores[score]).all():
+                raise DataError(
+                    f"{self.path}: {name} holds values that are not finite",
+                    hint="A score must be a number for every sample.",
+                )
+        return scores
 
     def logits(
         self, name: str, *, like: Tensor | None = None

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.decision.temperature import Joint
     from hydrasurgeon.files.decided import Decision
+    from hydrasurgeon.measuring.predictions import Predictions
 
-__all__ = ["Reading", "fitted_among", "ood_scores", "reading_of", "rehearsal"]
+__all__ = ["Reading", "fitted_among", "ood_scores", "reading_of", "rehearsal", "scores_in"]
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,13 @@ class Reading:
 
         return calibrated(logits, self.temperature, self.joint)
 
-    def foreign(self, kind: str, logits: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
-        """How foreign samples look by one score: one that was computed with the logits, or a function of them."""
+    def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
+        """How foreign samples look by one score: one that came with the logits, or a function of them."""
         from hydrasurgeon.measuring import metrics
 
         if kind in stored:
             return stored[kind]
+        assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
         return metrics.ood_score(logits, kind, at)
 
@@ -67,6 +71,30 @@ def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str,
             raise UsageError(
                 f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
                 hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",
+            )
+    return tuple(dict.fromkeys(kinds))
+
+
+def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
+    """The scores that were asked for of a predictions file, the one in use first: those it holds, and functions of its logits."""
+    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+
+    sets = predictions.ood
+    held = [name for name in predictions.scores if all(name in each.scores for each in sets)]
+    bare = next((each.name for each in sets if each.logits is None), None)
+    available = [*held, *(kind for kind in ON_LOGITS if bare is None and kind not in held)]
+    kinds = (wanted or "msp").split(",")
+    if wanted == "all":
+        kinds = ["msp", *ON_LOGITS, *held] if bare is None else held or ["msp"]
+    for kind in kinds:
+        if kind not in available:
+            why = "holds no such score of all its sets"
+            if kind in ON_LOGITS:
+                why = f"has no logits of {visible(bare)}, of which it is a function"
+            shown = ", ".join(visible(name) for name in available) or "none"
+            raise UsageError(
+                f"--ood-score {visible(kind)}: {source} {why}{did_you_mean(kind, available, visible)}",
+                hint=f"Available: {shown}.",
             )
     return tuple(dict.fromkeys(kinds))
 

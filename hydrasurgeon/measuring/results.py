@@ -114,7 +114,7 @@ def _foreign(predictions: Predictions, reading: Reading) -> list[OodResult]:
         auroc = {kind: metrics.auroc(inside[kind], outside[kind]) for kind in others}
         ood.append(
             OodResult.model_validate(
-                {"name": s.name, "group": s.group, "n": len(s.logits), "scores": auroc or None}
+                {"name": s.name, "group": s.group, "n": len(s), "scores": auroc or None}
                 | metrics.ood_metrics(inside[used], outside[used])
             )
         )

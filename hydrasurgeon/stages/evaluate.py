@@ -21,6 +21,7 @@ from hydrasurgeon.measuring.reading import (
     ood_scores,
     reading_of,
     rehearsal,
+    scores_in,
 )
 from hydrasurgeon.measuring.report import Report, Result
 from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
@@ -206,7 +207,8 @@ def _check(
             "--predictions: holds one model's logits",
             hint="Give one checkpoint, or several with --ensemble.",
         )
-    if arguments.ood_score not in (None, "all"):
+    # What a predictions file may be asked for, it says itself.
+    if checkpoints and arguments.ood_score not in (None, "all"):
         from hydrasurgeon.decision.scores.fitted import check_score
 
         for kind in str(arguments.ood_score).split(","):
@@ -243,18 +245,17 @@ def _computed(
 
     if not arguments.predictions_in:
         return []
-    kinds = ood_scores(arguments.ood_score, None, "a predictions file")
+    heat = _fitted(temperature, None)
     files = [(Path(path), read_predictions(Path(path))) for path in arguments.predictions_in]
-    models = [predictions for _, predictions in files]
+    models = [(str(path), predictions) for path, predictions in files]
     if together:
-        models = [ensembled(files)]
-    return [
-        result(
-            predictions,
-            reading=Reading(_fitted(temperature, None), ood_scores=kinds, ci=arguments.ci, seed=arguments.seed),
-        )
-        for predictions in models
-    ]  # fmt: skip
+        models = [("their ensemble", ensembled(files))]
+    results = []
+    for name, predictions in models:
+        kinds = scores_in(arguments.ood_score, predictions, name)
+        reading = Reading(heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed)
+        results.append(result(predictions, reading=reading))
+    return results
 
 
 def _measured(

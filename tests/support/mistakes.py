@@ -343,6 +343,8 @@ MISTAKES = (
     Mistake("A promise that takes more samples", "calibrate vit --data data.npz --ood-score msp --risk 0.01 -o c", 5),
     Mistake("Foreign data that are the validation data", "calibrate vit --data data.npz --ood data.npz -o c", 5),
     Mistake("Predictions that are not finite", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32))),
+    Mistake("Predictions without the score that is asked for", "eval --predictions-in p.safetensors --ood-score vilo", 2, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(8, np.float32)})),
+    Mistake("A score for other samples", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(7, np.float32)})),
     Mistake("Predictions with a label too high", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", labels=np.arange(8))),
     Mistake("Models of different classes", "eval vit ten --data data.npz", 5, lambda f: random_weights(f / "ten", classes=10)),
     # 6: packages

@@ -15,7 +15,7 @@ from fuzz.hostile import damaged, mutated, text, to_json, value
 
 __all__ = ["EXITS", "make", "use"]
 
-EXITS = {0, 5}
+EXITS = {0, 2, 5}
 NAME = "p.safetensors"
 
 
@@ -38,7 +38,7 @@ def make(random: Random, bases: Bases) -> Attempt:
     if random.random() < 0.05:
         content = damaged(content, random)
     score, temperature = (
-        random.choice(("msp", "entropy", "energy", "max-logit", "mi")),
+        random.choice(("msp", "entropy", "energy", "max-logit", "mi", "own", "all")),
         random.choice((1.0, 1.0, 0.01, 100.0)),
     )
     command = (
@@ -60,10 +60,13 @@ def make(random: Random, bases: Bases) -> Attempt:
 def use(path: Path, score: str, temperature: float) -> None:
     """Read, measured, and written as a report."""
     from hydrasurgeon.measuring.predictions import read_predictions
+    from hydrasurgeon.measuring.reading import Reading, scores_in
     from hydrasurgeon.measuring.report import Report
     from hydrasurgeon.measuring.results import result
 
-    measured = result(read_predictions(path), ood_score=score, temperature=temperature)
+    predictions = read_predictions(path)
+    reading = Reading(temperature, ood_scores=scores_in(score, predictions, path.name))
+    measured = result(predictions, reading=reading)
     json.loads(Report(settings={}, results=(measured,)).to_json(), parse_constant=_strict)
 
 
@@ -88,6 +91,7 @@ def _tensors(random: Random) -> dict[str, Any]:
         "logits": logits(rows), "labels": drawn.integers(0, classes, rows), "ood.a.logits": logits(5), "ood.b.logits": logits(1),
         "shift.fog.1.logits": logits(4), "shift.fog.1.labels": drawn.integers(0, classes, 4), "shift.snow.logits": logits(2),
         "shift.snow.labels": drawn.integers(0, classes, 2),
+        "scores.own": drawn.normal(size=rows), "ood.a.scores.own": drawn.normal(size=5), "ood.b.scores.own": drawn.normal(size=1),
     }  # fmt: skip
 
 
@@ -145,6 +149,8 @@ def _renamed(tensors: dict[str, Any], random: Random) -> None:
                 f"shift.{text(random)}.logits",
                 "scores.msp",
                 "ood.a.scores.msp",
+                f"scores.{text(random)}",
+                "ood.c.scores.own",
                 "shift.fog.1.labels",
             )
         )

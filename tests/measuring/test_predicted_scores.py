@@ -1,0 +1,159 @@
+"""Predictions files with OOD scores of their own: as columns, and as a foreign method's AUROC; refused by name when not whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.metrics import roc_auc_score
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.measuring.predictions import MAX_SCORES, read_predictions
+
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors() -> Tensors:
+    """A method with scores on the ID set and two OOD sets, of which the second has no logits."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    return {
+        "logits": draw(40, 3), "labels": torch.arange(40) % 3, "scores.vilu": draw(40), "scores.dist.v2": draw(40).half(),
+        "ood.a.logits": draw(30, 3), "ood.a.scores.vilu": draw(30) + 1, "ood.a.scores.dist.v2": draw(30),
+        "ood.b.scores.vilu": draw(20).double() - 1,
+    }  # fmt: skip
+
+
+def write(path: Path, **changes: torch.Tensor | None) -> Path:
+    every = {**tensors(), **{name.replace("__", "."): tensor for name, tensor in changes.items()}}
+    save_file({name: tensor for name, tensor in every.items() if tensor is not None}, path)
+    return path
+
+
+def auroc(outside: torch.Tensor, inside: torch.Tensor) -> float:
+    truth = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
+    return float(roc_auc_score(truth, np.r_[inside.double().numpy(), outside.double().numpy()]))
+
+
+def test_a_method_that_gives_scores_alone(tmp_path: Path) -> None:
+    path, own = write(tmp_path / "theirs.safetensors"), tensors()
+    (result,) = hs.evaluate([], predictions_in=[path], ood_score="vilu").report.results
+    assert [(o.name, o.group, o.n) for o in result.ood] == [("a", "far", 30), ("b", "far", 20)]
+    for o in result.ood:
+        expected = auroc(own[f"ood.{o.name}.scores.vilu"], own["scores.vilu"])
+        assert o.auroc == pytest.approx(expected, abs=1e-9)
+        assert o.scores is None
+    # What is right and how sure is still told by the logits.
+    assert result.id.accuracy == (own["logits"].argmax(-1) == own["labels"]).double().mean().item()
+    (every,) = hs.evaluate([], predictions_in=[path], ood_score="all").report.results
+    assert every.ood == result.ood  # dist.v2 is not there of all sets, nor are logits
+
+
+def test_scores_are_columns_beside_functions_of_the_logits(tmp_path: Path) -> None:
+    path = write(tmp_path / "theirs.safetensors", ood__b__scores__vilu=None)
+    own = tensors()
+    (result,) = hs.evaluate([], predictions_in=[path], ood_score="msp,dist.v2,vilu").report.results
+    (only,) = result.ood
+    assert only.scores is not None
+    assert list(only.scores) == ["dist.v2", "vilu"]
+    for name, value in only.scores.items():
+        assert value == pytest.approx(auroc(own[f"ood.a.scores.{name}"], own[f"scores.{name}"]), abs=1e-9)  # fmt: skip
+    msp = {name: 1 - own[name].softmax(-1).amax(-1) for name in ("ood.a.logits", "logits")}
+    assert only.auroc == pytest.approx(auroc(msp["ood.a.logits"], msp["logits"]), abs=1e-6)
+    (every,) = hs.evaluate([], predictions_in=[path], ood_score="all").report.results
+    assert every.ood[0].scores is not None
+    assert set(every.ood[0].scores) == {"entropy", "energy", "max-logit", "mi", "gen", "dist.v2", "vilu"}  # fmt: skip
+    # A score by the name of a function of the logits comes before it.
+    own_msp = write(tmp_path / "msp.safetensors", ood__b__scores__vilu=None, scores__msp=own["scores.vilu"], ood__a__scores__msp=own["ood.a.scores.vilu"])  # fmt: skip
+    (named,) = hs.evaluate([], predictions_in=[own_msp]).report.results
+    assert named.ood[0].auroc == only.scores["vilu"]
+
+
+def test_our_own_file_keeps_its_fitted_score(tmp_path: Path) -> None:
+    """`eval --predictions` of a calibrated checkpoint, read again: the same AUROC by the score that no logits give."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    data = family.data(tmp_path, rows=90)
+    foreign = tmp_path / "noise.npz"
+    np.savez(foreign, images=np.random.default_rng(1).integers(0, 255, (25, 28, 28, 3), dtype=np.uint8))  # fmt: skip
+    made = hs.calibrate(tmp_path / "source", data=data, ood_score="mds", out=tmp_path / "c.safetensors").path  # fmt: skip
+    out = tmp_path / "p.safetensors"
+    (first,) = hs.evaluate([made], data=data, ood=[f"far:n={foreign}"], predictions=out).report.results  # fmt: skip
+    (again,) = hs.evaluate([], predictions_in=[out], ood_score="mds").report.results
+    assert again.ood == first.ood
+    read = read_predictions(out)
+    assert set(read.scores) == {"mds"}
+    assert torch.equal(read.scores["mds"], load_file(out)["scores.mds"])
+    with pytest.raises(UsageError, match=r"--ood-score rmds: .* holds no such score of all its sets \(did you mean"):  # fmt: skip
+        hs.evaluate([], predictions_in=[out], ood_score="rmds")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"ood__a__scores__vilu": torch.zeros(29)}, r"ood\.a\.scores\.vilu must be floating-point \[sample\], one for each of 30 samples, found F32 \(29,\)"),
+        ({"scores__vilu": torch.zeros(40, 1)}, r"scores\.vilu must be floating-point \[sample\], one for each of 40"),
+        ({"scores__vilu": torch.zeros(40, dtype=torch.int64)}, "found I64"),
+        ({"ood__b__scores__vilu": torch.zeros(0)}, r"found F32 \(0,\)"),
+        ({"ood__b__scores__vilu": torch.tensor(1.0)}, r"must be floating-point \[sample\], found F32 \(\)"),
+        ({"ood__b__scores__other": torch.zeros(19)}, "one for each of 19 samples"),
+        ({"scores__vilu": torch.full((40,), float("nan"))}, r"scores\.vilu holds values that are not finite"),
+        ({"ood__a__scores__vilu": torch.full((30,), float("inf"))}, "not finite"),
+        ({"scores__  ": torch.zeros(40)}, "no name of a score"),
+        ({"ood__  __scores__v": torch.zeros(4)}, "no name of a set"),
+        ({f"scores__s{i}": torch.zeros(40) for i in range(MAX_SCORES)}, "more than 100 scores"),
+        ({"logits": None}, "tensor logits is missing"),
+    ],
+)  # fmt: skip
+def test_scores_that_are_none(
+    changes: dict[str, torch.Tensor | None], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=what):
+        read_predictions(write(tmp_path / "p.safetensors", **changes))
+
+
+def test_a_score_that_is_not_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.safetensors")
+    with pytest.raises(
+        UsageError, match="has no logits of b, of which it is a function"
+    ) as refused:
+        hs.evaluate([], predictions_in=[path])
+    assert refused.value.hint == "Available: vilu."
+    with pytest.raises(UsageError, match=r"--ood-score dist\.v2: .* holds no such score of all its sets"):  # fmt: skip
+        hs.evaluate([], predictions_in=[path], ood_score="dist.v2")
+    bare = write(tmp_path / "q.safetensors", ood__b__scores__vilu=None, ood__b__scores__w=torch.zeros(3))  # fmt: skip
+    with pytest.raises(UsageError, match="has no logits of b") as refused:
+        hs.evaluate([], predictions_in=[bare], ood_score="all")
+    assert refused.value.hint == "Available: none."
+
+
+def test_the_command_takes_a_name_that_only_the_file_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "p.safetensors")
+    assert run(["eval", "--predictions-in", str(path), "--ood-score", "vilu", "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["settings"]["ood_score"] == "vilu"
+    assert run(["eval", "--predictions-in", str(path), "--ood-score", "vilo"]) == 2
+    assert "did you mean vilu?" in capsys.readouterr().err
+
+
+def test_scores_alone_make_no_ensemble(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{name}.safetensors") for name in "pq"]
+    with pytest.raises(DataError, match="hold scores of b without logits, of which no ensemble"):
+        hs.evaluate([], predictions_in=paths, ensemble=True)
+    whole = [write(tmp_path / f"{name}.safetensors", ood__b__scores__vilu=None) for name in "pq"]
+    (result,) = hs.evaluate([], predictions_in=whole, ensemble=True).report.results
+    assert result.members == 2
+    with pytest.raises(UsageError, match="their ensemble holds no such score"):
+        hs.evaluate([], predictions_in=whole, ensemble=True, ood_score="vilu")
