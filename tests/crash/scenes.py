@@ -10,6 +10,7 @@ __all__ = ["SAMPLE", "SCENES", "Scene", "lay_out"]
 ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
 TUNE = "finetune vit --recipe demo --set epochs=1 --set batch_size=8 --data d.npz --limit 32 --device cpu --save-every 1"
 SEARCH = "--method circuit --objective acc --data d.npz --limit 16 --device cpu --remove 2"
+CALIBRATE = "calibrate vit --data d.npz --ood-score rmds --device cpu -o {}"
 PAIR = ("m.safetensors", "m.heads.json")
 TUNED = ("t.safetensors", "t.heads.json")
 
@@ -66,6 +67,11 @@ SCENES = (
     Scene("eval: over a report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors --force", (("r.json",), ("p.safetensors",)), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",)),
     Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
     Scene("bench: report over a report", "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force", (("r.json",),), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",)),
+    Scene("calibrate: file", CALIBRATE.format("m"), (PAIR,)),
+    Scene("calibrate: file over a file", CALIBRATE.format("m --force"), (PAIR,), (_prune("m"),)),
+    Scene("calibrate: folder over a folder", CALIBRATE.format("d/ --force"), (("d/",),), (_prune("d/"),)),
+    Scene("predict: rows", "predict vit --data d.npz --batch-size 8 --device cpu -o r.jsonl", (("r.jsonl",),)),
+    Scene("predict: table over a table", "predict vit --data d.npz --batch-size 8 --device cpu -o r.csv --force", (("r.csv",),), ("predict m1 --data d.npz --device cpu -o r.csv",)),
     Scene("export: over an export", "export vit -o x.onnx --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
 )  # fmt: skip
 SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")

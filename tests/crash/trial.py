@@ -27,7 +27,7 @@ __all__ = ["command", "forked", "make_inputs", "strike", "tree"]
 
 Tree = Mapping[str, bytes]
 LEFT = re.compile(r"\..+\.([0-9a-f]{8}\.(part|old)|exclusive\.lock)")
-STATE = re.compile(r".+\.(search\.json|training\.safetensors)")
+STATE = re.compile(r".+\.(search\.json|training\.safetensors|partial)")
 TRACEBACK = 99
 
 
@@ -229,6 +229,8 @@ def _is_new(group: tuple[str, ...], now: Tree, new: Tree) -> bool:
 
 
 def _reads(path: Path) -> bool:
+    if path.suffix == ".partial":
+        return True  # whole lines of it are gone on with, the rest is cut off
     if path.suffix == ".json":
         with contextlib.suppress(ValueError):
             return bool(json.loads(path.read_text()))

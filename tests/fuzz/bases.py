@@ -126,6 +126,35 @@ class Bases:
                 for i, mask in enumerate((both, {**both, "text": [[1], []]}))
             ]
             hs.fuse(pairs, out=folder / "hydra-clip.safetensors")
+        if not self.families or "ModernBERT" in self.families:
+            modern = self.directory("ModernBERT")
+            pruned(modern, "modernbert", {"text": MASKS[0]["vision"]})
+        for name in ("EVA02", "DINOv3"):
+            if not self.families or name in self.families:
+                eva = [
+                    pruned(self.directory(name), f"{name.lower()}-{i}", mask)
+                    for i, mask in enumerate(MASKS[:2])
+                ]
+                hs.fuse(eva, out=folder / f"hydra-{name.lower()}.safetensors")
+        self._calibrate(folder)
+
+    def _calibrate(self, folder: Path) -> None:
+        """Decision states of every kind: without tensors, with them, of a hydra, with a joint calibration and raps."""
+        from tiny_families import FAMILIES
+
+        import hydrasurgeon as hs
+
+        data = FAMILIES["timm ViT"].data(folder, rows=90)
+        kinds: tuple[tuple[str, str, dict[str, Any]], ...] = (
+            ("member-0", "gen", {}), ("hydra", "rmds", {"conformal": "raps"}),
+            ("member-1", "vim", {}), ("hydra-tuned", "nci", {"conformal": "aps"}),
+        )  # fmt: skip
+        for source, score, more in kinds[:2] if self.families else kinds:
+            made = hs.calibrate(
+                folder / f"{source}.safetensors", data=data, ood_score=score, out=folder / f"decided-{source}.safetensors", **more
+            )  # fmt: skip
+            assert made.decision.ood.score == score
+        Path(data).unlink()
 
 
 def _moved(source: Path, out: Path) -> Path:

@@ -282,16 +282,18 @@ class _Deciding:
 
     def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
         plain = super().forward  # type: ignore[misc]
+        # A distilled model takes no labels, and has no loss.
+        truth = {} if labels is None else {"labels": labels}
         if self.training or self.decides is None:
-            return plain(*inputs, labels=labels, **named)
+            return plain(*inputs, **truth, **named)
         as_tuple = named.pop("return_dict", None) is False
         loss: Tensor | None = None
         about: dict[str, Any] = {}
         if isinstance(self, HydraModel):
             logits = self.member_logits(*inputs, **named)
         else:
-            output = plain(*inputs, labels=labels, **named)
-            logits, loss = output.logits[:, None], output.loss
+            output = plain(*inputs, **truth, **named)
+            logits, loss = output.logits[:, None], output.get("loss")
             about = {key: output[key] for key in ("hidden_states", "attentions") if key in output}
         told = self.decides(logits, self.read.taken() if self.decides.stored else None)  # type: ignore[attr-defined]
         if isinstance(self, HydraModel) and labels is not None:

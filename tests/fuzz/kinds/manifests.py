@@ -80,10 +80,31 @@ def _work(path: Path, kind: str, out: Path, further: float) -> None:
 
     if further > 0.97:
         _run(path)
+    elif further > 0.9 and kind == "hydra":
+        _write_again(path, out)
     elif kind != "hydra":
         hs.prune(path, method="random", keep=1, out=out / "p.safetensors")
         if further > 0.9:
             hs.prune(path, method="random", remove=1, out=f"{out}/p/")
+
+
+def _write_again(path: Path, out: Path) -> None:
+    """A hydra as a directory, with the state's own file, its model card and its modelling files."""
+    from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+    from hydrasurgeon.checkpoints.writing import save
+    from hydrasurgeon.files.tensors import Planned, hashed
+
+    opened = open_checkpoint(path)
+
+    def planned(name: str) -> Planned:
+        info = opened.tensors[name]
+        return Planned(name, info.dtype, info.shape, lambda: hashed(opened.tensors.blocks(name)))
+
+    save(
+        out / "d", [planned(name) for name in opened.tensors],
+        lambda sha256: rewritten(opened.manifest, weights_sha256=sha256), files=opened.files,
+    )  # fmt: skip
+    open_checkpoint(out / "d").digests()
 
 
 def _run(path: Path) -> None:
@@ -101,6 +122,9 @@ def _run(path: Path) -> None:
         inputs = torch.zeros(1, *model.preprocess["input_size"])
     with torch.inference_mode():
         loaded(inputs)
+    if loaded.state is not None:
+        decided = loaded.decide(inputs)
+        assert decided.answers()
 
 
 def _strict(text: str) -> None:
@@ -294,6 +318,65 @@ def _history(m: dict[str, Any], random: Random) -> Any:
     return m
 
 
+def _decision(m: dict[str, Any], random: Random) -> Any:
+    """The decision state: numbers that are none, shapes of other tensors, members and classes that the model has not."""
+    decision = m.get("decision")
+    if decision is None or random.random() < 0.1:
+        m["decision"] = random.choice((
+            value(random), {}, {"temperature": 1.0}, None,
+            {"temperature": 1.0, "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "option"},
+             "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5}, "fitted": 10, "certified": 10},
+        ))  # fmt: skip
+        return m
+    holder = random.choice(
+        [decision, *(part for part in decision.values() if isinstance(part, dict))]
+    )
+    numbers = (
+        0,
+        -1,
+        1,
+        0.5,
+        1e308,
+        -1e308,
+        5e-324,
+        float("nan"),
+        float("inf"),
+        2**31,
+        2**70,
+        True,
+        "1",
+        None,
+        [],
+        {},
+    )
+    what = random.randrange(6)
+    if what == 0 and holder:
+        holder[random.choice(list(holder))] = random.choice(numbers)
+    elif what == 1:
+        decision["ood"][random.choice(("width", "size"))] = random.choice((*numbers, 32, 64, 10**9))
+    elif what == 2:
+        decision["ood"]["score"] = random.choice(
+            ("mds", "rmds", "vim", "knn", "nci", "mcm", "msp", "residual", text(random))
+        )
+    elif what == 3:
+        standards = decision["ood"].get("members") or [{"mean": 0.0, "deviation": 1.0}]
+        decision["ood"]["members"] = random.choice((
+            standards[:1], standards * 2, standards * 2000, [{"mean": random.choice(numbers), "deviation": random.choice(numbers)}] * len(standards), [],
+        ))  # fmt: skip
+    elif what == 4:
+        decision[random.choice(("joint", "abstain", "conformal"))] = random.choice((
+            {"aleatoric": random.choice(numbers), "epistemic": 1.0}, {"method": "raps", "coverage": 0.9, "threshold": 0.5}, value(random), None,
+            {"threshold": random.choice(numbers), "risk": 0.1, "delta": 0.1, "bound": 0.1, "coverage": 1.0},
+        ))  # fmt: skip
+    else:
+        m["history"] = random.choice((
+            [], [step for step in m["history"] if step["command"] != "calibrate"], m["history"] * 2, m["history"][::-1],
+            [{**step, "inputs": []} for step in m["history"]], [{**step, "data": step["data"] * 3} for step in m["history"]],
+            [{**step, "args": {**step["args"], text(random): value(random)}} for step in m["history"]],
+        ))  # fmt: skip
+    return m
+
+
 def _large(m: dict[str, Any], random: Random) -> Any:
     """Long lists and names, where a loop or a message would follow."""
     m[random.choice(list(m))] = random.choice(
@@ -314,6 +397,8 @@ AIMED = (
         _model,
         _scores,
         _history,
+        _decision,
+        _decision,
     )
     * 3,
     _large,
