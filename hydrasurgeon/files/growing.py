@@ -38,7 +38,10 @@ class Growing:
         if force or not self.partial.exists():
             return 0
         with self.partial.open("r+b") as file:
-            if file.readline() != self._head:
+            head = file.readline()
+            if head != self._head and self._head.startswith(head):
+                return 0  # ended before it had begun
+            if head != self._head:
                 raise OutputError(
                     f"{self.partial}: was left by a run with other arguments, or on another checkpoint",
                     hint="Repeat that run, or delete the file, or give --force.",

@@ -1,0 +1,48 @@
+"""A file of lines that grows: what an interrupted run leaves is gone on with, at whichever byte it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hydrasurgeon.errors import OutputError
+from hydrasurgeon.files.growing import Growing, write_lines
+
+WHO = {"weights": "abc"}
+LINES = [f"line {i}" for i in range(6)]
+
+
+def grow(place: Path, *, force: bool = False) -> int:
+    """One run over all lines, in steps of two; how many were there already."""
+    growing = Growing(place, WHO, step=2, force=force)
+    done = growing.done
+    growing.add(LINES[done:])
+    growing.finish(write_lines)
+    return done
+
+
+def test_it_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
+    place = tmp_path / "rows.jsonl"
+    growing = Growing(place, WHO, step=2, force=False)
+    growing.add(LINES)
+    growing.close()
+    content = growing.partial.read_bytes()
+    head = content.index(b"\n") + 1
+    for cut in range(len(content) + 1):
+        growing.partial.write_bytes(content[:cut])
+        whole = content[head:cut].count(b"\n") if cut >= head else 0
+        assert grow(place, force=False) == whole - whole % 2
+        assert place.read_text().splitlines() == LINES
+        assert not growing.partial.exists()
+        place.unlink()
+
+
+@pytest.mark.parametrize("other", ["x", "{}\n", '{"weights": "abd"}\n', "\n"])
+def test_what_belongs_to_another_run_is_left_alone(tmp_path: Path, other: str) -> None:
+    partial = tmp_path / "rows.jsonl.partial"
+    partial.write_text(other)
+    with pytest.raises(OutputError, match="was left by a run with other arguments"):
+        grow(tmp_path / "rows.jsonl")
+    assert partial.read_text() == other
+    assert grow(tmp_path / "rows.jsonl", force=True) == 0
