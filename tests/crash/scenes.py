@@ -10,7 +10,7 @@ __all__ = ["SAMPLE", "SCENES", "Scene", "lay_out"]
 ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
 TUNE = "finetune vit --recipe demo --set epochs=1 --set batch_size=8 --data d.npz --limit 32 --device cpu --save-every 1"
 SEARCH = "--method circuit --objective acc --data d.npz --limit 16 --device cpu --remove 2"
-CALIBRATE = "calibrate vit --data d.npz --ood-score rmds --device cpu -o {}"
+CALIBRATE = "calibrate vit --data d.npz --ood-score vim --device cpu -o {}"
 PAIR = ("m.safetensors", "m.heads.json")
 TUNED = ("t.safetensors", "t.heads.json")
 
