@@ -39,8 +39,8 @@ MAX_ABOUT = 1 << 20
 MAX_SETS = 1000
 # Members of one model.
 MAX_MEMBERS = 1000
+# OOD scores of one set.
 MAX_SCORES = 100
-"""OOD scores of one file."""
 OOD = re.compile(r"ood\.(.+)\.logits", re.DOTALL)
 """The name of the tensor with the logits on an OOD set."""
 SCORED = re.compile(r"ood\.(.+?)\.scores\.(.+)", re.DOTALL)
