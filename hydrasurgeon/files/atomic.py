@@ -26,6 +26,7 @@ __all__ = [
     "check_folder",
     "claim",
     "fill",
+    "not_written",
     "output_file",
     "output_path",
     "real",
@@ -226,7 +227,7 @@ def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
         left = f"{first.name} is whole and usable."
         _sync(first.parent)
     except OSError as error:
-        raise _cannot(first, error, left) from error
+        raise not_written(first, error, left) from error
     finally:
         _clear(first, parts, aside)
 
@@ -257,7 +258,7 @@ def staged(place: Path) -> Iterator[Path]:
         left = f"{place.name} is whole and usable."
         _sync(place.parent)
     except OSError as error:
-        raise _cannot(place, error, left) from error
+        raise not_written(place, error, left) from error
     finally:
         _remove(folder)
 
@@ -317,7 +318,8 @@ def _sync(folder: Path) -> None:
         os.close(opened)
 
 
-def _cannot(path: Path, error: OSError, left: str) -> OutputError:
+def not_written(path: Path, error: OSError, left: str) -> OutputError:
+    """What the system said as a message; `left` is what is there now."""
     full = error.errno == errno.ENOSPC
     reason = "the disk is full" if full else error.strerror or str(error)
     return OutputError(f"{path}: cannot be written ({reason})", hint=left)

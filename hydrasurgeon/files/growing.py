@@ -5,6 +5,7 @@ Lines lie in `NAME.partial`, below one that says what they belong to; the finish
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydrasurgeon.errors import OutputError
-from hydrasurgeon.files.atomic import replacing
+from hydrasurgeon.files.atomic import not_written, replacing
 
 __all__ = ["Growing", "write_csv", "write_lines", "write_parquet"]
 
@@ -28,10 +29,19 @@ class Growing:
         self.place = place
         self.partial = place.with_name(f"{place.name}.partial")
         self._head = json.dumps(identity, sort_keys=True).encode() + b"\n"
-        self.done = self._resumed(step, force)
-        if not self.done:
-            self.partial.write_bytes(self._head)
-        self._file = self.partial.open("ab")
+        with self._writing():
+            self.done = self._resumed(step, force)
+            if not self.done:
+                self.partial.write_bytes(self._head)
+            self._file = self.partial.open("ab")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            left = f"Lines so far stay in {self.partial.name}: repeat the command."
+            raise not_written(self.partial, error, left) from error
 
     def _resumed(self, step: int, force: bool) -> int:
         """Whole steps of lines that an interrupted command left."""
@@ -58,8 +68,9 @@ class Growing:
         return count
 
     def add(self, lines: Sequence[str]) -> None:
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
-        self._file.flush()
+        with self._writing():
+            self._file.write("".join(f"{line}\n" for line in lines).encode())
+            self._file.flush()
 
     def lines(self) -> Iterator[str]:
         """All that were added, without the head."""
@@ -76,10 +87,12 @@ class Growing:
             file.flush()
             os.fsync(file.fileno())
         self.close()
-        self.partial.unlink()
+        with self._writing():
+            self.partial.unlink()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of lines that could not be written, which was said
+            self._file.close()
 
 
 def write_lines(file: IO[bytes], lines: Iterator[str]) -> None:

@@ -206,7 +206,7 @@ def test_full_disk_leaves_nothing(
 ) -> None:
     path = tiny()
 
-    def full(*_: object) -> str:
+    def full(*_: object, **__: object) -> str:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(saving, "write_tensors", full)

@@ -46,3 +46,32 @@ def test_what_belongs_to_another_run_is_left_alone(tmp_path: Path, other: str) -
         grow(tmp_path / "rows.jsonl")
     assert partial.read_text() == other
     assert grow(tmp_path / "rows.jsonl", force=True) == 0
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OutputError, match=r"rows\.jsonl\.partial: cannot be written \(the disk is full\)"):  # fmt: skip
+            grow(tmp_path / "rows.jsonl")
+    growing = Growing(tmp_path / "rows.jsonl", WHO, step=2, force=False)
+    growing.close()
+    monkeypatch.setattr(growing, "_file", Full())
+    with pytest.raises(OutputError, match="the disk is full") as refused:
+        growing.add(LINES)
+    assert refused.value.hint == "Lines so far stay in rows.jsonl.partial: repeat the command."
+    growing.close()
+    monkeypatch.undo()
+    assert grow(tmp_path / "rows.jsonl") == 0
+
+
+class Full:
+    """A file on a full disk."""
+
+    def write(self, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(28, "No space left on device")
