@@ -125,7 +125,7 @@ SHOWS: dict[str, Callable[[], object]] = {
     "fuse": lambda: render.fused(Fused(Path(EVIL), manifest("hydra"), 2, 1, None, EVIL), json=False, quiet=False),
     "eval": lambda: render.evaluated(Evaluation(Report(settings={}, results=(result(), result())), (EVIL,), (Path(EVIL),)), json=False, quiet=False),
     "bench": lambda: render.benched(bench(), json=False, quiet=False),
-    "export": lambda: render.exported(Export(Path(EVIL), 1, (EVIL,), (EVIL,), 0.0), json=False, quiet=False),
+    "export": lambda: render.exported(Export(Path(EVIL), 1, (EVIL,), (EVIL,), 0.0, 17), json=False, quiet=False),
     "failed": lambda: render.failed(CheckFailed(EVIL, hint=EVIL, details=(EVIL,))),
     "say": lambda: render.say(EVIL, style="bold"),
 }  # fmt: skip
