@@ -71,7 +71,9 @@ def _alike(first_path: Path, first: Predictions, path: Path, other: Predictions)
         refuse("have other labels")
     bare = [s.name for p in (first, other) for s in p.ood if s.logits is None]
     if bare:
-        refuse(f"hold scores of {visible(bare[0])} without logits, of which no ensemble can be made")
+        refuse(
+            f"hold scores of {visible(bare[0])} without logits, of which no ensemble can be made"
+        )
     foreign, theirs = ({s.name: (s.group, len(s)) for s in p.ood} for p in (first, other))
     if foreign != theirs:
         refuse("hold other OOD sets")
