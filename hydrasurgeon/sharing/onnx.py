@@ -102,7 +102,7 @@ def to_onnx(model: Classifier) -> Exported:
         traced = _Traced(model, names, read).eval()
         content = _export(traced, sample, outputs)
         if model.state is not None:
-            content = _told(content, model)
+            content = _described(content, model)
         return Exported(content, names, outputs, _difference(content, traced, model, outputs))
 
 
@@ -138,7 +138,7 @@ def _entropy() -> Iterator[None]:
         torch.onnx.unregister_custom_op_symbolic(name, OPSET)  # type: ignore[attr-defined]
 
 
-def _told(content: bytes, model: Classifier) -> bytes:
+def _described(content: bytes, model: Classifier) -> bytes:
     """The same file, which says in its metadata what the labels and thresholds are, and of which weights."""
     import onnx
 
@@ -153,8 +153,8 @@ def _told(content: bytes, model: Classifier) -> bytes:
         "decision": decision.model_dump_json(exclude={"ood": {"auroc"}, "nll": True}),
     }
     onnx.helper.set_model_props(proto, {f"{METADATA}{key}": text for key, text in about.items()})
-    told: bytes = proto.SerializeToString()
-    return told
+    described: bytes = proto.SerializeToString()
+    return described
 
 
 def _difference(

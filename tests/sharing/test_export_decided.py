@@ -170,8 +170,10 @@ def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
 def test_a_score_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES["timm ViT"]
     path = calibrated(tmp_path, family, "nci", kind="single")
-    other = sharing._told
-    monkeypatch.setattr(sharing, "_told", lambda content, model: _nudged(other(content, model)))
+    other = sharing._described
+    monkeypatch.setattr(
+        sharing, "_described", lambda content, model: _nudged(other(content, model))
+    )
     with pytest.raises(CheckFailed, match="outputs differ from torch's"):
         export(path, out=tmp_path / "c.onnx")
     assert not (tmp_path / "c.onnx").exists()

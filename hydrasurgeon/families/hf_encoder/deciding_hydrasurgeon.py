@@ -31,7 +31,9 @@ from .modeling_hydrasurgeon import (
 )
 
 STATE = "decision.safetensors"
+"""The file of the state's tensors."""
 PREFIX = "hydrasurgeon.decision."
+"""How their names begin."""
 # Smallest probability whose logarithm is finite.
 TINY = 1e-300
 # Of GEN: its exponent, and how many classes it looks at. Of kNN: which neighbour.
@@ -126,12 +128,12 @@ class Decides:
             if not isinstance(listed, list | tuple) or len(listed) != members:
                 raise ValueError(f"config.json: hydrasurgeon.decision: is not of {members} members")
             self.standards = [(number(each.get("mean"), "mean"), number(each.get("deviation"), "deviation", positive=True)) for each in listed]  # fmt: skip
-            found = tensors()
+            held = tensors()
             parts, _ = FITTED[self.kind]
-            missing = [name for m in range(members) for p in parts if (name := f"{PREFIX}{m}.{p}") not in found]  # fmt: skip
+            missing = [name for m in range(members) for p in parts if (name := f"{PREFIX}{m}.{p}") not in held]  # fmt: skip
             if missing:
                 raise ValueError(f"{STATE}: lacks {missing[0]}")
-            self.stored = [{part: found[f"{PREFIX}{m}.{part}"].double() for part in parts} for m in range(members)]  # fmt: skip
+            self.stored = [{part: held[f"{PREFIX}{m}.{part}"].double() for part in parts} for m in range(members)]  # fmt: skip
 
     @torch.no_grad()
     def __call__(self, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
@@ -148,14 +150,14 @@ class Decides:
             each = ((mean + epistemic * (z - mean)) / aleatoric).softmax(dim=-1)
             probs = each.mean(dim=1)
         score = self._score(z, None if features is None else features.float().cpu().double())
-        told = {
+        fields = {
             "logits": probs.clamp_min(torch.finfo(torch.float32).tiny).log().float(),
             "probabilities": probs.float(),
             "uncertainty": torch.special.entr(each.mean(dim=1)).sum(dim=-1).float(),
             "ood_score": score.float(),
             "unfamiliar": score > self.threshold,
         }
-        return {name: tensor.to(logits.device) for name, tensor in told.items()}
+        return {name: tensor.to(logits.device) for name, tensor in fields.items()}
 
     def _score(self, z: Tensor, features: Tensor | None) -> Tensor:
         if self.kind in ON_LOGITS:
@@ -193,6 +195,7 @@ def gen(z: Tensor) -> Tensor:
     return (largest * (1 - largest)).clamp_min(0.0).pow(GAMMA).sum(dim=-1)
 
 
+# Scores that are functions of the logits.
 ON_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
     "msp": lambda z: 1 - mean_probs(z).amax(dim=-1),
     "entropy": lambda z: entropy(mean_probs(z)),
@@ -295,10 +298,10 @@ class _Deciding:
             output = plain(*inputs, **truth, **named)
             logits, loss = output.logits[:, None], output.get("loss")
             about = {key: output[key] for key in ("hidden_states", "attentions") if key in output}
-        told = self.decides(logits, self.read.taken() if self.decides.stored else None)  # type: ignore[attr-defined]
+        fields = self.decides(logits, self.read.taken() if self.decides.stored else None)  # type: ignore[attr-defined]
         if isinstance(self, HydraModel) and labels is not None:
-            loss = nn.functional.nll_loss(told["logits"], labels)
-        answer = DecidedOutput(loss=loss, **{**about, **told})
+            loss = nn.functional.nll_loss(fields["logits"], labels)
+        answer = DecidedOutput(loss=loss, **{**about, **fields})
         return answer.to_tuple() if as_tuple else answer
 
 
