@@ -146,6 +146,7 @@ def _described(content: bytes, model: Classifier) -> bytes:
     decision = manifest.decision
     assert decision is not None
     proto = onnx.load_from_string(content)
+    _spell_norms_out(proto.graph)
     about = {
         "labels": json.dumps(manifest.model.labels),
         "weights_sha256": manifest.weights_sha256,
@@ -155,6 +156,21 @@ def _described(content: bytes, model: Classifier) -> bytes:
     onnx.helper.set_model_props(proto, {f"{METADATA}{key}": text for key, text in about.items()})
     described: bytes = proto.SerializeToString()
     return described
+
+
+def _spell_norms_out(graph: Any) -> None:
+    """Norms as the root of a sum of squares: older onnxruntimes have ReduceL2 in float32 only."""
+    import onnx
+
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.op_type == "ReduceL2":
+            norm, squares = node.output[0], f"{node.output[0]}_squared"
+            node.op_type, node.output[0] = "ReduceSumSquare", squares
+            nodes.append(onnx.helper.make_node("Sqrt", [squares], [norm], name=f"{node.name}_root"))
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _difference(
