@@ -162,7 +162,7 @@ class _Several(Classifier):
 
 def shuffled(said: Predictions) -> Answers:
     """The first member's answers, each set in an order that is drawn for its length."""
-    sets = [said.logits, *(each.logits for each in said.ood)]
+    sets = [said.logits, *(each.logits for each in said.ood if each.logits is not None)]
     orders = [
         torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)) for rows in sets
     ]
