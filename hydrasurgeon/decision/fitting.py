@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.probabilities import Labels, mean_probs, nll
+from hydrasurgeon.decision.probabilities import Labels, mean_probs, nll, tempered
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import (
     FITTED,
@@ -164,6 +164,14 @@ def _gathered(
     return evidence
 
 
+@dataclass(frozen=True)
+class _Constants:
+    """What calibrates, by one number and, of an ensemble, by two."""
+
+    temperature: float
+    joint: Joint | None
+
+
 def _calibration(
     fitting: Outputs, certifying: Outputs
 ) -> tuple[float, Joint | None, dict[str, float], dict[str, float]]:
@@ -171,30 +179,38 @@ def _calibration(
 
     Which is better is told by the fitting half alone, cut in two: the other half has no say in what is certified on it.
     """
-    cut = len(fitting.logits) // 2
-    quarters = fitting.at(torch.arange(cut)), fitting.at(torch.arange(cut, len(fitting.logits)))
-    inner, outer = _crossed(*quarters), _crossed(fitting, certifying)
-    temperature = fit_temperature(mean_probs(fitting.logits), _labels(fitting))
-    joint = None
-    if "joint" in inner and inner["joint"] < inner["temperature"]:
-        joint = fit_joint(fitting.logits, _labels(fitting))
-    return temperature, joint, {"nll": outer.pop("before")}, outer
+    constants, others = _constants(fitting), _constants(certifying)
+    after = _crossed((constants, certifying), (others, fitting))
+    joint = constants.joint
+    if joint is not None:
+        cut = len(fitting.logits) // 2
+        first, second = (
+            fitting.at(torch.arange(cut)),
+            fitting.at(torch.arange(cut, len(fitting.logits))),
+        )
+        inner = _crossed((_constants(first), second), (_constants(second), first))
+        joint = joint if inner["joint"] < inner["temperature"] else None
+    return constants.temperature, joint, {"nll": after.pop("before")}, after
 
 
-def _crossed(first: Outputs, second: Outputs) -> dict[str, float]:
-    """NLL `before`, and of each part with what the other one gave: by `temperature` and, of an ensemble, `joint`."""
-    totals = {"before": 0.0, "temperature": 0.0}
-    for here, there in ((first, second), (second, first)):
-        count, truth = len(there.logits), _labels(there)
-        heat = fit_temperature(mean_probs(here.logits), _labels(here))
-        totals["before"] += count * nll(mean_probs(there.logits), truth)
-        totals["temperature"] += count * nll(mean_probs(there.logits, heat), truth)
-        if there.logits.shape[1] > 1:
-            joint = fit_joint(here.logits, _labels(here))
-            totals["joint"] = totals.get("joint", 0.0) + count * nll(joint(there.logits), truth)
-    return {
-        name: total / (len(first.logits) + len(second.logits)) for name, total in totals.items()
-    }
+def _constants(outputs: Outputs) -> _Constants:
+    labels = _labels(outputs)
+    joint = fit_joint(outputs.logits, labels) if outputs.logits.shape[1] > 1 else None
+    return _Constants(fit_temperature(mean_probs(outputs.logits), labels), joint)
+
+
+def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
+    """NLL `before`, by `temperature` and, of an ensemble, `joint`: each part with constants that another one gave."""
+    totals: dict[str, float] = {}
+    for constants, part in pairs:
+        labels, probs = _labels(part), mean_probs(part.logits)
+        losses = {"before": nll(probs, labels), "temperature": nll(tempered(probs, constants.temperature), labels)}  # fmt: skip
+        if constants.joint is not None:
+            losses["joint"] = nll(constants.joint(part.logits), labels)
+        for name, loss in losses.items():
+            totals[name] = totals.get(name, 0.0) + len(labels) * loss
+    count = sum(len(part.logits) for _, part in pairs)
+    return {name: total / count for name, total in totals.items()}
 
 
 def _labels(outputs: Outputs) -> Labels:
