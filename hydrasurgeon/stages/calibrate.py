@@ -115,6 +115,7 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
     )  # fmt: skip
     _check_folder(named, target.path, arguments)
+    _check_score(named, arguments.ood_score)
     named.digests()
     opened = undecided(named)
     digests = opened.digests()
@@ -163,6 +164,20 @@ def _check(arguments: CalibrateArguments) -> None:
                 f"--ood: chooses among OOD scores, and --ood-score {arguments.ood_score} is chosen",
                 hint="Leave one of them out.",
             )
+
+
+def _check_score(opened: Checkpoint, score: str) -> None:
+    """Some scores mean nothing for some models."""
+    if score == "mi" and not opened.manifest.members:
+        raise UsageError(
+            f"--ood-score mi: tells how far members disagree, and {opened.name} has one only",
+            hint="Give a hydra, or another score.",
+        )
+    if score == "mcm" and not opened.family.named_classes:
+        raise UsageError(
+            f"--ood-score mcm: is for models that compare images with class names, and {opened.name} does not",
+            hint="Give another score.",
+        )
 
 
 def _check_folder(opened: Checkpoint, place: Path, arguments: CalibrateArguments) -> None:

@@ -234,6 +234,10 @@ def test_refusals(tmp_path: Path) -> None:
         hs.calibrate(source, coverage=1.5, **target)
     with pytest.raises(UsageError, match="--conformal best"):
         hs.calibrate(source, conformal="best", **target)
+    with pytest.raises(UsageError, match="has one only"):
+        hs.calibrate(source, ood_score="mi", **target)
+    with pytest.raises(UsageError, match="compare images with class names"):
+        hs.calibrate(source, ood_score="mcm", **target)
     with pytest.raises(UsageError, match="is chosen"):
         hs.calibrate(source, ood=[data], ood_score="msp", **target)
     with pytest.raises(UsageError, match="timm loads no directory"):
