@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.probabilities import Labels, mean_probs, nll, tempered
+from hydrasurgeon.decision.probabilities import Labels, nll
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import (
     FITTED,
@@ -78,7 +78,7 @@ class Fitted:
     rows: tuple[int, int]
     """Samples that fitted, and others that certified."""
     auroc: Mapping[str, float]
-    """Of each score that could be chosen, over the data that chose; empty where the score was given."""
+    """Of each score that could be chosen, the mean over the sets that chose; empty where the score was given."""
     notes: tuple[str, ...]
 
 
@@ -196,17 +196,20 @@ def _calibration(
 def _constants(outputs: Outputs) -> _Constants:
     labels = _labels(outputs)
     joint = fit_joint(outputs.logits, labels) if outputs.logits.shape[1] > 1 else None
-    return _Constants(fit_temperature(mean_probs(outputs.logits), labels), joint)
+    return _Constants(fit_temperature(calibrated(outputs.logits), labels), joint)
 
 
 def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
     """NLL `before`, by `temperature` and, of an ensemble, `joint`: each part with constants that another one gave."""
     totals: dict[str, float] = {}
     for constants, part in pairs:
-        labels, probs = _labels(part), mean_probs(part.logits)
-        losses = {"before": nll(probs, labels), "temperature": nll(tempered(probs, constants.temperature), labels)}  # fmt: skip
+        labels = _labels(part)
+        losses = {
+            "before": nll(calibrated(part.logits), labels),
+            "temperature": nll(calibrated(part.logits, constants.temperature), labels),
+        }
         if constants.joint is not None:
-            losses["joint"] = nll(constants.joint(part.logits), labels)
+            losses["joint"] = nll(calibrated(part.logits, joint=constants.joint), labels)
         for name, loss in losses.items():
             totals[name] = totals.get(name, 0.0) + len(labels) * loss
     count = sum(len(part.logits) for _, part in pairs)
@@ -225,7 +228,11 @@ def _ood(
     foreign: Sequence[Outputs],
     zero_shot: bool,
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
-    """The score that was asked for, or the one that tells `foreign` from `held` best."""
+    """The score that was asked for, or the one that tells `foreign` from `held` best.
+
+    Of several foreign sets, the one whose largest loss against the best score of a set is the smallest: a set that all scores
+    tell well, or none does, then has little say.
+    """
     if score in ON_LOGITS:
         return score, None, {}, []
     if score != "auto":
@@ -242,12 +249,15 @@ def _ood(
             candidates[kind] = _fit(kind, evidence, held)
         except DataError as error:
             notes.append(f"--ood-score auto leaves out {error.message}")
-    auroc = {
-        kind: sum(_auroc(kind, fitted, held, other) for other in foreign) / len(foreign)
+    worth = {
+        kind: [_auroc(kind, fitted, held, other) for other in foreign]
         for kind, fitted in candidates.items()
     }
+    highest = [max(of_set) for of_set in zip(*worth.values(), strict=True)]
+    loss = {kind: max(top - value for top, value in zip(highest, values, strict=True)) for kind, values in worth.items()}  # fmt: skip
     # Of equals the first: msp, for which nothing has to be stored.
-    best = max(auroc, key=lambda kind: round(auroc[kind], 6))
+    best = min(loss, key=lambda kind: round(loss[kind], 6))
+    auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}
     chosen = candidates[best]
     return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["calibrated", "decision_lines", "predicted"]
 
-CHOSEN = {"option": "", "ood": ", the best on the foreign data", "perturbed": ", the best on perturbed data"}  # fmt: skip
+CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}  # fmt: skip
 """How a report says what chose the OOD score."""
 
 

@@ -82,9 +82,9 @@ class CalibrateArguments(ClassNames, Output, Run):
     fit_data: str | None = None
     """Labelled data that OOD scores are fitted on, the training data say; None: a part of the half that fits."""
     ood: Sequence[str] = ()
-    """Foreign data by which `auto` chooses an OOD score; none: perturbed validation data."""
+    """Foreign data by which `auto` chooses an OOD score, beside perturbed validation data."""
     ood_score: str = "auto"
-    """The OOD score, or auto: the one that tells foreign data best."""
+    """The OOD score, or auto: the one that tells foreign and perturbed data best."""
     coverage: float = 0.9
     """How often prediction sets hold the true label."""
     conformal: str = "lac"
@@ -260,7 +260,8 @@ def _fit(
     val = outputs(data.val)
     foreign: list[Outputs] = []
     if auto:
-        sets = data.ood or (Perturbed(data.val, arguments.seed),)
+        # Foreign data of one kind may be too easy to tell scores apart: perturbed data have a say too.
+        sets = (*data.ood, Perturbed(data.val, arguments.seed))
         foreign = [outputs(samples) for samples in sets]
     linear = [(each.weight, each.bias) for each in classifiers(model)] if features else []
     evidence = None

@@ -70,6 +70,22 @@ def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
     assert decide(fitted.state, others.logits, others.features).unfamiliar.double().mean() > 0.5
 
 
+def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    easy, telling = world.outside(10), world.outside(20)
+    worth = {"msp": (0.97, 0.5), "entropy": (0.995, 0.7), "energy": (0.999, 0.65), "max-logit": (0.9, 0.72), "gen": (0.9, 0.5), "mi": (0.5, 0.71)}  # fmt: skip
+
+    def auroc(kind: str, fitted: object, held: object, other: object) -> float:
+        return worth[kind][0 if other is easy else 1]
+
+    monkeypatch.setattr("hydrasurgeon.decision.fitting._auroc", auroc)
+    val = world.inside(100)
+    val = Outputs(val.logits, None, val.labels)
+    for foreign, best in (([easy], "energy"), ([telling], "max-logit"), ([easy, telling], "entropy")):  # fmt: skip
+        fitted = fit_state(val, promise=Promise(), foreign=foreign)
+        assert fitted.state.ood.kind == best
+    assert fitted.auroc["energy"] == pytest.approx((0.999 + 0.65) / 2)
+
+
 def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None:
     val = world.inside(301)
     assert val.labels is not None

