@@ -1,117 +1,110 @@
-"""What decision states are worth: every OOD score on single models and hydras, and whether promises are kept.
+"""What decision states are worth: every OOD score on three real tasks, single models and hydras, and whether promises are kept.
 
-The three independently trained models of the demo, and of each a hydra of three members (12 of the first 30 heads by taylor
-removed, drawn by three seeds, not tuned). Scores are fitted on the training data, temperature and choices on validation data; all
-figures are of test data, near, digits and textures. `auto` chooses by perturbed validation data. Promises are tried over random
-splits of validation and test data together: one half calibrates, the other counts. Writes benchmarks/results/decision.json.
+The tasks, their models and data stand in benchmarks/answers.py. For each of three seeds (which part of the training data OOD
+scores are fitted on, which half of the validation data fits, the training or the classifier, and the draws of members)
+the figures are of test data and of foreign data that chose nothing. `auto` chooses by perturbed validation
+data, alone or with other foreign data. Promises are tried over random splits of validation and test data together: one half calibrates, the other
+counts. Writes benchmarks/results/decision.json, piece by piece.
 
-    python benchmarks/decision.py
+    python benchmarks/decision.py [--piece fashion-mnist|dinov2|minilm|fitting] [--shared ../shared] [--cache FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from answers import SEEDS, TASKS, Answers, Task, share
 from surgery import machine
+from torch import Tensor
 
-import hydrasurgeon as hs
-from hydrasurgeon.data import fit_classes, open_data
-from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import METHODS, fit_conformal, fit_penalty
-from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
-from hydrasurgeon.decision.probabilities import mean_probs, nll
+from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state, halves
+from hydrasurgeon.decision.probabilities import Labels, Probs, mean_probs
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import FITTED, fit, scores_of
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.metrics import auroc, ece
-from hydrasurgeon.run import Run
-from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.runtime.features import classifiers
-from hydrasurgeon.runtime.outputs import collected
 
+ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "decision.json"
-DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
-MODELS = ("backbone", "independent-2", "independent-3")
-SETS = ("near", "digits", "textures")
 SPLITS = {"conformal": 100, "risk": 200}
 RISK, DELTA = 0.05, 0.05
 
 
-def hydra(source: Path, folder: Path) -> Path:
-    """Three members that nobody tuned."""
-    copy = folder / f"{source.name}"
-    hs.score(source, method="taylor", data="demo:val", out=copy, force=True)
-    members = [
-        hs.prune(copy, method="taylor", sample="12/30", seed=seed, out=folder / f"{source.stem}-{seed}.safetensors").path
-        for seed in (1, 2, 3)
-    ]  # fmt: skip
-    return hs.fuse(members, out=folder / f"{source.stem}-hydra.safetensors").path
-
-
-def outputs(model: Classifier, spec: str, *, labelled: bool = True, perturbed: bool = False) -> Outputs:  # fmt: skip
-    samples = open_data(spec)
-    if labelled:
-        about = model.manifest.model
-        samples = fit_classes(samples, num_classes=about.num_classes, labels=about.labels)
-    if perturbed:
-        samples = Perturbed(samples)
-    piece = collected(model, samples, Run(device="cpu"), features=True)
-    return Outputs(piece.logits, piece.features, piece.labels)
-
-
-def evidence(model: Classifier, train: Outputs) -> list[Evidence]:
+def evidence(answers: Answers, seed: int) -> list[Evidence]:
+    """What scores are fitted on: a part of the training data."""
+    train = answers.sets["train"]
+    train = train.at(share(len(train.logits), seed))
     assert train.features is not None
     assert train.labels is not None
-    found = []
-    for m, linear in enumerate(classifiers(model)):
-        gathering = Gathering(linear.weight, linear.bias)
+    members = []
+    for m, (weight, bias) in enumerate(answers.classifiers):
+        gathering = Gathering(weight, bias, seed=seed)
         gathering.add(train.features[:, m], train.logits[:, m], train.labels)
-        found.append(gathering.evidence())
-    return found
+        members.append(gathering.evidence())
+    return members
 
 
-def measured(path: Path) -> dict[str, Any]:
-    model = hs.load(path, device="cpu")
-    train, val, test = (outputs(model, f"demo:{name}") for name in ("train", "val", "test"))
-    foreign = {name: outputs(model, f"demo:{name}", labelled=False) for name in SETS}
-    fits = evidence(model, train)
-    assert val.features is not None
-    found: dict[str, dict[str, float]] = {}
+def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
+    """One model of one seed: AUROC of every score, what auto chooses, calibration before and after."""
+    fits, val, test = evidence(answers, seed), answers.sets["val"], answers.sets["test"]
+    held = val.at(halves(len(val.logits), seed)[0])
+    assert held.features is not None
+    worth: dict[str, dict[str, float]] = {}
     for kind in (*ON_LOGITS, *FITTED):
-        if kind == "mcm":
+        if kind == "mcm" or (kind == "mi" and len(fits) == 1):
             continue
-        fitted = fit(kind, fits, (val.features, val.logits)) if kind in FITTED else None
+        fitted = fit(kind, fits, (held.features, held.logits)) if kind in FITTED else None
         inside = scores_of(kind, test.logits, test.features, fitted)
-        found[kind] = {
-            name: auroc(inside, scores_of(kind, out.logits, out.features, fitted)) or 0.0
-            for name, out in foreign.items()
-        }
-        found[kind]["mean"] = statistics.mean(found[kind].values())
+        worth[kind] = {}
+        for name in task.sets:
+            out = answers.sets[name]
+            worth[kind][name] = (
+                auroc(inside, scores_of(kind, out.logits, out.features, fitted)) or 0.0
+            )
+        worth[kind]["mean"] = statistics.mean(worth[kind].values())
     chosen = {}
-    spoiled = outputs(model, "demo:val", perturbed=True)
-    for by, seen in (("perturbed", spoiled), ("textures", foreign["textures"])):
-        state = fit_state(val, promise=Promise(), evidence=fits, foreign=[seen]).state
-        chosen[by] = state.ood.kind
-    calibration = fit_state(val, promise=Promise(), score="msp").state
-    before, after = mean_probs(test.logits), calibration.probs(test.logits)
+    for by, names in (("perturbed", ("perturbed",)), ("foreign", ("perturbed", task.chooses))):
+        foreign = [answers.sets[name] for name in names]
+        fitting = fit_state(val, promise=Promise(), evidence=fits, foreign=foreign, seed=seed)
+        chosen[by] = fitting.state.ood.kind
+    state = fitting.state
+    before, after = mean_probs(test.logits), state.probs(test.logits)
     assert test.labels is not None
+    correct = before.argmax(dim=-1) == test.labels
     return {
-        "auroc": found,
+        "accuracy": float(correct.double().mean()),
+        "auroc": worth,
         "auto": chosen,
-        "joint": calibration.joint is not None,
-        "nll": [nll(before, test.labels), nll(after, test.labels)],
+        "joint": state.joint is not None,
+        "nll": losses(before, after, test.labels),
         "ece": [ece(before, test.labels), ece(after, test.labels)],
-        "promises": promises(val, test),
-    }
+    }  # fmt: skip
+
+
+def losses(before: Probs, after: Probs, labels: Labels) -> dict[str, float]:
+    """NLL before and after, and the 95 % interval of their difference."""
+    each = [
+        -probs.gather(1, labels[:, None])[:, 0].clamp_min(1e-300).log() for probs in (before, after)
+    ]
+    change = each[1] - each[0]
+    return {
+        "before": float(each[0].mean()), "after": float(each[1].mean()),
+        "interval": 1.96 * float(change.std()) / math.sqrt(len(change)),
+    }  # fmt: skip
 
 
 def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
@@ -153,42 +146,105 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def large() -> dict[str, float]:
-    """Fitting for 1,000 classes from 50,000 features of width 768, and what a member then stores."""
-    classes, width, count = 1000, 768, 50_000
-    random = torch.Generator().manual_seed(0)
-    weight = torch.randn(classes, width, generator=random)
-    gathering = Gathering(weight, torch.zeros(classes))
-    seconds, held = 0.0, (torch.zeros(0), torch.zeros(0))
-    for start in range(0, count, 64):
-        labels = torch.arange(start, min(start + 64, count)) % classes
-        features = torch.randn(len(labels), width, generator=random) + weight[labels]
-        logits = features @ weight.T
-        begun = time.perf_counter()
-        gathering.add(features, logits, labels)
-        seconds += time.perf_counter() - begun
-        held = features[:, None], logits[:, None]
-    begun = time.perf_counter()
-    gathered = gathering.evidence()
-    fitted = {kind: fit(kind, [gathered], held) for kind in ("mds", "rmds", "maha++", "vim", "nci")}
-    seconds += time.perf_counter() - begun
-    stored = {kind: sum(t.numel() * 4 for t in each.states[0].values()) for kind, each in fitted.items()}  # fmt: skip
-    return {"seconds": seconds, "threads": torch.get_num_threads(), **{f"bytes {kind}": n for kind, n in stored.items()}}  # fmt: skip
+def pieces(name: str, cache: Path, shared: Path) -> dict[str, Any]:
+    """A task: both models of every seed, and of the first seed's the promises."""
+    task = TASKS[name]
+    results: dict[str, Any] = {
+        "near": task.near,
+        "far": task.far,
+        "chooses": task.chooses,
+        "models": {},
+    }
+    for seed in SEEDS:
+        for kind, answers in task.answers(cache / name, shared, seed).items():
+            model = measured(answers, task, seed)
+            if seed == SEEDS[0]:
+                model["promises"] = promises(answers.sets["val"], answers.sets["test"])
+            results["models"].setdefault(kind, {})[str(seed)] = model
+            means = {score: round(values["mean"], 4) for score, values in model["auroc"].items()}
+            print(name, seed, kind, model["auto"], means, flush=True)
+    return results
+
+
+# What is fitted in `fitting`: as many classes and as wide as ImageNet's of a ViT-B.
+CLASSES, WIDTH, COUNT = 1000, 768, 50_000
+
+
+def synthetic(count: int, seed: int, weight: Tensor) -> Outputs:
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % CLASSES
+    features = torch.randn(count, WIDTH, generator=random)
+    features += weight[labels] * 3
+    return Outputs((features @ weight.T)[:, None], features[:, None], labels)
+
+
+def fit_large(what: str) -> None:
+    """In a process of its own: what one fit takes of time and memory."""
+    weight = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0)) / WIDTH**0.5
+    bias = torch.zeros(CLASSES)
+    if what == "calibrate":
+        val, foreign = synthetic(COUNT, 1, weight), synthetic(2000, 2, weight)
+        start, spent = time.perf_counter(), time.process_time()
+        fit_state(val, promise=Promise(), classifiers=[(weight, bias)], foreign=[foreign])
+        bytes_stored = 0
+    else:
+        gathering = Gathering(weight, bias)
+        seconds, cpu = 0.0, 0.0
+        for number in range(COUNT // 1000):
+            some = synthetic(1000, number, weight)
+            assert some.features is not None
+            assert some.labels is not None
+            start, spent = time.perf_counter(), time.process_time()
+            for rows in torch.arange(1000).split(50):
+                gathering.add(some.features[rows, 0], some.logits[rows, 0], some.labels[rows])
+            seconds, cpu = seconds + time.perf_counter() - start, cpu + time.process_time() - spent
+        assert some.features is not None
+        start, spent = time.perf_counter() - seconds, time.process_time() - cpu
+        fitted = fit(what, [gathering.evidence()], (some.features, some.logits))
+        bytes_stored = sum(tensor.numel() * 4 for tensor in fitted.states[0].values())
+    result = {
+        "seconds": time.perf_counter() - start, "cpu": time.process_time() - spent, "bytes": bytes_stored,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }  # fmt: skip
+    print(json.dumps(result))
+
+
+def fitting() -> dict[str, Any]:
+    """Every score, from 50,000 features in batches; and all that `calibrate` fits to as many validation samples."""
+    results: dict[str, Any] = {"threads": torch.get_num_threads(), "scores": {}}
+    for what in (*(kind for kind in FITTED if kind != "mcm"), "calibrate"):
+        command = [sys.executable, str(Path(__file__).resolve()), "--fit", what]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        results["scores"][what] = json.loads(done.stdout)
+        print("fitting", what, results["scores"][what], flush=True)
+    return results
 
 
 def main() -> None:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
-    models: dict[str, dict[str, Any]] = {"single": {}, "hydra": {}}
+    )
+    parser.add_argument("--piece", action="append", choices=[*TASKS, "fitting"])
+    parser.add_argument(
+        "--shared", type=Path, default=ROOT.parent / "shared", help="data and models"
+    )
+    parser.add_argument("--cache", type=Path, help="what models said, kept from run to run")
+    parser.add_argument("--fit", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.fit is not None:
+        return fit_large(arguments.fit)
     with tempfile.TemporaryDirectory() as folder:
-        for name in MODELS:
-            source = DEMO / f"{name}.safetensors"
-            models["single"][name] = measured(source)
-            models["hydra"][name] = measured(hydra(source, Path(folder)))
-            print(name, {kind: {k: round(v["mean"], 4) for k, v in models[kind][name]["auroc"].items()} for kind in models}, flush=True)  # fmt: skip
-    results = {"machine": machine(), "torch": torch.__version__, "models": models, "large": large()}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        for piece in arguments.piece or [*TASKS, "fitting"]:
+            if piece in TASKS and not arguments.shared.is_dir():
+                print(f"{piece}: left out, there is no {arguments.shared}", flush=True)
+                continue
+            cache = arguments.cache or Path(folder)
+            found = fitting() if piece == "fitting" else pieces(piece, cache, arguments.shared)
+            # Read again: another piece may have been written meanwhile.
+            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            results.setdefault("pieces", {})[piece] = {"machine": machine(), "torch": torch.__version__.partition("+")[0], **found}  # fmt: skip
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return None
 
 
 if __name__ == "__main__":

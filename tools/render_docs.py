@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from decided import decision, figures, prediction
 from reliability import reliability
 
 ROOT = Path(__file__).parents[1]
 BEGIN = "<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->"
 END = "<!-- end of demo table -->"
+WORTH = "<!-- figures: tools/render_docs.py writes them from benchmarks/results/decision.json -->"
+WORTH_END = "<!-- end of figures -->"
 COLOURS = ("#2a6f97", "#c1666b", "#6a994e")
 
 
@@ -384,82 +387,6 @@ def text(results: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def decision(results: dict[str, Any]) -> list[str]:
-    """OOD scores, and promises kept."""
-    models = results["models"]
-    seeds = list(models["single"])
-
-    def mean(kind: str, *path: str) -> float:
-        values = []
-        for seed in seeds:
-            value = models[kind][seed]
-            for key in path:
-                value = value[key]
-            values.append(value)
-        return sum(values) / len(values)
-
-    kinds = list(models["single"][seeds[0]]["auroc"])
-    best = {kind: max(mean(kind, "auroc", score, "mean") for score in kinds) for kind in models}
-    rows = []
-    for score in kinds:
-        row = [f"`{score}`"]
-        for kind in models:
-            for name in ("near", "digits", "textures", "mean"):
-                text = f"{mean(kind, 'auroc', score, name):.3f}"
-                top = name == "mean" and mean(kind, "auroc", score, name) == best[kind]
-                row.append(f"**{text}**" if top else text)
-        rows.append(row)
-    chosen, kept = [], []
-    for kind, by_seed in models.items():
-        for seed, found in by_seed.items():
-            auroc = {score: values["mean"] for score, values in found["auroc"].items()}
-            own = max(auroc, key=auroc.__getitem__)
-            choices = [
-                f"`{found['auto'][by]}` ({100 * (auroc[found['auto'][by]] - auroc[own]):+.1f})"
-                for by in ("perturbed", "textures")
-            ]
-            gain = 100 * (auroc[found["auto"]["perturbed"]] - auroc["msp"])
-            chosen.append(
-                [f"{kind}, {seed}", f"`{own}` {auroc[own]:.3f}", *choices, f"{gain:+.1f}"]
-            )
-            promised, risk = found["promises"], found["promises"]["risk"]
-            kept.append(
-                [
-                    f"{kind}, {seed}",
-                    *(
-                        f"{promised['coverage'][m]:.3f} ({promised['size'][m]:.2f})"
-                        for m in ("lac", "aps", "raps")
-                    ),
-                    f"{risk['broken']} of {risk['splits'] - risk['refused']}, {risk['refused']} refused",
-                    f"{found['nll'][0]:.4f} → {found['nll'][1]:.4f}{' (joint)' if found['joint'] else ''}",
-                    f"{found['ece'][0]:.4f} → {found['ece'][1]:.4f}",
-                ]
-            )
-    large = results["large"]
-    sets = [f"{kind} {name}" for kind in models for name in ("near", "digits", "textures", "mean")]
-    return [
-        "## Decision states (`calibrate`)",
-        "",
-        "AUROC of every OOD score on test data: the demo's three independently trained models and, of each, a hydra of three members that",
-        "nobody tuned; means over the three. Fitted on the training data. Small models of one data set: DINOv2 and text are not measured here.",
-        "",
-        *table(["", *sets], rows),
-        "",
-        "What `auto` chooses, by perturbed validation data and by textures as foreign data, with its distance to the best score in points",
-        "of mean AUROC (textures are then one of the three sets), and what the first gains over msp:",
-        "",
-        *table(["", "best", "`auto`, perturbed", "`auto`, textures", "over msp"], chosen),
-        "",
-        "Over random splits of validation and test data together: coverage (and mean size) of sets that promise 0.9, 100 splits; how often a",
-        "promised risk of 5 % with confidence 95 % was broken, 200 splits; NLL and ECE on test data before and after.",
-        "",
-        *table(["", "lac", "aps", "raps", "risk broken", "NLL", "ECE"], kept),
-        "",
-        f"Fitting mds, rmds, maha++, vim and nci for 1,000 classes from 50,000 features of width 768 takes {large['seconds']:.0f} s on {large['threads']}",
-        f"thread{'' if large['threads'] == 1 else 's'}; rmds then stores {large['bytes rmds'] / 1e6:.1f} MB for a member.",
-    ]  # fmt: skip
-
-
 SECTIONS = {
     "circuits": circuits,
     "surgery": surgery,
@@ -472,6 +399,7 @@ SECTIONS = {
     "compensation": compensation,
     "text": text,
     "decision": decision,
+    "predict": prediction,
 }
 
 
@@ -496,6 +424,12 @@ def result(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
+def put_between(path: Path, begin: str, end: str, content: str) -> None:
+    before, rest = path.read_text(encoding="utf-8").split(begin)
+    after = rest.split(end)[1]
+    path.write_text(f"{before}{begin}\n\n{content}\n\n{end}{after}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -503,19 +437,17 @@ def main() -> None:
     parser.add_argument("--demo", type=Path, help="also write the README's table, from this folder")
     folder = parser.parse_args().demo
     if folder is not None:
-        readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        before, rest = readme.split(BEGIN)
-        after = rest.split(END)[1]
         shown = demo_table(json.loads((folder / "results.json").read_text()))
-        (ROOT / "README.md").write_text(
-            f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}", encoding="utf-8"
-        )
+        put_between(ROOT / "README.md", BEGIN, END, shown)
         picture = hydra_svg(json.loads((folder / "hydra.heads.json").read_text()))
         (ROOT / "docs" / "hydra.svg").write_text(picture, encoding="utf-8")
     curve = ROOT / "benchmarks" / "results" / "trunk.json"
     if curve.exists():
         trunk_plot(json.loads(curve.read_text()), ROOT / "docs" / "trunk.svg")
     (ROOT / "docs" / "benchmarks.md").write_text(benchmarks(), encoding="utf-8")
+    worth = result("decision")
+    if worth is not None:
+        put_between(ROOT / "docs" / "decision.md", WORTH, WORTH_END, figures(worth))
     tried = reliability(result("fuzz"), result("crash"))
     (ROOT / "docs" / "reliability.md").write_text(tried, encoding="utf-8")
 

@@ -9,7 +9,7 @@ from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
 __all__ = ["data_lines", "decision_lines"]
 
-CHOSEN = {"option": "", "ood": ", the best on the foreign data", "perturbed": ", the best on perturbed data"}  # fmt: skip
+CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}  # fmt: skip
 """How a report says what chose the OOD score."""
 
 

@@ -36,7 +36,7 @@ def calibrate(
         typer.Option(
             "--ood",
             metavar="D",
-            help="Foreign data to choose the OOD score by, else perturbed VAL; repeatable, needs no labels.",
+            help="Foreign data to choose the OOD score by, beside perturbed VAL; repeatable, needs no labels.",
         ),
     ] = None,
     ood_score: Annotated[

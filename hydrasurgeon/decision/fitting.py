@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.probabilities import Labels, mean_probs, nll
+from hydrasurgeon.decision.probabilities import Labels, nll
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import (
     FITTED,
@@ -78,7 +78,7 @@ class Fitted:
     rows: tuple[int, int]
     """Samples that fitted, and others that certified."""
     auroc: Mapping[str, float]
-    """Of each score that could be chosen, over the data that chose; empty where the score was given."""
+    """Of each score that could be chosen, the mean over the sets that chose; empty where the score was given."""
     notes: tuple[str, ...]
 
 
@@ -164,6 +164,14 @@ def _gathered(
     return evidence
 
 
+@dataclass(frozen=True)
+class _Constants:
+    """What calibrates, by one number and, of an ensemble, by two."""
+
+    temperature: float
+    joint: Joint | None
+
+
 def _calibration(
     fitting: Outputs, certifying: Outputs
 ) -> tuple[float, Joint | None, dict[str, float], dict[str, float]]:
@@ -171,30 +179,41 @@ def _calibration(
 
     Which is better is told by the fitting half alone, cut in two: the other half has no say in what is certified on it.
     """
-    cut = len(fitting.logits) // 2
-    quarters = fitting.at(torch.arange(cut)), fitting.at(torch.arange(cut, len(fitting.logits)))
-    inner, outer = _crossed(*quarters), _crossed(fitting, certifying)
-    temperature = fit_temperature(mean_probs(fitting.logits), _labels(fitting))
-    joint = None
-    if "joint" in inner and inner["joint"] < inner["temperature"]:
-        joint = fit_joint(fitting.logits, _labels(fitting))
-    return temperature, joint, {"nll": outer.pop("before")}, outer
+    constants, others = _constants(fitting), _constants(certifying)
+    after = _crossed((constants, certifying), (others, fitting))
+    joint = constants.joint
+    if joint is not None:
+        cut = len(fitting.logits) // 2
+        first, second = (
+            fitting.at(torch.arange(cut)),
+            fitting.at(torch.arange(cut, len(fitting.logits))),
+        )
+        inner = _crossed((_constants(first), second), (_constants(second), first))
+        joint = joint if inner["joint"] < inner["temperature"] else None
+    return constants.temperature, joint, {"nll": after.pop("before")}, after
 
 
-def _crossed(first: Outputs, second: Outputs) -> dict[str, float]:
-    """NLL `before`, and of each part with what the other one gave: by `temperature` and, of an ensemble, `joint`."""
-    totals = {"before": 0.0, "temperature": 0.0}
-    for here, there in ((first, second), (second, first)):
-        count, truth = len(there.logits), _labels(there)
-        heat = fit_temperature(mean_probs(here.logits), _labels(here))
-        totals["before"] += count * nll(mean_probs(there.logits), truth)
-        totals["temperature"] += count * nll(mean_probs(there.logits, heat), truth)
-        if there.logits.shape[1] > 1:
-            joint = fit_joint(here.logits, _labels(here))
-            totals["joint"] = totals.get("joint", 0.0) + count * nll(joint(there.logits), truth)
-    return {
-        name: total / (len(first.logits) + len(second.logits)) for name, total in totals.items()
-    }
+def _constants(outputs: Outputs) -> _Constants:
+    labels = _labels(outputs)
+    joint = fit_joint(outputs.logits, labels) if outputs.logits.shape[1] > 1 else None
+    return _Constants(fit_temperature(calibrated(outputs.logits), labels), joint)
+
+
+def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
+    """NLL `before`, by `temperature` and, of an ensemble, `joint`: each part with constants that another one gave."""
+    totals: dict[str, float] = {}
+    for constants, part in pairs:
+        labels = _labels(part)
+        losses = {
+            "before": nll(calibrated(part.logits), labels),
+            "temperature": nll(calibrated(part.logits, constants.temperature), labels),
+        }
+        if constants.joint is not None:
+            losses["joint"] = nll(calibrated(part.logits, joint=constants.joint), labels)
+        for name, loss in losses.items():
+            totals[name] = totals.get(name, 0.0) + len(labels) * loss
+    count = sum(len(part.logits) for _, part in pairs)
+    return {name: total / count for name, total in totals.items()}
 
 
 def _labels(outputs: Outputs) -> Labels:
@@ -209,7 +228,11 @@ def _ood(
     foreign: Sequence[Outputs],
     zero_shot: bool,
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
-    """The score that was asked for, or the one that tells `foreign` from `held` best."""
+    """The score that was asked for, or the one that tells `foreign` from `held` best.
+
+    Of several foreign sets, the one whose largest loss against the best score of a set is the smallest: a set that all scores
+    tell well, or none does, then has little say.
+    """
     if score in ON_LOGITS:
         return score, None, {}, []
     if score != "auto":
@@ -226,12 +249,15 @@ def _ood(
             candidates[kind] = _fit(kind, evidence, held)
         except DataError as error:
             notes.append(f"--ood-score auto leaves out {error.message}")
-    auroc = {
-        kind: sum(_auroc(kind, fitted, held, other) for other in foreign) / len(foreign)
+    worth = {
+        kind: [_auroc(kind, fitted, held, other) for other in foreign]
         for kind, fitted in candidates.items()
     }
+    highest = [max(of_set) for of_set in zip(*worth.values(), strict=True)]
+    loss = {kind: max(top - value for top, value in zip(highest, values, strict=True)) for kind, values in worth.items()}  # fmt: skip
     # Of equals the first: msp, for which nothing has to be stored.
-    best = max(auroc, key=lambda kind: round(auroc[kind], 6))
+    best = min(loss, key=lambda kind: round(loss[kind], 6))
+    auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}
     chosen = candidates[best]
     return best, chosen, auroc, [*notes, *(() if chosen is None else chosen.notes)]
 

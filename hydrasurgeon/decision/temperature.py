@@ -24,7 +24,6 @@ from hydrasurgeon.decision.probabilities import (
     Probs,
     mean_probs,
     nll,
-    tempered,
 )
 
 __all__ = ["Joint", "calibrated", "fit_joint", "fit_temperature"]
@@ -33,6 +32,10 @@ __all__ = ["Joint", "calibrated", "fit_joint", "fit_temperature"]
 LOW, HIGH = 0.05, 20.0
 # How close, in its logarithm, a constant comes to the best.
 CLOSE = 1e-6
+# Samples that are calibrated at a time: in float64 all of them would be held several times over.
+ROWS = 4096
+# Numbers that are worked on at a time: so many stay in a processor's cache.
+ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,28 @@ class Joint:
 
 def calibrated(logits: Logits, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
     """Probabilities by the joint calibration where there is one, else by temperature."""
-    return mean_probs(logits, temperature) if joint is None else joint(logits)
+    pieces = logits.split(ROWS)
+    return torch.cat(
+        [mean_probs(rows, temperature) if joint is None else joint(rows) for rows in pieces]
+    )
 
 
 def fit_temperature(probs: Probs, labels: Labels) -> float:
-    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it)."""
-    return _golden(lambda t: nll(tempered(probs, t), labels))
+    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it).
+
+    −ln softmax(ln p / T)_y = ln Σ_c exp(ln p_c / T) − ln p_y / T, some rows at a time, each less its largest.
+    """
+    logs = probs.clamp_min(TINY).log_()
+    logs -= logs.amax(dim=-1, keepdim=True)
+    of_truth = logs.gather(1, labels[:, None])[:, 0]
+    pieces = logs.split(max(1, ELEMENTS // logs.shape[-1]))
+    least = math.log(TINY)
+
+    def loss(t: float) -> float:
+        norm = torch.cat([(piece / t).exp_().sum(dim=-1) for piece in pieces]).log_()
+        return -float((of_truth / t - norm).clamp_min(least).mean())
+
+    return _golden(loss)
 
 
 def _golden(loss: Callable[[float], float]) -> float:
@@ -79,12 +98,21 @@ def _golden(loss: Callable[[float], float]) -> float:
     return math.exp((low + high) / 2)
 
 
+# Logits that the two constants are fitted on, at most: 1,400 samples of three members and 1,000 classes.
+MOST = 1 << 22
 # Where the search for the two constants starts: the NLL of a mixture may have more than one valley.
 STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
 
 
 def fit_joint(logits: Logits, labels: Labels) -> Joint:
-    """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts."""
+    """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts.
+
+    Of more samples than `MOST` logits stand for, a random part tells: two numbers need no more.
+    """
+    count = max(1, MOST // logits[0].numel())
+    if len(logits) > count:
+        rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]
+        logits, labels = logits[rows], labels[rows]
     candidates = [Joint(1.0, 1.0), *(_descend(logits, labels, Joint(*start)) for start in STARTS)]
     return min(candidates, key=lambda joint: nll(joint(logits), labels))
 

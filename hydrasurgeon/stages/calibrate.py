@@ -81,9 +81,9 @@ class CalibrateArguments(ClassNames, Output, Run):
     fit_data: str | None = None
     """Labelled data that OOD scores are fitted on, the training data say; None: a part of the half that fits."""
     ood: Sequence[str] = ()
-    """Foreign data by which `auto` chooses an OOD score; none: perturbed validation data."""
+    """Foreign data by which `auto` chooses an OOD score, beside perturbed validation data."""
     ood_score: str = "auto"
-    """The OOD score, or auto: the one that tells foreign data best."""
+    """The OOD score, or auto: the one that tells foreign and perturbed data best."""
     coverage: float = 0.9
     """How often prediction sets hold the true label."""
     conformal: str = "lac"
@@ -113,6 +113,7 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
         arguments.out, repository=repository,
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
     )  # fmt: skip
+    _check_score(named, arguments.ood_score)
     named.digests()
     opened = undecided(named)
     digests = opened.digests()
@@ -163,6 +164,20 @@ def _check(arguments: CalibrateArguments) -> None:
             )
 
 
+def _check_score(opened: Checkpoint, score: str) -> None:
+    """Some scores mean nothing for some models."""
+    if score == "mi" and not opened.manifest.members:
+        raise UsageError(
+            f"--ood-score mi: tells how far members disagree, and {opened.name} has one only",
+            hint="Give a hydra, or another score.",
+        )
+    if score == "mcm" and not opened.family.named_classes:
+        raise UsageError(
+            f"--ood-score mcm: is for models that compare images with class names, and {opened.name} does not",
+            hint="Give another score.",
+        )
+
+
 @dataclass(frozen=True)
 class _Data:
     """All that is read, opened."""
@@ -192,7 +207,7 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
     foreign = tuple(open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood)  # fmt: skip
     every = [val, *([] if fit is None else [fit]), *foreign]
     records = {f"{i}": DataRecord(**samples.fingerprint()) for i, samples in enumerate(every)}
-    contents = [_content(samples) for samples in every]
+    contents = [samples.content_hash() for samples in every]
     for samples, content in list(zip(every, contents, strict=True))[1:]:
         if content == contents[0]:
             option = "--fit-data" if samples is fit else "--ood"
@@ -201,14 +216,6 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
                 hint="What certifies must be neither what was fitted on nor foreign.",
             )
     return _Data(val, fit, foreign, records)
-
-
-def _content(samples: Samples) -> str:
-    """A hash of the samples in any order, whatever their labels."""
-    import hashlib
-
-    each = sorted(hashlib.sha256(samples.content_if_any(i)).digest() for i in range(len(samples)))
-    return hashlib.sha256(b"".join(each)).hexdigest()
 
 
 def _fit(
@@ -232,7 +239,8 @@ def _fit(
     val = outputs(data.val)
     foreign: list[Outputs] = []
     if auto:
-        sets = data.ood or (Perturbed(data.val, arguments.seed),)
+        # Foreign data of one kind may be too easy to tell scores apart: perturbed data have a say too.
+        sets = (*data.ood, Perturbed(data.val, arguments.seed))
         foreign = [outputs(samples) for samples in sets]
     linear = [(each.weight, each.bias) for each in classifiers(model)] if features else []
     evidence = None

@@ -10,7 +10,7 @@ from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state, halves
 from hydrasurgeon.decision.probabilities import mean_probs, tempered
 from hydrasurgeon.decision.scores.evidence import Gathering
 from hydrasurgeon.decision.state import decide, uncertainties
-from hydrasurgeon.decision.temperature import Joint
+from hydrasurgeon.decision.temperature import Joint, fit_joint, fit_temperature
 from hydrasurgeon.errors import DataError, UsageError
 
 MEMBERS, CLASSES, WIDTH = 2, 3, 8
@@ -68,6 +68,46 @@ def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
     flagged = decide(fitted.state, fresh.logits, fresh.features).unfamiliar.double().mean()
     assert float(flagged) == pytest.approx(0.05, abs=0.02)
     assert decide(fitted.state, others.logits, others.features).unfamiliar.double().mean() > 0.5
+
+
+def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    easy, telling = world.outside(10), world.outside(20)
+    worth = {"msp": (0.97, 0.5), "entropy": (0.995, 0.7), "energy": (0.999, 0.65), "max-logit": (0.9, 0.72), "gen": (0.9, 0.5), "mi": (0.5, 0.71)}  # fmt: skip
+
+    def auroc(kind: str, fitted: object, held: object, other: object) -> float:
+        return worth[kind][0 if other is easy else 1]
+
+    monkeypatch.setattr("hydrasurgeon.decision.fitting._auroc", auroc)
+    val = world.inside(100)
+    val = Outputs(val.logits, None, val.labels)
+    for foreign, best in (([easy], "energy"), ([telling], "max-logit"), ([easy, telling], "entropy")):  # fmt: skip
+        fitted = fit_state(val, promise=Promise(), foreign=foreign)
+        assert fitted.state.ood.kind == best
+    assert fitted.auroc["energy"] == pytest.approx((0.999 + 0.65) / 2)
+
+
+def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None:
+    val = world.inside(301)
+    assert val.labels is not None
+    fitted = fit_state(val, promise=Promise(), score="msp", seed=4)
+    halved = halves(301, 4)
+    losses = {"nll": 0.0, "temperature": 0.0, "joint": 0.0}
+    for here, there in (halved, halved[::-1]):
+        p, y = mean_probs(val.logits[here]), val.labels[here]
+        temperature, joint = fit_temperature(p, y), fit_joint(val.logits[here], y)
+        for i in there.tolist():
+            z, truth = val.logits[i : i + 1], int(val.labels[i])
+            each = {
+                "nll": mean_probs(z),
+                "temperature": mean_probs(z, temperature),
+                "joint": joint(z),
+            }
+            for name, q in each.items():
+                losses[name] -= float(q[0, truth].log()) / 301
+    assert fitted.before == {"nll": pytest.approx(losses.pop("nll"), abs=1e-9)}
+    assert fitted.after == {name: pytest.approx(loss, abs=1e-9) for name, loss in losses.items()}
+    first = mean_probs(val.logits[halved[0]])
+    assert fitted.state.temperature == pytest.approx(fit_temperature(first, val.labels[halved[0]]))
 
 
 def test_the_promises_hold_on_fresh_data(world: World) -> None:

@@ -176,8 +176,9 @@ def test_gen_takes_the_hundred_largest() -> None:
     assert float(ON_LOGITS["gen"](sure, 1.0)) == 0
 
 
-@pytest.mark.parametrize("batch", [1, 37, 600])
-def test_moments_do_not_depend_on_the_batches(batch: int, data: Data) -> None:
+@pytest.mark.parametrize(("batch", "rows"), [(1, 2048), (1, 50), (37, 50), (37, 37), (600, 250), (600, 2048)])  # fmt: skip
+def test_moments_do_not_depend_on_the_batches(batch: int, rows: int, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr("hydrasurgeon.decision.scores.moments.ROWS", rows)
     accumulator = Accumulator(CLASSES, WIDTH)
     shifted = data.features + 1e4  # far from the origin, where naive sums lose their digits
     for x, y in zip(shifted.split(batch), data.labels.split(batch), strict=True):
@@ -255,6 +256,35 @@ def test_float32_states_give_nearly_the_same(kind: str, data: Data) -> None:
     there = data.others[:, None], data.other_logits[:, None]
     stored, exact = (fit(kind, [data.evidence()], held, precise=p)(*there) for p in (False, True))
     torch.testing.assert_close(stored, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gen", "rmds", "knn"])
+def test_scores_do_not_depend_on_how_many_are_scored_at_a_time(kind: str, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    held = data.features[:, None], data.logits[:, None]
+    there = data.other_logits[:, None], data.others[:, None]
+    whole = scores_of(kind, *there, fit(kind, [data.evidence()], held) if kind in FITTED else None)
+    monkeypatch.setattr("hydrasurgeon.decision.scores.fitted.ROWS", 7)
+    pieces = scores_of(kind, *there, fit(kind, [data.evidence()], held) if kind in FITTED else None)
+    assert len(whole) == 90
+    torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-9)
+
+
+def test_samples_that_are_all_the_same_are_refused(data: Data) -> None:
+    alike = Data()
+    alike.features[:] = alike.features[0]
+    rounded = Data()
+    rounded.features[:] = rounded.features[0] * (1 + 1e-8 * torch.arange(COUNT)[:, None] / COUNT)
+    held = data.features[:, None], data.logits[:, None]
+    for broken in (alike, rounded):
+        for kind in ("mds", "vim", "knn", "nci"):
+            with pytest.raises(DataError, match=f"^{kind}.*all have the same features"):
+                fit(kind, [broken.evidence()], held)
+
+
+def test_values_that_are_not_finite_are_refused(data: Data) -> None:
+    held = 1e308 * data.features[:, None], data.logits[:, None]
+    with pytest.raises(DataError, match="mds: is not finite"):
+        fit("mds", [data.evidence()], held)
 
 
 def test_a_class_that_never_occurs(data: Data) -> None:

@@ -68,3 +68,22 @@ def test_temperature_is_no_worse_than_any_point_of_a_grid() -> None:
     best = nll(tempered(p, fit_temperature(p, y)), y)
     for t in torch.linspace(math.log(0.06), math.log(18), 200).exp().tolist():
         assert best <= nll(tempered(p, t), y) + 1e-9
+
+
+def test_temperature_of_answers_that_are_sure_and_wrong() -> None:
+    p = torch.tensor([[1.0, 0.0, 0.0]] * 3 + [[0.0, 1.0, 0.0]], dtype=torch.float64)
+    found = fit_temperature(p, torch.tensor([0, 0, 0, 0]))
+    assert found == pytest.approx(20.0, rel=1e-4)
+
+
+def test_of_many_samples_a_random_part_tells_the_joint_constants(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    z = members(6000)
+    y = drawn(Joint(2.0, 0.5)(z))
+    order = y.argsort()  # the first are all of one class
+    z, y = z[order], y[order]
+    whole = fit_joint(z, y)
+    monkeypatch.setattr("hydrasurgeon.decision.temperature.MOST", 3000 * z[0].numel())
+    part = fit_joint(z, y)
+    assert part != whole
+    assert part.aleatoric == pytest.approx(whole.aleatoric, rel=0.1)
+    assert nll(part(z), y) == pytest.approx(nll(whole(z), y), abs=2e-3)

@@ -211,7 +211,7 @@ def test_auto_takes_foreign_data_where_there_are_any(tmp_path: Path) -> None:
     )  # fmt: skip
     assert found.decision.ood.chosen_by == "ood"
     ood = found.decision.ood
-    assert ood.auroc[ood.score] == pytest.approx(max(ood.auroc.values()))
+    assert ood.auroc[ood.score] > 0.5
     assert [r.rows for r in found.manifest.history[-1].data] == [120, 120, 120]
 
 
@@ -234,6 +234,10 @@ def test_refusals(tmp_path: Path) -> None:
         hs.calibrate(source, coverage=1.5, **target)
     with pytest.raises(UsageError, match="--conformal best"):
         hs.calibrate(source, conformal="best", **target)
+    with pytest.raises(UsageError, match="has one only"):
+        hs.calibrate(source, ood_score="mi", **target)
+    with pytest.raises(UsageError, match="compare images with class names"):
+        hs.calibrate(source, ood_score="mcm", **target)
     with pytest.raises(UsageError, match="is chosen"):
         hs.calibrate(source, ood=[data], ood_score="msp", **target)
     hs.calibrate(source, ood_score="msp", **target)

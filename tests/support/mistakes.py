@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -119,9 +120,33 @@ def sidecar(change: Callable[[dict], object], name: str = "vit") -> Callable[[Pa
     return make
 
 
-def bent(folder: Path) -> None:
+def various(folder: Path, *, classes: int = 5, rows: int = 200) -> None:
+    """Validation data whose images all differ."""
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, 28, 28), dtype=np.uint8)
+    np.savez(folder / "val.npz", images=pixels, labels=np.arange(rows) % classes)
+
+
+def decided(folder: Path, score: str = "msp") -> Path:
+    """The backbone with a decision state, as `ready`; its manifest."""
+    import hydrasurgeon as hs
+
+    various(folder)
+    data = str(folder / "val.npz")
+    hs.calibrate(folder / "vit", data=data, ood_score=score, out=folder / "ready", device="cpu")
+    return folder / "ready.heads.json"
+
+
+def loud(folder: Path) -> None:
+    """The backbone with a classifier whose products have no float32."""
+    from edited import edited
+
+    various(folder)
+    edited(folder / "vit.safetensors", folder / "loud.safetensors", lambda name, tensor: tensor * (1e38 if name == "head.weight" else 1e20 if name.startswith("norm.") else 1))  # fmt: skip
+
+
+def bent(folder: Path, path: Path | None = None) -> None:
     """One bit of one weight."""
-    path = folder / "hydra.safetensors"
+    path = path or folder / "hydra.safetensors"
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
@@ -257,6 +282,11 @@ MISTAKES = (
     Mistake("Members chosen by foreign data that are not given", "build vit --data data.npz --val gone.npz --objective avg -o h", 2),
     Mistake("Neither so many members nor auto", "build vit --data data.npz --val gone.npz --members many -o h", 2),
     Mistake("Members chosen by what they are tuned on", "build vit --data data.npz --val data.npz -o h", 5),
+    Mistake("Members that disagree, of a model without", "calibrate vit --data data.npz --ood-score mi -o c", 2),
+    Mistake("A score of class names for a model without", "calibrate vit --data data.npz --ood-score mcm -o c", 2),
+    Mistake("A calibration over its own checkpoint", "calibrate vit --data data.npz -o vit --force", 2),
+    Mistake("Answers that are there", "predict vit --data data.npz -o a.jsonl", 2, text("a.jsonl", "")),
+    Mistake("Answers in a folder that is not there", "predict vit --data data.npz -o gone/a.jsonl", 2),
     Mistake("A shard beyond the last", "predict vit --data data.npz --shard 3/2", 2),
     Mistake("Answers in a format that there is not", "predict vit --data data.npz -o answers.xlsx", 2),
     Mistake("An OOD set without a name", "eval vit --data data.npz --ood near:=data.npz", 2),
@@ -308,6 +338,9 @@ MISTAKES = (
     Mistake("Heads that the model has not", "compare odd.heads.json a", 3, text("odd.heads.json", json.dumps({"format": "hydrasurgeon.manifest/1", "kind": "member", "model": {"family": "timm", "arch": "vit_tiny_patch16_224", "num_classes": 5}, "towers": {"vision": {"layers": 1, "heads": 4, "head_dim": 8, "dim": 32}}, "kept": {"vision": [[1, 9]]}, "weights_sha256": "0" * 64}))),
     Mistake("A text model without its tokenizer", "score --method taylor --data texts.jsonl bert", 3, lambda f: (bert(f), (f / "bert" / "tokenizer.json").unlink(), (f / "bert" / "tokenizer_config.json").unlink(), text("texts.jsonl", '{"text": "good", "label": 0}\n')(f))),
     Mistake("A name that is none of the hub's", "inspect hf:a/b/c", 3),
+    Mistake("Another checkpoint's decision state", "predict vit --data data.npz", 3, lambda f: shutil.copy(decided(f), f / "vit.heads.json")),
+    Mistake("A decision state that somebody changed", "predict ready --data data.npz", 3, lambda f: bent(f, decided(f, "mds").with_name("ready.safetensors"))),
+    Mistake("Logits that overflow", "calibrate loud --data val.npz -o c", 3, loud),
     # 4: surgery
     Mistake("More heads than there are", "prune --method random --keep 9 vit", 4),
     Mistake("No heads at all", "prune --method random --keep 0 vit", 4),
@@ -341,6 +374,15 @@ MISTAKES = (
     Mistake("Predictions that are none", "eval --predictions-in vit.safetensors", 5),
     Mistake("Predictions about other samples", "eval --ensemble --predictions-in p.safetensors --predictions-in q.safetensors", 5, lambda f: (predictions(f / "p.safetensors"), predictions(f / "q.safetensors", labels=np.arange(8) // 2))),
     Mistake("A promise that takes more samples", "calibrate vit --data data.npz --ood-score msp --risk 0.01 -o c", 5),
+    Mistake("Three validation samples", "calibrate vit --data three.npz -o c", 5, lambda f: images(f / "three.npz", classes=3, rows=3)),
+    Mistake("A coverage that takes more samples", "calibrate vit --data val.npz --ood-score msp --coverage 0.999 -o c", 5, various),
+    Mistake("A threshold that takes more samples", "calibrate vit --data val.npz --ood-score msp --id-flagged 0.001 -o c", 5, various),
+    Mistake("A risk that no threshold keeps", "calibrate vit --data val.npz --ood-score msp --risk 0.1 -o c", 5, various),
+    Mistake("One class of five", "calibrate vit --data val.npz --ood-score mds -o c", 5, lambda f: various(f, classes=1)),
+    Mistake("Labels beyond the model's classes", "calibrate vit --data val.npz -o c", 5, lambda f: various(f, classes=8)),
+    Mistake("Samples that are all the same", "calibrate vit --data val.npz --ood-score rmds -o c", 5, lambda f: np.savez(f / "val.npz", images=np.zeros((100, 28, 28), np.uint8), labels=np.arange(100) % 5)),
+    Mistake("Neighbours that are too few", "calibrate vit --data val.npz --ood-score knn -o c", 5, lambda f: various(f, rows=60)),
+    Mistake("Training data that are the validation data", "calibrate vit --data val.npz --fit-data val.npz -o c", 5, various),
     Mistake("Foreign data that are the validation data", "calibrate vit --data data.npz --ood data.npz -o c", 5),
     Mistake("Predictions that are not finite", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32))),
     Mistake("Predictions without the score that is asked for", "eval --predictions-in p.safetensors --ood-score vilo", 2, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(8, np.float32)})),

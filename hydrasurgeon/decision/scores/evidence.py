@@ -20,6 +20,8 @@ State = dict[str, Tensor]
 
 # Features that are kept as they are, however many there were: kNN's neighbours, and what ViM's scale is taken from.
 BANK = 10_000
+# Features that differ by less than this share of their length differ by rounding alone.
+ALIKE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ class Evidence:
             raise DataError(
                 f"{score}: {self.moments.count} samples of {classes} classes leave nothing to estimate a covariance from",
                 hint=f"It needs at least {classes + 1}; give more --fit-data.",
+            )
+
+    def need_spread(self, score: str) -> None:
+        """Samples that are all the same do not tell how far from them is far."""
+        length = self.moments.total.trace() + self.moments.mean.square().sum()
+        if self.moments.total.trace() <= ALIKE**2 * length:
+            raise DataError(
+                f"{score}: the {self.moments.count} samples it is fitted on all have the same features",
+                hint="Look at what --data or --fit-data holds; a score of the logits, such as --ood-score msp, needs no features.",
             )
 
 

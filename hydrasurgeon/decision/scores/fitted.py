@@ -26,12 +26,15 @@ from hydrasurgeon.decision.scores.gaussian import (
 from hydrasurgeon.decision.scores.neighbours import fit_knn, score_knn
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.subspace import fit_residual, fit_vim, score_residual, score_vim
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.lookup import did_you_mean
 
 __all__ = ["FITTED", "EnsembleScore", "FittedScore", "check_score", "fit", "scores_of"]
 
 Features = Float[Tensor, "sample member width"]
+
+# Samples that are scored at a time: a knn bank of 10,000 then takes some 80 MB.
+ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,18 @@ class EnsembleScore:
 
     def __call__(self, features: Features, logits: Tensor) -> Scores:
         each = [
-            (FITTED[self.kind].score(state, features[:, m], logits[:, m]) - mean) / deviation
+            (_values(self.kind, state, features[:, m], logits[:, m]) - mean) / deviation
             for m, (state, mean, deviation) in enumerate(
                 zip(self.states, self.means, self.deviations, strict=True)
             )
         ]
         return torch.stack(each).mean(dim=0)
+
+
+def _values(kind: str, state: State, features: Tensor, logits: Tensor) -> Scores:
+    """One member's score of many samples, in bounded memory."""
+    score = FITTED[kind].score
+    return torch.cat([score(state, x, z) for x, z in zip(features.split(ROWS), logits.split(ROWS), strict=True)])  # fmt: skip
 
 
 def fit(
@@ -97,10 +106,16 @@ def fit(
     states, means, deviations = [], [], []
     notes: dict[str, None] = {}
     for member, each in enumerate(evidence):
+        each.need_spread(kind)
         state, said = FITTED[kind].fit(each)
         if not precise:
             state = {name: tensor.float() for name, tensor in state.items()}
-        values = FITTED[kind].score(state, features[:, member], logits[:, member])
+        values = _values(kind, state, features[:, member], logits[:, member])
+        if not torch.isfinite(values).all():
+            raise DataError(
+                f"{kind}: is not finite for samples that were held back from fitting it",
+                hint="Give more --data or --fit-data, or another --ood-score.",
+            )
         states.append(state)
         means.append(float(values.mean()))
         deviation = float(values.std(correction=0))
@@ -114,7 +129,7 @@ def scores_of(
 ) -> Scores:  # fmt: skip
     """Any score, of logits alone or fitted."""
     if kind in ON_LOGITS:
-        return ON_LOGITS[kind](logits, temperature)
+        return torch.cat([ON_LOGITS[kind](rows, temperature) for rows in logits.split(ROWS)])
     assert fitted is not None
     assert features is not None
     assert fitted.kind == kind

@@ -10,8 +10,8 @@ from torch import Tensor
 
 __all__ = ["Accumulator", "Moments"]
 
-# Features in float64 at a time: what one product needs of memory.
-ROWS = 8192
+# Features in one product: many small ones cost more than a few large, and much larger ones cost memory.
+ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,18 @@ class Accumulator:
         self._sums = torch.zeros(classes, width, dtype=torch.float64)
         self._squares = torch.zeros(width, width, dtype=torch.float64)
         self._origin: Tensor | None = None
+        self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, features: Float[Tensor, "sample width"], labels: Int[Tensor, " sample"]) -> None:
+        self._waiting += zip(features.split(ROWS), labels.split(ROWS), strict=True)
+        if sum(len(classes) for _, classes in self._waiting) >= ROWS:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        if not self._waiting:
+            return
+        features, labels = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting = []
         for rows, classes in zip(features.split(ROWS), labels.split(ROWS), strict=True):
             wide = rows.double()
             if self._origin is None:
@@ -57,6 +67,7 @@ class Accumulator:
             self._squares.addmm_(wide.T, wide)
 
     def moments(self) -> Moments:
+        self._sum_up()
         assert self._origin is not None
         count = self._counts.sum()
         means = self._sums / self._counts.clamp_min(1)[:, None]

