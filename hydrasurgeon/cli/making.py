@@ -18,6 +18,7 @@ def score(
     method: options.Method = "taylor",
     data: options.Data = None,
     objective: options.Objective = None,
+    ood_score: options.OodScore = None,
     ood: options.Foreign = None,
     keep: options.Keep = None,
     remove: Annotated[
@@ -55,7 +56,7 @@ def score(
 
     with shared.progress(run, quiet=quiet) as shown:
         scored = stage(
-            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search,
+            checkpoint, method=method, data=data, objective=objective, ood_score=ood_score, ood=ood or [], search=search,
             keep=options.keep_count(keep), remove=remove, layers=layers, tower=tower, plot=plot, out=out,
             arch=arch, force=force, **class_names, **shown,
         )  # fmt: skip
@@ -74,6 +75,7 @@ def prune(
         ),
     ] = None,
     objective: options.Objective = None,
+    ood_score: options.OodScore = None,
     keep: options.Keep = None,
     remove: Annotated[
         int | None,
@@ -125,7 +127,7 @@ def prune(
 
     with shared.progress(run, quiet=quiet) as shown:
         pruned = stage(
-            checkpoint, method=method, objective=objective, ood=ood or [], search=search,
+            checkpoint, method=method, objective=objective, ood_score=ood_score, ood=ood or [], search=search,
             keep=options.keep_count(keep), remove=remove, sample=sample, mask=mask, layers=layers, tower=tower,
             data=data, compensate=compensate, out=out, arch=arch, **class_names, **output, **shown,
         )  # fmt: skip

@@ -27,6 +27,7 @@ __all__ = [
     "Limit",
     "Method",
     "Objective",
+    "OodScore",
     "Out",
     "Private",
     "PushToHub",
@@ -103,6 +104,14 @@ Objective = Annotated[
         "--objective",
         metavar="acc|ood|avg",
         help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
+    ),
+]
+OodScore = Annotated[
+    str | None,
+    typer.Option(
+        "--ood-score",
+        metavar="NAME",
+        help="By what a circuit tells foreign data: msp (default), entropy, gen, energy or max-logit.",
     ),
 ]
 Foreign = Annotated[

@@ -43,6 +43,8 @@ class CircuitOptions:
     """What a circuit is to be found for, and how."""
 
     objective: Literal["acc", "ood", "avg"]
+    ood_score: str
+    """By which score of the logits OOD samples are told."""
     search: str
     remove: int | None
     state: Path | None

@@ -79,7 +79,7 @@ class ScoreArguments(Scoring, ClassNames, Run):
 def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
     arguments = ScoreArguments(**keywords)
-    key = score_key(arguments.method, arguments.objective)
+    key = score_key(arguments.method, arguments.objective, arguments.ood_score)
     check_keep(arguments.method, arguments.keep)
     picture = _picture(checkpoint, arguments)
     opened, copy = _opened(checkpoint, arguments)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hydrasurgeon.criteria import OOD_SCORES
 from hydrasurgeon.criteria.base import CircuitOptions, Removal, Subject
 from hydrasurgeon.criteria.circuits.greedy import extract
 from hydrasurgeon.criteria.circuits.inputs import Held
@@ -66,7 +67,9 @@ def score(subject: Subject) -> Removal:
             id_inputs=id_inputs,
             labels=torch.cat([labels for _, labels in batches]).cpu(),
             ood_inputs=ood_inputs,
-            objective=Objective(options.objective, len(id_inputs), len(ood_inputs)),
+            objective=Objective(
+                options.objective, len(id_inputs), len(ood_inputs), options.ood_score
+            ),
             candidates=candidates,
             batch_size=subject.batch_size,
             together=max(subject.batch_size, TOGETHER.get(first.device.type, 64)),
@@ -75,13 +78,14 @@ def score(subject: Subject) -> Removal:
         _check_finite(problem)
         state = None
         if options.state is not None:
-            place = {"budget": budget, "device": first.device.type}
-            state = SearchState(options.state, {**options.identity, **place})
+            state = SearchState(options.state, {**options.identity, "device": first.device.type})
         circuit = extract(
             problem, _search(options.search), budget=budget, state=state, progress=subject.progress
         )
+    by = {"ood_score": options.ood_score} if options.ood_score != OOD_SCORES[0] else {}
     settings: dict[str, Any] = {
         "objective": options.objective,
+        **by,
         "search": options.search,
         "guarantee": circuit.guarantee,
         "removed": budget,

@@ -132,9 +132,9 @@ class Look:
         for at in range(0, len(parts), stride):
             for batch in self.runner.batches(parts[at : at + stride], heads):
                 if batch.part.foreign:
-                    self.seen.foreign[rows, batch.part.index] = batch.odds
+                    self.seen.foreign[rows, batch.part.index] = batch.familiar
                 else:
-                    self.seen.familiar[rows, batch.part.index] = batch.odds
+                    self.seen.familiar[rows, batch.part.index] = batch.familiar
                     self.seen.margin[rows, batch.part.index] = batch.margin
 
     def _points(self, outcomes: Outcomes) -> Float[Tensor, " candidate"]:
