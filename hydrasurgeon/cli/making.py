@@ -31,6 +31,22 @@ def score(
     ] = None,
     layers: options.Layers = None,
     search: options.Search = None,
+    refine: Annotated[
+        str | None,
+        typer.Option(
+            "--refine",
+            metavar="swap",
+            help="Then swap heads of the circuit for --keep or --remove while it gets better.",
+        ),
+    ] = None,
+    bootstrap: Annotated[
+        int | None,
+        typer.Option(
+            "--bootstrap",
+            metavar="N",
+            help="Search a circuit again on N resamples of the data: how stable it is.",
+        ),
+    ] = None,
     tower: options.Tower = None,
     class_names: shared.ClassNameOptions,
     plot: Annotated[
@@ -57,7 +73,7 @@ def score(
     with shared.progress(run, quiet=quiet) as shown:
         scored = stage(
             checkpoint, method=method, data=data, objective=objective, ood_score=ood_score, ood=ood or [], search=search,
-            keep=options.keep_count(keep), remove=remove, layers=layers, tower=tower, plot=plot, out=out,
+            keep=options.keep_count(keep), remove=remove, layers=layers, tower=tower, refine=refine, bootstrap=bootstrap, plot=plot, out=out,
             arch=arch, force=force, **class_names, **shown,
         )  # fmt: skip
     render.scored(scored, json=json, quiet=quiet)

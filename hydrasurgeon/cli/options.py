@@ -127,7 +127,7 @@ Search = Annotated[
     typer.Option(
         "--search",
         metavar="S",
-        help="How a circuit is searched: exact (default), fast, or naive.",
+        help="How a circuit is searched: exact (default), fast, naive or attribution.",
     ),
 ]
 Keep = Annotated[

@@ -15,7 +15,7 @@ from hydrasurgeon.criteria.circuits.state import state_path
 from hydrasurgeon.criteria.feed import Feed, NoData
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
-from hydrasurgeon.files.manifest import DataRecord, Score
+from hydrasurgeon.files.manifest import DataRecord, Refined, Score
 from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.run import Run
 
@@ -49,7 +49,7 @@ class Scoring:
     ood: Sequence[str] = ()
     """Foreign data for the objectives ood and avg."""
     search: str | None = None
-    """How a circuit is searched: exact, fast or naive."""
+    """How a circuit is searched: exact, fast, naive or attribution."""
     keep: int | str | None = None
     """Heads to keep in each layer; auto: cahp's own number."""
     remove: int | None = None
@@ -84,8 +84,13 @@ def compute(
     run: Run,
     *,
     output: Path,
+    refine: bool = False,
+    resamples: int = 0,
 ) -> Score:
-    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`."""
+    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`.
+
+    A circuit may be refined by swaps for the amount that is asked for, and searched again on resampled data.
+    """
     judge = criterion(key)
     objective, ood_score = _objective(key, scoring.ood, scoring.search)
     manifest = checkpoint.manifest
@@ -108,6 +113,8 @@ def compute(
             search=scoring.search or "exact",
             remove=scoring.remove,
             state=state_path(output, key),
+            refine=refine,
+            resamples=resamples,
             identity=_identity(
                 checkpoint, feed, scoring, (objective, ood_score), towers, run.dtype
             ),
@@ -164,7 +171,11 @@ def _recorded(
     tower = {} if scoring.tower is None else {"tower": scoring.tower}
     if isinstance(verdict, Removal):
         settings = {**verdict.settings, **tower, **record_of(model)}
-        return Score(order=verdict.order, trace=verdict.trace, settings=settings, data=data)
+        better = verdict.refined
+        refined = None if better is None else Refined(removed=better.removed, value=better.value)
+        return Score(
+            order=verdict.order, trace=verdict.trace, refined=refined, settings=settings, data=data
+        )
     keep = scoring.heads_kept
     settings = {"keep": keep, "sequential": True} if keep is not None and key == "taylor" else {}
     if isinstance(verdict, Verdict):
