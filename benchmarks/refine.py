@@ -109,6 +109,14 @@ def measured(kind: str, number: int, samples: int, foreign: int) -> list[dict[st
     return entries
 
 
+def processor() -> str:
+    """Its model, where the system says it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -124,8 +132,8 @@ def main() -> None:
         for entry in measured(kind, number, arguments.samples, arguments.foreign)
     ] for kind in OBJECTIVES}  # fmt: skip
     results = {
-        "machine": {"processor": platform.machine(), "threads": 1, "python": platform.python_version(), "torch": torch.__version__},
-        "sizes": {"id": arguments.samples, "ood": arguments.foreign, "heads": 48, "splits": arguments.splits},
+        "machine": {"processor": processor(), "threads": 1, "python": platform.python_version(), "torch": torch.__version__},
+        "sizes": {"id": arguments.samples, "ood": arguments.foreign, "heads": 48, "splits": arguments.splits, "random_sets": RANDOM_SETS},
         "cpu_seconds": time.process_time() - start,
         "objectives": entries,
     }  # fmt: skip
