@@ -369,12 +369,13 @@ def refine(results: dict[str, Any]) -> list[str]:
     sizes, machine = results["sizes"], results["machine"]
 
     def mean(entries: list[dict[str, Any]], *path: str) -> float:
-        values = []
-        for each in entries:
+        total = 0.0
+        for entry in entries:
+            value: Any = entry
             for key in path:
-                each = each[key]
-            values.append(each)
-        return sum(values) / len(values)
+                value = value[key]
+            total += value
+        return total / len(entries)
 
     rows, costs = [], []
     for kind, entries in results["objectives"].items():
