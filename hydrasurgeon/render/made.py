@@ -105,15 +105,15 @@ def _better(refined: Mapping[str, Any] | None) -> None:
         show(f"  {layer}.{back} comes back, {where}.{gone} goes {value:.4f}")
 
 
-def _stable(found: Mapping[str, Any] | None, result: Scored) -> None:
+def _stable(stability: Mapping[str, Any] | None, result: Scored) -> None:
     """How much of the kept set comes back on resampled data, and how often each head."""
-    if found is None:
+    if stability is None:
         return
     show(
-        f"on {found['resamples']} resamples {100 * found['overlap']:.0f} % of the kept heads are kept again "
-        f"(at least {100 * found['least']:.0f} %; {100 * found['by_chance']:.0f} % by chance)"
+        f"on {stability['resamples']} resamples {100 * stability['overlap']:.0f} % of the kept heads are kept again "
+        f"(at least {100 * stability['least']:.0f} %; {100 * stability['by_chance']:.0f} % by chance)"
     )
-    often = {(tower, layer, head): share for tower, layer, head, share in found["kept"]}
+    often = {(tower, layer, head): share for tower, layer, head, share in stability["kept"]}
     for tower in dict.fromkeys(tower for tower, _, _ in often):
         sizes = result.manifest.towers[tower]
         rows = [

@@ -32,7 +32,7 @@ SPEC = Callable[..., str]
 
 @pytest.fixture
 def data(images: SPEC) -> tuple[str, str]:
-    return images(rows=30), images("ood.npz", rows=25, seed=5, labels=False)
+    return images(rows=20), images("ood.npz", rows=15, seed=5, labels=False)
 
 
 def test_effects_are_slopes(tiny: MAKE, data: tuple[str, str]) -> None:
@@ -94,7 +94,7 @@ def test_predictions_do_not_depend_on_how_many_are_held(
 
 
 @pytest.mark.parametrize(("objective", "amount"), [
-    ("avg", 5), *(pytest.param(o, n, marks=pytest.mark.slow) for o in ("acc", "ood") for n in (3, 8)),
+    pytest.param(o, n, marks=pytest.mark.slow) for o in ("acc", "ood", "avg") for n in (3, 6)
 ])  # fmt: skip
 def test_swaps_are_those_of_the_obvious_search(
     tiny: MAKE, data: tuple[str, str], objective: Any, amount: int
@@ -117,15 +117,20 @@ def test_swaps_are_those_of_the_obvious_search(
     assert len(set(gone)) == amount
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_never_below_greedy(tiny: MAKE, data: tuple[str, str], seed: int) -> None:
-    problem = problem_of(tiny(seed=seed), *data)
-    circuit = extract(problem, Exact, budget=6)
-    refined = refine(problem, circuit.order)
-    assert refined.start == pytest.approx(circuit.trace[-1], abs=1e-12)
-    assert refined.value >= refined.start
+@pytest.mark.parametrize("greedy", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_never_below_the_start(tiny: MAKE, data: tuple[str, str], greedy: bool) -> None:
+    problem = problem_of(tiny(), *data)
+    start = problem.candidates[:4]
+    if greedy:
+        circuit = extract(problem, Exact, budget=6)
+        assert circuit.trace[-1] == problem.objective.value(measure(problem, circuit.order))
+        start = circuit.order
+    refined = refine(problem, start)
+    assert refined.start == problem.objective.value(measure(problem, start))
     assert refined.value == problem.objective.value(measure(problem, refined.removed))
-    again = refine(problem, circuit.order)
+    assert refined.value > refined.start or greedy
+    assert refined.value >= refined.start
+    again = refine(problem, start)
     assert (again.removed, again.record()) == (refined.removed, refined.record())
 
 
@@ -192,6 +197,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_killed_refinement_starts_from_the_order(tiny: MAKE, data: tuple[str, str]) -> None:
     """What the search found is not searched again; what was swapped is."""
     options = {"method": "circuit", "data": data[0], "ood": [data[1]], "search": "attribution", "remove": 6, "refine": "swap"}  # fmt: skip
@@ -215,7 +221,7 @@ def test_a_killed_refinement_starts_from_the_order(tiny: MAKE, data: tuple[str, 
 def test_resamples_of_effects_are_effects_of_resamples(tiny: MAKE, data: tuple[str, str]) -> None:
     problem = problem_of(tiny(), *data)
     inside, outside = drawn(problem, 3, 1)
-    assert len(set(inside.tolist())) < len(inside) == 30
+    assert len(set(inside.tolist())) < len(inside) == 20
     cached = of_samples(first_order(problem), inside, outside)
     anew = first_order(on_samples(problem, inside, outside))
     for name in ("margin", "familiar", "foreign"):
