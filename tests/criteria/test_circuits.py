@@ -231,7 +231,7 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", ["exact", "fast", "naive"])
+@pytest.mark.parametrize("search", ["exact", "fast", "naive", "attribution"])
 def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str) -> None:
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     path, data, ood = tiny(), images(rows=rows), images("ood.npz", rows=rows, seed=5)
