@@ -408,7 +408,7 @@ def refine(results: dict[str, Any]) -> list[str]:
         "## Better and cheaper circuits (`--refine swap`, `--search attribution`)",
         "",
         f"The demo's ViT, {machine['processor']}, {machine['threads']} thread, torch {machine['torch']}: circuits searched on {sizes['id']} validation images and {sizes['ood']} of the",
-        f"near OOD images, measured there and on the test images and the other near OOD images; means of {sizes['splits']} splits. Random: {sizes['random_sets']} sets of that size.",
+        f"near OOD images, measured there and on the test images and the other near OOD images; mean of {sizes['splits']} splits. Random: {sizes['random_sets']} sets of that size.",
         "",
         *table(["", "", *ways], rows),
         "",
