@@ -18,6 +18,7 @@ def score(
     method: options.Method = "taylor",
     data: options.Data = None,
     objective: options.Objective = None,
+    ood_score: options.OodScore = None,
     ood: options.Foreign = None,
     keep: options.Keep = None,
     remove: Annotated[
@@ -30,6 +31,22 @@ def score(
     ] = None,
     layers: options.Layers = None,
     search: options.Search = None,
+    refine: Annotated[
+        str | None,
+        typer.Option(
+            "--refine",
+            metavar="swap",
+            help="Then swap heads of the circuit for --keep or --remove while it gets better.",
+        ),
+    ] = None,
+    bootstrap: Annotated[
+        int | None,
+        typer.Option(
+            "--bootstrap",
+            metavar="N",
+            help="Search a circuit again on N resamples of the data: how stable it is.",
+        ),
+    ] = None,
     tower: options.Tower = None,
     class_names: shared.ClassNameOptions,
     plot: Annotated[
@@ -55,8 +72,8 @@ def score(
 
     with shared.progress(run, quiet=quiet) as shown:
         scored = stage(
-            checkpoint, method=method, data=data, objective=objective, ood=ood or [], search=search,
-            keep=options.keep_count(keep), remove=remove, layers=layers, tower=tower, plot=plot, out=out,
+            checkpoint, method=method, data=data, objective=objective, ood_score=ood_score, ood=ood or [], search=search,
+            keep=options.keep_count(keep), remove=remove, layers=layers, tower=tower, refine=refine, bootstrap=bootstrap, plot=plot, out=out,
             arch=arch, force=force, **class_names, **shown,
         )  # fmt: skip
     render.scored(scored, json=json, quiet=quiet)
@@ -74,6 +91,7 @@ def prune(
         ),
     ] = None,
     objective: options.Objective = None,
+    ood_score: options.OodScore = None,
     keep: options.Keep = None,
     remove: Annotated[
         int | None,
@@ -125,7 +143,7 @@ def prune(
 
     with shared.progress(run, quiet=quiet) as shown:
         pruned = stage(
-            checkpoint, method=method, objective=objective, ood=ood or [], search=search,
+            checkpoint, method=method, objective=objective, ood_score=ood_score, ood=ood or [], search=search,
             keep=options.keep_count(keep), remove=remove, sample=sample, mask=mask, layers=layers, tower=tower,
             data=data, compensate=compensate, out=out, arch=arch, **class_names, **output, **shown,
         )  # fmt: skip

@@ -27,6 +27,7 @@ __all__ = [
     "Limit",
     "Method",
     "Objective",
+    "OodScore",
     "Out",
     "Private",
     "PushToHub",
@@ -105,6 +106,14 @@ Objective = Annotated[
         help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
     ),
 ]
+OodScore = Annotated[
+    str | None,
+    typer.Option(
+        "--ood-score",
+        metavar="NAME",
+        help="By what a circuit tells foreign data: msp (default), entropy, gen, energy or max-logit.",
+    ),
+]
 Foreign = Annotated[
     list[str] | None,
     typer.Option(
@@ -118,7 +127,7 @@ Search = Annotated[
     typer.Option(
         "--search",
         metavar="S",
-        help="How a circuit is searched: exact (default), fast, or naive.",
+        help="How a circuit is searched: exact (default), fast, naive or attribution.",
     ),
 ]
 Keep = Annotated[

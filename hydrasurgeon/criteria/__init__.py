@@ -6,9 +6,19 @@ from collections.abc import Callable, Collection
 
 from hydrasurgeon.criteria.base import HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.decided import STORED
 from hydrasurgeon.lookup import did_you_mean, imported
 
-__all__ = ["CIRCUIT", "CRITERIA", "OBJECTIVES", "WITHOUT_DATA", "criterion", "score_key"]
+__all__ = [
+    "CIRCUIT",
+    "CRITERIA",
+    "OBJECTIVES",
+    "OOD_SCORES",
+    "WITHOUT_DATA",
+    "criterion",
+    "objective_of",
+    "score_key",
+]
 
 CRITERIA = {
     "taylor": "hydrasurgeon.criteria.taylor:score",
@@ -23,36 +33,81 @@ CIRCUIT = "circuit"
 """The criterion that ranks heads by removing them."""
 OBJECTIVES = ("acc", "ood", "avg")
 """What a circuit can keep."""
+OOD_SCORES = ("msp", "entropy", "gen", "energy", "max-logit")
+"""By which scores a circuit can tell OOD samples: functions of one model's logits. The first is the default, without a name in keys."""
 # These look at the weights, or at nothing; the others need labelled data.
 WITHOUT_DATA = {"magnitude", "random"}
 
 
-def score_key(method: str, objective: str | None = None, *, recorded: Collection[str] = ()) -> str:
-    """Under which name scores stand in the manifest: each objective of `circuit` under its own, `circuit-avg`.
+def score_key(
+    method: str,
+    objective: str | None = None,
+    ood_score: str | None = None,
+    *,
+    recorded: Collection[str] = (),
+) -> str:
+    """Under which name scores stand in the manifest: `circuit-OBJECTIVE`, and `circuit-OBJECTIVE-SCORE` for a score that is not msp.
 
-    Without an objective it is the only one recorded, or else avg.
+    Without an objective it is the only one recorded (of that score), or else avg.
     """
     if method.partition("-")[0] != CIRCUIT:
-        if objective is not None:
-            raise UsageError(f"--objective {objective}: --method {method} has none")
+        useless = {"--objective": objective, "--ood-score": ood_score}
+        for option, value in useless.items():
+            if value is not None:
+                raise UsageError(f"{option} {value}: --method {method} has none")
         return method
-    _, dash, named = method.partition("-")
-    if dash and objective not in (None, named):
+    named = method.split("-", 2)[1:]
+    if named and objective not in (None, named[0]):
         raise UsageError(f"--objective {objective}: --method {method} names another")
-    wanted = named if dash else objective
+    if named[1:] and ood_score not in (None, named[1]):
+        raise UsageError(f"--ood-score {ood_score}: --method {method} names another")
+    wanted = named[0] if named else objective
+    by = named[1] if named[1:] else ood_score
+    if by is not None:
+        _check_ood_score(by)
     if wanted is None:
-        circuits = [key for key in recorded if key.startswith(f"{CIRCUIT}-")]
+        circuits = [
+            key
+            for key in recorded
+            if key.startswith(f"{CIRCUIT}-") and by in (None, objective_of(key)[1])
+        ]
         if len(circuits) > 1:
             raise UsageError(
                 f"--method circuit: the manifest has {' and '.join(sorted(circuits))}",
-                hint="Name one with --objective.",
+                hint="Name one with --objective and --ood-score, or as --method.",
             )
-        return circuits[0] if circuits else f"{CIRCUIT}-avg"
+        if circuits:
+            return circuits[0]
+        wanted = "avg"
     if wanted not in OBJECTIVES:
         raise UsageError(
             f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}."
         )
-    return f"{CIRCUIT}-{wanted}"
+    if wanted == "acc" and by is not None:
+        raise UsageError(
+            f"--ood-score {by}: --objective acc looks at no OOD data",
+            hint="Leave it out, or give --objective ood or avg.",
+        )
+    return f"{CIRCUIT}-{wanted}" + (f"-{by}" if by not in (None, OOD_SCORES[0]) else "")
+
+
+def objective_of(key: str) -> tuple[str, str]:
+    """Objective and OOD score of a circuit's key."""
+    _, objective, *score = key.split("-", 2)
+    return objective, score[0] if score else OOD_SCORES[0]
+
+
+def _check_ood_score(name: str) -> None:
+    """Refuse what a search cannot rank samples by."""
+    if name in OOD_SCORES:
+        return
+    if name in STORED:
+        why = "needs features; a circuit is searched by what one model's logits say"
+    elif name == "mi":
+        why = "is 0 for every sample of a single model"
+    else:
+        why = f"not known{did_you_mean(name, OOD_SCORES)}"
+    raise UsageError(f"--ood-score {name}: {why}", hint=f"Available: {', '.join(OOD_SCORES)}.")
 
 
 def criterion(name: str) -> Callable[[Subject], HeadScores | Verdict | Removal]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.heads import Head
 
-__all__ = ["CircuitOptions", "HeadScores", "Removal", "Subject", "Verdict"]
+__all__ = ["CircuitOptions", "HeadScores", "Refinement", "Removal", "Subject", "Verdict"]
 
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
@@ -29,6 +29,15 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Refinement:
+    """A better set of heads for one amount than the first of an order."""
+
+    removed: tuple[Head, ...]
+    value: float
+    """What is left of the objective without them."""
+
+
+@dataclass(frozen=True)
 class Removal:
     """The verdict of a criterion that ranks heads by removing them."""
 
@@ -36,6 +45,7 @@ class Removal:
     trace: tuple[float, ...]
     """What was left of the objective after each removal."""
     settings: dict[str, Any]
+    refined: Refinement | None = None
 
 
 @dataclass(frozen=True)
@@ -43,12 +53,18 @@ class CircuitOptions:
     """What a circuit is to be found for, and how."""
 
     objective: Literal["acc", "ood", "avg"]
+    ood_score: str
+    """By which score of the logits OOD samples are told."""
     search: str
     remove: int | None
     state: Path | None
     """Where an interrupted search leaves its state; None = nowhere."""
     identity: Mapping[str, Any]
     """What must be the same for that state to be of use."""
+    refine: bool = False
+    """Whether heads are swapped once the order is there."""
+    resamples: int = 0
+    """On how many resamples of the data the search is repeated."""
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
-from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion
+from hydrasurgeon.criteria import CIRCUIT, OOD_SCORES, WITHOUT_DATA, criterion, objective_of
 from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.criteria.circuits.state import state_path
 from hydrasurgeon.criteria.feed import Feed, NoData
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
-from hydrasurgeon.files.manifest import DataRecord, Score
+from hydrasurgeon.files.manifest import DataRecord, Refined, Score
 from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.run import Run
 
@@ -26,6 +26,7 @@ class ScoringKeywords(TypedDict, total=False):
     """The keywords of a `Scoring`."""
 
     objective: str | None
+    ood_score: str | None
     data: str | None
     ood: Sequence[str]
     search: str | None
@@ -41,12 +42,14 @@ class Scoring:
 
     objective: str | None = None
     """What a circuit keeps: acc, ood or avg."""
+    ood_score: str | None = None
+    """By which score of the logits a circuit tells OOD samples; None: msp."""
     data: str | None = None
     """Labelled data."""
     ood: Sequence[str] = ()
     """Foreign data for the objectives ood and avg."""
     search: str | None = None
-    """How a circuit is searched: exact, fast or naive."""
+    """How a circuit is searched: exact, fast, naive or attribution."""
     keep: int | str | None = None
     """Heads to keep in each layer; auto: cahp's own number."""
     remove: int | None = None
@@ -81,10 +84,15 @@ def compute(
     run: Run,
     *,
     output: Path,
+    refine: bool = False,
+    resamples: int = 0,
 ) -> Score:
-    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`."""
+    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`.
+
+    A circuit may be refined by swaps for the amount that is asked for, and searched again on resampled data.
+    """
     judge = criterion(key)
-    objective = _objective(key, scoring.ood, scoring.search)
+    objective, ood_score = _objective(key, scoring.ood, scoring.search)
     manifest = checkpoint.manifest
     towers = parse_towers(scoring.tower, manifest.towers)
     sizes = [manifest.towers[name] for name in towers]
@@ -101,10 +109,15 @@ def compute(
     if objective is not None:
         circuit = CircuitOptions(
             objective=objective,  # type: ignore[arg-type]
+            ood_score=ood_score,
             search=scoring.search or "exact",
             remove=scoring.remove,
             state=state_path(output, key),
-            identity=_identity(checkpoint, feed, scoring, objective, towers, run.dtype),
+            refine=refine,
+            resamples=resamples,
+            identity=_identity(
+                checkpoint, feed, scoring, (objective, ood_score), towers, run.dtype
+            ),
         )
     verdict = judge(
         Subject(
@@ -129,15 +142,17 @@ def _identity(
     checkpoint: Checkpoint,
     feed: Feed | NoData,
     scoring: Scoring,
-    objective: str,
+    objective: tuple[str, str],
     towers: Sequence[str],
     dtype: str,
 ) -> dict[str, Any]:
-    """What must be the same for an interrupted search to be continued."""
+    """What must be the same for an interrupted search to be continued: not how many heads go, as an order has prefixes."""
+    kind, ood_score = objective
+    by = {"ood_score": ood_score} if ood_score != OOD_SCORES[0] else {}
     return {
         "weights": checkpoint.record(checkpoint.digests()).sha256,
         "data": [f"{each.rows} rows {each.sha256[:12]}" for each in feed.records],
-        "objective": objective, "search": scoring.search or "exact", "layers": scoring.layers, "towers": list(towers), "dtype": dtype,
+        "objective": kind, **by, "search": scoring.search or "exact", "layers": scoring.layers, "towers": list(towers), "dtype": dtype,
         "batch_size": feed.batch_size, **record_of(checkpoint.manifest.model),
     }  # fmt: skip
 
@@ -156,7 +171,11 @@ def _recorded(
     tower = {} if scoring.tower is None else {"tower": scoring.tower}
     if isinstance(verdict, Removal):
         settings = {**verdict.settings, **tower, **record_of(model)}
-        return Score(order=verdict.order, trace=verdict.trace, settings=settings, data=data)
+        better = verdict.refined
+        refined = None if better is None else Refined(removed=better.removed, value=better.value)
+        return Score(
+            order=verdict.order, trace=verdict.trace, refined=refined, settings=settings, data=data
+        )
     keep = scoring.heads_kept
     settings = {"keep": keep, "sequential": True} if keep is not None and key == "taylor" else {}
     if isinstance(verdict, Verdict):
@@ -171,21 +190,21 @@ def _recorded(
     return Score(values=values, settings=settings, data=data)
 
 
-def _objective(method: str, ood: Sequence[str], search: str | None) -> str | None:
-    """The objective of a circuit's key; None for a criterion that has none."""
-    circuit, _, objective = method.partition("-")
-    if circuit != CIRCUIT:
+def _objective(method: str, ood: Sequence[str], search: str | None) -> tuple[str | None, str]:
+    """Objective and OOD score of a circuit's key; no objective for a criterion that has none."""
+    if method.partition("-")[0] != CIRCUIT:
         useless = "--ood" if ood else "--search" if search else None
         if useless is not None:
             raise UsageError(
                 f"{useless}: --method {method} has no use for it", hint="Leave it out."
             )
-        return None
+        return None, OOD_SCORES[0]
+    objective, ood_score = objective_of(method)
     if objective != "acc" and not ood:
         raise UsageError(
             f"--objective {objective}: needs OOD data", hint="Give --ood D, or --objective acc."
         )
-    return objective
+    return objective, ood_score
 
 
 def _by_original_number(

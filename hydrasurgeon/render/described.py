@@ -61,7 +61,11 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
     else:
         picture(manifest.kept, manifest.towers)
     if manifest.scores:
-        show(f"  scores: {', '.join(manifest.scores)}")
+        named = [
+            f"{name} (refined for {len(score.refined.removed)} removals)" if score.refined else name
+            for name, score in manifest.scores.items()
+        ]
+        show(f"  scores: {', '.join(named)}")
     if manifest.decision is not None:
         show("  decision state:")
         for line in decision_lines(manifest.decision):

@@ -158,7 +158,9 @@ def _key(opened: Checkpoint, arguments: PruneArguments) -> str | None:
     """Under which name the scores stand in the manifest; None for a mask."""
     if arguments.method is None:
         return None
-    return score_key(arguments.method, arguments.objective, recorded=opened.manifest.scores)
+    return score_key(
+        arguments.method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores
+    )
 
 
 def _choose(
@@ -209,7 +211,7 @@ def _score(
         return key, recorded, ()
     if arguments.data is None and key not in WITHOUT_DATA:
         name = opened.path.name
-        needs = "--data D --ood O" if key in ("circuit-ood", "circuit-avg") else "--data D"
+        needs = "--data D --ood O" if key.startswith(("circuit-ood", "circuit-avg")) else "--data D"
         raise UsageError(
             f"{opened.path}: has no {key} scores",
             hint=f"Run `hydrasurgeon score --method {key} {needs} {name}` first, or give {needs} here.",

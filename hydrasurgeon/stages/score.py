@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.class_names import (
 )
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
-from hydrasurgeon.criteria import WITHOUT_DATA, score_key
+from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
 from hydrasurgeon.criteria.scoring import Scoring, ScoringKeywords, check_keep, compute
 from hydrasurgeon.errors import UsageError
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
 
 __all__ = ["Scored", "score"]
+
+REFINEMENTS = ("swap",)
+"""How a circuit can be made better."""
+MOST_RESAMPLES = 10_000
+"""More tell nothing that fewer do not."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class ScoreKeywords(ScoringKeywords, ClassNamesKeywords, RunKeywords, total=Fals
     """The keywords of `ScoreArguments`."""
 
     method: Required[str]
+    refine: str | None
+    bootstrap: int | None
     plot: str | Path | None
     out: str | Path | None
     force: bool
@@ -64,6 +71,10 @@ class ScoreArguments(Scoring, ClassNames, Run):
 
     method: str
     """taylor, fisher, magnitude, random, cahp or circuit."""
+    refine: str | None = None
+    """swap: put other heads in the place of those that go, where a circuit is better for it."""
+    bootstrap: int | None = None
+    """Search a circuit again on so many resamples of the data."""
     plot: str | Path | None = None
     """A picture of cahp's curve and clusters, .png or .svg."""
     out: str | Path | None = None
@@ -79,13 +90,17 @@ class ScoreArguments(Scoring, ClassNames, Run):
 def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
     arguments = ScoreArguments(**keywords)
-    key = score_key(arguments.method, arguments.objective)
+    key = score_key(arguments.method, arguments.objective, arguments.ood_score)
     check_keep(arguments.method, arguments.keep)
+    _check_circuit_options(arguments)
     picture = _picture(checkpoint, arguments)
     opened, copy = _opened(checkpoint, arguments)
     digests = opened.digests()
     target = copy or opened.path
-    result = compute(opened, key, arguments, arguments, output=target)
+    result = compute(
+        opened, key, arguments, arguments, output=target, refine=arguments.refine is not None,
+        resamples=arguments.bootstrap or 0,
+    )  # fmt: skip
     if picture is not None:
         from hydrasurgeon.criteria.cahp.plot import draw_cahp
 
@@ -102,6 +117,31 @@ def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
         record_in_place(opened.path, opened.tensors.files[0], written)
     clear_search(target, key)
     return Scored(target, written, key)
+
+
+def _check_circuit_options(arguments: ScoreArguments) -> None:
+    """What is done with a circuit once it is found needs one, and a number of heads."""
+    if arguments.refine not in (None, *REFINEMENTS):
+        raise UsageError(
+            f"--refine {arguments.refine}: no such refinement",
+            hint=f"Available: {', '.join(REFINEMENTS)}.",
+        )
+    if arguments.bootstrap is not None and not 2 <= arguments.bootstrap <= MOST_RESAMPLES:
+        raise UsageError(
+            f"--bootstrap {arguments.bootstrap}: takes 2 to {MOST_RESAMPLES:,} resamples"
+        )
+    wanted = {"--refine": arguments.refine, "--bootstrap": arguments.bootstrap}
+    for option, value in wanted.items():
+        if value is None:
+            continue
+        if arguments.method.partition("-")[0] != CIRCUIT:
+            raise UsageError(
+                f"{option} {value}: --method {arguments.method} is no circuit", hint="Leave it out."
+            )
+        if arguments.keep is None and arguments.remove is None:
+            raise UsageError(
+                f"{option} {value}: for how many heads?", hint="Give --keep K or --remove N."
+            )
 
 
 def _picture(checkpoint: str | Path, arguments: ScoreArguments) -> Path | None:
@@ -147,6 +187,7 @@ def _entry(
     """What history gets to know."""
     recorded = {
         "method": key, "data": arguments.data, "ood": list(arguments.ood) or None, "search": arguments.search,
+        "refine": arguments.refine, "bootstrap": arguments.bootstrap,
         "keep": arguments.keep, "remove": arguments.remove, "layers": arguments.layers, "tower": arguments.tower,
         **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
         "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,

@@ -5,82 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from slow_circuits import algorithm_1
 from two_processes import in_two_processes
 
 import hydrasurgeon as hs
-from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins, odds
+from hydrasurgeon.criteria.circuits.familiarity import odds
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
 from hydrasurgeon.criteria.circuits.order import hard_first, lost_along, warm_first
-from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.manifest import read_manifest, sidecar
 from hydrasurgeon.measuring import metrics
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
-HEAD_DIM = 8
 ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=5"
-
-
-def everything(
-    spec: str, transform: Callable[..., torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    samples = open_data(spec)
-    (batch,) = Batches(samples, transform, batch_size=len(samples))
-    return batch.inputs, batch.labels
-
-
-def algorithm_1(
-    path: Path,
-    data: str,
-    ood: str,
-    objective: str,
-    budget: int,
-    layers: tuple[int, ...] = (0, 1, 2),
-) -> tuple[list[tuple[str, int, int]], list[float]]:
-    """Written out from the paper: zero W_O's columns, evaluate, restore; scores as exact fractions."""
-    model = hs.load(path, device="cpu")
-    kept = model.manifest.kept["vision"]
-    sites = [block.attn.proj.weight for block in model.module.blocks]
-    left = [(la, h) for la, row in enumerate(kept) for h in row if la in layers]
-    x, y = everything(data, model.transform)
-    foreign_x, _ = everything(ood, model.transform)
-
-    @torch.inference_mode()
-    def score() -> Fraction:
-        logits, outside = model.module(x).double(), model.module(foreign_x).double()
-        acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
-        foreign = 1 - outside.softmax(-1).amax(-1)
-        familiar = 1 - logits.softmax(-1).amax(-1)
-        above = int((foreign[:, None] > familiar).sum()) * 2 + int(
-            (foreign[:, None] == familiar).sum()
-        )
-        auroc = Fraction(above, 2 * len(foreign) * len(familiar))
-        return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
-
-    order, trace = [], []
-    for _ in range(budget):
-        best, winner = Fraction(-1), (-1, -1)
-        for la, h in left:
-            at = kept[la].index(h) * HEAD_DIM
-            columns = sites[la].data[:, at : at + HEAD_DIM]
-            saved = columns.clone()
-            columns.zero_()
-            if (s := score()) > best:
-                best, winner = s, (la, h)
-            columns.copy_(saved)
-        at = kept[winner[0]].index(winner[1]) * HEAD_DIM
-        sites[winner[0]].data[:, at : at + HEAD_DIM] = 0
-        left.remove(winner)
-        order.append(("vision", *winner))
-        trace.append(float(best))
-    return order, trace
 
 
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
@@ -246,6 +190,23 @@ def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, sear
     assert ours.scores == theirs.scores
 
 
+@pytest.mark.parametrize("amount", [3, 7])
+@pytest.mark.parametrize("search", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
+def test_a_killed_search_goes_on_for_another_amount(
+    tiny: MAKE, images: SPEC, search: str, amount: int
+) -> None:
+    """An order has prefixes: shortened or extended, it is what a search for that amount finds, counts and all."""
+    rows = 120 if search == "fast" else 25  # fast draws from many samples only
+    options = {"method": "circuit", "objective": "acc", "data": images(rows=rows), "search": search, "batch_size": 16}  # fmt: skip
+    whole, cut = tiny("whole.safetensors"), tiny("cut.safetensors")
+    hs.score(whole, remove=amount, **options)
+    with pytest.raises(Killed):
+        hs.score(cut, progress=killer(5), remove=6, **options)
+    hs.score(cut, remove=amount, **options)
+    assert not cut.with_name("cut.circuit-acc.search.json").exists()
+    assert read_manifest(sidecar(cut)).scores == read_manifest(sidecar(whole)).scores
+
+
 def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) -> None:
     path, data = tiny(), images()
     options = {"method": "circuit", "objective": "acc", "search": "naive", "remove": 3}
@@ -253,7 +214,6 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
         hs.score(path, data=data, progress=killer(1), **options)
     for change, said in (
         ({"data": images("other.npz", seed=8)}, "data"),
-        ({"remove": 4}, r"budget \(3, now 4\)"),
         ({"search": "exact"}, r"search \(naive, now exact\)"),
         ({"layers": "1-2"}, "layers"),
     ):
@@ -271,7 +231,7 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", ["exact", "fast", "naive"])
+@pytest.mark.parametrize("search", ["exact", "fast", "naive", "attribution"])
 def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str) -> None:
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     path, data, ood = tiny(), images(rows=rows), images("ood.npz", rows=rows, seed=5)

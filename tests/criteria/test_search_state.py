@@ -19,7 +19,7 @@ from hydrasurgeon.files.resumable import FORMAT
 from hydrasurgeon.heads import Head
 
 IDENTITY = {"weights": "0" * 64, "seed": 0, "device": "cpu", "dtype": "float32"}
-GOOD: dict[str, Any] = {"order": [["vision", 1, 2]], "trace": [0.5], "start": 0.75, "memory": {"é": 1e-05}}  # fmt: skip
+GOOD: dict[str, Any] = {"order": [["vision", 1, 2]], "trace": [0.5], "start": 0.75, "counts": [{"evaluations": 12, "off": 0.5}], "memory": {"é": 1e-05}}  # fmt: skip
 
 
 def read(folder: Path, content: bytes | str) -> Any:
@@ -45,7 +45,7 @@ def test_a_state_is_read(tmp_path: Path) -> None:
     [
         {"order": []}, {"order": [["vision", 1]]}, {"order": [["vision", -1, 0]]}, {"order": [["vision", True, 0]]}, {"order": [["vision", 1.0, 0]]},
         {"order": "abc"}, {"order": None}, {"trace": []}, {"trace": ["0.5"]}, {"trace": [None]}, {"start": "x"}, {"start": True}, {"memory": []},
-        {"memory": None}, {"more": 1},
+        {"memory": None}, {"more": 1}, {"counts": []}, {"counts": [{"evaluations": -1}]}, {"counts": [{"evaluations": "1"}]}, {"counts": [3]},
     ],
 )  # fmt: skip
 def test_a_position_that_no_search_has(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ def test_every_byte_counts(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_version(tmp_path: Path) -> None:
-    refused(tmp_path, written(tmp_path, GOOD).replace(b"hydrasurgeon.search/2", b"hydrasurgeon.search/1"))  # fmt: skip
+    refused(tmp_path, written(tmp_path, GOOD).replace(b"hydrasurgeon.search/3", b"hydrasurgeon.search/1"))  # fmt: skip
 
 
 def test_packed_predictions_have_the_rows_of_the_data() -> None:

@@ -6,18 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
-from hydrasurgeon.criteria.base import CircuitOptions, Removal, Subject
+from hydrasurgeon.criteria import OOD_SCORES
+from hydrasurgeon.criteria.base import CircuitOptions, Refinement, Removal, Subject
+from hydrasurgeon.criteria.circuits.effects import check_reached
 from hydrasurgeon.criteria.circuits.greedy import extract
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.objective import Objective
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
+from hydrasurgeon.criteria.circuits.stability import bootstrap
 from hydrasurgeon.criteria.circuits.state import SearchState
+from hydrasurgeon.criteria.circuits.swaps import refine
 from hydrasurgeon.criteria.circuits.two_towers import numbered
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import Head
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.runtime.processes import joined
+from hydrasurgeon.runtime.processes import World, joined
 
 __all__ = ["SEARCHES", "score"]
 
@@ -25,6 +30,7 @@ SEARCHES = {
     "exact": "hydrasurgeon.criteria.circuits.exact:Exact",
     "fast": "hydrasurgeon.criteria.circuits.fast:Fast",
     "naive": "hydrasurgeon.criteria.circuits.naive:Naive",
+    "attribution": "hydrasurgeon.criteria.circuits.attribution:Attribution",
 }
 """Name → where the search stands."""
 FEW = 100
@@ -43,6 +49,57 @@ def score(subject: Subject) -> Removal:
         if site.layer in subject.layers
         for number in site.heads
     )
+    budget = _budget(options, subject, candidates)
+    make = _search(options.search)
+    with joined() as world:
+        problem = _problem(subject, options, module, candidates, world)
+        if options.refine:
+            check_reached(problem, "--refine swap")
+        _check_finite(problem)
+        state = None
+        if options.state is not None:
+            device = problem.id_inputs.device.type
+            state = SearchState(options.state, {**options.identity, "device": device})
+        progress = subject.progress
+        circuit = extract(problem, make, budget=budget, state=state, progress=progress)
+        swapped = refine(problem, circuit.order, progress=progress) if options.refine else None
+        stability = None
+        if options.resamples:
+            stability = bootstrap(
+                problem,
+                make,
+                circuit.order,
+                options.resamples,
+                seed=subject.seed,
+                progress=progress,
+            )
+    by = {"ood_score": options.ood_score} if options.ood_score != OOD_SCORES[0] else {}
+    settings: dict[str, Any] = {
+        "objective": options.objective,
+        **by,
+        "search": options.search,
+        "guarantee": circuit.guarantee,
+        "removed": budget,
+        "candidates": len(candidates),
+        "start": circuit.start,
+        "counts": circuit.counts,
+    }
+    settings |= {} if swapped is None else {"refine": swapped.record()}
+    settings |= {} if stability is None else {"bootstrap": stability}
+    if notes := _notes(problem):
+        settings["notes"] = notes
+    refined = None if swapped is None else Refinement(tuple(swapped.removed), swapped.value)
+    return Removal(circuit.order, circuit.trace, settings, refined)
+
+
+def _problem(
+    subject: Subject,
+    options: CircuitOptions,
+    module: nn.Module,
+    candidates: tuple[Head, ...],
+    world: World,
+) -> Problem:
+    """The model with its data in memory."""
     anatomy = subject.checkpoint.family.anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}
     beyond = sorted({head.tower for head in candidates} - reached)
@@ -51,47 +108,26 @@ def score(subject: Subject) -> Removal:
             f"--method circuit: no inputs run through tower {beyond[0]}",
             hint=f"Search the other one: --tower {' or '.join(sorted(reached))}.",
         )
-    budget = _budget(options, subject, candidates)
-    with joined() as world:
-        batches = list(subject.batches("reading"))
-        foreign = list(subject.foreign("reading OOD")) if options.objective != "acc" else []
-        first = next(module.parameters())
-        id_inputs = Held.of([inputs for inputs, _ in batches], first.device, first.dtype)
-        ood_inputs = Held.of(foreign, first.device, first.dtype)
-        if beyond:
-            id_inputs, ood_inputs = numbered(id_inputs, ood_inputs)
-        problem = Problem(
-            module=module,
-            anatomy=anatomy,
-            id_inputs=id_inputs,
-            labels=torch.cat([labels for _, labels in batches]).cpu(),
-            ood_inputs=ood_inputs,
-            objective=Objective(options.objective, len(id_inputs), len(ood_inputs)),
-            candidates=candidates,
-            batch_size=subject.batch_size,
-            together=max(subject.batch_size, TOGETHER.get(first.device.type, 64)),
-            world=world,
-        )
-        _check_finite(problem)
-        state = None
-        if options.state is not None:
-            place = {"budget": budget, "device": first.device.type}
-            state = SearchState(options.state, {**options.identity, **place})
-        circuit = extract(
-            problem, _search(options.search), budget=budget, state=state, progress=subject.progress
-        )
-    settings: dict[str, Any] = {
-        "objective": options.objective,
-        "search": options.search,
-        "guarantee": circuit.guarantee,
-        "removed": budget,
-        "candidates": len(candidates),
-        "start": circuit.start,
-        "counts": circuit.counts,
-    }
-    if notes := _notes(problem):
-        settings["notes"] = notes
-    return Removal(circuit.order, circuit.trace, settings)
+    batches = list(subject.batches("reading"))
+    foreign = list(subject.foreign("reading OOD")) if options.objective != "acc" else []
+    first = next(module.parameters())
+    id_inputs = Held.of([inputs for inputs, _ in batches], first.device, first.dtype)
+    ood_inputs = Held.of(foreign, first.device, first.dtype)
+    if beyond:
+        id_inputs, ood_inputs = numbered(id_inputs, ood_inputs)
+    rows = len(id_inputs), len(ood_inputs)
+    return Problem(
+        module=module,
+        anatomy=anatomy,
+        id_inputs=id_inputs,
+        labels=torch.cat([labels for _, labels in batches]).cpu(),
+        ood_inputs=ood_inputs,
+        objective=Objective(options.objective, *rows, options.ood_score),
+        candidates=candidates,
+        batch_size=subject.batch_size,
+        together=max(subject.batch_size, TOGETHER.get(first.device.type, 64)),
+        world=world,
+    )
 
 
 def _search(name: str) -> Callable[[Problem], Search]:

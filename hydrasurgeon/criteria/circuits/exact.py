@@ -97,25 +97,23 @@ class Exact:
     def _settle(self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]) -> NextHead:
         """Name the winner; the runners-up are the favourites of the next round."""
         objective = self.problem.objective
-        head, points = self._decide(removed, survivors)
+        head, points = self.decide(removed, survivors)
         self.present = survivors[head]
         ranked = {h: objective.points(seen.one())[0].low for h, seen in survivors.items()}
         self.favourites = sorted((h for h in ranked if h != head), key=lambda h: -ranked[h])
         return NextHead(head, objective.value(ranked[head] if points is None else points))
 
-    def _decide(
+    def decide(
         self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]
     ) -> tuple[Head, int | None]:
-        """The winner among candidates seen on every sample; its points where they had to be settled."""
+        """The winner among candidates seen on every sample, the first of equals; its points where they had to be settled."""
         objective = self.problem.objective
         points = {
             head: objective.points(seen.one(), self.tolerance)[0]
             for head, seen in survivors.items()
         }
         sure = max(low for low, _ in points.values())
-        open_ = [
-            head for head in self.problem.candidates if head in points and points[head].high >= sure
-        ]
+        open_ = [head for head in points if points[head].high >= sure]
         if len(open_) == 1:
             return open_[0], None
         if all(points[head].low == points[head].high for head in open_):

@@ -1,6 +1,6 @@
 """Most of the order of Algorithm 1 for a fraction of the work: what each removal does to each sample is remembered.
 
-What a removal does to a sample's margin and log-odds changes little when other heads go, so that
+What a removal does to a sample's margin and familiarity changes little when other heads go, so that
 
     S(present circuit without h) ≈ S(present circuit + effect of h as last seen)
 

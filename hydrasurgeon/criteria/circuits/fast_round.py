@@ -67,6 +67,8 @@ class Look:
         objective = self.problem.objective
         samples = objective.id_rows + (objective.ood_rows if objective.needs_ood else 0)
         self.drawn = Drawn.nothing(samples, seed=number)
+        self.shares = (0.0, 0.0)
+        """Of the samples: what was seen of those that are still looked at, and what will be."""
 
     def first(self) -> None:
         """Nothing was seen before: all candidates, then the best of them."""
@@ -89,8 +91,9 @@ class Look:
         best = self.points[self.rows].argsort(descending=True, stable=True)[:count]
         self.rows = self.rows[best].sort().values
         share = max(share, SAMPLES / len(self.drawn.taken))
+        self.shares = (self.shares[1], min(share, 1.0))
         self._run(self._draw(share))
-        self.problem.tick(min(share, 1.0))
+        self.problem.tick(self.shares[1])
         if share >= 1:
             outcomes = self.seen.map(lambda part: part[self.rows])
             self.points[self.rows] = self._points(outcomes)
@@ -132,10 +135,12 @@ class Look:
         for at in range(0, len(parts), stride):
             for batch in self.runner.batches(parts[at : at + stride], heads):
                 if batch.part.foreign:
-                    self.seen.foreign[rows, batch.part.index] = batch.odds
+                    self.seen.foreign[rows, batch.part.index] = batch.familiar
                 else:
-                    self.seen.familiar[rows, batch.part.index] = batch.odds
+                    self.seen.familiar[rows, batch.part.index] = batch.familiar
                     self.seen.margin[rows, batch.part.index] = batch.margin
+            before, after = self.shares
+            self.problem.tick(before + (after - before) * min(1.0, (at + stride) / len(parts)))
 
     def _points(self, outcomes: Outcomes) -> Float[Tensor, " candidate"]:
         return torch.tensor(

@@ -38,6 +38,7 @@ def extract(
     """Remove `budget` heads, each time the one without which the objective is highest."""
     order: list[Head] = []
     trace: list[float] = []
+    counts: list[dict[str, Any]] = []
     rounds = [len(problem.candidates) - i for i in range(budget)]
 
     def tick(share: float) -> None:
@@ -58,9 +59,10 @@ def extract(
         assert state is not None
         with state.judged():
             order = these(position.order, problem.candidates)
-            if len(order) > budget:
-                raise ValueError(f"{len(order)} heads are gone, of {budget} to remove")
             search.recall(position.memory)
+            counts = [dict(each) for each in position.counts]
+            if any(each.keys() != search.counts().keys() for each in counts):
+                raise ValueError("its counts are of another search")
         trace, start = list(position.trace), position.start
     else:
         start = search.start()
@@ -68,9 +70,14 @@ def extract(
         step = search.next(order)
         order.append(step.head)
         trace.append(step.score)
+        counts.append(search.counts())
         if state is not None and problem.world.is_main:
-            state.write({"order": order, "trace": trace, "start": start, "memory": search.memory()})
-    return Circuit(tuple(order), tuple(trace), start, search.counts(), search.guarantee)
+            position_now = {"order": order, "trace": trace, "start": start, "counts": counts}
+            state.write({**position_now, "memory": search.memory()})
+    # The state may be of a search for more removals: the first of them are those of a shorter one.
+    return Circuit(
+        tuple(order[:budget]), tuple(trace[:budget]), start, counts[budget - 1], search.guarantee
+    )
 
 
 def _position(state: SearchState | None) -> SearchPosition | HydraError | None:

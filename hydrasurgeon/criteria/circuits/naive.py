@@ -9,7 +9,7 @@ import torch
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.inputs import Held
-from hydrasurgeon.criteria.circuits.objective import Outcomes, margins, odds
+from hydrasurgeon.criteria.circuits.objective import Outcomes, margins
 from hydrasurgeon.criteria.circuits.packed import Natural, Record
 from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
 from hydrasurgeon.heads import Head
@@ -71,12 +71,13 @@ def measure(problem: Problem, off: Sequence[Head]) -> int:
 @torch.inference_mode()
 def outcomes_of(problem: Problem, off: Sequence[Head]) -> Outcomes:
     """What the model predicts with these heads masked. Processes share the batches."""
+    objective = problem.objective
     with ablated(problem.sites, off):
-        familiar = _logits(problem, problem.id_inputs)
+        logits = _logits(problem, problem.id_inputs)
         foreign = torch.zeros(0)
-        if problem.objective.needs_ood:
-            foreign = odds(_logits(problem, problem.ood_inputs))
-    return Outcomes(margins(familiar, problem.labels), odds(familiar), foreign)
+        if objective.needs_ood:
+            foreign = objective.familiarity(_logits(problem, problem.ood_inputs))
+    return Outcomes(margins(logits, problem.labels), objective.familiarity(logits), foreign)
 
 
 def _logits(problem: Problem, inputs: Held) -> torch.Tensor:

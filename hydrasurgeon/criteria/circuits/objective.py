@@ -1,10 +1,11 @@
 """What a circuit is searched for: accuracy, OOD separability or their mean (paper D.1.2), as exact integers.
 
-    S_acc = Acc(ID),   S_ood = AUROC of 1 − max softmax with OOD positive,   S_avg = ½ (S_acc + S_ood)
+    S_acc = Acc(ID),   S_ood = AUROC of an OOD score with OOD positive,   S_avg = ½ (S_acc + S_ood)
 
-Scores are compared as whole numbers of points (a right answer, half a pair), so that ties are ties. The
-OOD score is ranked by the log-odds of the predicted class, ln p/(1−p), which orders samples as 1 − p does
-and does not saturate. Where logits are known up to ±tolerance only, points come as an interval.
+Scores are compared as whole numbers of points (a right answer, half a pair), so that ties are ties. Samples are
+ranked by how familiar they look (`familiarity.py`), which orders them as the OOD score does and does not saturate; unless
+another score is named that is ln p/(1−p) of the predicted class, in the order of 1 − max softmax. Where logits are known up to
+±tolerance only, points come as an interval.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hydrasurgeon.criteria.circuits.familiarity import FAMILIARITY
+
 __all__ = [
     "PARTS",
     "Objective",
@@ -24,7 +27,6 @@ __all__ = [
     "Points",
     "contributions",
     "margins",
-    "odds",
     "pairs_above",
 ]
 
@@ -33,13 +35,6 @@ PARTS = ("margin", "familiar", "foreign")
 """The names of what outcomes hold, in their order."""
 # What a tie is won or lost by.
 TINY = 1e-30
-
-
-def odds(logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
-    """ln p/(1−p) of the most probable class: higher = looks more familiar."""
-    best, where = logits.max(dim=-1, keepdim=True)
-    others = logits.scatter(-1, where, -torch.inf)
-    return best.squeeze(-1) - others.logsumexp(dim=-1)
 
 
 def margins(
@@ -61,9 +56,9 @@ class Outcomes:
 
     margin: Float[Tensor, "*circuit id"]
     familiar: Float[Tensor, "*circuit id"]
-    """Log-odds of ID samples."""
+    """How familiar ID samples look."""
     foreign: Float[Tensor, "*circuit ood"]
-    """Log-odds of OOD samples."""
+    """How familiar OOD samples look."""
 
     def one(self) -> Outcomes:
         """A single circuit's as those of several."""
@@ -135,6 +130,16 @@ class Objective:
     kind: Kind
     id_rows: int
     ood_rows: int
+    ood_score: str = "msp"
+    """By which score of the logits OOD samples are told."""
+
+    def familiarity(self, logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
+        """How familiar samples look: what pairs are compared by."""
+        return FAMILIARITY[self.ood_score].of(logits)
+
+    def gap(self, tolerance: float) -> float:
+        """By how much two samples must differ for the order to be sure, when logits may be off by `tolerance`."""
+        return 2 * FAMILIARITY[self.ood_score].moves * tolerance
 
     @property
     def per_answer(self) -> int:
@@ -154,11 +159,11 @@ class Objective:
         return points / self.total
 
     def points(self, outcomes: Outcomes, tolerance: float = 0.0) -> list[Points]:
-        """Points of each circuit, when logits may be off by `tolerance`: margins by twice, pairs by four times that."""
+        """Points of each circuit, when logits may be off by `tolerance`: margins by twice that, pairs by the gap."""
         low = self.per_answer * (outcomes.margin > 2 * tolerance).sum(dim=-1)
         high = self.per_answer * (outcomes.margin >= -2 * tolerance).sum(dim=-1)
         if self.needs_ood:
-            gap = 4 * tolerance
+            gap = self.gap(tolerance)
             pairs = self.id_rows * self.ood_rows
             right = pairs_above(outcomes.familiar, outcomes.foreign, gap)
             wrong = pairs_above(outcomes.foreign, outcomes.familiar, gap)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.criteria.circuits.engine import Engine
-from hydrasurgeon.criteria.circuits.objective import Outcomes, margins, odds, pairs_above
+from hydrasurgeon.criteria.circuits.objective import Outcomes, margins, pairs_above
 from hydrasurgeon.criteria.circuits.order import Part, batched, hard_first, lost_along, warm_first
 from hydrasurgeon.criteria.circuits.problem import Problem
 from hydrasurgeon.heads import Head
@@ -33,7 +33,7 @@ class BatchOutcomes:
 
     part: Part
     margin: Float[Tensor, "circuit sample"]
-    odds: Float[Tensor, "circuit sample"]
+    familiar: Float[Tensor, "circuit sample"]
 
 
 class Runner:
@@ -82,7 +82,7 @@ class Runner:
             if not part.foreign
             else logits.new_zeros(0)
         )
-        return BatchOutcomes(part, margin, odds(logits))
+        return BatchOutcomes(part, margin, self.problem.objective.familiarity(logits))
 
 
 @dataclass
@@ -119,11 +119,11 @@ class Scorecard:
     def write(self, rows: slice | Tensor, batch: BatchOutcomes) -> None:
         if batch.part.foreign:
             at = self.oods
-            self.foreign[rows, at : at + len(batch.part.index)] = batch.odds
+            self.foreign[rows, at : at + len(batch.part.index)] = batch.familiar
             self.ood_seen.append(batch.part.index)
         else:
             at = self.ids
-            self.familiar[rows, at : at + len(batch.part.index)] = batch.odds
+            self.familiar[rows, at : at + len(batch.part.index)] = batch.familiar
             self.margin[rows, at : at + len(batch.part.index)] = batch.margin
             self.id_seen.append(batch.part.index)
 
@@ -196,15 +196,15 @@ class Race:
 
     def _count(self, rows: Tensor, batch: BatchOutcomes) -> None:
         """Points that are surely lost: pairs of the new samples with those seen before."""
-        gap = 4 * self.tolerance
+        gap = self.objective.gap(self.tolerance)
         if batch.part.foreign:
             seen = self.card.familiar[rows, : self.card.ids]
-            self.discordant[rows] += pairs_above(batch.odds, seen, gap)
+            self.discordant[rows] += pairs_above(batch.familiar, seen, gap)
             return
         self.wrong[rows] += (batch.margin < -2 * self.tolerance).sum(dim=-1)
         if self.objective.needs_ood:
             seen = self.card.foreign[rows, : self.card.oods]
-            self.discordant[rows] += pairs_above(seen, batch.odds, gap)
+            self.discordant[rows] += pairs_above(seen, batch.familiar, gap)
 
     def _drop(self, at: int) -> None:
         """Leave behind who cannot reach the bar with the batches from `at` on."""

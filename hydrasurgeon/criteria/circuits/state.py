@@ -19,12 +19,13 @@ from hydrasurgeon.files.resumable import Resumable, Work, clear, there
 
 __all__ = ["SEARCH", "SearchPosition", "SearchState", "clear_search", "state_path"]
 
-SEARCH = Work("search", "hydrasurgeon.search", 2)
-"""What the state of a search calls itself; the second version is hashed whole."""
+SEARCH = Work("search", "hydrasurgeon.search", 3)
+"""What the state of a search calls itself; the third version has counts for every removal."""
 # The effects of a thousand heads on fifty thousand samples.
 MAX_STATE = 1 << 29
 Number = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Score = Annotated[float, Field(strict=True)]
+Size = Annotated[float, Field(strict=True, ge=0)]
 
 
 def state_path(output: Path, key: str) -> Path:
@@ -41,13 +42,17 @@ class SearchPosition(BaseModel):
     order: tuple[tuple[str, Number, Number], ...] = Field(min_length=1)
     trace: tuple[Score, ...]
     start: Score
+    counts: tuple[dict[str, Number | Size], ...]
+    """What was computed up to each removal: an order has prefixes, and a shorter search would have counted so far."""
     memory: dict[str, Any]
     """What the search itself gave; it checks that when it is told."""
 
     @model_validator(mode="after")
     def _a_score_for_each(self) -> SearchPosition:
-        if len(self.order) != len(self.trace):
-            raise ValueError(f"{len(self.trace)} scores for {len(self.order)} heads")
+        if not len(self.order) == len(self.trace) == len(self.counts):
+            raise ValueError(
+                f"{len(self.trace)} scores and {len(self.counts)} counts for {len(self.order)} heads"
+            )
         return self
 
 

@@ -22,7 +22,7 @@ __all__ = ["EXITS", "make"]
 
 # A state that is of no use is a wrong command, or a file that cannot be read.
 EXITS = {0, 2, 3}
-SEARCHES = ("exact", "fast", "naive")
+SEARCHES = ("exact", "fast", "naive", "attribution")
 
 
 def make(random: Random, bases: Bases) -> Attempt:

@@ -1,0 +1,231 @@
+"""Algorithm 1 of the paper, obvious and slow: what every search of circuits is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.criteria.circuits.inputs import Held
+from hydrasurgeon.criteria.circuits.objective import Objective
+from hydrasurgeon.criteria.circuits.problem import Problem
+from hydrasurgeon.criteria.circuits.swaps import NAMED, RETURNING
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.heads import Head
+
+__all__ = ["Slow", "algorithm_1", "everything", "problem_of", "slow_attribution", "slow_swaps"]
+
+HEAD_DIM = 8
+"""Of the tiny ViT."""
+
+
+def everything(
+    spec: str, transform: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    samples = open_data(spec)
+    (batch,) = Batches(samples, transform, batch_size=len(samples))
+    return batch.inputs, batch.labels
+
+
+def algorithm_1(
+    path: Path,
+    data: str,
+    ood: str,
+    objective: str,
+    budget: int,
+    layers: tuple[int, ...] = (0, 1, 2),
+    ood_score: str = "msp",
+) -> tuple[list[tuple[str, int, int]], list[float]]:
+    """Written out from the paper: zero W_O's columns, evaluate, restore; scores as exact fractions."""
+    model = hs.load(path, device="cpu")
+    kept = model.manifest.kept["vision"]
+    sites = [block.attn.proj.weight for block in model.module.blocks]
+    left = [(la, h) for la, row in enumerate(kept) for h in row if la in layers]
+    x, y = everything(data, model.transform)
+    foreign_x, _ = everything(ood, model.transform)
+
+    @torch.inference_mode()
+    def score() -> Fraction:
+        logits, outside = model.module(x).double(), model.module(foreign_x).double()
+        acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
+        foreign, familiar = (ON_LOGITS[ood_score](z[:, None], 1.0) for z in (outside, logits))
+        above = int((foreign[:, None] > familiar).sum()) * 2 + int(
+            (foreign[:, None] == familiar).sum()
+        )
+        auroc = Fraction(above, 2 * len(foreign) * len(familiar))
+        return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
+
+    order, trace = [], []
+    for _ in range(budget):
+        best, winner = Fraction(-1), (-1, -1)
+        for la, h in left:
+            at = kept[la].index(h) * HEAD_DIM
+            columns = sites[la].data[:, at : at + HEAD_DIM]
+            saved = columns.clone()
+            columns.zero_()
+            if (s := score()) > best:
+                best, winner = s, (la, h)
+            columns.copy_(saved)
+        at = kept[winner[0]].index(winner[1]) * HEAD_DIM
+        sites[winner[0]].data[:, at : at + HEAD_DIM] = 0
+        left.remove(winner)
+        order.append(("vision", *winner))
+        trace.append(float(best))
+    return order, trace
+
+
+def problem_of(
+    path: Path,
+    data: str,
+    ood: str,
+    objective: Literal["acc", "ood", "avg"] = "avg",
+    *,
+    dtype: torch.dtype = torch.float32,
+    batch_size: int = 7,
+) -> Problem:
+    """A tiny model and its data as the searches get them."""
+    model = hs.load(path, device="cpu")
+    module = model.module.to(dtype)
+    inside, labels = everything(data, model.transform)
+    outside, _ = everything(ood, model.transform)
+    anatomy = open_checkpoint(path).family.anatomy(module)
+    held = [Held.of([x], torch.device("cpu"), dtype) for x in (inside, outside)]
+    return Problem(
+        module=module, anatomy=anatomy, id_inputs=held[0], labels=labels, ood_inputs=held[1],
+        objective=Objective(objective, len(inside), len(outside)),
+        candidates=tuple(Head(s.tower, s.layer, h) for s in anatomy.sites for h in s.heads),
+        batch_size=batch_size, together=64,
+    )  # fmt: skip
+
+
+class Slow:
+    """Answers of a tiny model one sample at a time, measured or to first order, and points counted one by one."""
+
+    def __init__(self, path: Path, data: str, ood: str, objective: str) -> None:
+        model = hs.load(path, device="cpu")
+        self.module, self.objective = model.module.requires_grad_(False), objective
+        self.x, self.y = everything(data, model.transform)
+        self.foreign, _ = everything(ood, model.transform)
+        self.heads = [("vision", la, h) for la, row in enumerate(model.manifest.kept["vision"]) for h in row]  # fmt: skip
+
+    def logits(self, x: Tensor, factors: Tensor) -> Tensor:
+        """With each head's output times its factor."""
+        hooks = []
+        for layer, block in enumerate(self.module.blocks):
+            mine = torch.cat([factors[i].expand(HEAD_DIM) for i, (_, la, _) in enumerate(self.heads) if la == layer])  # fmt: skip
+            hooks.append(block.attn.proj.register_forward_pre_hook(lambda _, args, mine=mine: (args[0] * mine,)))  # fmt: skip
+        try:
+            return self.module(x).double()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def factors(self, off: Collection[Any]) -> Tensor:
+        return torch.tensor([float(head not in off) for head in self.heads])
+
+    def answers(self, off: Collection[Any]) -> list[list[float]]:
+        """Margins, familiarity of ID samples, familiarity of OOD samples."""
+        with torch.no_grad():
+            inside = self.logits(self.x, self.factors(off))
+            outside = self.logits(self.foreign, self.factors(off))
+        return [
+            [float(_margin(z, int(y))) for z, y in zip(inside, self.y, strict=True)],
+            [float(_odds(z)) for z in inside],
+            [float(_odds(z)) for z in outside],
+        ]
+
+    def effects(self, off: Collection[Any]) -> list[list[list[float]]]:
+        """[margin, ID, OOD][sample][head]: what one head more (of those that are off) or less changes, to first order."""
+        signs = torch.tensor([1.0 if head in off else -1.0 for head in self.heads])
+
+        def gradient(x: Tensor, answer: Callable[[Tensor], Tensor]) -> list[float]:
+            factors = self.factors(off).requires_grad_()
+            (slope,) = torch.autograd.grad(answer(self.logits(x[None], factors)[0]), factors)
+            return (signs * slope).tolist()
+
+        return [
+            [gradient(x, lambda z, y=y: _margin(z, int(y))) for x, y in zip(self.x, self.y, strict=True)],
+            [gradient(x, _odds) for x in self.x],
+            [gradient(x, _odds) for x in self.foreign],
+        ]  # fmt: skip
+
+    def points(self, answers: list[list[float]]) -> Fraction:
+        margin, familiar, foreign = answers
+        right = Fraction(sum(m > 0 for m in margin), len(margin))
+        above = sum(2 * (f > o) + (f == o) for f in familiar for o in foreign)
+        auroc = Fraction(above, 2 * len(familiar) * len(foreign))
+        return {"acc": right, "ood": auroc, "avg": (right + auroc) / 2}[self.objective]
+
+    def predicted(
+        self, answers: list[list[float]], effects: list[list[list[float]]], *heads: Any
+    ) -> list[list[float]]:
+        """These answers, with the effects of these heads added."""
+        at = [self.heads.index(head) for head in heads]
+        return [
+            [now + sum(each[i] for i in at) for now, each in zip(part, effect, strict=True)]
+            for part, effect in zip(answers, effects, strict=True)
+        ]
+
+
+def _margin(logits: Tensor, label: int) -> Tensor:
+    return logits[label] - torch.stack([z for k, z in enumerate(logits) if k != label]).max()
+
+
+def _odds(logits: Tensor) -> Tensor:
+    p = logits.softmax(-1).max()
+    return p.log() - (1 - p).log()
+
+
+def slow_attribution(path: Path, data: str, ood: str, objective: str, amount: int) -> list[Any]:
+    """The greedy loop over predicted answers."""
+    slow = Slow(path, data, ood, objective)
+    answers, effects = slow.answers(()), slow.effects(())
+    order: list[Any] = []
+    for _ in range(amount):
+        left = [head for head in slow.heads if head not in order]
+        points = [slow.points(slow.predicted(answers, effects, head)) for head in left]
+        order.append(left[points.index(max(points))])
+        answers = slow.predicted(answers, effects, order[-1])
+    return order
+
+
+def slow_swaps(
+    path: Path, data: str, ood: str, objective: str, removed: Sequence[Any], most: int
+) -> tuple[list[Any], list[tuple[Any, Any, float]]]:
+    """Swaps named by first-order effects, each measured on every sample."""
+    slow = Slow(path, data, ood, objective)
+    gone, swaps, spent = list(removed), list[tuple[Any, Any, float]](), 0
+    better = True
+    while better and spent < most:
+        better = False
+        answers, effects = slow.answers(gone), slow.effects(gone)
+        left = [head for head in slow.heads if head not in gone]
+        alone = {
+            b: slow.points(slow.predicted(answers, effects, b)) for b in slow.heads if b in gone
+        }
+        named = []
+        for back in sorted(alone, key=lambda b: -alone[b])[:RETURNING]:
+            pairs = {h: slow.points(slow.predicted(answers, effects, back, h)) for h in left}
+            named.append(
+                (max(pairs.values()), back, sorted(pairs, key=lambda h: -pairs[h])[:NAMED])
+            )
+        for _, back, instead in sorted(named, key=lambda one: -one[0]):
+            if spent + 1 + len(instead) > most:
+                return gone, swaps
+            spent += 1 + len(instead)
+            others = [head for head in gone if head != back]
+            points = [slow.points(slow.answers([*others, head])) for head in (back, *instead)]
+            best = points.index(max(points))
+            if best:
+                gone = [*others, instead[best - 1]]
+                swaps.append((back, instead[best - 1], float(max(points))))
+                better = True
+                break
+    return gone, swaps
