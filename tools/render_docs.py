@@ -68,7 +68,9 @@ def markdown(results: list[dict[str, Any]], columns: list[tuple[str, int, Any, A
 TITLES = {
     "backbone": "single model",
     "taylor": "pruned member (taylor, 5 of 8 heads, not tuned)",
-    "hydra": "**Hydra** (3 × 36 of 48 heads)",
+    "single": "single model, calibrated",
+    "built": "**what `build` made**, calibrated",
+    "hydra": "Hydra as in the paper (3 × 36 of 48 heads, tuned)",
     "backbone + independent-2 + independent-3": "Deep Ensemble of 3",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -17,11 +18,17 @@ from hydrasurgeon.files.manifest import sidecar
 
 __all__ = ["COMMANDS", "demo"]
 
-DATA = "--data demo:test --ood near:held-out=demo:near --ood far:digits=demo:digits --ood far:textures=demo:textures"
-"""What the comparison is measured on."""
+DATA = "--data demo:test --ood near:held-out=demo:near --ood far:digits=demo:digits"
+"""What the comparison is measured on; textures are what members and OOD scores are chosen by."""
+CHOOSING = "--ood demo:textures"
+"""Foreign data that choices may look at."""
 
 COMMANDS = (
-    ("Which heads matter? Measured on validation images, layer after layer.",
+    ("One command: the hydra that is worth most within one and a half times the cost; it may have a single member.",
+     f"build backbone.safetensors --data demo:train --val demo:val {CHOOSING} --criteria taylor,fisher --candidates 16 --budget macs=1.5 -o built.safetensors"),
+    ("The single model, given the same calibration.",
+     f"calibrate backbone.safetensors --data demo:val --fit-data demo:train {CHOOSING} -o single.safetensors"),
+    ("The same by hand, as in the paper. Which heads matter? Measured on validation images, layer after layer.",
      "score --method taylor --keep 5 --data demo:val backbone.safetensors"),
     ("Remove three of eight heads in each layer: the paper's Taylor member.",
      "prune --method taylor --keep 5 backbone.safetensors -o taylor.safetensors"),
@@ -37,12 +44,14 @@ COMMANDS = (
      "fuse t1 t2 t3 -o hydra.safetensors --check demo:val --tolerance 1e-5"),
     ("A Deep Ensemble of three independently trained models, for comparison.",
      f"eval backbone independent-2 independent-3 --ensemble {DATA} --json ensemble.json --predictions ensemble.predictions.safetensors --quiet"),
-    ("The comparison: one model, a pruned member, the Hydra, the Deep Ensemble.",
-     f"eval backbone taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json results.json"),
+    ("The comparison: one model, as it is and calibrated; what was built; a pruned member, the paper's Hydra, the Deep Ensemble.",
+     f"eval backbone single built taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json results.json"),
 )  # fmt: skip
 """What each command is for, and the command as it is typed."""
 
 
+WORK = "built.build"
+"""What `build` leaves of its search."""
 SHIPPED = ("backbone", "independent-2", "independent-3")
 """Checkpoints that come with the package."""
 
@@ -74,6 +83,8 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
         hold(real(folder), option="-o")
         for name in written([command for _, command in COMMANDS]):
             (folder / name).unlink(missing_ok=True)
+        if (folder / WORK / "build.json").is_file():
+            shutil.rmtree(folder / WORK)
     except OSError as error:
         raise OutputError(f"-o {folder}: cannot be written ({error.strerror})") from error
     source = files("hydrasurgeon") / "demo"
