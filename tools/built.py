@@ -16,7 +16,7 @@ def build(results: dict[str, Any]) -> list[str]:
     lines = [
         "## What `build` chooses",
         "",
-        f"Members are chosen by `avg` on validation data and one foreign set (of the demo: textures); all figures are of test data and other foreign sets, by msp,",
+        "Members are chosen by `avg` on validation data and one foreign set (of the demo: textures); all figures are of test data and other foreign sets, by msp,",
         f"uncalibrated: mean ± sd of the seeds. `random` is the mean of 100 triples of the same candidates within the same budget. torch {about['torch']}, {about['cpu']}.",
     ]  # fmt: skip
     for name, task in results["tasks"].items():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from built import build
 from decided import decision, figures, prediction
 from reliability import reliability
 
@@ -460,6 +461,7 @@ SECTIONS = {
     "compensation": compensation,
     "text": text,
     "decision": decision,
+    "build": build,
     "predict": prediction,
 }
 
