@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["TINY", "Labels", "Logits", "Probs", "Scores", "mean_probs", "member_probs", "nll", "tempered"]  # fmt: skip
+__all__ = ["TINY", "Labels", "Logits", "Probs", "Scores", "in_pieces", "mean_probs", "member_probs", "nll", "tempered"]  # fmt: skip
 
 Logits = Float[Tensor, "sample member klass"]
 Probs = Float[Tensor, "sample klass"]
@@ -34,3 +37,11 @@ def tempered(probs: Probs, temperature: float) -> Probs:
 def nll(probs: Probs, labels: Labels) -> float:
     """mean −ln p_y; a probability of exactly 0 counts as 1e-300."""
     return float(-probs.gather(1, labels[:, None]).clamp_min(TINY).log().mean())
+
+
+def in_pieces(rows: Tensor, most: int) -> Sequence[Tensor]:
+    """So many rows at a time, for memory's sake; a graph that is traced takes them as they come."""
+    traced = (
+        torch._C._get_tracing_state() is not None
+    )  # as exports run, whichever way they are called
+    return [rows] if traced else rows.split(most)

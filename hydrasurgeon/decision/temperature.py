@@ -22,6 +22,7 @@ from hydrasurgeon.decision.probabilities import (
     Labels,
     Logits,
     Probs,
+    in_pieces,
     mean_probs,
     nll,
 )
@@ -57,7 +58,7 @@ class Joint:
 
 def calibrated(logits: Logits, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
     """Probabilities by the joint calibration where there is one, else by temperature."""
-    pieces = logits.split(ROWS)
+    pieces = in_pieces(logits, ROWS)
     return torch.cat(
         [mean_probs(rows, temperature) if joint is None else joint(rows) for rows in pieces]
     )

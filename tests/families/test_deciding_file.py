@@ -36,7 +36,9 @@ def _own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers.dynamic_module_utils as dynamic
 
     monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    # Nor may what an earlier test left lie before it.
+    elsewhere = [path for path in sys.path if not (Path(path) / "transformers_modules").is_dir()]
+    monkeypatch.setattr(sys, "path", elsewhere)
     # Of two files the first imports the other by its package, which lies where an earlier test had it.
     for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
         monkeypatch.delitem(sys.modules, name)

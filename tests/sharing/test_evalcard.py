@@ -140,7 +140,7 @@ def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_pat
         assert f"- temperature {decision.temperature:.3f} (NLL " in section
     else:
         assert f"- joint calibration, aleatoric {decision.joint.aleatoric:.3f}" in section
-    assert f"- OOD score {ood.score}, the best on the foreign data; unfamiliar above {ood.threshold:.4g}, where 10 % of" in section  # fmt: skip
+    assert f"- OOD score {ood.score}, the best on foreign and perturbed data; unfamiliar above {ood.threshold:.4g}, where 10 % of" in section  # fmt: skip
     assert "- lac prediction sets that hold the true label in 80 % of cases" in section
     assert "- it answers always: no risk was promised" in section
     assert "- fitted on 60 samples, certified on 60 others" in section

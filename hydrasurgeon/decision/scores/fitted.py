@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import Scores
+from hydrasurgeon.decision.probabilities import Scores, in_pieces
 from hydrasurgeon.decision.scores.angles import fit_mcm, fit_nci, score_mcm, score_nci
 from hydrasurgeon.decision.scores.evidence import Evidence, State
 from hydrasurgeon.decision.scores.gaussian import (
@@ -92,7 +92,8 @@ class EnsembleScore:
 def _values(kind: str, state: State, features: Tensor, logits: Tensor) -> Scores:
     """One member's score of many samples, in bounded memory."""
     score = FITTED[kind].score
-    return torch.cat([score(state, x, z) for x, z in zip(features.split(ROWS), logits.split(ROWS), strict=True)])  # fmt: skip
+    pairs = zip(in_pieces(features, ROWS), in_pieces(logits, ROWS), strict=True)
+    return torch.cat([score(state, x, z) for x, z in pairs])
 
 
 def fit(
@@ -129,7 +130,7 @@ def scores_of(
 ) -> Scores:  # fmt: skip
     """Any score, of logits alone or fitted."""
     if kind in ON_LOGITS:
-        return torch.cat([ON_LOGITS[kind](rows, temperature) for rows in logits.split(ROWS)])
+        return torch.cat([ON_LOGITS[kind](rows, temperature) for rows in in_pieces(logits, ROWS)])
     assert fitted is not None
     assert features is not None
     assert fitted.kind == kind
