@@ -32,7 +32,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.together.answers import Cache, answers_of
 from hydrasurgeon.criteria.together.budget import parse_budgets
 from hydrasurgeon.criteria.together.choice import Pool, choose, estimate
-from hydrasurgeon.criteria.together.objective import Answers, objective_of
+from hydrasurgeon.criteria.together.objective import Answers, guarded, objective_of
 from hydrasurgeon.criteria.together.row import measured
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.runtime.classifier import as_classifier
@@ -88,8 +88,9 @@ def task(checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path,
     answers = [elsewhere.read(candidate) for candidate in search.candidates]
     labels = {candidate.label: i for i, candidate in enumerate(search.candidates)}
     rows: dict[str, Any] = {"single model": reported([answers[0]]) | {"macs": 1.0}}
+    floor = measured([search.cache.read(search.candidates[0])])["accuracy"] - 0.005
     val = Pool.gathered(
-        objective_of("avg"), map(search.cache.read, search.candidates), len(answers)
+        guarded(objective_of("avg"), floor), map(search.cache.read, search.candidates), len(answers)
     )
     one = choose(val, pools=[range(1, len(answers) - len(search.paper))], affordable=lambda members: True, members=1)  # fmt: skip
     assert one is not None

@@ -55,6 +55,14 @@ def build(
     members: Annotated[
         str, typer.Option("--members", metavar="auto|N", help="How many; auto: one to five.")
     ] = "auto",
+    max_drop: Annotated[
+        float,
+        typer.Option(
+            "--max-drop",
+            metavar="P",
+            help="Points of accuracy that may be lost for telling foreign data better.",
+        ),
+    ] = 0.5,
     candidates: Annotated[
         int, typer.Option("--candidates", metavar="N", help="Members that are tried.")
     ] = 48,
@@ -120,7 +128,7 @@ def build(
     with shared.progress(run, quiet=quiet or dry_run) as shown:
         built = stage(
             checkpoint, data=data, val=val, out=out, ood=ood or [], budget=budget, objective=objective,
-            members=members, candidates=candidates, criteria=criteria, search=search, score_limit=score_limit,
+            members=members, max_drop=max_drop, candidates=candidates, criteria=criteria, search=search, score_limit=score_limit,
             tune=tune, calibrate=calibrate, cache=cache, plot=plot, dry_run=dry_run, arch=arch, force=force,
             **class_names, **shown,
         )  # fmt: skip

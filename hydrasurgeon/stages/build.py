@@ -84,6 +84,7 @@ class BuildKeywords(ClassNamesKeywords, RunKeywords, total=False):
     budget: str
     objective: str | None
     members: int | str
+    max_drop: float
     candidates: int
     criteria: str | None
     search: str
@@ -115,6 +116,8 @@ class BuildArguments(ClassNames, Run):
     """acc, nll, ood, avg or an OOD score; None: avg with foreign data, nll without."""
     members: int | str = "auto"
     """How many; auto: one to five, or the backbone itself."""
+    max_drop: float = 0.5
+    """Points of the backbone's accuracy that may be lost for telling foreign data better."""
     candidates: int = 48
     """How many members are tried."""
     criteria: str | None = None
@@ -243,6 +246,8 @@ def _check(arguments: BuildArguments) -> None:
     for option, number in (("--candidates", arguments.candidates), ("--score-limit", arguments.score_limit)):  # fmt: skip
         if number < 1:
             raise UsageError(f"{option} {number}: must be at least 1")
+    if not 0 <= arguments.max_drop <= 100:
+        raise UsageError(f"--max-drop {arguments.max_drop:g}: must lie between 0 and 100 points")
     wanted = arguments.members
     if wanted != "auto" and not (str(wanted).isdigit() and 1 <= int(wanted) <= MOST_MEMBERS):
         raise UsageError(f"--members {wanted}: neither auto nor a number from 1 to {MOST_MEMBERS}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.together.answers import answers_of
 from hydrasurgeon.criteria.together.choice import Choice, Estimate, Pool, choose, estimate
-from hydrasurgeon.criteria.together.objective import Answers, objective_of
+from hydrasurgeon.criteria.together.objective import Answers, guarded, objective_of
 from hydrasurgeon.criteria.together.row import Row, averaged, measured
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.stages.build_steps import Command, script
@@ -66,8 +66,10 @@ class _Choosing:
 
     def __init__(self, search: Search, arguments: BuildArguments) -> None:
         self.search, self.arguments = search, arguments
-        self.objective = objective_of(arguments.goal)
         count = len(search.candidates)
+        single = measured([search.cache.read(search.candidates[0])])
+        floor = single["accuracy"] - arguments.max_drop / 100
+        self.objective = guarded(objective_of(arguments.goal), floor)
         answers = (search.cache.read(candidate) for candidate in search.candidates)
         self.pool = Pool.gathered(self.objective, answers, count)
 

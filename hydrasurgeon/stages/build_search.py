@@ -19,6 +19,7 @@ from hydrasurgeon.criteria.together.candidates import (
     first_changed,
     read_tower,
 )
+from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.foreign import read_json
@@ -175,11 +176,14 @@ def searched(
         )
     paper = _papers(backbone, arguments)
     everyone = [*made, *paper]
+    foreign = tuple(sets["ood"])
+    if foreign:  # those given are of one kind: what is chosen by them alone may tell no other
+        foreign += (Perturbed(sets["val"][0], arguments.seed),)
     trial = Trial(
-        backbone, sets["val"][0], tuple(sets["ood"]), arguments.data,
+        backbone, sets["val"][0], foreign, arguments.data,
         replace_fields(arguments, limit=arguments.score_limit), arguments,
     )  # fmt: skip
-    cache = Cache(work, trial, identity)
+    cache = Cache(work, trial, identity | {"perturbed": bool(foreign)})
     cache.fill(everyone)
     timed = arguments.budgets[0].unit == "ms"
     if costs is None or (timed and costs.time is None):

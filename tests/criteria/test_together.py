@@ -10,7 +10,7 @@ import torch
 
 from hydrasurgeon.criteria.together.budget import parse_budgets
 from hydrasurgeon.criteria.together.choice import Pool, choose, estimate
-from hydrasurgeon.criteria.together.objective import OBJECTIVES, Answers, objective_of
+from hydrasurgeon.criteria.together.objective import OBJECTIVES, Answers, guarded, objective_of
 from hydrasurgeon.criteria.together.row import measured
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
@@ -125,6 +125,23 @@ def test_so_many_members_as_asked(members: int) -> None:
     )  # fmt: skip
     assert choice is not None
     assert len(choice.members) == members == len(set(choice.members))
+
+
+def test_accuracy_has_a_floor() -> None:
+    """What tells foreign data best is not taken where it no longer knows the familiar ones; what is reported has no penalty."""
+    everyone = answers()
+    plain = pool("ood", everyone)
+    best = max(range(CANDIDATES), key=lambda i: plain.worth([i]))
+    accuracies = [measured([a])["accuracy"] for a in everyone]
+    floor = sorted(accuracies)[-2]
+    assert accuracies[best] < floor
+    held = Pool.gathered(guarded(objective_of("ood"), floor), iter(everyone), CANDIDATES)
+    choice = choose(held, pools=[range(CANDIDATES)], affordable=lambda m: True, members=1)
+    assert choice is not None
+    able = [i for i in range(CANDIDATES) if accuracies[i] >= floor]
+    assert choice.members == (max(able, key=lambda i: plain.worth([i])),)
+    assert held.plainly(choice.members) == plain.worth(choice.members)
+    assert held.worth([best]) == pytest.approx(plain.worth([best]) - 10 * (floor - accuracies[best]), abs=1e-6)  # fmt: skip
 
 
 def test_nothing_within_the_budget() -> None:

@@ -179,6 +179,7 @@ def test_tuned_where_that_helps(task: Task) -> None:
         ({"members": 9, "candidates": 3}, UsageError, "there are 4 candidates"),
         ({"members": 99}, UsageError, "neither auto nor a number"),
         ({"candidates": 0}, UsageError, "must be at least 1"),
+        ({"max_drop": -1}, UsageError, "must lie between 0 and 100"),
         ({"criteria": "tailor"}, UsageError, "did you mean taylor"),
         ({"tune": "nope"}, UsageError, "nope"),
         ({"members": 3, "budget": "macs=1.01"}, SurgeryError, "no 3 candidates cost at most macs=1.01"),

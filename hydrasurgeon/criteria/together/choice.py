@@ -91,6 +91,11 @@ class Pool:
     def worth(self, members: Sequence[int]) -> float:
         return self.objective.value(self.sums(members), len(members), self.labels)
 
+    def plainly(self, members: Sequence[int]) -> float:
+        """Whatever the objective's guard says."""
+        measure = self.objective.plain or self.objective.value
+        return measure(self.sums(members), len(members), self.labels)
+
     def worth_with(self, members: Sequence[int], options: Sequence[int]) -> list[float]:
         """Of these members and one more, for each option."""
         base = self.sums(members)
@@ -190,7 +195,7 @@ def estimate(
         if choice is None:
             return None
         choices.append(choice)
-        there.append(choice.value)
-        elsewhere.append(other.worth(choice.members))
+        there.append(here.plainly(choice.members))
+        elsewhere.append(other.plainly(choice.members))
     value = sum(elsewhere) / 2
     return Estimate(value, sum(there) / 2 - value, tuple(choices))

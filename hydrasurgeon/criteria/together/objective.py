@@ -6,7 +6,7 @@ With separate or equal MLPs a hydra answers exactly as its members do, so p = 1/
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -17,12 +17,14 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.metrics import auroc
 
-__all__ = ["OBJECTIVES", "Answers", "Objective", "needs_foreign", "objective_of"]
+__all__ = ["OBJECTIVES", "Answers", "Objective", "guarded", "needs_foreign", "objective_of"]
 
 SCORES = ("msp", "entropy", "mi", "energy", "max-logit", "gen")
 """OOD scores whose AUROC can be an objective: functions of logits."""
 OBJECTIVES = ("avg", "acc", "nll", "ood", *SCORES)
 """What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter."""
+PENALTY = 10.0
+"""What one unit of accuracy below the floor costs: more than any AUROC gives."""
 TINY = 1e-30
 """A probability that underflows counts as this in float32."""
 
@@ -61,6 +63,24 @@ class Objective:
     terms: Callable[[Answers], Terms]
     value: Callable[[Sequence[Tensor], int, Int[Tensor, " sample"]], float]
     """(sums over members, how many, labels) → what it is worth."""
+    plain: Callable[[Sequence[Tensor], int, Int[Tensor, " sample"]], float] | None = None
+    """The same without a guard, where `value` has one."""
+
+
+def guarded(objective: Objective, floor: float) -> Objective:
+    """The same, less what a hydra is short of an accuracy; for objectives that see the classes' probabilities.
+
+    What tells foreign data best is sought among those that still know the familiar ones.
+    """
+    if objective.terms not in (_probabilities, _with_entropies):
+        return objective
+
+    def value(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
+        classes = sums[0][..., :-1] if objective.terms is _with_entropies else sums[0]
+        short = floor - _accuracy([classes], members, labels)
+        return objective.value(sums, members, labels) - PENALTY * max(0.0, short)
+
+    return replace(objective, value=value, plain=objective.value)
 
 
 def needs_foreign(name: str) -> bool:
