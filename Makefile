@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml
 
 setup: $(STAMP)  ## make .venv with everything in it
 
-demo: $(STAMP)  ## build a Hydra on real images and compare it (about a minute)
+demo: $(STAMP)  ## build a Hydra on real images and compare it (about two minutes)
 	$(BIN)/hydrasurgeon demo --force
 
 test: $(STAMP)  ## the tests, without the slow ones
