@@ -170,8 +170,13 @@ class _Making:
         return Command("prune", (self.source,), keywords, self.member(number))
 
     def tuned_name(self, file: Path) -> Path:
-        recipe = Path(str(self.arguments.tune)).stem
-        return self.work / f"{file.name.removesuffix('.safetensors')}-{recipe}.safetensors"
+        """Another recipe of the same name, or one that was edited, gives another file."""
+        from hydrasurgeon.tuning.recipes import load_recipe
+
+        recipe = str(self.arguments.tune)
+        content = hashlib.sha256(repr(load_recipe(recipe, {})).encode()).hexdigest()[:8]
+        name = f"{file.name.removesuffix('.safetensors')}-{Path(recipe).stem}-{content}"
+        return self.work / f"{name}.safetensors"
 
     def tuning(self, file: Path) -> Command:
         arguments = self.arguments

@@ -17,10 +17,12 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.criteria.together import answers as answering
+from hydrasurgeon.criteria.together.choice import Choice
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.cost import macs, parameters
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.stages import build_choice
 
 VIT = FAMILIES["timm ViT"]
 
@@ -151,13 +153,14 @@ def test_a_dry_run_writes_the_work_folder_alone(task: Task) -> None:
     assert built.script == task.build().script
 
 
-def test_the_backbone_may_be_the_answer(task: Task) -> None:
-    """Where heads may not go, nothing is better than what is there."""
-    built = task.build(candidates=1, members=1, budget="macs=1", objective="acc", calibrate=False)
-    assert len(built.members) == 1
-    opened = open_checkpoint(built.path)
-    kinds = {"backbone": "backbone"}
-    assert opened.manifest.kind == kinds.get(built.members[0], "member")
+def test_the_backbone_may_be_the_answer(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its weights are what is written."""
+    monkeypatch.setattr(build_choice, "choose", lambda pool, **how: Choice((0,), 1.0))
+    built = task.build(candidates=2, budget="macs=1", calibrate=False)
+    assert built.members == ("backbone",)
+    made, source = open_checkpoint(built.path), open_checkpoint(task.backbone)
+    assert made.manifest.kind == "backbone"
+    assert made.manifest.weights_sha256 == source.manifest.weights_sha256
 
 
 def test_tuned_where_that_helps(task: Task) -> None:

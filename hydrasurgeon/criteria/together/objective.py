@@ -24,7 +24,7 @@ SCORES = ("msp", "entropy", "mi", "energy", "max-logit", "gen")
 OBJECTIVES = ("avg", "acc", "nll", "ood", *SCORES)
 """What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter."""
 PENALTY = 10.0
-"""What one unit of accuracy below the floor costs: more than any AUROC gives."""
+"""What a point of accuracy below the floor costs, in points of the objective."""
 TINY = 1e-30
 """A probability that underflows counts as this in float32."""
 
