@@ -25,7 +25,7 @@ from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Input, Manifest, Score, Step
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.files.tensors import Planned
-from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
+from hydrasurgeon.run import Run, RunKeywords, is_main_process, process_count, takes
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
@@ -90,6 +90,15 @@ class ScoreArguments(Scoring, ClassNames, Run):
 def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
     arguments = ScoreArguments(**keywords)
+    if process_count() == 1:
+        return _score(checkpoint, arguments)
+    from hydrasurgeon.runtime.processes import joined
+
+    with joined():  # once: processes that part cannot meet again
+        return _score(checkpoint, arguments)
+
+
+def _score(checkpoint: str | Path, arguments: ScoreArguments) -> Scored:
     key = score_key(arguments.method, arguments.objective, arguments.ood_score)
     check_keep(arguments.method, arguments.keep)
     _check_circuit_options(arguments)
@@ -107,6 +116,7 @@ def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
         draw_cahp(result, picture)
     record = opened.record(digests)
     manifest = _manifest_of(opened, key, result, _entry(opened, key, result, record, arguments))
+    _all_have_read()
     if not is_main_process():
         return Scored(target, manifest(record.sha256), key, is_main=False)
     if copy is not None:
@@ -117,6 +127,15 @@ def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
         record_in_place(opened.path, opened.tensors.files[0], written)
     clear_search(target, key)
     return Scored(target, written, key)
+
+
+def _all_have_read() -> None:
+    """The first process replaces the file: it waits for those that torchrun started beside it."""
+    if process_count() > 1:
+        from hydrasurgeon.runtime.processes import joined
+
+        with joined() as world:
+            world.gather(None)
 
 
 def _check_circuit_options(arguments: ScoreArguments) -> None:

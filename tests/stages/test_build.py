@@ -264,3 +264,35 @@ def test_two_processes_share_the_candidates(task: Task) -> None:
     assert done.returncode == 0, done.stderr
     both = task.folder / "both.safetensors"
     assert open_checkpoint(both).manifest.weights_sha256 == open_checkpoint(alone.path).manifest.weights_sha256  # fmt: skip
+
+
+LATE = """
+import os, sys, time
+from hydrasurgeon.stages import score
+
+compute = score.compute
+
+def late(*arguments, **keywords):
+    if os.environ["RANK"] == "1":  # opened, and not read yet
+        time.sleep(3)
+    return compute(*arguments, **keywords)
+
+score.compute = late
+from hydrasurgeon.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+"""A process that is slower than the first, which replaces the file that both read."""
+
+
+@pytest.mark.slow
+def test_the_first_process_waits_for_the_others_to_read(task: Task) -> None:
+    (task.folder / "late.py").write_text(LATE)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "late.py",
+            "score", task.backbone.name, "--method", "magnitude", "--quiet",
+        ],
+        cwd=task.folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "magnitude" in open_checkpoint(task.backbone).manifest.scores
