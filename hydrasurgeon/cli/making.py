@@ -119,6 +119,13 @@ def prune(
     data: options.Data = None,
     ood: options.Foreign = None,
     search: options.Search = None,
+    rearrange: Annotated[
+        bool,
+        typer.Option(
+            "--rearrange",
+            help="Let other heads of the same layers go, by how fisher says that heads matter together.",
+        ),
+    ] = False,
     compensate: Annotated[
         str,
         typer.Option(
@@ -145,7 +152,7 @@ def prune(
         pruned = stage(
             checkpoint, method=method, objective=objective, ood_score=ood_score, ood=ood or [], search=search,
             keep=options.keep_count(keep), remove=remove, sample=sample, mask=mask, layers=layers, tower=tower,
-            data=data, compensate=compensate, out=out, arch=arch, **class_names, **output, **shown,
+            data=data, rearrange=rearrange, compensate=compensate, out=out, arch=arch, **class_names, **output, **shown,
         )  # fmt: skip
     render.pruned(pruned, json=json, quiet=quiet)
 

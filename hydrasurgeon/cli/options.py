@@ -95,7 +95,7 @@ ShardSize = Annotated[
 Method = Annotated[
     str,
     typer.Option(
-        "--method", metavar="M", help="taylor, fisher, magnitude, random, cahp or circuit."
+        "--method", metavar="M", help="taylor, fisher, headmap, magnitude, random, cahp or circuit."
     ),
 ]
 Objective = Annotated[

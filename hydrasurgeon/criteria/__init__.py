@@ -26,6 +26,7 @@ CRITERIA = {
     "magnitude": "hydrasurgeon.criteria.magnitude:score",
     "random": "hydrasurgeon.criteria.random:score",
     "circuit": "hydrasurgeon.criteria.circuits.criterion:score",
+    "headmap": "hydrasurgeon.criteria.headmap:score",
     "cahp": "hydrasurgeon.criteria.cahp.criterion:score",
 }
 """Name → where the criterion stands."""

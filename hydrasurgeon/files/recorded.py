@@ -76,6 +76,7 @@ class ScoreOptions(_Selection):
 
 class PruneOptions(_Selection):
     sample: str | None = None
+    rearrange: bool = False
     compensate: Literal["none", "mean", "lstsq"] = "none"
     mask: str | None = None
 

@@ -19,8 +19,9 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewrit
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
 from hydrasurgeon.criteria.circuits.state import clear_search
+from hydrasurgeon.criteria.rearrange import check_rearrange, rearranged
 from hydrasurgeon.criteria.scoring import Scoring, ScoringKeywords, check_keep, compute
-from hydrasurgeon.criteria.selection import kept_from_file, select
+from hydrasurgeon.criteria.selection import kept_from_file, movable, select
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
@@ -54,6 +55,7 @@ class PruneKeywords(ScoringKeywords, ClassNamesKeywords, OutputKeywords, RunKeyw
     method: str | None
     sample: str | None
     mask: str | Path | None
+    rearrange: bool
     compensate: str
     out: str | Path | None
     arch: str | None
@@ -69,6 +71,8 @@ class PruneArguments(Scoring, ClassNames, Output, Run):
     """N/P: remove N of the first P heads in removal order, drawn by the seed."""
     mask: str | Path | None = None
     """Keep the heads of this manifest or JSON mask."""
+    rearrange: bool = False
+    """Let other heads of the same layers go, by what fisher knows of heads together."""
     compensate: str = "none"
     """Repair without training, on the data: none, mean or lstsq."""
     out: str | Path | None = None
@@ -102,6 +106,8 @@ def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
     repository = arguments.repository()
     check_keep(arguments.method, arguments.keep)
     check_compensation(arguments.compensate, arguments.data)
+    if arguments.rearrange:
+        check_rearrange(arguments.method)
     opened = _opened(checkpoint, arguments)
     key = _key(opened, arguments)
     label = key or "mask"
@@ -195,6 +201,9 @@ def _choose(
             single(opened), score, keep=arguments.heads_kept, remove=arguments.remove,
             sample=arguments.sample, layers=arguments.layers, tower=arguments.tower, seed=arguments.seed,
         )  # fmt: skip
+    if arguments.rearrange:
+        free = movable(single(opened), score, layers=arguments.layers, tower=arguments.tower)
+        kept = rearranged(single(opened), score, kept, free, str(opened.path))
     return _Choice(kept, scores, data, tuple(notes))
 
 
@@ -251,7 +260,7 @@ def _entry(
         "method": key, "keep": arguments.keep, "remove": arguments.remove, "sample": arguments.sample,
         "layers": arguments.layers, "tower": arguments.tower, **naming_options(arguments.classes, arguments.template),
         "data": arguments.data, "ood": list(arguments.ood) or None, "search": arguments.search,
-        "compensate": arguments.compensate if arguments.repairs else None, "limit": arguments.limit,
+        "rearrange": arguments.rearrange or None, "compensate": arguments.compensate if arguments.repairs else None, "limit": arguments.limit,
         "mask": arguments.mask and Path(arguments.mask), "arch": arguments.arch,
         # Only where they are not the default: whoever repeats the command must know.
         "dtype": arguments.dtype if arguments.dtype != "float32" else None,
@@ -300,7 +309,8 @@ def _default_name(path: Path, label: str, arguments: PruneArguments) -> Path:
         amount = f"-r{arguments.remove}"
     elif arguments.sample is not None:
         amount = f"-s{arguments.sample.replace('/', 'of')}-seed{arguments.seed}"
-    repair = f"-{arguments.compensate}" if arguments.repairs else ""
+    repair = "-rearranged" if arguments.rearrange else ""
+    repair += f"-{arguments.compensate}" if arguments.repairs else ""
     where = f"-{arguments.tower}" if arguments.tower not in (None, "both") else ""
     stem = path.name.removesuffix(".safetensors")
     return path.with_name(f"{stem}-{label}{where}{amount}{repair}.safetensors")

@@ -70,7 +70,7 @@ class ScoreArguments(Scoring, ClassNames, Run):
     """What `score` is to do."""
 
     method: str
-    """taylor, fisher, magnitude, random, cahp or circuit."""
+    """taylor, fisher, headmap, magnitude, random, cahp or circuit."""
     refine: str | None = None
     """swap: put other heads in the place of those that go, where a circuit is better for it."""
     bootstrap: int | None = None

@@ -120,6 +120,7 @@ def _sh(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("prune --method taylor --keep 2 --data data.npz --batch-size 7 vit -o out", ("vit.safetensors", "data.npz")),
         ("prune --method magnitude --keep 2 --compensate lstsq --data data.npz --dtype bfloat16 vit -o out",
          ("vit.safetensors", "data.npz")),
+        ("prune --method fisher --remove 5 --rearrange --data data.npz vit -o out", ("vit.safetensors", "data.npz")),
         ("score --method circuit --objective acc --data data.npz --remove 3 vit -o out", ("vit.safetensors", "data.npz")),
         ("score --method circuit --objective avg --data data.npz --ood data.npz --ood ood.npz --remove 2 vit -o out",
          ("vit.safetensors", "data.npz", "ood.npz")),

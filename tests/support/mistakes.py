@@ -249,6 +249,7 @@ MISTAKES = (
     Mistake("An order that ends before", "prune --method circuit --objective acc --remove 5 vit -o m", 4, ordered),
     Mistake("Layers that the model has not", "prune --method random --keep 2 --layers 9-12 vit", 4),
     Mistake("A tower that the model has not", "prune --method random --keep 2 --tower text vit", 4),
+    Mistake("Heads rearranged by what knows them one by one", "prune --method random --keep 2 --rearrange vit", 2),
     Mistake("A repair misspelt", "prune --method random --keep 2 vit --compensate men", 2),
     Mistake("A repair without data", "prune --method random --keep 2 vit --compensate mean", 2),
     Mistake("A mask that is not there", "prune --mask gone.json vit", 2),
