@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Checkpoint
+    from hydrasurgeon.files.manifest import Score
     from hydrasurgeon.heads import Head
 
 __all__ = ["CircuitOptions", "HeadScores", "Refinement", "Removal", "Subject", "Verdict"]
@@ -60,7 +61,9 @@ class CircuitOptions:
     state: Path | None
     """Where an interrupted search leaves its state; None = nowhere."""
     identity: Mapping[str, Any]
-    """What must be the same for that state to be of use."""
+    """What must be the same for that state, or for a recorded order, to be of use."""
+    recorded: Score | None = None
+    """What the checkpoint has under the same name already."""
     refine: bool = False
     """Whether heads are swapped once the order is there."""
     resamples: int = 0

@@ -115,6 +115,7 @@ def compute(
             state=state_path(output, key),
             refine=refine,
             resamples=resamples,
+            recorded=manifest.scores.get(key),
             identity=_identity(
                 checkpoint, feed, scoring, (objective, ood_score), towers, run.dtype
             ),

@@ -9,7 +9,7 @@ out every prefix is measured, so that its trace is true.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,12 +58,25 @@ class Attribution:
         self.tally = {"evaluations": 0, "backward_passes": 0}
 
     def start(self) -> float:
+        self._rank()
+        return self._measured(())
+
+    def _rank(self) -> None:
         order = predicted_order(
             self.problem.objective, first_order(self.problem), len(self.problem.candidates)
         )
         self.ranking = [self.problem.candidates[row] for row in order]
-        self.tally["backward_passes"] = 1
-        return self._measured(())
+        self.tally["backward_passes"] += 1
+
+    def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
+        recorded = Counts.model_validate(counts)
+        self._rank()
+        if self.ranking[: len(removed)] != list(removed):
+            return False
+        self.tally["evaluations"] += recorded.evaluations
+        self.tally["backward_passes"] += recorded.backward_passes
+        self.engine.work = Work(recorded.layers, recorded.parts)
+        return True
 
     def next(self, removed: Sequence[Head]) -> NextHead:
         head = self.ranking[len(removed)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 from hydrasurgeon.criteria import OOD_SCORES
 from hydrasurgeon.criteria.base import CircuitOptions, Refinement, Removal, Subject
 from hydrasurgeon.criteria.circuits.effects import check_reached
-from hydrasurgeon.criteria.circuits.greedy import extract
+from hydrasurgeon.criteria.circuits.greedy import Circuit, extract
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.objective import Objective
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
@@ -33,6 +35,8 @@ SEARCHES = {
     "attribution": "hydrasurgeon.criteria.circuits.attribution:Attribution",
 }
 """Name → where the search stands."""
+IDENTITY = "identity"
+"""Where the settings hold a hash of all that the order depends on, but for its length."""
 FEW = 100
 """Below so many ID samples a single one moves accuracy by a percent or more."""
 TOGETHER = {"cpu": 64, "cuda": 4096}
@@ -56,12 +60,12 @@ def score(subject: Subject) -> Removal:
         if options.refine:
             check_reached(problem, "--refine swap")
         _check_finite(problem)
-        state = None
-        if options.state is not None:
-            device = problem.id_inputs.device.type
-            state = SearchState(options.state, {**options.identity, "device": device})
+        identity = {**options.identity, "device": problem.id_inputs.device.type}
+        state = None if options.state is None else SearchState(options.state, identity)
         progress = subject.progress
-        circuit = extract(problem, make, budget=budget, state=state, progress=progress)
+        circuit = extract(
+            problem, make, budget=budget, state=state, recorded=_recorded(options, identity, candidates), progress=progress
+        )  # fmt: skip
         swapped = refine(problem, circuit.order, progress=progress) if options.refine else None
         stability = None
         if options.resamples:
@@ -83,6 +87,7 @@ def score(subject: Subject) -> Removal:
         "candidates": len(candidates),
         "start": circuit.start,
         "counts": circuit.counts,
+        IDENTITY: _hash(identity),
     }
     settings |= {} if swapped is None else {"refine": swapped.record()}
     settings |= {} if stability is None else {"bootstrap": stability}
@@ -159,6 +164,26 @@ def _budget(options: CircuitOptions, subject: Subject, candidates: tuple[Head, .
             hint="Keep fewer heads, or give --remove N.",
         )
     return budget
+
+
+def _hash(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _recorded(
+    options: CircuitOptions, identity: Mapping[str, Any], candidates: Sequence[Head]
+) -> Circuit | None:
+    """What the same search found before; None where it was another one, or the record is not whole."""
+    score = options.recorded
+    if score is None or score.settings.get(IDENTITY) != _hash(identity):
+        return None
+    settings, order = score.settings, tuple(Head(*row) for row in score.order or ())
+    start, guarantee, counts = (settings.get(name) for name in ("start", "guarantee", "counts"))
+    if not isinstance(start, float) or not isinstance(guarantee, str):
+        return None
+    if not isinstance(counts, dict) or score.trace is None or not set(order) <= set(candidates):
+        return None
+    return Circuit(order, score.trace, start, counts, guarantee)
 
 
 @torch.inference_mode()

@@ -123,6 +123,16 @@ class Exact:
         best = max(settled.values())
         return next((head, best) for head in open_ if settled[head] == best)
 
+    @torch.inference_mode()
+    def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
+        """The order does not depend on who runs ahead, so that the present circuit is all there is to know."""
+        if not self.problem.precise:
+            return False
+        self._take_over(Counts.model_validate(counts))
+        self.engine.remove(removed)
+        self.present = Runner(self.problem, self.engine).present()
+        return True
+
     def counts(self) -> dict[str, Any]:
         return {**self.tally, **asdict(self.engine.work)}
 
@@ -136,11 +146,14 @@ class Exact:
 
     def recall(self, memory: dict[str, Any]) -> None:
         recorded = Memory.model_validate(memory)
-        counts = recorded.counts.model_dump()
-        self.tally = {name: counts[name] for name in self.tally}
-        self.engine.work = Work(recorded.counts.layers, recorded.counts.parts)
+        self._take_over(recorded.counts)
         self.present = unpack(recorded.present, rows_of(self.problem.objective))
         self.favourites = these(recorded.favourites, self.problem.candidates)
+
+    def _take_over(self, counts: Counts) -> None:
+        every = counts.model_dump()
+        self.tally = {name: every[name] for name in self.tally}
+        self.engine.work = Work(counts.layers, counts.parts)
 
 
 @torch.inference_mode()

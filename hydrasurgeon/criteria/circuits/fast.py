@@ -12,7 +12,7 @@ the objective when heads went, and count by one over their chance to be drawn (H
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,10 @@ class Fast(Exact):
         self.tally["stopped"] += len(heads) - len(look.rows)
         self._remember(heads, look.seen)
         return self._settle(removed, {heads[row]: look.seen.of(row) for row in look.rows.tolist()})
+
+    def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
+        """Its next round needs every candidate's effects, which no order tells."""
+        return False
 
     def guess(self, heads: Sequence[Head]) -> Outcomes:
         """The present circuit's predictions, with what these removals did to them when last seen."""

@@ -33,9 +33,16 @@ def extract(
     *,
     budget: int,
     state: SearchState | None = None,
+    recorded: Circuit | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Circuit:
-    """Remove `budget` heads, each time the one without which the objective is highest."""
+    """Remove `budget` heads, each time the one without which the objective is highest.
+
+    What the same search `recorded` is not searched again: the first of its removals are those of a shorter one, and a
+    longer one goes on behind them where it needs to know no more than the order.
+    """
+    if recorded is not None and budget <= len(recorded.order):
+        return replace(recorded, order=recorded.order[:budget], trace=recorded.trace[:budget])
     order: list[Head] = []
     trace: list[float] = []
     counts: list[dict[str, Any]] = []
@@ -64,6 +71,9 @@ def extract(
             if any(each.keys() != search.counts().keys() for each in counts):
                 raise ValueError("its counts are of another search")
         trace, start = list(position.trace), position.start
+    elif recorded is not None and _goes_on(search, recorded):
+        order, trace, start = [*recorded.order], [*recorded.trace], recorded.start
+        counts = [search.counts()] * len(order)
     else:
         start = search.start()
     while len(order) < budget:
@@ -78,6 +88,14 @@ def extract(
     return Circuit(
         tuple(order[:budget]), tuple(trace[:budget]), start, counts[budget - 1], search.guarantee
     )
+
+
+def _goes_on(search: Search, recorded: Circuit) -> bool:
+    """Whether the search stands behind the recorded removals now."""
+    try:
+        return search.resume(recorded.order, recorded.counts)
+    except ValueError:  # counts of no search: the manifest is not ours alone
+        return False
 
 
 def _position(state: SearchState | None) -> SearchPosition | HydraError | None:

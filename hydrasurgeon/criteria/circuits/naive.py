@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,13 @@ class Memory(Record):
     """What a file says that the search knew."""
 
     evaluations: Natural
+
+
+class Counts(Memory):
+    """What was computed by a search that has ended."""
+
+    layers: Natural
+    parts: Natural
 
 
 class Naive:
@@ -54,6 +61,10 @@ class Naive:
             "layers": self.evaluations * samples * layers,
             "parts": 0,
         }
+
+    def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
+        self.evaluations = Counts.model_validate(counts).evaluations
+        return True
 
     def memory(self) -> dict[str, Any]:
         return {"evaluations": self.evaluations}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,6 +78,11 @@ class Search(Protocol):
 
     def counts(self) -> dict[str, Any]:
         """What was computed so far, for the manifest."""
+        ...
+
+    def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
+        """Go on behind removals that a search like it ended with, from the order alone; False where that would not give
+        what a search from the start gives. ValueError for counts that it cannot have made."""
         ...
 
     def memory(self) -> dict[str, Any]:

@@ -81,12 +81,13 @@ def _searches(bases: Bases) -> dict[str, tuple[Any, Any, int, Any, str, bytes]]:
             *,
             budget: int,
             state: Any = None,
+            recorded: Any = None,
             progress: Any = None,
             extract: Any = extract,
             search: str = search,
         ) -> Any:
             kept[search] = (problem, make, budget, state)
-            return extract(problem, make, budget=budget, state=state, progress=progress)
+            return extract(problem, make, budget=budget, state=state, recorded=recorded, progress=progress)  # fmt: skip
 
         with _replaced((state.SearchState, "write", recorded), (criterion, "extract", seen)):
             hs.score(

@@ -1,0 +1,188 @@
+"""A finished order is shortened for free and lengthened from its end; both are what a search from the start finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.writing import record_in_place
+from hydrasurgeon.criteria.circuits.exact import Exact
+from hydrasurgeon.criteria.circuits.naive import Naive
+from hydrasurgeon.files.manifest import Score
+from hydrasurgeon.stages.replay import replay
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+
+
+@pytest.fixture
+def data(images: SPEC) -> dict[str, Any]:
+    return {"data": images(rows=20), "ood": [images("ood.npz", rows=15, seed=5, labels=False)]}
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many heads were left in each round that was run."""
+    run: list[int] = []
+    for search in (Naive, Exact):
+        step = search.next
+
+        def counted(self: Any, removed: Any, step: Any = step) -> Any:
+            run.append(len(self.problem.left(removed)))
+            return step(self, removed)
+
+        monkeypatch.setattr(search, "next", counted)
+    return run
+
+
+def score(path: Path, data: dict[str, Any], search: str, remove: int, **more: Any) -> Score:
+    return hs.score(path, method="circuit", search=search, remove=remove, device="cpu", batch_size=8, **data, **more).result  # fmt: skip
+
+
+def same(one: Score, other: Score) -> bool:
+    """But for what it took."""
+    records = [each.model_dump() for each in (one, other)]
+    for record in records:
+        del record["settings"]["counts"]
+    return records[0] == records[1]
+
+
+def test_a_finished_order_goes_on(tiny: MAKE, data: dict[str, Any], rounds: list[int]) -> None:
+    path = tiny()
+    expected = score(tiny("b.safetensors"), data, "exact", 3)
+    score(path, data, "exact", 2)
+    rounds.clear()
+    assert same(score(path, data, "exact", 3), expected)
+    assert rounds == [10]  # the prefix is not searched again
+    score(path, data, "exact", 1)
+    assert rounds == [10]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["exact", "naive"])
+def test_longer_and_shorter(
+    tiny: MAKE, data: dict[str, Any], rounds: list[int], search: str
+) -> None:
+    path = tiny()
+    fresh = {n: score(tiny(f"{n}.safetensors"), data, search, n) for n in (3, 5, 7)}
+    assert rounds == [12, 11, 10, 12, 11, 10, 9, 8, 12, 11, 10, 9, 8, 7, 6]
+    rounds.clear()
+    assert score(path, data, search, 5) == fresh[5]
+    assert rounds == [12, 11, 10, 9, 8]
+    rounds.clear()
+    longer = score(path, data, search, 7)
+    assert same(longer, fresh[7])
+    assert rounds == [7, 6]
+    assert longer.settings["counts"]["evaluations"] == 12 + 11 + 10 + 9 + 8 + 7 + 6
+    rounds.clear()
+    once = path.read_bytes()
+    assert score(path, data, search, 7) == longer
+    assert path.read_bytes() == once
+    assert same(score(path, data, search, 3), fresh[3])
+    assert not rounds
+    assert not list(path.parent.glob("*.search.json"))
+
+
+def test_attribution_measures_only_what_is_new(tiny: MAKE, data: dict[str, Any]) -> None:
+    path = tiny()
+    short = score(path, data, "attribution", 4)
+    longer = score(path, data, "attribution", 6)
+    assert same(longer, score(tiny("b.safetensors"), data, "attribution", 6))
+    assert short.settings["counts"]["evaluations"] == 4
+    assert longer.settings["counts"]["evaluations"] == 6
+    assert longer.settings["counts"]["backward_passes"] == 2
+
+
+@pytest.mark.slow
+def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(
+    tiny: MAKE, data: dict[str, Any]
+) -> None:
+    """It goes by what it saw of each head, which no order tells."""
+    path = tiny()
+    score(path, data, "fast", 5)
+    assert score(path, data, "fast", 7) == score(tiny("b.safetensors"), data, "fast", 7)
+    assert same(score(path, data, "fast", 3), score(tiny("c.safetensors"), data, "fast", 3))
+
+
+@pytest.mark.slow
+def test_another_search_is_searched(
+    tiny: MAKE, data: dict[str, Any], images: SPEC, rounds: list[int]
+) -> None:
+    path = tiny()
+    score(path, data, "naive", 2)
+    changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"data": images("other.npz", rows=20, seed=3)}, {}),
+        ({}, {"layers": "1-2"}),
+        ({}, {"objective": "acc"}),
+        ({}, {"dtype": "float64"}),
+        ({}, {"limit": 18}),
+    ]
+    for at, (sets, more) in enumerate(changes):
+        rounds.clear()
+        copy = hs.score(path, method="magnitude", out=path.with_name(f"{at}.safetensors")).path
+        score(copy, {**data, **sets}, "naive", 2, **more)
+        assert len(rounds) == 2, (sets, more)
+    # A member has its parent's scores, and weights of its own.
+    member = hs.prune(path, method="circuit", remove=2, out=path.with_name("m.safetensors")).path
+    rounds.clear()
+    score(member, data, "naive", 2)
+    assert rounds == [10, 9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [
+    {"start": "x"}, {"guarantee": 3}, {"counts": 3}, {"counts": {"evaluations": -1}}, {"counts": {}}, {"identity": "0" * 64}, {"identity": None},
+])  # fmt: skip
+def test_a_record_that_is_not_whole_is_not_believed(
+    tiny: MAKE, data: dict[str, Any], rounds: list[int], change: dict[str, Any]
+) -> None:
+    path = tiny()
+    recorded = score(path, data, "naive", 2)
+    expected = score(path, data, "naive", 3)
+    opened = open_checkpoint(path)
+    spoiled = recorded.model_copy(update={"settings": {**recorded.settings, **change}})
+    manifest = rewritten(opened.manifest, scores={"circuit-avg": spoiled})
+    record_in_place(path, opened.tensors.files[0], manifest)
+    rounds.clear()
+    assert same(score(path, data, "naive", 3), expected)
+    assert rounds == [12, 11, 10]
+
+
+@pytest.mark.slow
+def test_a_killed_extension_goes_on(tiny: MAKE, data: dict[str, Any], rounds: list[int]) -> None:
+    path = tiny()
+    whole = score(tiny("whole.safetensors"), data, "exact", 8)
+    score(path, data, "exact", 3)
+
+    class Killed(Exception):
+        pass
+
+    def tick(what: str, done: int, total: int) -> None:
+        if what.startswith("6/"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        score(path, data, "exact", 8, progress=tick)
+    state = json.loads((path.parent / "vit.circuit-avg.search.json").read_text())
+    assert len(json.loads(state["position"])["order"]) == 6
+    rounds.clear()
+    assert same(score(path, data, "exact", 8), whole)
+    assert rounds == [6, 5]
+
+
+def test_a_replay_of_a_shortened_order(
+    tiny: MAKE, data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny()
+    monkeypatch.chdir(tmp_path)
+    score(path, data, "exact", 6)
+    score(path, data, "exact", 4)
+    member = hs.prune(path, method="circuit", remove=4, out="m.safetensors").path
+    again = replay(member, folder=tmp_path, out=tmp_path / "again")
+    assert all(check.holds for check in again.checks), again.checks
