@@ -43,9 +43,6 @@ def extract(
     """
     if recorded is not None and budget <= len(recorded.order):
         return replace(recorded, order=recorded.order[:budget], trace=recorded.trace[:budget])
-    order: list[Head] = []
-    trace: list[float] = []
-    counts: list[dict[str, Any]] = []
     rounds = [len(problem.candidates) - i for i in range(budget)]
 
     def tick(share: float) -> None:
@@ -59,23 +56,8 @@ def extract(
             )
 
     search = make(replace(problem, tick=tick))
-    position = problem.world.gather(_position(state) if problem.world.is_main else None)[0]
-    if isinstance(position, HydraError):
-        raise position
-    if position is not None:
-        assert state is not None
-        with state.judged():
-            order = these(position.order, problem.candidates)
-            search.recall(position.memory)
-            counts = [dict(each) for each in position.counts]
-            if any(each.keys() != search.counts().keys() for each in counts):
-                raise ValueError("its counts are of another search")
-        trace, start = list(position.trace), position.start
-    elif recorded is not None and _goes_on(search, recorded):
-        order, trace, start = [*recorded.order], [*recorded.trace], recorded.start
-        counts = [search.counts()] * len(order)
-    else:
-        start = search.start()
+    begun = _begun(problem, search, state, recorded)
+    order, trace, counts, start = begun.order, begun.trace, begun.counts, begun.start
     while len(order) < budget:
         step = search.next(order)
         order.append(step.head)
@@ -88,6 +70,38 @@ def extract(
     return Circuit(
         tuple(order[:budget]), tuple(trace[:budget]), start, counts[budget - 1], search.guarantee
     )
+
+
+@dataclass
+class _Begun:
+    """What is there before the first round that is run."""
+
+    order: list[Head]
+    trace: list[float]
+    counts: list[dict[str, Any]]
+    start: float
+
+
+def _begun(
+    problem: Problem, search: Search, state: SearchState | None, recorded: Circuit | None
+) -> _Begun:
+    """By the state of a killed search, behind a recorded order, or from the start; the search stands there then."""
+    position = problem.world.gather(_position(state) if problem.world.is_main else None)[0]
+    if isinstance(position, HydraError):
+        raise position
+    if position is not None:
+        assert state is not None
+        with state.judged():
+            order = these(position.order, problem.candidates)
+            search.recall(position.memory)
+            counts = [dict(each) for each in position.counts]
+            if any(each.keys() != search.counts().keys() for each in counts):
+                raise ValueError("its counts are of another search")
+        return _Begun(order, list(position.trace), counts, position.start)
+    if recorded is not None and _goes_on(search, recorded):
+        counts = [search.counts()] * len(recorded.order)
+        return _Begun([*recorded.order], [*recorded.trace], counts, recorded.start)
+    return _Begun([], [], [], search.start())
 
 
 def _goes_on(search: Search, recorded: Circuit) -> bool:
