@@ -24,9 +24,10 @@ from hydrasurgeon.anatomy.layers import after_attention, run_block
 from hydrasurgeon.anatomy.parts import Block, Stack
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes, output_of
+from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
 from hydrasurgeon.files.tensors import digest
 from hydrasurgeon.heads import Kept, positions
-from hydrasurgeon.measuring.cost import first_sample, parameters
+from hydrasurgeon.measuring.cost import first_sample
 from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.slicing import take_heads
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
     from hydrasurgeon.runtime.pruned import LoadedBackbone
 
-__all__ = ["CostModel", "Part", "TimeModel", "cost_model", "own_tensors", "timed"]
+__all__ = ["CostModel", "Part", "TimeModel", "cost_model", "own_tensors", "stored", "timed"]
 
 
 @dataclass(frozen=True)
@@ -157,17 +158,17 @@ class CostModel(_Record):
         return total + members * self.readout
 
     def params(self, parts: Sequence[Part]) -> int:
-        """Distinct parameters of the fused hydra, as `cost.parameters` counts them."""
+        """Numbers in the fused hydra's file, as `stored` counts them: heads that several members keep stand in it once."""
         total = self.others
         for tower, sites in self.sites.items():
             layers = [part.kept[tower] for part in parts]
             for layer, site in enumerate(sites):
                 rows = [row[layer] for row in layers]
-                once = sum(map(len, set(rows)))
+                heads = len(set().union(*rows))
                 matrix, bias = site.names
                 apart = _conflict(rows, [part.own.get(matrix) for part in parts])
-                total += once * site.projections
-                total += (sum(map(len, rows)) if apart else once) * site.output
+                total += heads * site.projections
+                total += (sum(map(len, rows)) if apart else heads) * site.output
                 shifts = 1
                 if bias is not None and len({part.own.get(bias) for part in parts}) > 1:
                     shifts = len(parts)
@@ -203,6 +204,16 @@ class CostModel(_Record):
         head_dim = self.layers[layer].head_dim
         inside = (tokens + 2 * self.tokens) * self.width + 2 * tokens * self.tokens
         return head_dim * (computed * inside + heads * tokens * self.width)
+
+
+def stored(checkpoint: Checkpoint) -> int:
+    """Numbers in the tensors of a checkpoint's members; a decision state is none of them."""
+    infos = checkpoint.tensors.items()
+    return sum(
+        torch.Size(info.shape).numel()
+        for name, info in infos
+        if not name.startswith(DECISION_PREFIX)
+    )
 
 
 def _conflict(rows: Sequence[tuple[int, ...]], digests: Sequence[str | None]) -> bool:
@@ -254,15 +265,16 @@ def cost_model(backbone: LoadedBackbone, inputs: Any) -> CostModel:
             anatomy.readout(Stack(some, stack.bias))
         readouts.append(readout.count)
     sites = _sites(checkpoint)
+    whole = sum(torch.Size(weight.shape).numel() for weight in checkpoint.weights.values())
     held = sum(
-        len(row) * (site.projections + site.output) + site.bias
-        for tower, rows in manifest.kept.items()
-        for row, site in zip(rows, sites[tower], strict=True)
+        manifest.towers[tower].heads * (site.projections + site.output) + site.bias
+        for tower, layers in sites.items()
+        for site in layers
     )
     return CostModel(
         tower=anatomy.blocks[0].attention.tower, width=hidden.shape[-1], tokens=hidden.shape[1], read=few.shape[1],
         embedding=embedding.count, layers=tuple(works), last=_rest(anatomy.blocks[-1], entered[:, : anatomy.reads]),
-        readout=readouts[0], readout_of_all=readouts[1], others=parameters(module) - held, sites=sites,
+        readout=readouts[0], readout_of_all=readouts[1], others=whole - held, sites=sites,
     )  # fmt: skip
 
 

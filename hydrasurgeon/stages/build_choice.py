@@ -227,15 +227,17 @@ class _Making:
     def _run(self, file: Path) -> tuple[list[Answers], dict[str, float]]:
         """What a tuned file answers, and what it costs, counted as it runs."""
         from hydrasurgeon.data import Batches, moved
-        from hydrasurgeon.measuring.cost import macs, parameters
+        from hydrasurgeon.measuring.cost import macs
+        from hydrasurgeon.measuring.planned_cost import stored
         from hydrasurgeon.runtime.classifier import as_classifier
 
         trial, whole = self.search.cache.trial, self.search.costs.whole
-        model = as_classifier(open_checkpoint(file), device=trial.run.device, dtype=trial.run.dtype, lean=True)  # fmt: skip
+        opened = open_checkpoint(file)
+        model = as_classifier(opened, device=trial.run.device, dtype=trial.run.dtype, lean=True)
         weight = next(model.parameters())
         batch = next(iter(Batches(trial.val, model.transform, batch_size=1, workers=0)))
         sample = moved(batch.inputs, weight.device, weight.dtype)
-        cost = {"macs": macs(model, sample) / whole["macs"], "params": parameters(model) / whole["params"]}  # fmt: skip
+        cost = {"macs": macs(model, sample) / whole["macs"], "params": stored(opened) / whole["params"]}  # fmt: skip
         return answers_of(model, trial), cost
 
     def make(self, command: Command) -> None:

@@ -127,15 +127,16 @@ def test_so_many_members_as_asked(members: int) -> None:
     assert len(choice.members) == members == len(set(choice.members))
 
 
-def test_accuracy_has_a_floor() -> None:
+@pytest.mark.parametrize("name", ["ood", "energy", "max-logit", "gen"])
+def test_accuracy_has_a_floor(name: str) -> None:
     """What tells foreign data best is not taken where it no longer knows the familiar ones; what is reported has no penalty."""
     everyone = answers()
-    plain = pool("ood", everyone)
+    plain = pool(name, everyone)
     best = max(range(CANDIDATES), key=lambda i: plain.worth([i]))
     accuracies = [measured([a])["accuracy"] for a in everyone]
     floor = sorted(accuracies)[-2]
     assert accuracies[best] < floor
-    held = Pool.gathered(guarded(objective_of("ood"), floor), iter(everyone), CANDIDATES)
+    held = Pool.gathered(guarded(objective_of(name), floor), iter(everyone), CANDIDATES)
     choice = choose(held, pools=[range(CANDIDATES)], affordable=lambda m: True, members=1)
     assert choice is not None
     able = [i for i in range(CANDIDATES) if accuracies[i] >= floor]

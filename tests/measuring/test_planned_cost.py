@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from random import Random
 
@@ -12,13 +13,14 @@ from tiny_members import member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, single
-from hydrasurgeon.measuring.cost import macs, parameters
+from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.planned_cost import (
     CostModel,
     Part,
     TimeModel,
     cost_model,
     own_tensors,
+    stored,
     timed,
 )
 from hydrasurgeon.runtime.classifier import as_classifier
@@ -33,10 +35,13 @@ def opened_cost(source: Path, family: Family) -> CostModel:
 
 
 def built(paths: list[Path], family: Family, out: Path) -> tuple[int, int]:
-    """Multiply-adds and parameters of the model that is really written; one path: of that model."""
+    """Multiply-adds of the model that is really written, and the numbers in its file; one path: of that model."""
     path = paths[0] if len(paths) == 1 else hs.fuse(paths, out=out).path
-    model = as_classifier(open_checkpoint(path), device="cpu", lean=True)
-    return macs(model, family.inputs()), parameters(model)
+    opened = open_checkpoint(path)
+    model = as_classifier(opened, device="cpu", lean=True)
+    numbers = sum(math.prod(opened.tensors[name].shape) for name in opened.tensors)
+    assert stored(opened) == numbers
+    return macs(model, family.inputs()), numbers
 
 
 def plan(path: Path, source: Path) -> Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.criteria.together import answers as answering
 from hydrasurgeon.criteria.together.choice import Choice
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
-from hydrasurgeon.measuring.cost import macs, parameters
+from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.measuring.planned_cost import stored
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages import build_choice
@@ -72,7 +74,7 @@ def test_what_is_built_is_what_was_chosen(task: Task) -> None:
     picture = torch.zeros(1, 3, 28, 28)
     cost = built.rows[-1].cost
     assert cost["macs"] == macs(model, picture) / macs(whole, picture) <= 2.5
-    assert cost["params"] == parameters(model) / parameters(whole)
+    assert cost["params"] == stored(opened) / stored(open_checkpoint(task.backbone))
     assert [row.cost["macs"] <= most for row, most in zip(built.front, (1.9, 2.5), strict=True)] == [True, True]  # fmt: skip
     assert built.rows[0].name == "single model"
     assert built.rows[0].cost == {"macs": 1.0, "params": 1.0}
@@ -245,7 +247,8 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     (single,) = hs.evaluate([tmp_path / "source"], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu").report.results  # fmt: skip
     assert result.cost is not None
     assert single.cost is not None
-    assert built.rows[-1].cost["params"] == result.cost.params / single.cost.params
+    held = [sum(math.prod(t.shape) for t in open_checkpoint(path).tensors.values()) for path in (built.path, tmp_path / "source")]  # fmt: skip
+    assert built.rows[-1].cost["params"] == held[0] / held[1]
     assert built.rows[-1].cost["macs"] == pytest.approx(
         result.cost.macs / single.cost.macs, rel=0.1
     )  # of another text

@@ -68,19 +68,28 @@ class Objective:
 
 
 def guarded(objective: Objective, floor: float) -> Objective:
-    """The same, less what a hydra is short of an accuracy; for objectives that see the classes' probabilities.
+    """The same, less what a hydra is short of an accuracy; for objectives that look at foreign data, and for accuracy.
 
-    What tells foreign data best is sought among those that still know the familiar ones.
+    What tells foreign data best is sought among those that still know the familiar ones. Where the objective's terms are no
+    probabilities, those of the validation set stand behind them.
     """
-    if objective.terms not in (_probabilities, _with_entropies):
+    if objective.name == "nll":
         return objective
+    seen = objective.terms in (_probabilities, _with_entropies)
+
+    def terms(answers: Answers) -> Terms:
+        behind = [] if seen else [answers.val.softmax(dim=-1)]
+        return [*objective.terms(answers), *behind]
+
+    def plain(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
+        return objective.value(sums if seen else sums[:-1], members, labels)
 
     def value(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
         classes = sums[0][..., :-1] if objective.terms is _with_entropies else sums[0]
-        short = floor - _accuracy([classes], members, labels)
-        return objective.value(sums, members, labels) - PENALTY * max(0.0, short)
+        short = floor - _accuracy([classes if seen else sums[-1]], members, labels)
+        return plain(sums, members, labels) - PENALTY * max(0.0, short)
 
-    return replace(objective, value=value, plain=objective.value)
+    return replace(objective, terms=terms, value=value, plain=plain)
 
 
 def needs_foreign(name: str) -> bool:
