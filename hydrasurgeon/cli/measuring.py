@@ -34,6 +34,14 @@ def evaluate(
             help="Labelled shifted data, of severity S; repeatable.",
         ),
     ] = None,
+    corrupt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--corrupt",
+            metavar="all|NAME[:S]",
+            help="ImageNet-C's corruptions of the data, texts' typos and word_dropout, of severity S or all five; repeatable.",
+        ),
+    ] = None,
     val: Annotated[
         str | None,
         typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on."),
@@ -113,7 +121,7 @@ def evaluate(
 
     with shared.progress(run, quiet=quiet) as shown:
         evaluation = stage(
-            checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes,
+            checkpoints or [], data=data, ood=ood or [], shift=shift or [], corrupt=corrupt or [], val=val, classes=classes,
             template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, ci=ci,
             json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
             card=card, asserts=asserts or [], arch=arch, force=force, **shown,
