@@ -1,6 +1,6 @@
 """ImageNet-C's fifteen corruptions (Hendrycks & Dietterich 2019) in numpy and Pillow: a table of functions.
 
-Each takes a picture [height, width, channel] in 0..1, its constants and a generator. Two differ from the original's:
+Each takes a picture [height, width, channel] in 0..1, its constants and a generator. Two differ from ImageNet-C's:
 frost lays a texture of ours over the picture, of the brightness and contrast of the six photographs used there; elastic
 transforms interpolate once, not twice.
 """
@@ -76,7 +76,10 @@ def _defocus_blur(x: Floats, lens: tuple[float, float], random: Random) -> Float
 
 
 def _glass_blur(x: Floats, c: tuple[float, int, int], random: Random) -> Floats:
-    """Between two blurs, pixels change places with near ones, from the last to the first."""
+    """Between two blurs, pixels take the place of near ones too, from the last to the first.
+
+    The original means to swap them, but copies: what it made and everybody measures on are copies.
+    """
     sigma, reach, rounds = c
     height, width, channels = x.shape
     order = list(range(height * width))
@@ -87,7 +90,7 @@ def _glass_blur(x: Floats, c: tuple[float, int, int], random: Random) -> Floats:
         for row in rows:
             for here in range(row * width + width - reach, row * width + reach, -1):
                 there = here + next(moves)
-                order[here], order[there] = order[there], order[here]
+                order[here] = order[there]
     shuffled = gaussian(x, sigma).reshape(-1, channels)[order].reshape(x.shape)
     return gaussian(shuffled, sigma)
 
