@@ -179,13 +179,22 @@ def bench(
 def inspect(
     checkpoint: options.Checkpoint,
     arch: options.Arch = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw the recorded scores by layer and head; .png or .svg.",
+        ),
+    ] = None,
+    force: options.Force = False,
     json: options.Json = False,
 ) -> None:
     """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
     from hydrasurgeon import render
     from hydrasurgeon.stages.inspect import inspect as stage
 
-    render.inspected(stage(checkpoint, arch=arch), json=json)
+    render.inspected(stage(checkpoint, arch=arch, plot=plot, force=force), json=json)
 
 
 def compare(

@@ -56,6 +56,7 @@ SCENES = (
     Scene("score: circuit, in place", f"score vit {SEARCH}", (("vit.safetensors", "vit.heads.json"),)),
     Scene("score: circuit, folder", f"score vit {SEARCH} -o d/", (("d/",),)),
     Scene("score: cahp, with a plot", "score vit --method cahp --data d.npz --limit 16 --device cpu --plot p.svg -o m", (PAIR, ("p.svg",))),
+    Scene("score: a heat map over a heat map", "score vit --method magnitude -o m --plot p.svg --force", (PAIR, ("p.svg",)), ("score vit --method random --plot p.svg -o m",)),
     Scene("finetune: file", f"{TUNE} -o t", (TUNED,), again=("--resume", "--resume --force")),
     Scene("finetune: file, resumed", f"{TUNE} -o t --resume", (TUNED,), again=("--force",)),
     Scene("finetune: file over a file", f"{TUNE} -o t --force", (TUNED,), (f"{_prune('t')}",), again=("--resume",)),

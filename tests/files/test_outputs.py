@@ -70,6 +70,8 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         "bench vit --json old.json",
         "bench vit --plot old.png",
         "score vit --method cahp --data d.npz --plot old.png",
+        "score vit --method taylor --data d.npz --plot old.png",
+        "inspect vit --plot old.png",
         "export vit -o old.onnx",
         "prune vit --method random --keep 2 -o old.safetensors",
         "score vit --data d.npz -o old",

@@ -313,6 +313,7 @@ MISTAKES = (
     Mistake("No runs", "bench vit --runs 0", 2),
     Mistake("The same model twice", "bench vit vit", 2),
     Mistake("Batch sizes that are none", "bench vit --batch 1,many", 2),
+    Mistake("A picture of scores that are not there", "inspect vit --plot p.svg", 2),
     Mistake("A picture of another kind", "bench vit --plot p.pdf", 2),
     Mistake("A hydra has several selections", "compare hydra a", 2),
     Mistake("A member that it has not", "compare hydra#7 a", 2),
