@@ -11,7 +11,7 @@ from typing import Any
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Kept
 
-__all__ = ["HeadMap", "draw_head_maps", "put_head_maps"]
+__all__ = ["HeadMap", "draw_head_maps", "map_inches", "put_head_maps"]
 
 CELL = 0.3
 """Inches of one head."""
@@ -40,11 +40,16 @@ def draw_head_maps(maps: Sequence[HeadMap], path: Path) -> None:
     """One row for each map; byte-identical for the same maps and the same matplotlib."""
     import matplotlib
 
-    widths, heights = _inches(maps)
     with matplotlib.rc_context({"font.size": 8}):
-        drawn = figure(sum(widths), sum(heights))
+        drawn = figure(*map_inches(maps))
         put_head_maps(drawn, maps)
         save_figure(drawn, path)
+
+
+def map_inches(maps: Sequence[HeadMap]) -> tuple[float, float]:
+    """How wide and how high a picture of them is."""
+    widths, heights = _inches(maps)
+    return sum(widths), sum(heights)
 
 
 def put_head_maps(drawn: Any, maps: Sequence[HeadMap]) -> None:

@@ -72,6 +72,8 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         "score vit --method cahp --data d.npz --plot old.png",
         "score vit --method taylor --data d.npz --plot old.png",
         "inspect vit --plot old.png",
+        "probe vit --data d.npz --plot old.png",
+        "probe vit --data d.npz --json old.json",
         "export vit -o old.onnx",
         "prune vit --method random --keep 2 -o old.safetensors",
         "score vit --data d.npz -o old",
