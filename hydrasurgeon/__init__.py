@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.finetune import finetune
     from hydrasurgeon.stages.fuse import fuse
     from hydrasurgeon.stages.predict import predict
+    from hydrasurgeon.stages.probe import probe
     from hydrasurgeon.stages.prune import prune
     from hydrasurgeon.stages.replay import replay
     from hydrasurgeon.stages.score import score
@@ -37,6 +38,7 @@ __all__ = [
     "fuse",
     "load",
     "predict",
+    "probe",
     "prune",
     "replay",
     "score",
@@ -55,6 +57,7 @@ _HOME = {
             "finetune",
             "fuse",
             "predict",
+            "probe",
             "prune",
             "replay",
             "score",

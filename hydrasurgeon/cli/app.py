@@ -9,7 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from hydrasurgeon.cli import building, deciding, making, measuring, options, shared, trusting
+from hydrasurgeon.cli import (
+    building,
+    deciding,
+    looking,
+    making,
+    measuring,
+    options,
+    shared,
+    trusting,
+)
 from hydrasurgeon.errors import HydraError, UsageError
 
 __all__ = ["app", "main", "run"]
@@ -37,6 +46,7 @@ for name, command in (
     ("bench", measuring.bench),
     ("inspect", measuring.inspect),
     ("compare", measuring.compare),
+    ("probe", looking.probe),
     ("verify", trusting.verify),
     ("replay", trusting.replay),
     ("sign", trusting.sign),

@@ -52,7 +52,9 @@ def score(
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", metavar="FILE", help="Draw cahp's curve and clusters as .png or .svg."
+            "--plot",
+            metavar="FILE",
+            help="Draw the scores by layer and head, of cahp its curve and clusters; .png or .svg.",
         ),
     ] = None,
     out: options.Out = None,

@@ -34,6 +34,14 @@ def evaluate(
             help="Labelled shifted data, of severity S; repeatable.",
         ),
     ] = None,
+    corrupt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--corrupt",
+            metavar="all|NAME[:S]",
+            help="ImageNet-C's corruptions of the data, texts' typos and word_dropout, of severity S or all five; repeatable.",
+        ),
+    ] = None,
     val: Annotated[
         str | None,
         typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on."),
@@ -113,7 +121,7 @@ def evaluate(
 
     with shared.progress(run, quiet=quiet) as shown:
         evaluation = stage(
-            checkpoints or [], data=data, ood=ood or [], shift=shift or [], val=val, classes=classes,
+            checkpoints or [], data=data, ood=ood or [], shift=shift or [], corrupt=corrupt or [], val=val, classes=classes,
             template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, ci=ci,
             json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
             card=card, asserts=asserts or [], arch=arch, force=force, **shown,
@@ -171,13 +179,22 @@ def bench(
 def inspect(
     checkpoint: options.Checkpoint,
     arch: options.Arch = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw the recorded scores by layer and head; .png or .svg.",
+        ),
+    ] = None,
+    force: options.Force = False,
     json: options.Json = False,
 ) -> None:
     """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
     from hydrasurgeon import render
     from hydrasurgeon.stages.inspect import inspect as stage
 
-    render.inspected(stage(checkpoint, arch=arch), json=json)
+    render.inspected(stage(checkpoint, arch=arch, plot=plot, force=force), json=json)
 
 
 def compare(

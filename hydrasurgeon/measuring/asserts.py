@@ -28,7 +28,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 """How a number is held to a limit, by the operator as it is typed."""
-ROOTS = ("members", "id", "ood", "ood_average", "shift", "diversity", "cost", "sets", "sets_average")  # fmt: skip
+ROOTS = ("members", "id", "ood", "ood_average", "shift", "shift_average", "diversity", "cost", "sets", "sets_average")  # fmt: skip
 """The parts of a result that hold numbers."""
 FORM = re.compile(
     rf"(?:(?P<result>.+?):)?(?P<path>(?:{'|'.join(ROOTS)})(?:\.[^<>=]+?)?)"

@@ -20,6 +20,8 @@ __all__ = [
     "Result",
     "SetAverage",
     "SetResult",
+    "ShiftAverage",
+    "ShiftLevel",
     "ShiftResult",
 ]
 
@@ -89,6 +91,25 @@ class ShiftResult(_Record):
     brier: float
 
 
+class ShiftLevel(_Record):
+    """The mean over shifted sets of one severity, each counting the same."""
+
+    accuracy: float
+    brier: float
+    sets: int
+
+
+class ShiftAverage(_Record):
+    """What is left under shifts of known severity."""
+
+    accuracy: float
+    """The mean over severities."""
+    brier: float
+    severities: dict[int, ShiftLevel]
+    mce: float | None = None
+    """The mean over shifts of the errors at all severities, as a share of the first result's; None where that made none."""
+
+
 class Diversity(_Record):
     mi: float
     disagreement: float
@@ -116,6 +137,8 @@ class Result(_Record):
     ood: tuple[OodResult, ...]
     ood_average: dict[Literal["near", "far", "all"], OodAverage]
     shift: tuple[ShiftResult, ...]
+    shift_average: ShiftAverage | None = None
+    """Where shifts have severities."""
     diversity: Diversity
     cost: Cost | None
     """None when the result was computed from a predictions file that does not say."""
@@ -127,7 +150,9 @@ class Result(_Record):
     @model_serializer(mode="wrap")
     def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """One data set gives the keys it always gave."""
-        absent = ("sets", "sets_average") if self.sets is None else ()
+        absent = {"sets", "sets_average"} if self.sets is None else set()
+        if self.shift_average is None:
+            absent.add("shift_average")
         return {name: value for name, value in handler(self).items() if name not in absent}
 
 

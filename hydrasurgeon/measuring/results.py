@@ -18,6 +18,7 @@ from hydrasurgeon.measuring.report import (
     ShiftResult,
 )
 from hydrasurgeon.measuring.sets import LabelledSet, parse_ood, parse_shift
+from hydrasurgeon.measuring.shifts import averaged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +62,7 @@ def result(
         ood=tuple(ood),
         ood_average={name: _average(group) for name, group in groups.items() if group},
         shift=tuple(shift),
+        shift_average=averaged(shift),
         diversity=Diversity(
             mi=float(metrics.mutual_information(predictions.logits).mean()),
             disagreement=metrics.disagreement(predictions.logits),

@@ -144,10 +144,25 @@ def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict
     uses = {"in distribution": sets.id}
     uses |= {f"also {code(each.name)}": each.samples for each in further}
     uses |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
-    uses |= {f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in sets.shift}  # fmt: skip
+    brought, made = _shifts(sets)
+    uses |= {f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in brought}  # fmt: skip
+    if made is not None:
+        uses["corrupted on the way"] = made
     if sets.val is not None and fitted:
         uses["temperature"] = sets.val
     return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
+
+
+def _shifts(sets: DataSets) -> tuple[list[tuple[str, int | None, Any]], Any]:
+    """The shifted sets that somebody brought, and those made of the labelled one, as one set of all kinds in turn."""
+    from hydrasurgeon.data.corruptions import Corrupted, Mixed
+
+    brought = [each for each in sets.shift if not isinstance(each[2], Corrupted)]
+    made = [samples for *_, samples in sets.shift if isinstance(samples, Corrupted)]
+    if not made:
+        return brought, None
+    kinds = [kind for samples in made for kind in samples.corruptions]
+    return brought, Mixed(made[0].parent, kinds, made[0].seed)
 
 
 def portable_entry(entry: str | None) -> str | None:

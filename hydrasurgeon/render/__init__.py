@@ -7,6 +7,7 @@ from hydrasurgeon.render.decided import calibrated, predicted
 from hydrasurgeon.render.described import compared, inspected
 from hydrasurgeon.render.made import exported, finetuned, fused, pruned, scored
 from hydrasurgeon.render.measured import benched, evaluated
+from hydrasurgeon.render.probed import probed
 from hydrasurgeon.render.streams import finish_streams, prepare_streams, writing
 from hydrasurgeon.render.trusted import billed, replayed, signed, verified
 
@@ -26,6 +27,7 @@ __all__ = [
     "inspected",
     "predicted",
     "prepare_streams",
+    "probed",
     "progress",
     "pruned",
     "raw",

@@ -47,6 +47,10 @@ def report_tables(report: Report) -> list[Table]:
     tables = [_table("in distribution", names, [_quality(result) for result in results])]
     if any(result.ood for result in results):
         tables.append(_table("out of distribution", names, [_foreign(r) for r in results]))
+    shifted = [result for result in results if result.shift_average is not None]
+    if shifted:
+        titles = [_title(result) for result in shifted]
+        tables.append(_table("under shift, by severity", titles, [_shifted(r) for r in shifted]))
     several = [result for result in results if result.sets is not None]
     if several:
         titles = [_title(result) for result in several]
@@ -108,6 +112,19 @@ def _foreign(result: Result) -> dict[Place, float]:
         if group != "all" or len(result.ood_average) > 2:
             values = {"AUROC": average.auroc, "FPR95": average.fpr95, "AUPR": average.aupr}
             row |= {(name, group, name): value for name, value in values.items()}
+    return row
+
+
+def _shifted(result: Result) -> dict[Place, float]:
+    """Accuracy and Brier at each severity, their means, and errors as a share of the first row's."""
+    average = result.shift_average
+    assert average is not None
+    row: dict[Place, float] = {}
+    for name, field in (("Acc", "accuracy"), ("Brier", "brier")):
+        row |= {(name, name, str(at)): getattr(level, field) for at, level in average.severities.items()}  # fmt: skip
+        row[name, name, "mean"] = getattr(average, field)
+    if average.mce is not None:
+        row["mCE", " ", "mCE"] = average.mce
     return row
 
 

@@ -22,6 +22,8 @@ INDEX = "model-index: "
 """How the line of the front matter begins that we write."""
 QUALITY = {"accuracy ↑": "accuracy", "Brier ↓": "brier", "NLL ↓": "nll", "ECE ↓": "ece", "aECE ↓": "aece"}  # fmt: skip
 """Column → metric on the data set itself."""
+MOST_SHIFTS = 12
+"""More have a line for each severity, not for each set."""
 FOREIGN = {"AUROC ↑": "auroc", "FPR95 ↓": "fpr95", "AUPR ↑": "aupr"}
 """Column → metric of OOD detection."""
 
@@ -103,7 +105,11 @@ def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[s
         rows = [[code(o.name), o.group, str(o.n), *_cells(o, FOREIGN)] for o in result.ood]
         rows += [[f"mean, {group}", "", "", *_cells(mean, FOREIGN)] for group, mean in result.ood_average.items() if len(_of(result.ood, group)) > 1]  # fmt: skip
         parts.append(_table(["OOD data", "group", "samples", *FOREIGN], rows))
-    if result.shift:
+    if len(result.shift) > MOST_SHIFTS and result.shift_average is not None:
+        levels = result.shift_average.severities
+        rows = [[str(at), str(level.sets), f"{level.accuracy:.4f}", f"{level.brier:.4f}"] for at, level in levels.items()]  # fmt: skip
+        parts.append(_table(["severity of shift", "sets", "accuracy ↑", "Brier ↓"], rows))
+    elif result.shift:
         rows = [[code(s.name), "" if s.severity is None else str(s.severity), f"{s.accuracy:.4f}", f"{s.brier:.4f}"] for s in result.shift]  # fmt: skip
         parts.append(_table(["shifted data", "severity", "accuracy ↑", "Brier ↓"], rows))
     if result.cost is not None:

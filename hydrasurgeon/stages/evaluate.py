@@ -37,10 +37,12 @@ from hydrasurgeon.measuring.sets import (
     portable_entry,
     uses_of,
 )
+from hydrasurgeon.measuring.shifts import as_shifts, corrupted, kind_read, with_mce
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
 if TYPE_CHECKING:
+    from hydrasurgeon.data.corruptions import Corruption
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.files.decided import Decision
 
@@ -61,6 +63,7 @@ class EvaluateKeywords(RunKeywords, total=False):
     data: str | Sequence[str] | None
     ood: Sequence[str]
     shift: Sequence[str]
+    corrupt: Sequence[str]
     val: str | None
     classes: str | Sequence[str] | None
     template: Sequence[str]
@@ -88,6 +91,8 @@ class EvaluateArguments(Run):
     """Foreign data, near:NAME=D or far:NAME=D."""
     shift: Sequence[str] = ()
     """Labelled shifted data, NAME=D, or NAME:S=D of severity S."""
+    corrupt: Sequence[str] = ()
+    """Corruptions of the data, all, NAME or NAME:S, to be made as it is read."""
     val: str | None = None
     """Labelled data to fit the temperature on."""
     classes: str | Sequence[str] | None = None
@@ -149,6 +154,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     together = arguments.ensemble and not checkpoints
     computed = _computed(arguments, temperature, together=together)
     opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
+    made = _made(opened, labelled, arguments)
     cards = cards_of(opened) if arguments.card else []
     for checkpoint in opened:
         checkpoint.digests()
@@ -156,7 +162,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
         expected = [
             rehearsed(
-                name_of(job), labelled, arguments.ood, arguments.shift,
+                name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
                 rehearsal(
                     _decision(job, arguments), arguments.ood_score,
                     tempered=arguments.temperature is not None, ci=arguments.ci,
@@ -168,7 +174,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     measured = _Measured()
     if opened:
         measured = _measured(opened, labelled, arguments, temperature, predictions)
-    results = [*measured.results, *computed]
+    results = with_mce([*measured.results, *computed])
     report = Report(
         settings={**_settings(labelled, opened, arguments), **measured.classes},
         results=tuple(results),
@@ -213,6 +219,10 @@ def _check(
 
         for kind in str(arguments.ood_score).split(","):
             check_score(kind)
+    if arguments.corrupt and not checkpoints:
+        raise UsageError(
+            "--corrupt: a predictions file has no samples to spoil", hint="Give checkpoints."
+        )
     if arguments.ci is not None and not 0 < arguments.ci < 1:
         raise UsageError(f"--ci {arguments.ci:g}: must lie between 0 and 1")
     if arguments.card and (ensemble or computed):
@@ -276,6 +286,7 @@ def _measured(
     sets = open_sets(
         opened[0], first.spec, arguments.ood, arguments.shift, arguments.val, limit, seed
     )
+    sets = corrupted(sets, _corruptions(opened, arguments), seed)
     further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
     uses = uses_of(sets, further, fitted=temperature is None)
     how, timed = How(arguments), SideBySide()
@@ -308,6 +319,25 @@ def _measured(
     )
 
 
+def _corruptions(
+    opened: Sequence[Checkpoint], arguments: EvaluateArguments
+) -> tuple[Corruption, ...]:
+    """What becomes of the samples that these models read."""
+    if not arguments.corrupt:
+        return ()
+    from hydrasurgeon.data.corruptions import corruptions_of
+
+    return corruptions_of(arguments.corrupt, kind_read(opened[0].manifest))
+
+
+def _made(
+    opened: Sequence[Checkpoint], labelled: Sequence[LabelledSet], arguments: EvaluateArguments
+) -> list[str]:
+    """The shifts that corruptions amount to; refused where `--shift` has one of that name."""
+    corruptions = _corruptions(opened, arguments)
+    return as_shifts(corruptions, arguments.shift, labelled[0].spec) if corruptions else []
+
+
 def _settings(
     labelled: Sequence[LabelledSet], opened: Sequence[Checkpoint], arguments: EvaluateArguments
 ) -> dict[str, Any]:
@@ -317,7 +347,7 @@ def _settings(
     temperature: str | float = "decision" if decided else 1.0
     return {
         "data": data_names(labelled), "ood": [portable_entry(o) for o in arguments.ood],
-        "shift": [portable_entry(s) for s in arguments.shift], "val": portable_entry(arguments.val),
+        "shift": [portable_entry(s) for s in arguments.shift], **({"corrupt": list(arguments.corrupt)} if arguments.corrupt else {}), "val": portable_entry(arguments.val),
         "ensemble": arguments.ensemble, "temperature": temperature if arguments.temperature is None else arguments.temperature,
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
         "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype, "batch_size": arguments.batch_size,

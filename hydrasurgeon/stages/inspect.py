@@ -9,7 +9,9 @@ from pathlib import Path
 from hydrasurgeon.checkpoints.hydra_layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import PREFIX
+from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import HydraManifest, Manifest
+from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.slicing import sliced_shape
 
 __all__ = ["Inspection", "inspect"]
@@ -29,9 +31,22 @@ class Inspection:
     note: str | None
 
 
-def inspect(checkpoint: str | Path, *, arch: str | None = None) -> Inspection:
-    """Read the header; no tensor is touched and torch is not imported."""
+@releases_claims
+def inspect(
+    checkpoint: str | Path,
+    *,
+    arch: str | None = None,
+    plot: str | Path | None = None,
+    force: bool = False,
+) -> Inspection:
+    """Read the header, and draw the scores that it records; no tensor is touched and torch is not imported."""
+    picture = None if plot is None else check_plot(Path(plot), force=force, inputs=[checkpoint])
     opened = open_checkpoint(checkpoint, arch=arch)
+    if picture is not None:
+        from hydrasurgeon.criteria.pictured import head_maps
+        from hydrasurgeon.files.headmaps import draw_head_maps
+
+        draw_head_maps(head_maps(opened.manifest, opened.name), picture)
     tensors = opened.tensors
     stored = sum(math.prod(t.shape) for name, t in tensors.items() if not name.startswith(PREFIX))
     return Inspection(

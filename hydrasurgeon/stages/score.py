@@ -76,7 +76,7 @@ class ScoreArguments(Scoring, ClassNames, Run):
     bootstrap: int | None = None
     """Search a circuit again on so many resamples of the data."""
     plot: str | Path | None = None
-    """A picture of cahp's curve and clusters, .png or .svg."""
+    """A picture of the scores by layer and head, of cahp's curve and clusters; .png or .svg."""
     out: str | Path | None = None
     """A copy that carries the scores; None: the checkpoint itself gets them."""
     force: bool = False
@@ -110,10 +110,8 @@ def _score(checkpoint: str | Path, arguments: ScoreArguments) -> Scored:
         opened, key, arguments, arguments, output=target, refine=arguments.refine is not None,
         resamples=arguments.bootstrap or 0,
     )  # fmt: skip
-    if picture is not None:
-        from hydrasurgeon.criteria.cahp.plot import draw_cahp
-
-        draw_cahp(result, picture)
+    if picture is not None and is_main_process():
+        _draw(opened, key, result, arguments, picture)
     record = opened.record(digests)
     manifest = _manifest_of(opened, key, result, _entry(opened, key, result, record, arguments))
     _all_have_read()
@@ -164,16 +162,34 @@ def _check_circuit_options(arguments: ScoreArguments) -> None:
 
 
 def _picture(checkpoint: str | Path, arguments: ScoreArguments) -> Path | None:
-    """Where cahp's curve is drawn."""
+    """Where the scores are drawn."""
     if arguments.plot is None:
         return None
-    if arguments.method != "cahp":
-        raise UsageError(
-            f"--plot: {arguments.method} has no curve to draw", hint="Use --method cahp."
-        )
     return check_plot(
         Path(arguments.plot), force=arguments.force, inputs=[checkpoint, arguments.data]
     )
+
+
+def _draw(
+    opened: Checkpoint, key: str, result: Score, arguments: ScoreArguments, picture: Path
+) -> None:
+    """cahp's curve and clusters; of any other criterion a heat map, with the heads marked that would stay."""
+    from hydrasurgeon.criteria.cahp.plot import draw_cahp
+    from hydrasurgeon.criteria.pictured import head_map
+    from hydrasurgeon.criteria.selection import select
+    from hydrasurgeon.files.headmaps import draw_head_maps
+
+    if key == "cahp":
+        return draw_cahp(result, picture)
+    manifest = single(opened)
+    kept = None if manifest.kind == "backbone" else manifest.kept
+    if arguments.keep is not None or arguments.remove is not None:
+        kept = select(
+            manifest, result, keep=arguments.heads_kept, remove=arguments.remove,
+            layers=arguments.layers, tower=arguments.tower,
+        )  # fmt: skip
+    draw_head_maps([head_map(key, result, manifest.towers, manifest.kept, kept)], picture)
+    return None
 
 
 def _opened(checkpoint: str | Path, arguments: ScoreArguments) -> tuple[Checkpoint, Path | None]:

@@ -28,6 +28,7 @@ LINES = {
     "bench": "bench hydra --vs a b --backbone vit --batch 1 --runs 1",
     "inspect": "inspect hydra",
     "compare": "compare a b",
+    "probe": "probe vit --data data.npz --draws 1 --method magnitude",
     "verify": "verify hydra --parents .",
     "replay": "replay a --from . -o again",
     "sign": "sign vit --key mine.pem",
@@ -69,7 +70,7 @@ def test_json_is_all_there_is_on_stdout(
     """Down to the file descriptor: libraries do not print beside it either."""
     words = LINES[name].split()
     capfd.readouterr()
-    assert run([*words, "--json", *(["-"] if words[0] in ("eval", "bench") else [])]) == 0
+    assert run([*words, "--json", *(["-"] if words[0] in ("eval", "bench", "probe") else [])]) == 0
     out = capfd.readouterr().out
     assert out.startswith("{")
     assert out.isascii()

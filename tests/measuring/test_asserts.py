@@ -80,8 +80,8 @@ def test_every_number_has_a_path() -> None:
     assert paths["cost.macs"] == 9
     assert paths["cost.latency_ms"] is None
     assert paths["members"] == 2
-    # members, id with five more, two OOD sets, three averages, three shifts, diversity, cost
-    assert len(paths) == 1 + 11 + 2 * 5 + 3 * 4 + 3 * 3 + 2 + 3
+    # members, id with five more, two OOD sets, three averages, three shifts and their averages, diversity, cost
+    assert len(paths) == 1 + 11 + 2 * 5 + 3 * 4 + 3 * 3 + 3 + 2 * 3 + 2 + 3
 
 
 def test_what_is_rehearsed_has_the_paths_of_what_is_measured() -> None:

@@ -203,3 +203,18 @@ def test_the_command_says_where(
 ) -> None:
     assert run(["eval", str(pair[1]), "--data", images(), "--card"]) == 0
     assert f"written into {pair[1] / 'README.md'}" in capsys.readouterr().out
+
+
+def test_corruptions_stand_by_severity(pair: tuple[Path, Path], images: SPEC) -> None:
+    """Seventy-five sets would be a long table: five lines, and one of what they were made of."""
+    found = hs.evaluate([pair[0]], data=images(rows=10), corrupt=["all:2", "fog:4"], card=True)
+    section = between((pair[0] / "README.md").read_text())
+    levels = found.report.results[0].shift_average.severities
+    for at, level in levels.items():
+        assert f"| {at} | {level.sets} | {level.accuracy:.4f} | {level.brier:.4f} |" in section
+    assert section.count("`fog`") == 0
+    assert re.search(r"- corrupted on the way: `data.npz, 16 corruptions of it`, 10 samples", section)  # fmt: skip
+    hs.evaluate([pair[0]], data=images(rows=10), corrupt=["fog:4"], card=True)
+    section = between((pair[0] / "README.md").read_text())
+    assert "| `fog` | 4 |" in section
+    assert "corrupted on the way: `data.npz, fog:4`, 10 samples" in section

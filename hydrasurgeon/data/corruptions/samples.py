@@ -1,0 +1,84 @@
+"""Labelled samples, each spoiled as it is read.
+
+What is random follows from the seed, the corruption's name and the sample's own content, never from its place: the same
+sample is spoiled alike in any batch, worker, subset or order, and at every severity by the same draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hydrasurgeon.data.corruptions.names import Corruption
+from hydrasurgeon.data.corruptions.pictures import spoiled
+from hydrasurgeon.data.corruptions.writing import scribbled
+from hydrasurgeon.data.samples import Decoded, Samples
+from hydrasurgeon.errors import DataError
+
+__all__ = ["Corrupted", "Mixed"]
+
+
+class Mixed(Samples):
+    """Every sample of another set, spoiled by one of several corruptions in turn; its labels stay."""
+
+    def __init__(self, parent: Samples, corruptions: Sequence[Corruption], seed: int = 0) -> None:
+        if parent.kind == "pair":
+            raise DataError(
+                f"{parent.spec}: holds images with texts", hint="Corruptions spoil one of the two."
+            )
+        self.parent, self.corruptions, self.seed = parent, tuple(corruptions), seed
+        self.kind, self.labels, self.classes = parent.kind, parent.labels, parent.classes
+
+    @property
+    def spec(self) -> str:  # type: ignore[override]
+        kinds = [f"{each.name}:{each.severity}" for each in self.corruptions]
+        shown = kinds[0] if len(kinds) == 1 else f"{len(kinds)} corruptions of it"
+        return f"{self.parent.spec}, {shown}"
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def name(self, i: int) -> str | int:
+        return self.parent.name(i)
+
+    def read(self, i: int) -> Decoded:
+        raw = self.parent.read(i)
+        name, severity = self.corruptions[i % len(self.corruptions)]
+        if isinstance(raw, str):
+            return scribbled(raw, name, severity, _random(self.seed, name, raw.encode()))
+        assert isinstance(raw, Image.Image), "pairs are refused above"
+        content = f"{raw.mode} {raw.size}".encode() + raw.tobytes()
+        return spoiled(raw, name, severity, _random(self.seed, name, content))
+
+    def content(self, i: int) -> bytes:
+        name, severity = self.corruptions[i % len(self.corruptions)]
+        return f"{name}:{severity}:{self.seed}:".encode() + self.parent.content(i)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The parent's, joined with what is done to it: seventy-five kinds of one set read it once."""
+        about = self._parents
+        made = f"{self.corruptions} {self.seed} {about['sha256']}".encode()
+        return {"spec": self.spec, "rows": len(self), "sha256": hashlib.sha256(made).hexdigest()}
+
+    @cached_property
+    def _parents(self) -> dict[str, Any]:
+        return self.parent.fingerprint()
+
+
+class Corrupted(Mixed):
+    """Every sample of another set, spoiled by one corruption."""
+
+    def __init__(self, parent: Samples, corruption: Corruption, seed: int = 0) -> None:
+        super().__init__(parent, [corruption], seed)
+        self.corruption = corruption
+
+
+def _random(seed: int, name: str, content: bytes) -> np.random.Generator:
+    """Random numbers of one sample under one corruption."""
+    digest = hashlib.sha256(f"{seed} {name} ".encode() + content).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16], "little"))

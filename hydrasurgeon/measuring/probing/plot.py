@@ -1,0 +1,60 @@
+"""A probe in pictures: curvature and separation by head, and the heads that matter most and least in the plane (Figure 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.files.headmaps import HeadMap, map_inches, put_head_maps
+from hydrasurgeon.files.plots import figure, save_figure
+from hydrasurgeon.heads import Head
+from hydrasurgeon.measuring.probing.looking import Points, Probed
+
+__all__ = ["draw_probe"]
+
+ACROSS = 3
+"""Heads in a row of each half."""
+SQUARE = 1.7
+"""Inches of one head's plane."""
+
+
+def draw_probe(probed: Probed, path: Path) -> None:
+    """Byte-identical for the same numbers and the same matplotlib."""
+    import matplotlib
+
+    report = probed.report
+    maps = [HeadMap("H noisy − H clean, mean diagonal", report.proposition.hessian.heads, centred=True)]  # fmt: skip
+    maps += [HeadMap(f"Mahalanobis, {each.name}", each.mahalanobis) for each in report.separation]
+    width, height = map_inches(maps)
+    blocks = [name for name, heads in probed.points.items() if heads]
+    tall = [height, *(2 * SQUARE + 0.6 for _ in blocks)]
+    wide = max(width, (2 * ACROSS * SQUARE + 0.4) if blocks else 0.0)
+    with matplotlib.rc_context({"font.size": 8}):
+        drawn = figure(wide, sum(tall))
+        parts = drawn.subfigures(len(tall), 1, height_ratios=tall, squeeze=False)[:, 0]
+        put_head_maps(parts[0], maps)
+        for part, name in zip(parts[1:], blocks, strict=True):
+            _planes(part, name, probed, probed.points[name])
+        save_figure(drawn, path)
+
+
+def _planes(part: Any, name: str, probed: Probed, points: Mapping[Head, Points]) -> None:
+    """The most important heads to the left, the least to the right."""
+    pictured = probed.report.pictured
+    assert pictured is not None, "there are points"
+    halves = part.subfigures(1, 2)
+    for half, title, heads in zip(
+        halves, ("most", "least"), (pictured.most, pictured.least), strict=True
+    ):
+        half.suptitle(f"{title} important heads by {pictured.method}; ID and {name}")
+        grid = half.subplots(2, ACROSS, squeeze=False).ravel()
+        for place in grid[len(heads) :]:
+            place.set_axis_off()
+        for place, entry in zip(grid, heads, strict=False):
+            head = Head(*entry)
+            for rows, colour, marker, label in zip(points[head], ("C0", "C1"), "ox", ("ID", name), strict=True):  # fmt: skip
+                place.scatter(rows[:, 0], rows[:, 1], s=5, c=colour, marker=marker, alpha=0.6, linewidths=0.7, label=label)  # fmt: skip
+            place.set(title=f"layer {head.layer}, head {head.number}", xticks=[], yticks=[])
+        if heads:
+            grid[0].legend(frameon=False, fontsize=6)

@@ -1,0 +1,89 @@
+"""Shifted sets: data corrupted on the way, averages by severity (paper, Tables 13 and 14), errors beside the first row's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.measuring.report import Result, ShiftAverage, ShiftLevel, ShiftResult
+
+if TYPE_CHECKING:
+    from hydrasurgeon.data.corruptions import Corruption
+    from hydrasurgeon.measuring.sets import DataSets
+
+__all__ = ["as_shifts", "averaged", "corrupted", "kind_read", "with_mce"]
+
+
+def kind_read(manifest: Manifest) -> Literal["image", "text"]:
+    """What the model's inputs are."""
+    return "image" if "vision" in manifest.towers else "text"
+
+
+def as_shifts(corruptions: Sequence[Corruption], shift: Sequence[str], spec: str) -> list[str]:
+    """Corruptions of the data as `--shift` would name them, all of one name and severity but once."""
+    entries = [f"{each.name}:{each.severity}={spec}" for each in corruptions]
+    names = {entry.partition("=")[0] for entry in shift}
+    for entry in entries:
+        name = entry.partition("=")[0]
+        if name in names:
+            raise UsageError(
+                f"--corrupt {name}: --shift {name} is given too", hint="Call that one otherwise."
+            )
+    return entries
+
+
+def corrupted(sets: DataSets, corruptions: Sequence[Corruption], seed: int) -> DataSets:
+    """The same data sets, and the labelled one under every corruption besides."""
+    from hydrasurgeon.data.corruptions import Corrupted
+
+    made = [(each.name, each.severity, Corrupted(sets.id, each, seed)) for each in corruptions]
+    return replace(sets, shift=(*sets.shift, *made))
+
+
+def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
+    """Means by severity and over severities, of the sets that have one."""
+    rows: dict[int, list[ShiftResult]] = {}
+    for each in sorted((s for s in shift if s.severity is not None), key=lambda s: s.severity or 0):
+        rows.setdefault(each.severity or 0, []).append(each)
+    if not rows:
+        return None
+    levels = {
+        severity: ShiftLevel(
+            accuracy=sum(s.accuracy for s in level) / len(level),
+            brier=sum(s.brier for s in level) / len(level),
+            sets=len(level),
+        )
+        for severity, level in rows.items()
+    }
+    return ShiftAverage(
+        accuracy=sum(level.accuracy for level in levels.values()) / len(levels),
+        brier=sum(level.brier for level in levels.values()) / len(levels),
+        severities=levels,
+    )
+
+
+def with_mce(results: Sequence[Result]) -> list[Result]:
+    """Every result with its corruption error, where it was measured under the same shifts as the first."""
+    if not results or results[0].shift_average is None:
+        return list(results)
+    first = _errors(results[0])
+    joined = []
+    for result in results:
+        errors, average = _errors(result), result.shift_average
+        if average is not None and errors.keys() == first.keys() and all(first.values()):
+            mce = sum(errors[name] / first[name] for name in first) / len(first)
+            average = average.model_copy(update={"mce": mce})
+        joined.append(result.model_copy(update={"shift_average": average}))
+    return joined
+
+
+def _errors(result: Result) -> dict[tuple[str, int], float]:
+    """(shift, how many severities) → the sum of its errors over severities."""
+    errors: dict[str, list[float]] = {}
+    for each in result.shift:
+        if each.severity is not None:
+            errors.setdefault(each.name, []).append(1 - each.accuracy)
+    return {(name, len(values)): sum(values) for name, values in errors.items()}

@@ -1,0 +1,237 @@
+"""probe: Proposition 1's conditions on clean and noisy data, and how far heads tell foreign data (paper B.1, B.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from hydrasurgeon.checkpoints.class_names import (
+    ClassNames,
+    ClassNamesKeywords,
+    names_in,
+    with_class_names,
+)
+from hydrasurgeon.checkpoints.decided import undecided
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
+from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
+from hydrasurgeon.criteria.scoring import Scoring, ScoringKeywords, check_keep, compute
+from hydrasurgeon.criteria.selection import select
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.locks import releases_claims
+from hydrasurgeon.files.manifest import Score, SingleManifest
+from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
+from hydrasurgeon.measuring.probing.report import ProbeReport
+from hydrasurgeon.measuring.sets import parse_ood, portable_entry
+from hydrasurgeon.measuring.shifts import kind_read
+from hydrasurgeon.run import Run, RunKeywords, takes
+
+if TYPE_CHECKING:
+    from hydrasurgeon.measuring.probing.looking import Probed
+
+__all__ = ["probe"]
+
+MOST_DRAWS = 10_000
+"""More tell nothing that fewer do not."""
+PRECISIONS = ("float32", "float64")
+"""Second derivatives in half precision are noise."""
+SPARED = 3
+"""Without a number, one head of so many goes: the paper keeps 8 of 12."""
+
+
+class ProbeKeywords(ScoringKeywords, ClassNamesKeywords, RunKeywords, total=False):
+    """The keywords of `ProbeArguments`."""
+
+    method: str
+    corrupt: Sequence[str]
+    shift: str | None
+    draws: int
+    json: str | Path | None
+    plot: str | Path | None
+    force: bool
+    arch: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeArguments(Scoring, ClassNames, Run):
+    """What `probe` is to do."""
+
+    method: str = "taylor"
+    """By which scores heads are removed, and called important."""
+    corrupt: Sequence[str] = ()
+    """The noisy data: corruptions of the data, each sample by one of them in turn; nothing: all."""
+    shift: str | None = None
+    """The noisy data, where it is a labelled set of its own."""
+    draws: int = 8
+    """Random vectors behind the diagonals of Hessians."""
+    json: str | Path | None = None
+    """Where the report is written."""
+    plot: str | Path | None = None
+    """A picture of it, .png or .svg."""
+    force: bool = False
+    """Replace existing outputs."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+
+
+@releases_claims
+@takes(ProbeArguments)
+def probe(checkpoint: str | Path, **keywords: Unpack[ProbeKeywords]) -> ProbeReport:
+    """Measure curvature under noise and the separation of foreign data by head; nothing is changed."""
+    arguments = ProbeArguments(**keywords)
+    _check(arguments)
+    foreign = [parse_ood(entry) for entry in arguments.ood]
+    json, plot = _outputs(checkpoint, arguments)
+    opened = _opened(checkpoint, arguments)
+    key, score = _scores(opened, arguments)
+    kept = _kept(single(opened), key, score, arguments)
+    gone = sorted(set(all_heads(single(opened).kept)) - set(all_heads(kept)))
+    if not gone:
+        raise SurgeryError("probe: no head would go", hint="Give --keep K or --remove N.")
+    from hydrasurgeon.measuring.probing.looking import Subject, look
+
+    subject = Subject(
+        checkpoint=opened,
+        method=key,
+        gone=tuple(gone),
+        ranked=tuple(_ranked(single(opened), score)),
+        data=str(arguments.data),
+        noisy=_noisy(opened, arguments),
+        foreign=tuple((name, spec) for _, name, spec in foreign),
+        draws=arguments.draws,
+        run=arguments,
+    )
+    probed = look(subject, settings=_settings(arguments))
+    if json is not None:
+        write_text(json, probed.report.to_json())
+    if plot is not None:
+        _draw(probed, plot)
+    return probed.report
+
+
+def _draw(probed: Probed, path: Path) -> None:
+    from hydrasurgeon.measuring.probing.plot import draw_probe
+
+    draw_probe(probed, path)
+
+
+def _check(arguments: ProbeArguments) -> None:
+    """Refuse arguments that do not go together."""
+    check_keep(arguments.method, arguments.keep)
+    if arguments.data is None:
+        raise UsageError("probe: needs labelled data", hint="Give --data D.")
+    if arguments.keep is not None and arguments.remove is not None:
+        raise UsageError("probe: --keep and --remove together", hint="Give one of them.")
+    if arguments.shift is not None and arguments.corrupt:
+        raise UsageError("probe: --corrupt and --shift together", hint="Give one of them.")
+    if not 1 <= arguments.draws <= MOST_DRAWS:
+        raise UsageError(f"--draws {arguments.draws}: takes 1 to {MOST_DRAWS:,}")
+    if arguments.dtype not in PRECISIONS:
+        raise UsageError(
+            f"--dtype {arguments.dtype}: too coarse for second derivatives",
+            hint=f"Use {' or '.join(PRECISIONS)}.",
+        )
+    names = [parse_ood(entry)[1] for entry in arguments.ood]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
+
+
+def _outputs(checkpoint: str | Path, arguments: ProbeArguments) -> tuple[Path | None, Path | None]:
+    """Where report and picture go, both this command's to write."""
+    inputs = [checkpoint, arguments.data, arguments.ood, arguments.shift, arguments.classes, arguments.template]  # fmt: skip
+    plot = json = None
+    if arguments.plot is not None:
+        plot = check_plot(Path(arguments.plot), force=arguments.force, inputs=inputs)
+    if arguments.json is not None:
+        json = output_file(arguments.json, option="--json", force=arguments.force, inputs=inputs)
+    return json, plot
+
+
+def _opened(checkpoint: str | Path, arguments: ProbeArguments) -> Checkpoint:
+    opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
+    if opened.manifest.kind == "hydra":
+        raise SurgeryError(
+            f"probe: {opened.name} is a hydra", hint="Probe its backbone, or one of its members."
+        )
+    opened.digests()
+    return with_class_names(
+        opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
+    )  # fmt: skip
+
+
+def _noisy(opened: Checkpoint, arguments: ProbeArguments) -> Callable[[Any], Any]:
+    """The noisy data, made of the clean samples or opened beside them; misspelt corruptions are refused now."""
+    from hydrasurgeon.data.corruptions import Mixed, corruptions_of
+
+    if arguments.shift is not None:
+        from hydrasurgeon.data import open_data
+
+        spec = arguments.shift
+        return lambda _: open_data(spec, limit=arguments.limit, seed=arguments.seed)
+    kinds = corruptions_of(arguments.corrupt or ("all",), kind_read(opened.manifest))
+    return lambda samples: Mixed(samples, kinds, arguments.seed)
+
+
+def _scores(opened: Checkpoint, arguments: ProbeArguments) -> tuple[str, Score]:
+    """Recorded scores, or new ones; a circuit is not searched on the way."""
+    recorded = opened.manifest.scores
+    key = score_key(arguments.method, arguments.objective, arguments.ood_score, recorded=recorded)
+    if key in recorded:
+        return key, recorded[key]
+    criterion(key)  # a misspelt name is the first thing to say
+    if key.startswith(CIRCUIT):
+        raise UsageError(
+            f"{opened.path}: has no {key} scores",
+            hint=f"Run `hydrasurgeon score --method {key} --data D --ood O {opened.path.name}` first.",
+        )
+    scoring = replace(arguments, ood=(), data=None if key in WITHOUT_DATA else arguments.data)
+    return key, compute(opened, key, scoring, arguments, output=opened.path)
+
+
+def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeArguments) -> Kept:
+    """The heads that stay: as `prune` chooses them, or two of three."""
+    keep, remove = arguments.heads_kept, arguments.remove
+    if keep is None and remove is None and arguments.keep is None:
+        heads = min(size.heads for size in manifest.towers.values())
+        if manifest.kind == "backbone" and score.values is not None:
+            keep = heads - heads // SPARED
+        else:
+            most = count(manifest.kept) if score.order is None else len(score.order)
+            remove = max(1, min(count(manifest.kept) // SPARED, most))
+    if key == "cahp":
+        wanted = arguments.keep if keep is None and remove is None else keep
+        return select_by_cahp(
+            manifest, score, keep=wanted, remove=remove, layers=arguments.layers, tower=arguments.tower
+        )  # fmt: skip
+    return select(
+        manifest, score, keep=keep, remove=remove, layers=arguments.layers, tower=arguments.tower
+    )
+
+
+def _ranked(manifest: SingleManifest, score: Score) -> Iterator[Head]:
+    """Heads of the tower that data runs through, from the least to the most important."""
+    tower = next(iter(manifest.towers))
+    present = [head for head in all_heads(manifest.kept) if head.tower == tower]
+    if score.order is not None:
+        order = [Head(*entry) for entry in score.order]
+        yield from (head for head in order if head in present)
+        # Heads that never went outlast the others; nobody knows in which order.
+        yield from (head for head in present if head not in order)
+    elif score.values is not None and tower in score.values:
+        yield from removal_order(score.values, present)
+
+
+def _settings(arguments: ProbeArguments) -> dict[str, Any]:
+    """What the report says of how it came about."""
+    return {
+        "data": portable_entry(arguments.data), "ood": [portable_entry(o) for o in arguments.ood],
+        "corrupt": list(arguments.corrupt) or (["all"] if arguments.shift is None else []), "shift": portable_entry(arguments.shift),
+        "method": arguments.method, "keep": arguments.keep, "remove": arguments.remove, "layers": arguments.layers,
+        "tower": arguments.tower, "draws": arguments.draws, "limit": arguments.limit, "seed": arguments.seed,
+        "dtype": arguments.dtype, "batch_size": arguments.batch_size,
+    }  # fmt: skip
