@@ -255,7 +255,7 @@ class _Answering:
 
         return rows_of(
             _decided(self.model, inputs), [samples.name(i) for i in index], names=self.names,
-            top=self.arguments.top, members=self.model.members, calibrated=self.model.state is not None,
+            top=self.arguments.top, calibrated=self.model.state is not None,
         )  # fmt: skip
 
 
