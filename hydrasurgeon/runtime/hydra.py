@@ -77,7 +77,7 @@ class Hydra(nn.Module):
         self.trunk = trunk
         self.mode = mode
         self._anatomy = anatomy
-        self._anatomies = anatomies = tuple(anatomy(module) for module in modules)
+        self.anatomies = anatomies = tuple(anatomy(module) for module in modules)
         stacks = list(zip(*(a.blocks for a in anatomies), strict=True))
         self._one_embed = same([a.embed_parts for a in anatomies])
         self._one_readout = same([a.readout_parts for a in anatomies])
@@ -114,7 +114,7 @@ class Hydra(nn.Module):
         """What all members read: the trunk's output, where they embed alike."""
         if not self._one_embed:
             return Started(inputs, None)
-        stack = self._anatomies[0].embed(inputs)
+        stack = self.anatomies[0].embed(inputs)
         hidden, bias = stack.hidden, stack.bias
         for block in self._trunk:
             hidden = run_block(block, hidden, bias)
@@ -139,7 +139,7 @@ class Hydra(nn.Module):
             hidden, bias = started.stack.hidden, started.stack.bias
             parted, biases = [hidden] * len(self.members), [bias] * len(self.members)
         else:
-            stacks = [anatomy.embed(started.inputs) for anatomy in self._anatomies]
+            stacks = [anatomy.embed(started.inputs) for anatomy in self.anatomies]
             parted, biases = [s.hidden for s in stacks], [s.bias for s in stacks]
         grouped = self._in_groups(biases) if self._stacks(parted[0]) else None
         # The gathered rows of the union are no parameters: training and what records it go the plain way.
@@ -160,7 +160,7 @@ class Hydra(nn.Module):
     ) -> Float[Tensor, "batch member klass"]:
         """Member after member; `first` are the attention outputs of the first layer where already known."""
         logits = []
-        for i, anatomy in enumerate(self._anatomies):
+        for i, anatomy in enumerate(self.anatomies):
             hidden, layers = parted[i], list(zip(self._own[i], self._tokens, strict=True))
             if first is not None:
                 hidden, layers = after_attention(layers[0][0], hidden, first[i]), layers[1:]
@@ -182,16 +182,16 @@ class Hydra(nn.Module):
         return self._read(stacked, biases)
 
     def _read(self, stacked: Stacked, biases: Biases) -> Float[Tensor, "batch member klass"]:
-        members = len(self._anatomies)
+        members = len(self.anatomies)
         if self._one_readout:
             bias = biases[0]
             if bias is not None and bias.shape[0] > 1:
                 bias = bias.repeat(members, 1, 1, 1)
-            logits = self._anatomies[0].readout(Stack(stacked.flatten(0, 1), bias))
+            logits = self.anatomies[0].readout(Stack(stacked.flatten(0, 1), bias))
             return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
         each = [
             anatomy.readout(Stack(hidden, bias))
-            for anatomy, hidden, bias in zip(self._anatomies, stacked, biases, strict=True)
+            for anatomy, hidden, bias in zip(self.anatomies, stacked, biases, strict=True)
         ]
         return torch.stack(each, dim=1)
 
