@@ -43,7 +43,7 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
     return replace(
         state,
         temperature=cascade.temperature if early else state.temperature,
-        joint=cascade.joint if early else state.joint,
+        joint=None if early else state.joint,
         ood=replace(
             state.ood, threshold=cascade.ood_threshold,
             fitted=None if fitted is None else fitted.among(members),

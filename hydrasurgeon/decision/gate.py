@@ -19,7 +19,6 @@ from hydrasurgeon.decision.abstain import Abstention
 from hydrasurgeon.decision.conformal import Conformal
 from hydrasurgeon.decision.probabilities import Logits, Scores, member_probs
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.temperature import Joint
 
 __all__ = ["OWN_SCORES", "Cascade", "Gate", "disagreement", "own_score"]
 
@@ -63,7 +62,6 @@ class Cascade:
     gate: Gate
     temperature: float
     """Of the rows that the first members answer; the others are answered as the hydra does."""
-    joint: Joint | None
     ood_threshold: float
     conformal: Conformal
     abstention: Abstention | None

@@ -126,7 +126,7 @@ def cascade_of(record: CascadeRecord) -> Cascade:
     return Cascade(
         order=record.order, first=record.first,
         gate=Gate(record.gate.score, -math.inf if low is None else low, math.inf if high is None else high),
-        temperature=record.temperature, joint=_joint(record.joint), ood_threshold=record.ood_threshold,
+        temperature=record.temperature, ood_threshold=record.ood_threshold,
         conformal=_conformal(record.conformal), abstention=_abstention(record.abstain),
     )  # fmt: skip
 

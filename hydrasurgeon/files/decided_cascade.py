@@ -11,7 +11,6 @@ from hydrasurgeon.files.decided_parts import (
     MAX_MEMBERS,
     AbstainRecord,
     ConformalRecord,
-    JointRecord,
     Positive,
     Record,
 )
@@ -81,7 +80,6 @@ class CascadeRecord(Record):
     cost: CascadeCost
     temperature: Positive
     """Of rows that the first members answer; the others' is the hydra's."""
-    joint: JointRecord | None = None
     ood_threshold: float
     conformal: ConformalRecord
     abstain: AbstainRecord | None = None
@@ -107,8 +105,6 @@ class CascadeRecord(Record):
             raise ValueError(f"steps: {first} and {last} of {len(self.order)} members")
         if (self.gate.score == "disagreement") != (first == 2):
             raise ValueError("gate: disagreement is that of the first two members")
-        if self.joint is not None and first == 1:
-            raise ValueError("joint: is of several members, the first step has one")
         unbounded = self.gate.low is None and self.gate.high is None
         if self.shares[0] != 1 or (unbounded and self.shares[1] != 1):
             raise ValueError(

@@ -27,7 +27,7 @@ ROWS = 7
 def state(gate: Gate, first: int = 1) -> State:
     """A decision state with other numbers for rows that stop early than for those that go on."""
     cascade = Cascade(
-        ORDER, first, gate, 1.7, Joint(1.3, 0.6) if first > 1 else None, 0.31, Conformal("lac", 0.8, 0.55), None
+        ORDER, first, gate, 1.7, 0.31, Conformal("lac", 0.8, 0.55), None
     )  # fmt: skip
     rule = OodRule("msp", 0.4, 0.05)
     return State(0.8, Joint(0.9, 1.4), rule, Conformal("lac", 0.8, 0.7), None, cascade)
@@ -164,14 +164,12 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
         if len(logits) == 3:
             z = logits.mean(0)
             each = ((z + 1.4 * (logits - z)) / 0.9).softmax(-1)
-        elif first == 1:
+            mean = each.mean(0)
+        else:  # temperature acts behind the average
             each = (logits / 1.7).softmax(-1)
-        else:
-            z = logits.mean(0)
-            each = ((z + 0.6 * (logits - z)) / 1.3).softmax(-1)
-        mean = each.mean(0)
+            mean = (logits.softmax(-1).mean(0).log() / 1.7).softmax(-1)
         torch.testing.assert_close(found.probs[at], mean, rtol=0, atol=1e-6)
-        total = float(torch.special.entr(mean).sum())
+        total = float(torch.special.entr(each.mean(0)).sum())
         aleatoric = float(torch.special.entr(each).sum(-1).mean())
         assert math.isclose(float(found.total[at]), total, abs_tol=1e-5)
         assert math.isclose(float(found.epistemic[at]), max(total - aleatoric, 0), abs_tol=1e-5)
