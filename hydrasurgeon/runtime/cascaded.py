@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydrasurgeon.decision.cascaded import Said, gate_scores
 from hydrasurgeon.decision.gate import Cascade
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.runtime.features import Reading
+from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["cascade_in", "mean_probs", "rows_in", "said"]
+__all__ = ["Cascading", "cascade_in", "mean_probs", "rows_in", "said"]
 
 
 def cascade_in(model: Any) -> tuple[State, Cascade]:
@@ -45,6 +45,9 @@ def said(model: Any, inputs: Any, read: Reading | None = None) -> list[Said]:
     """What the members that ran said, of the rows that stopped early and of those that went on; on the model's device."""
     state, cascade = cascade_in(model)
     hydra: Hydra = model.module
+    if read is None and cascade.gate.score == "ood" and state.needs_features:
+        with reading(model) as listening:
+            return said(model, inputs, listening)
 
     def run(call: Callable[[Any], Tensor], argument: Any) -> tuple[Tensor, Tensor | None]:
         return (call(argument), None) if read is None else read.of(call, argument)
@@ -96,3 +99,14 @@ def mean_probs(model: Any, inputs: Any) -> Float[Tensor, "batch klass"]:
         return torch.zeros(0, model.manifest.model.num_classes)
     parts = said(model, inputs)
     return _in_order(parts, [part.logits.float().softmax(dim=-1).mean(dim=1) for part in parts])
+
+
+class Cascading(nn.Module):
+    """A model whose pass is its cascade: to be timed beside others."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Float[Tensor, "batch klass"]:
+        return mean_probs(self.model, inputs)

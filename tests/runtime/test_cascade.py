@@ -183,6 +183,38 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
     assert torch.equal(plain.unfamiliar, plain.ood_score > given.ood.threshold)
 
 
+def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
+    """The OOD score of the first member alone, by the distances that it was fitted with."""
+    from hydrasurgeon.decision.scores.fitted import FITTED, EnsembleScore
+    from hydrasurgeon.runtime.features import reading
+
+    model = hydra(tmp_path, FAMILIES["timm ViT"])
+    inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    parts = {"centre": (32,), "factor": (32, 32), "means": (3, 32)}
+    fits = tuple({name: torch.randn(shape, generator=generator) for name, shape in parts.items()} for _ in range(3))  # fmt: skip
+    fitted = EnsembleScore("mds", fits, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    with torch.inference_mode(), reading(model) as read:
+        logits, features = (each.float() for each in read(inputs))
+
+    def standard(m: int) -> torch.Tensor:
+        return (FITTED["mds"].score(fits[m], features[:, m], logits[:, m]) - fitted.means[m]) / fitted.deviations[m]  # fmt: skip
+
+    first = standard(ORDER[0]).double()
+    ordered = first.sort().values
+    given = state(Gate("ood", low=float(ordered[3] + ordered[4]) / 2))
+    model.state = replace(given, ood=OodRule("mds", 0.5, 0.05, fitted))
+    found = model.decide(inputs)
+    assert sorted(found.members_run.tolist()) == [1] * 4 + [3] * 3
+    mean = torch.stack([standard(m).double() for m in range(3)]).mean(0)
+    expected = torch.where(found.members_run == 3, mean, first)
+    torch.testing.assert_close(found.ood_score.double(), expected, rtol=1e-4, atol=1e-4)
+    # Where nobody asks for scores the gate looks at them all the same.
+    each = logits.softmax(-1)
+    probs = torch.where((found.members_run == 3)[:, None], each.mean(1), each[:, ORDER[0]])
+    torch.testing.assert_close(model.predict(inputs, cascade=True), probs, rtol=0, atol=1e-5)
+
+
 def test_no_rows_are_answered_nothing(tmp_path: Path) -> None:
     model = hydra(tmp_path, FAMILIES["timm ViT"])
     nothing = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)[:0]
