@@ -104,7 +104,7 @@ def test_what_it_does_not_go_with(folder: Path, keywords: dict[str, Any], what: 
 
 
 def test_a_file_without_a_cascade(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="hydra.safetensors has no cascade"):
+    with pytest.raises(CheckpointError, match=r"hydra\.safetensors has no cascade"):
         hs.evaluate([folder / "c.safetensors", folder / "hydra.safetensors"], data=str(folder / "test.npz"), cascade=True)  # fmt: skip
 
 
