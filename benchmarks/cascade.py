@@ -47,7 +47,7 @@ from hydrasurgeon.decision.stored import cascade_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascade_choice import Sides, drops_of, sides
 from hydrasurgeon.measuring.cascade_cost import StepMacs, single_macs, step_macs
-from hydrasurgeon.measuring.cascade_fit import MacsOf, Wanted, fit_cascade
+from hydrasurgeon.measuring.cascade_fit import CascadeFit, MacsOf, Wanted
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import as_classifier
@@ -154,11 +154,11 @@ def mixed(state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Ou
     return early.mixed(whole, going), [float(each.double().mean()) for each in going]
 
 
-def measured(state: State, answers: Answers, task: Any, cost: MacsOf, wanted: Wanted, seed: int) -> dict[str, Any] | None:  # fmt: skip
+def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: Wanted) -> dict[str, Any] | None:  # fmt: skip
     """One cascade: as it was fitted, and what it loses on test, near and far data; None where nothing costs so little."""
-    fitted_on = [answers.sets["perturbed"], answers.sets[task.chooses]]
+    state = fit.state
     try:
-        record, _ = fit_cascade(state, answers.sets["val"], fitted_on, cost, wanted, seed=seed)
+        record, _ = fit.record(wanted)
     except UsageError:
         return None
     cascade, test = cascade_of(record), answers.sets["test"]
@@ -198,14 +198,15 @@ def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
                 answers.sets["val"], promise=Promise(), score=score, evidence=evidence(answers, seed), foreign=foreign, seed=seed
             )  # fmt: skip
             state = fitting.state
+            fit = CascadeFit(state, answers.sets["val"], foreign, cost, seed=seed)
             asked = {
                 "max_drop 0.5": Wanted(max_drop=0.5),
                 **{f"budget {b:g}": Wanted(budget=b) for b in BUDGETS},
             }
-            model = {
+            model: dict[str, Any] = {
                 "seed": seed, "score": score, "kind": state.ood.kind,
                 "full": cost.full / cost.single, "members": [cost.steps((m,)).first / cost.single for m in range(3)],
-                "cascades": {key: measured(state, answers, task, cost, wanted, seed) for key, wanted in asked.items()},
+                "cascades": {key: measured(fit, answers, task, wanted) for key, wanted in asked.items()},
             }  # fmt: skip
             results["models"].append(model)
             for key in ("max_drop 0.5", "budget 1.2"):

@@ -7,6 +7,7 @@ a larger one does not has been lucky. Of what the families end at, the cheapest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -22,8 +23,7 @@ from hydrasurgeon.decision.probabilities import Scores, mean_probs
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import fit_temperature
 from hydrasurgeon.measuring.cascade_cost import StepMacs
-from hydrasurgeon.measuring.metrics import DIGITS, auroc, fpr95
-from hydrasurgeon.measuring.selective import coverage_at_risk
+from hydrasurgeon.measuring.metrics import DIGITS
 
 __all__ = ["Candidate", "Costs", "Drops", "Sides", "drops_of", "families", "intervals", "sides", "worst"]  # fmt: skip
 
@@ -55,6 +55,10 @@ TRIED_FIRST = 6
 """Members that are tried as the first, the most accurate ones; pairs among them as the first two."""
 MEASURES = ("accuracy", "auroc", "fpr95", "cov5")
 """What may drop: of FPR95 it is the rise that is a loss."""
+SIGNS = {"fpr95": -100.0}
+"""What a difference is multiplied by to be a loss in points, where that is not 100."""
+TOGETHER = 1 << 18
+"""Samples that are resampled at a time, over all repeats of a step: some 10 MB."""
 REPEATS = 1000
 """Resamples behind an interval: the ends of a 95 % interval then move by less than a tenth of its width."""
 ENDS = (0.025, 0.975)
@@ -90,21 +94,43 @@ class Sides:
             ),
         )
 
-    def at(self, rows: Tensor, foreign: Sequence[Tensor]) -> Sides:
-        return Sides(
-            self.correct[rows], self.confidence[rows], self.inside[rows],
-            tuple(each[some] for each, some in zip(self.outside, foreign, strict=True)),
-        )  # fmt: skip
-
     def measures(self) -> Drops:
         """AUROC and FPR95 are means over the foreign sets."""
-        sets = len(self.outside)
-        return {
-            "accuracy": float(self.correct.double().mean()),
-            "auroc": sum(auroc(self.inside, out) or 0.0 for out in self.outside) / sets,
-            "fpr95": sum(fpr95(self.inside, out) or 0.0 for out in self.outside) / sets,
-            "cov5": coverage_at_risk(self.confidence, self.correct),
-        }
+        (row,) = _measures(
+            self.correct[None], self.confidence[None], self.inside[None], [out[None] for out in self.outside]
+        ).tolist()  # fmt: skip
+        return dict(zip(MEASURES, row, strict=True))
+
+    def resampled(self, rows: Tensor, foreign: Sequence[Tensor]) -> Float[Tensor, "repeat measure"]:
+        """The measures on many resamples at once: rows [repeat, sample], and of each foreign set."""
+        outside = [each[some] for each, some in zip(self.outside, foreign, strict=True)]
+        return _measures(self.correct[rows], self.confidence[rows], self.inside[rows], outside)
+
+
+def _measures(
+    correct: Tensor, confidence: Tensor, inside: Tensor, outside: Sequence[Tensor]
+) -> Float[Tensor, "repeat measure"]:
+    """MEASURES of each row, as `metrics.auroc`, `metrics.fpr95` and `selective.coverage_at_risk` have them of one."""
+    ordered = inside.sort(dim=-1).values.contiguous()
+    count = inside.shape[-1]
+    areas, false = [], []
+    for out in outside:
+        out = out.sort(dim=-1, descending=True).values.contiguous()
+        below = torch.searchsorted(ordered, out) + torch.searchsorted(ordered, out, right=True)
+        areas.append(below.double().mean(dim=-1) / 2 / count)
+        needed = math.ceil(0.95 * out.shape[-1] - 1e-9)
+        threshold = out[:, max(needed, 1) - 1, None].contiguous()
+        false.append(1 - torch.searchsorted(ordered, threshold)[:, 0].double() / count)
+    sure, order = confidence.sort(dim=-1, descending=True, stable=True)
+    wrong = (~correct.gather(-1, order)).double().cumsum(dim=-1)
+    answered = torch.arange(1, count + 1, dtype=torch.float64)
+    # Samples of equal confidence are answered together.
+    ends = torch.ones_like(correct)
+    ends[:, :-1] = sure[:, 1:] != sure[:, :-1]
+    kept = (wrong / answered <= 0.05 + 1e-12) & ends
+    covered = (kept * answered).amax(dim=-1) / count
+    right = correct.double().mean(dim=-1)
+    return torch.stack([right, sum(areas) / len(areas), sum(false) / len(false), covered], dim=-1)  # type: ignore[arg-type]
 
 
 def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
@@ -122,8 +148,7 @@ def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
 def drops_of(cascade: Sides, hydra: Sides) -> Drops:
     """What the cascade loses, in points."""
     part, whole = cascade.measures(), hydra.measures()
-    sign = {"fpr95": -100.0}
-    return {name: sign.get(name, 100.0) * (whole[name] - part[name]) for name in MEASURES}
+    return {name: SIGNS.get(name, 100.0) * (whole[name] - part[name]) for name in MEASURES}
 
 
 def worst(drops: Drops) -> float:
@@ -133,19 +158,17 @@ def worst(drops: Drops) -> float:
 def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, tuple[float, float]]:  # fmt: skip
     """Of each drop, over resamples of the samples and of every foreign set, the same rows of both (paired bootstrap)."""
     random = torch.Generator().manual_seed(seed)
-
-    def drawn(count: int) -> Tensor:
-        return torch.randint(count, (count,), generator=random)
-
-    drawn_drops: list[list[float]] = []
-    for _ in range(repeats):
-        rows = drawn(len(cascade.inside))
-        foreign = [drawn(len(each)) for each in cascade.outside]
-        again = drops_of(cascade.at(rows, foreign), hydra.at(rows, foreign))
-        drawn_drops.append([again[name] for name in MEASURES])
-    table = torch.tensor(drawn_drops, dtype=torch.float64)
-    ends = table.quantile(torch.tensor(ENDS, dtype=torch.float64), dim=0).T.tolist()
-    return {name: (low, high) for name, (low, high) in zip(MEASURES, ends, strict=True)}
+    sizes = [len(cascade.inside), *map(len, cascade.outside)]
+    each = max(1, min(repeats, TOGETHER // max(sizes)))
+    parts = []
+    for start in range(0, repeats, each):
+        some = min(each, repeats - start)
+        rows, *foreign = (torch.randint(n, (some, n), generator=random) for n in sizes)
+        parts.append(hydra.resampled(rows, foreign) - cascade.resampled(rows, foreign))
+    signs = torch.tensor([SIGNS.get(name, 100.0) for name in MEASURES], dtype=torch.float64)
+    ends = torch.tensor(ENDS, dtype=torch.float64)
+    table = (torch.cat(parts) * signs).quantile(ends, dim=0).T.tolist()
+    return {name: (low, high) for name, (low, high) in zip(MEASURES, table, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from hydrasurgeon.measuring.cascade_choice import (
     worst,
 )
 
-__all__ = ["MacsOf", "Wanted", "answers_of", "fit_cascade"]
+__all__ = ["CascadeFit", "MacsOf", "Wanted", "answers_of"]
 
 WORTH = 0.5
 """A certified cascade that lets more rows through is not worth being one: a smaller one is then taken by its point estimate."""
@@ -65,32 +65,45 @@ class MacsOf:
     steps: Costs
 
 
-def fit_cascade(
-    state: State, val: Outputs, foreign: Sequence[Outputs], macs: MacsOf, wanted: Wanted, *, seed: int
-) -> tuple[CascadeRecord, tuple[str, ...]]:  # fmt: skip
-    """The record, and what is to be said of it."""
-    fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
-    shown, kept = _split(foreign, seed)
-    every = list(families(state, fitting, shown, macs.steps))
-    hydra = sides(state, fitting, shown)
-    if wanted.budget is not None:
-        chosen = _within(every, wanted.budget * macs.single)
+class CascadeFit:
+    """All candidates, on the samples that choose; `record` takes the one that is wanted."""
+
+    def __init__(
+        self, state: State, val: Outputs, foreign: Sequence[Outputs], macs: MacsOf, *, seed: int
+    ) -> None:
+        self.state, self.val, self.macs, self.seed = state, val, macs, seed
+        fitting, self.certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
+        shown, self.kept = _split(foreign, seed)
+        self.families = list(families(state, fitting, shown, macs.steps))
+        self.hydra = sides(state, fitting, shown)
+
+    def record(self, wanted: Wanted) -> tuple[CascadeRecord, tuple[str, ...]]:
+        """And what is to be said of it."""
+        state, macs = self.state, self.macs
+        chosen = self._chosen(wanted)
+        cascade = _promising(state, chosen.cascade, self.certifying)
+        drops = _drops(state, cascade, self.certifying, self.kept, self.seed)
+        _, going = in_steps(state, cascade, self.val.logits, self.val.features)
+        most = wanted.max_drop
+        made = CascadeRecord.model_validate(
+            _record(chosen, cascade, going, macs)
+            | {"max_drop": most, "budget": wanted.budget, "drops": drops}
+            | {"certified": most is not None and all(d.high <= most for d in drops.values())}
+        )
+        return made, _notes(made, macs)
+
+    def _chosen(self, wanted: Wanted) -> Candidate:
+        if wanted.budget is None:
+            assert wanted.max_drop is not None
+            return _dropping(self.families, wanted.max_drop, self.hydra, self.seed)
+        chosen = _within(self.families, wanted.budget * self.macs.single)
         if chosen is None:
-            least = min(c.macs for family in every for c in family) / macs.single
+            least = min(c.macs for family in self.families for c in family) / self.macs.single
             raise UsageError(
                 f"--budget {wanted.budget:g}: no cascade of this hydra costs so little",
                 hint=f"The cheapest one, its first member alone, costs {least:.3g} times the single model.",
             )
-    else:
-        assert wanted.max_drop is not None
-        chosen = _dropping(every, wanted.max_drop, hydra, seed)
-    cascade = _promising(state, chosen.cascade, certifying)
-    drops = _drops(state, cascade, certifying, kept, seed)
-    record = _record(chosen, cascade, in_steps(state, cascade, val.logits, val.features)[1], macs)
-    record |= {"max_drop": wanted.max_drop, "budget": wanted.budget, "drops": drops}
-    record["certified"] = wanted.max_drop is not None and all(d.high <= wanted.max_drop for d in drops.values())  # fmt: skip
-    made = CascadeRecord.model_validate(record)
-    return made, _notes(made, macs)
+        return chosen
 
 
 def _split(foreign: Sequence[Outputs], seed: int) -> tuple[list[Outputs], list[Outputs]]:

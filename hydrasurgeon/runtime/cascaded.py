@@ -7,7 +7,7 @@ one as hydras of their own do. A gate without bounds is the hydra itself, in one
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,9 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
+
+if TYPE_CHECKING:
+    from hydrasurgeon.runtime.classifier import Classifier
 
 __all__ = ["Cascading", "cascade_in", "mean_probs", "rows_in", "said"]
 
@@ -104,7 +107,7 @@ def mean_probs(model: Any, inputs: Any) -> Float[Tensor, "batch klass"]:
 class Cascading(nn.Module):
     """A model whose pass is its cascade: to be timed beside others."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Classifier) -> None:
         super().__init__()
         self.model = model
 

@@ -79,7 +79,7 @@ class CascadeOptions:
 
         from hydrasurgeon.data import Batches, moved
         from hydrasurgeon.measuring.cascade_cost import StepMacs, single_macs, step_macs
-        from hydrasurgeon.measuring.cascade_fit import MacsOf, Wanted, fit_cascade
+        from hydrasurgeon.measuring.cascade_fit import CascadeFit, MacsOf, Wanted
         from hydrasurgeon.measuring.cost import macs
 
         batches = Batches(samples, model.transform, batch_size=1, workers=0, skip_bad=run.skip_bad)
@@ -93,4 +93,4 @@ class CascadeOptions:
         costs = MacsOf(single_macs(model, one), macs(model, one), steps)
         wanted = Wanted(self._max_drop(), self.budget)
         val, foreign = outputs
-        return fit_cascade(state, val, foreign, costs, wanted, seed=run.seed)
+        return CascadeFit(state, val, foreign, costs, seed=run.seed).record(wanted)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_families import FAMILIES
 from tiny_members import KEPTS, member, tune
@@ -22,16 +23,15 @@ VIT = FAMILIES["timm ViT"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from test_calibrate import images
-
     folder = tmp_path_factory.mktemp("evaluated")
     VIT.write(folder / "source")
     paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
     parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(paths)]
     hydra = hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path
-    images(folder, rows=120)
-    images(folder, "test", rows=60, seed=5)
-    images(folder, "noise", rows=40, seed=3, noise=True)
+    for name, rows in (("val", 120), ("test", 60)):
+        Path(VIT.data(folder, rows=rows)).rename(folder / f"{name}.npz")
+    noise = np.random.default_rng(3).integers(0, 255, (40, 28, 28, 3), dtype=np.uint8)
+    np.savez(folder / "noise.npz", images=noise)
     hs.calibrate(hydra, data=str(folder / "val.npz"), ood_score="mds", cascade=True, budget=1.6, out=folder / "c.safetensors")  # fmt: skip
     return folder
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_calibrate import hydra, images
+from tiny_families import FAMILIES
+from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -23,6 +24,7 @@ from hydrasurgeon.files.decided_cascade import CascadeRecord
 from hydrasurgeon.files.manifest import parse_manifest, sidecar
 from hydrasurgeon.measuring.cascade_cost import single_macs, step_macs
 
+VIT = FAMILIES["timm ViT"]
 ROWS = 160
 
 
@@ -30,9 +32,13 @@ ROWS = 160
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hydra with a cascade that costs at most so much, and the data it was fitted on."""
     folder = tmp_path_factory.mktemp("cascaded")
-    path, data = hydra(folder), images(folder, rows=ROWS)
-    foreign = images(folder, "noise", rows=60, seed=3, noise=True)
-    hs.calibrate(path, data=data, ood=[foreign], ood_score="msp", risk=0.9, cascade=True, budget=1.15, out=folder / "c.safetensors")  # fmt: skip
+    VIT.write(folder / "source")
+    paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    path = hs.fuse(paths, out=folder / "hydra.safetensors").path
+    Path(VIT.data(folder, rows=ROWS)).rename(folder / "val.npz")
+    noise = np.random.default_rng(3).integers(0, 255, (60, 28, 28, 3), dtype=np.uint8)
+    np.savez(folder / "noise.npz", images=noise)
+    hs.calibrate(path, data=str(folder / "val.npz"), ood=[str(folder / "noise.npz")], ood_score="msp", risk=0.9, cascade=True, budget=1.15, out=folder / "c.safetensors")  # fmt: skip
     return folder
 
 
