@@ -210,9 +210,9 @@ def families(
     hydra = sides(state, samples, foreign)
     for starters in _starters(samples):
         cascade = _plain(state, samples, starters)
-        own = step_state(state, cascade, starters)
+        of_starters = step_state(state, cascade, starters)
         first = [_of(each, starters) for each in (samples, *foreign)]
-        early = sides(own, first[0], first[1:])
+        early = sides(of_starters, first[0], first[1:])
         steps = costs(starters)
         for kind in ("disagreement",) if len(starters) == 2 else ("msp", "entropy", "ood"):
             looking = replace(cascade, gate=Gate(kind))

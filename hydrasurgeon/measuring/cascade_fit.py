@@ -169,9 +169,9 @@ def answers_of(state: State, cascade: Cascade, outputs: Outputs) -> tuple[Tensor
     scores = torch.empty(len(outputs.logits), dtype=torch.float64)
     for part in parts:
         if len(part.rows):
-            own = step_state(state, cascade, part.members)
-            probs[part.rows] = own.probs(part.logits)
-            scores[part.rows] = own.ood_score(part.logits, part.features).double()
+            rule = step_state(state, cascade, part.members)
+            probs[part.rows] = rule.probs(part.logits)
+            scores[part.rows] = rule.ood_score(part.logits, part.features).double()
     return probs, scores
 
 

@@ -117,19 +117,19 @@ def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[
             inputs = moved(batch.inputs, first.device, first.dtype)
             count, classes = rows_in(inputs), model.manifest.model.num_classes
             whole = torch.full((count, len(cascade.order), classes), torch.nan)
-            found = {kind: torch.empty(count, dtype=torch.float64) for kind in kinds}
+            batch_scores = {kind: torch.empty(count, dtype=torch.float64) for kind in kinds}
             for part in (each.on_cpu() for each in said(model, inputs, read)):
                 _check(part.logits, model, samples)
                 whole[part.rows[:, None], torch.tensor(part.members)] = part.logits
                 rule = step_state(state, cascade, part.members).ood
-                for kind, values in found.items():
+                for kind, values in batch_scores.items():
                     if len(part.rows):
                         values[part.rows] = scores_of(kind, part.logits, part.features, rule.fitted).double()  # fmt: skip
             index.append(batch.index)
             logits.append(whole)
             labels += [] if batch.labels is None else [batch.labels]
             for kind in kinds:
-                scores[kind].append(found[kind])
+                scores[kind].append(batch_scores[kind])
             run.tick(f"{samples.spec}, cascade", done, len(batches))
     if not index:
         raise DataError(f"{samples.spec}: none of its {len(samples)} samples can be read")
@@ -218,7 +218,7 @@ def in_order(rows: Sequence[Result]) -> list[Result]:
 def refuse_with(arguments: Any) -> None:
     """What `eval --cascade` does not go with."""
     several = not isinstance(arguments.data, str | type(None)) and len(arguments.data) > 1
-    for option, given, why in (
+    for option, is_there, why in (
         ("--ensemble", arguments.ensemble, "of several checkpoints there is no cascade"),
         ("--no-decision", arguments.no_decision, "a cascade is in the decision state"),
         ("--temperature", arguments.temperature is not None, "each step of a cascade has a temperature of its own"),
@@ -227,5 +227,5 @@ def refuse_with(arguments: Any) -> None:
         ("--card", arguments.card, "writes one row, and there are two"),
         ("several --data", several, "a cascade is measured on one"),
     ):  # fmt: skip
-        if given:
+        if is_there:
             raise UsageError(f"--cascade: does not go with {option}: {why}", hint="Leave one of them out.")  # fmt: skip

@@ -72,7 +72,7 @@ def expected_macs(models: Mapping[str, Any], batches: Sequence[Any]) -> dict[str
     from hydrasurgeon.measuring.cascade_cost import step_macs
     from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
 
-    found = {}
+    expected = {}
     for name, each in models.items():
         if not isinstance(each, Cascading):
             continue
@@ -86,5 +86,5 @@ def expected_macs(models: Mapping[str, Any], batches: Sequence[Any]) -> dict[str
             if len(part.members) == len(cascade.order)
         )
         share = went / sum(map(rows_in, batches))
-        found[name] = round(step_macs(each.model, batches[0], cascade.starters).expected(share))
-    return found
+        expected[name] = round(step_macs(each.model, batches[0], cascade.starters).expected(share))
+    return expected

@@ -124,10 +124,10 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
     digests = opened.digests()
     data = _opened_data(opened, arguments)
     skipped: list[str] = []
-    found = _fit(opened, data, arguments, skipped)
+    result = _fit(opened, data, arguments, skipped)
     from hydrasurgeon.decision.stored import stored
 
-    decision, tensors = stored(found.fitted, chosen_by=found.chosen_by, cascade=found.cascade)
+    decision, tensors = stored(result.fitted, chosen_by=result.chosen_by, cascade=result.cascade)
     entry = step(
         "calibrate", args=_recorded(arguments), inputs=[opened.record(digests)], data=[*data.records.values()],
         seed=arguments.seed, uses=("torch", opened.manifest.model.family),
@@ -143,7 +143,7 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    notes = (named.note, *found.notes) if named.note else found.notes
+    notes = (named.note, *result.notes) if named.note else result.notes
     return Calibrated(target.path, written, notes, tuple(skipped), hub)
 
 

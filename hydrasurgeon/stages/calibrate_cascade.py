@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CascadeKeywords", "CascadeOptions"]
 
-MAX_DROP = 0.5
+DROP = 0.5
 """Points that no measure of a cascade may lose, unless something else is asked for."""
 
 
@@ -69,7 +69,7 @@ class CascadeOptions:
         return {"cascade": True, "max_drop": self._max_drop(), "budget": self.budget}
 
     def _max_drop(self) -> float | None:
-        return MAX_DROP if self.max_drop is None and self.budget is None else self.max_drop
+        return DROP if self.max_drop is None and self.budget is None else self.max_drop
 
     def fit(
         self, model: Classifier, state: State, samples: Samples, outputs: tuple[Outputs, Sequence[Outputs]], run: Run
