@@ -17,7 +17,7 @@ from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.sharing.program import Captured, about, captured_program, differences
 
-__all__ = ["OPSET", "Exported", "to_onnx"]
+__all__ = ["OPSET", "Exported", "silent", "to_onnx"]
 
 OPSET = 18
 """The version of ONNX's operators that is written: the oldest that torch's exporter has."""
@@ -44,7 +44,7 @@ def to_onnx(model: Classifier) -> Exported:
 
 def _converted(captured: Captured) -> Any:
     """The graph as onnx's own record."""
-    with _silent(), torch.no_grad():
+    with silent(), torch.no_grad():
         made = torch.onnx.export(
             captured.program, input_names=list(captured.inputs), output_names=list(captured.outputs),
             opset_version=OPSET, dynamo=True, verbose=False,
@@ -54,7 +54,7 @@ def _converted(captured: Captured) -> Any:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """The exporter and its helpers print, warn and log what only concerns their authors."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

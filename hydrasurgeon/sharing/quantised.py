@@ -15,6 +15,7 @@ from hydrasurgeon.data import Batches, Samples, by_length, fit_classes, open_dat
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.measuring.sets import parse_ood
+from hydrasurgeon.sharing.onnx import silent
 
 if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import Classifier
@@ -73,9 +74,10 @@ def _int8(content: bytes) -> bytes:
     proto = onnx.load_from_string(content)
     precise = {each.name for each in proto.graph.initializer if each.data_type != onnx.TensorProto.FLOAT}  # fmt: skip
     untouched = [node.name for node in proto.graph.node if precise & set(node.input)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, silent():
         source, target = Path(folder) / "whole.onnx", Path(folder) / "int8.onnx"
-        source.write_bytes(content)
+        del proto.graph.value_info[:]  # of weights that are about to be turned round
+        source.write_bytes(proto.SerializeToString())
         quantize_dynamic(
             source, target, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"],
             nodes_to_exclude=untouched, extra_options={"MatMulConstBOnly": True},
