@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from built import build
+from cascaded import cascades
 from decided import decision, figures, prediction
 from reliability import reliability
 
@@ -20,6 +21,10 @@ BEGIN = "<!-- demo table: tools/render_docs.py writes it from the demo's results
 END = "<!-- end of demo table -->"
 WORTH = "<!-- figures: tools/render_docs.py writes them from benchmarks/results/decision.json -->"
 WORTH_END = "<!-- end of figures -->"
+CASCADES = (
+    "<!-- cascades: tools/render_docs.py writes them from benchmarks/results/cascade.json -->"
+)
+CASCADES_END = "<!-- end of cascades -->"
 COLOURS = ("#2a6f97", "#c1666b", "#6a994e")
 
 
@@ -520,6 +525,9 @@ def main() -> None:
     worth = result("decision")
     if worth is not None:
         put_between(ROOT / "docs" / "decision.md", WORTH, WORTH_END, figures(worth))
+    stepwise = result("cascade")
+    if stepwise is not None:
+        put_between(ROOT / "docs" / "cascade.md", CASCADES, CASCADES_END, cascades(stepwise))
     tried = reliability(result("fuzz"), result("crash"))
     (ROOT / "docs" / "reliability.md").write_text(tried, encoding="utf-8")
 

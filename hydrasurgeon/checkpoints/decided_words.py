@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided_cascade import CascadeRecord
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
-__all__ = ["data_lines", "decision_lines"]
+__all__ = ["cascade_lines", "data_lines", "decision_lines"]
 
 CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}  # fmt: skip
 """How a report says what chose the OOD score."""
+GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
+"""What a cascade's gate looks at; else the OOD score."""
 
 
 def decision_lines(decision: Decision) -> list[str]:
@@ -34,9 +37,34 @@ def decision_lines(decision: Decision) -> list[str]:
             f"answers from a probability of {abstain.threshold:.3f} on, {100 * abstain.coverage:.1f} % of samples: "
             f"at most {100 * abstain.risk:g} % of them wrong, with confidence {100 * (1 - abstain.delta):g} %"
         )
+    if decision.cascade is not None:
+        lines += cascade_lines(decision.cascade, decision.ood.score)
     return [
         *lines,
         f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
+    ]
+
+
+def cascade_lines(cascade: CascadeRecord, ood_score: str) -> list[str]:
+    """The cascade in words: who answers first, who goes on, at what cost and loss."""
+    first, gate = cascade.order[: cascade.first], cascade.gate
+    who = f"member {first[0]}" if len(first) == 1 else f"members {first[0]} and {first[1]}"
+    score = GATES.get(gate.score, ood_score)
+    bounds = [f"from {gate.low:.4g}"] if gate.low is not None else []
+    bounds += [f"to {gate.high:.4g}"] if gate.high is not None else []
+    window = f"{score} {' '.join(bounds)}" if bounds else "every sample"
+    names = {"accuracy": "accuracy", "auroc": "AUROC", "fpr95": "FPR95", "cov5": "coverage at 5 % risk"}  # fmt: skip
+    drops = ", ".join(
+        f"{names[name]} {drop.drop:+.1f} [{drop.low:+.1f}, {drop.high:+.1f}]"
+        for name, drop in cascade.drops.items()
+    )
+    wanted = f"{cascade.max_drop:g} points" if cascade.max_drop is not None else f"best within {cascade.budget:g} single models"  # fmt: skip
+    how = "certified" if cascade.certified else "not certified"
+    limit = f"at most {wanted}, {how}" if cascade.max_drop is not None else wanted
+    return [
+        f"cascade: {who} first; {100 * cascade.shares[1]:.1f} % of samples go on to all {len(cascade.order)} ({window})",
+        f"cascade costs {cascade.cost.expected:.2f} single models: {cascade.cost.first:.2f} for all, {cascade.cost.rest:.2f} for those that go on",
+        f"cascade loses, in points ({limit}): {drops}",
     ]
 
 
@@ -51,4 +79,7 @@ def _uses(entry: Step) -> list[str]:
     uses = ["calibration: half of it fits, half certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
     others = len(entry.data) - len(uses)
-    return [*uses, *["OOD score chosen by"] * others][: len(entry.data)]
+    chosen = "OOD score chosen by"
+    if entry.args.get("cascade"):
+        chosen = "OOD score and cascade chosen by" if entry.args.get("ood_score") == "auto" else "cascade chosen by"  # fmt: skip
+    return [*uses, *[chosen] * others][: len(entry.data)]

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hydrasurgeon.cli import options, shared
 
+if TYPE_CHECKING:
+    from hydrasurgeon.stages.calibrate_cascade import CascadeKeywords
+else:  # `--help` needs its name, not the module it comes from
+    CascadeKeywords = dict
+
 __all__ = ["calibrate", "predict"]
+
+
+def cascade_options(
+    cascade: Annotated[
+        bool,
+        typer.Option(
+            "--cascade", help="Let a hydra's first member answer what the others would not change."
+        ),
+    ] = False,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            "--max-drop",
+            metavar="P",
+            help="Points of accuracy, AUROC, FPR95 and coverage at 5 % risk that the cascade may lose; else 0.5.",
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="X",
+            help="Instead: the best that costs at most X single models' multiply-adds.",
+        ),
+    ] = None,
+) -> CascadeKeywords:
+    """Whether, and how far, few members are to answer for all."""
+    return {"cascade": cascade, "max_drop": max_drop, "budget": budget}
+
+
+CascadeOptions = Annotated[CascadeKeywords, cascade_options]
 
 
 def calibrate(
@@ -36,7 +72,7 @@ def calibrate(
         typer.Option(
             "--ood",
             metavar="D",
-            help="Foreign data to choose the OOD score by, beside perturbed VAL; repeatable, needs no labels.",
+            help="Foreign data to choose the OOD score and a cascade by, beside perturbed VAL; repeatable, needs no labels.",
         ),
     ] = None,
     ood_score: Annotated[
@@ -77,6 +113,7 @@ def calibrate(
         float,
         typer.Option("--delta", metavar="D", help="With at most this probability R is broken."),
     ] = 0.05,
+    cascade: CascadeOptions,
     class_names: shared.ClassNameOptions,
     arch: options.Arch = None,
     run: shared.RunOptions,
@@ -91,7 +128,7 @@ def calibrate(
     with shared.progress(run, quiet=quiet) as shown:
         result = stage(
             checkpoint, data=data, out=out, fit_data=fit_data, ood=ood or [], ood_score=ood_score, coverage=coverage,
-            conformal=conformal, id_flagged=id_flagged, risk=risk, delta=delta, arch=arch, **class_names, **output, **shown,
+            conformal=conformal, id_flagged=id_flagged, risk=risk, delta=delta, arch=arch, **cascade, **class_names, **output, **shown,
         )  # fmt: skip
     render.calibrated(result, json=json, quiet=quiet)
 
@@ -121,6 +158,13 @@ def predict(
     top: Annotated[
         int, typer.Option("--top", metavar="K", min=1, help="Most probable labels to list.")
     ] = 5,
+    cascade: Annotated[
+        bool | None,
+        typer.Option(
+            "--cascade/--no-cascade",
+            help="By the checkpoint's cascade, or by all members; else by its cascade where it has one.",
+        ),
+    ] = None,
     class_names: shared.ClassNameOptions,
     arch: options.Arch = None,
     run: shared.RunOptions,
@@ -140,7 +184,7 @@ def predict(
         raise UsageError("--json: rows on stdout are JSON already", hint="Give -o F too.")
     with shared.progress(run, quiet=quiet) as shown:
         result = stage(
-            checkpoint, data=data, out=out, shard=shard, top=top, arch=arch, force=force, each=render.raw,
+            checkpoint, data=data, out=out, shard=shard, top=top, cascade=cascade, arch=arch, force=force, each=render.raw,
             **class_names, **shown,
         )  # fmt: skip
     render.predicted(result, json=json, quiet=quiet)

@@ -74,6 +74,12 @@ def evaluate(
     no_decision: Annotated[
         bool, typer.Option("--no-decision", help="Leave decision states alone.")
     ] = False,
+    cascade: Annotated[
+        bool,
+        typer.Option(
+            "--cascade", help="Measure each checkpoint's cascade, and the full hydra beside it."
+        ),
+    ] = False,
     ci: Annotated[
         float | None,
         typer.Option("--ci", metavar="P", help="Bootstrap intervals of the metrics, of level P."),
@@ -122,7 +128,7 @@ def evaluate(
     with shared.progress(run, quiet=quiet) as shown:
         evaluation = stage(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], corrupt=corrupt or [], val=val, classes=classes,
-            template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, ci=ci,
+            template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, cascade=cascade, ci=ci,
             json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
             card=card, asserts=asserts or [], arch=arch, force=force, **shown,
         )  # fmt: skip
@@ -154,6 +160,17 @@ def bench(
         str | None,
         typer.Option("--plot", metavar="F", help="A picture of it, as .png or .svg."),
     ] = None,
+    cascade: Annotated[
+        bool,
+        typer.Option(
+            "--cascade",
+            help="Time each checkpoint's cascade on --data, and the full hydra beside it.",
+        ),
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="D", help="Real samples instead of random inputs."),
+    ] = None,
     arch: options.Arch = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -171,7 +188,7 @@ def bench(
     with render.progress(quiet) as tick:
         benched = stage(
             checkpoints, vs=vs or [], backbone=backbone, batch=batch, dtype=dtype, compile=compile_, runs=runs,
-            plot=plot, force=force, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
+            plot=plot, force=force, cascade=cascade, data=data, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
         )  # fmt: skip
     render.benched(benched, json=json == "-", quiet=quiet)
 

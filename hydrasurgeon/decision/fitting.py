@@ -31,7 +31,7 @@ from hydrasurgeon.decision.state import OodRule, State
 from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, fit_temperature
 from hydrasurgeon.errors import DataError
 
-__all__ = ["Fitted", "Outputs", "Promise", "fit_state", "halves"]
+__all__ = ["Fitted", "Outputs", "Promise", "fit_state", "flag_threshold", "halves"]
 
 # Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
 SHARE = 0.8
@@ -134,13 +134,13 @@ def fit_state(
         confidence, label = probs.max(dim=-1)
         abstention = fit_abstention(confidence, label == certifying.labels, risk=promise.risk, delta=promise.delta)  # fmt: skip
     inside = scores_of(kind, certifying.logits, certifying.features, fitted)
-    rule = OodRule(kind, _threshold(inside, promise.id_flagged), promise.id_flagged, fitted)
+    rule = OodRule(kind, flag_threshold(inside, promise.id_flagged), promise.id_flagged, fitted)
     state = State(temperature, joint, rule, conformal, abstention)
     rows = len(fitting.logits), len(certifying.logits)
     return Fitted(state, before, after, rows, auroc, tuple(dict.fromkeys(notes)))
 
 
-def _threshold(scores: Tensor, flagged: float) -> float:
+def flag_threshold(scores: Tensor, flagged: float) -> float:
     """Above it lies, of samples like these, a share of at most `flagged`, on average over calibrations."""
     try:
         return quantile(scores, 1 - flagged)

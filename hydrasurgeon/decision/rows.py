@@ -24,7 +24,6 @@ def rows_of(
     *,
     names: Sequence[str] | None,
     top: int,
-    members: int,
     calibrated: bool,
 ) -> list[dict[str, Any]]:
     """One row for each sample; without a decision state there are no sets and nothing is unfamiliar: None."""
@@ -35,6 +34,7 @@ def rows_of(
     }  # fmt: skip
     numbers = {name: [_short(value) for value in column.tolist()] for name, column in columns.items()}  # fmt: skip
     tops, orders, flags = values.tolist(), order.tolist(), decided.unfamiliar.tolist()
+    run = decided.members_run.tolist()
     answers = decided.answers()
 
     def called(klass: int) -> str | int:
@@ -50,7 +50,7 @@ def rows_of(
             "total": numbers["total"][i], "aleatoric": numbers["aleatoric"][i], "epistemic": numbers["epistemic"][i],
             "ood_score": numbers["ood_score"][i] if calibrated else None,
             "unfamiliar": flags[i] if calibrated else None,
-            "members_run": members, "answer": called(answer) if isinstance(answer, int) else answer,
+            "members_run": run[i], "answer": called(answer) if isinstance(answer, int) else answer,
         }  # fmt: skip
         made.append(row)
     return made

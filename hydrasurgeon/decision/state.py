@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import Abstention
 from hydrasurgeon.decision.conformal import Conformal
+from hydrasurgeon.decision.gate import Cascade
 from hydrasurgeon.decision.probabilities import Logits, Probs, Scores
 from hydrasurgeon.decision.scores.fitted import EnsembleScore, scores_of
 from hydrasurgeon.decision.scores.on_logits import entropy
@@ -39,6 +40,8 @@ class State:
     ood: OodRule
     conformal: Conformal
     abstention: Abstention | None
+    cascade: Cascade | None = None
+    """How most inputs are answered by few members; what it promises has thresholds of its own."""
 
     @property
     def needs_features(self) -> bool:
@@ -68,6 +71,8 @@ class Decided:
     unfamiliar: Bool[Tensor, " sample"]
     abstain: Bool[Tensor, " sample"]
     """Not sure enough to keep the promised risk; never, where none was promised."""
+    members_run: Int[Tensor, " sample"]
+    """How many members the answer is of."""
 
     def answers(self) -> list[str | int]:
         """`unfamiliar`, else `abstain`, else the class."""
@@ -87,6 +92,7 @@ def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
         probs=probs, label=label, probability=probability, sets=state.conformal.sets(probs),
         total=total, aleatoric=aleatoric, epistemic=(total - aleatoric).clamp_min(0.0),
         ood_score=score, unfamiliar=score > state.ood.threshold, abstain=unsure,
+        members_run=torch.full_like(label, logits.shape[1]),
     )  # fmt: skip
 
 

@@ -5,9 +5,21 @@ Tensors are called `hydrasurgeon.decision.<member>.<part>`, float32, and count i
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from hydrasurgeon.files.decided_cascade import CascadeRecord
+from hydrasurgeon.files.decided_parts import (
+    MAX_MEMBERS,
+    AbstainRecord,
+    ConformalRecord,
+    JointRecord,
+    PenaltyRecord,
+    Positive,
+    Record,
+    Share,
+)
 
 __all__ = [
     "BESIDE",
@@ -28,8 +40,6 @@ PREFIX = "hydrasurgeon.decision."
 """What the names of a decision state's tensors begin with."""
 BESIDE = "decision.safetensors"
 """Where they lie in a directory: other libraries load its weights, and refuse those that are not of their model."""
-MAX_MEMBERS = 4096
-"""Members that one state was fitted to: as many as a hydra may have."""
 MAX_WIDTH = 1 << 20
 """Numbers in a token's features: as many as a manifest allows."""
 
@@ -45,30 +55,17 @@ STORED: dict[str, tuple[str, ...]] = {
 }
 """OOD score → the tensors that one member's fit consists of; scores that are not here are functions of the logits."""
 
-Share = Annotated[float, Field(gt=0, lt=1)]
-Positive = Annotated[float, Field(gt=0, le=1e6)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class JointRecord(_Record):
-    """The joint calibration of an ensemble, used instead of the temperature."""
-
-    aleatoric: Positive
-    epistemic: Positive
-
-
-class Standard(_Record):
+class Standard(Record):
     """Mean and deviation of a member's score on samples held back from fitting."""
 
     mean: float
     deviation: float = Field(gt=0)
 
 
-class OodRecord(_Record):
+class OodRecord(Record):
     """Which score tells unfamiliar samples, and from where on."""
 
     score: Literal[
@@ -98,39 +95,7 @@ class OodRecord(_Record):
         return self
 
 
-class PenaltyRecord(_Record):
-    """Of raps."""
-
-    weight: float = Field(ge=0)
-    free_ranks: int = Field(ge=0, lt=2**31)
-
-
-class ConformalRecord(_Record):
-    """Prediction sets: the labels whose score is at most the threshold."""
-
-    method: Literal["lac", "aps", "raps"]
-    coverage: Share
-    threshold: float
-    penalty: PenaltyRecord | None = None
-
-    @model_validator(mode="after")
-    def _penalised(self) -> ConformalRecord:
-        if (self.method == "raps") != (self.penalty is not None):
-            raise ValueError("a penalty belongs to raps")
-        return self
-
-
-class AbstainRecord(_Record):
-    """Answer where the probability is at least the threshold."""
-
-    threshold: float = Field(ge=0, le=1)
-    risk: Share
-    delta: Share
-    bound: float = Field(ge=0, le=1)
-    coverage: float = Field(ge=0, le=1)
-
-
-class Decision(_Record):
+class Decision(Record):
     """What the checkpoint makes of its own answers."""
 
     temperature: Positive
@@ -144,6 +109,27 @@ class Decision(_Record):
     """Validation samples that fitted."""
     certified: Rows
     """Others, on which the thresholds were taken."""
+    cascade: CascadeRecord | None = None
+    """How to answer most inputs by few members; absent without it."""
+
+    @model_validator(mode="after")
+    def _same_promises(self) -> Decision:
+        """The cascade promises what the hydra does: other thresholds, for other answers."""
+        if self.cascade is None:
+            return self
+        whole, part = self.conformal, self.cascade.conformal
+        if (whole.method, whole.coverage) != (part.method, part.coverage):
+            raise ValueError("cascade: promises other prediction sets than the hydra")
+        risks = [None if a is None else (a.risk, a.delta) for a in (self.abstain, self.cascade.abstain)]  # fmt: skip
+        if risks[0] != risks[1]:
+            raise ValueError("cascade: promises another risk than the hydra")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Files without a cascade say nothing of one."""
+        absent = ("cascade",) if self.cascade is None else ()
+        return {name: value for name, value in handler(self).items() if name not in absent}
 
 
 def stored_name(member: int, part: str) -> str:

@@ -351,6 +351,11 @@ def _check_decision(decision: Decision, members: int, history: tuple[Step, ...])
     standards = decision.ood.members
     if standards and len(standards) != members:
         raise ValueError(f"decision: an OOD score of {len(standards)} members, there are {members}")
+    cascade = decision.cascade
+    if cascade is not None and len(cascade.order) != members:
+        raise ValueError(
+            f"decision: a cascade of {len(cascade.order)} members, there are {members}"
+        )
     made = [entry for entry in history if entry.command == "calibrate"]
     if not made or len(made[-1].inputs) != 1:
         raise ValueError("decision: the history has no calibrate that it comes from")

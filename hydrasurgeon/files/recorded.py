@@ -105,6 +105,9 @@ class CalibrateOptions(RunOptions):
     id_flagged: float = 0.05
     risk: float | None = None
     delta: float = 0.05
+    cascade: bool = False
+    max_drop: float | None = None
+    budget: float | None = None
 
 
 class InitOptions(StepOptions):

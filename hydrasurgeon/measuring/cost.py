@@ -14,7 +14,15 @@ from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["cost_of", "first_sample", "launches", "macs", "parameters", "tokens_of"]
+__all__ = [
+    "cost_of",
+    "first_sample",
+    "launches",
+    "macs",
+    "parameters",
+    "tokens_of",
+    "without_padding",
+]
 
 
 def parameters(model: nn.Module) -> int:
@@ -38,7 +46,7 @@ def tokens_of(inputs: Any) -> int | None:
 @torch.inference_mode()  # attention is then one operator, not yet what a device makes of it
 def macs(model: nn.Module, inputs: Any) -> int:
     """Multiply-adds of matrix products, convolutions and attention for one sample."""
-    with _without_padding(model):
+    with without_padding(model):
         # What each member computes once, a zero-shot model's class features, is no cost of a sample.
         model(first_sample(inputs))
         with MultiplyAdds() as counter:
@@ -47,7 +55,7 @@ def macs(model: nn.Module, inputs: Any) -> int:
 
 
 @contextmanager
-def _without_padding(model: nn.Module) -> Iterator[None]:
+def without_padding(model: nn.Module) -> Iterator[None]:
     """Members one by one: side by side, those with fewer heads than others are padded."""
     hydras = [module for module in model.modules() if isinstance(module, Hydra)]
     modes = [hydra.mode for hydra in hydras]

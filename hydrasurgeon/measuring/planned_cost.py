@@ -27,6 +27,7 @@ from hydrasurgeon.families.weights import head_axes, output_of
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
 from hydrasurgeon.files.tensors import digest
 from hydrasurgeon.heads import Kept, positions
+from hydrasurgeon.measuring.cascade_cost import StepMacs
 from hydrasurgeon.measuring.cost import first_sample
 from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.slicing import take_heads
@@ -133,15 +134,32 @@ class CostModel(_Record):
 
     def macs(self, parts: Sequence[Part]) -> int:
         """Multiply-adds of one sample, as `cost.macs` counts them of the fused hydra."""
+        trunk = self.trunk(parts)
+        return self._shared(parts[0], trunk) + self._behind(parts, trunk)
+
+    def steps(self, parts: Sequence[Part], first: int = 1) -> StepMacs:
+        """Those of a cascade, the first so many members of which answer every row."""
+        trunk = self.trunk(parts)
+        return StepMacs(
+            self._shared(parts[0], trunk) + self._behind(parts[:first], trunk),
+            self._behind(parts[first:], trunk),
+        )
+
+    def _shared(self, part: Part, trunk: int) -> int:
+        """The embedding and the trunk."""
+        total = self.embedding
+        for layer, row in enumerate(part.kept[self.tower][:trunk]):
+            total += self._attention(layer, len(row), len(row), self.tokens)
+            total += self.layers[layer].rest
+        return total
+
+    def _behind(self, parts: Sequence[Part], trunk: int) -> int:
+        """What these members run behind a trunk of so many layers."""
         rows = [part.kept[self.tower] for part in parts]
         depth, members = len(self.layers), len(parts)
-        trunk = self.trunk(parts)
-        total = self.embedding
-        for layer in range(trunk):
-            heads = len(rows[0][layer])
-            total += self._attention(layer, heads, heads, self.tokens) + self.layers[layer].rest
         if trunk == depth:
-            return total + members * self.readout_of_all
+            return members * self.readout_of_all
+        total = 0
         for layer in range(trunk, depth):
             last = layer == depth - 1
             tokens, rest = (

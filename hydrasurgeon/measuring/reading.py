@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.measuring.report import Diversity
 from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
@@ -43,6 +44,15 @@ class Reading:
         from hydrasurgeon.decision.temperature import calibrated
 
         return calibrated(logits, self.temperature, self.joint)
+
+    def diversity(self, logits: Tensor) -> Diversity:
+        """How far members are apart."""
+        from hydrasurgeon.measuring import metrics
+
+        return Diversity(
+            mi=float(metrics.mutual_information(logits).mean()),
+            disagreement=metrics.disagreement(logits),
+        )
 
     def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
         """How foreign samples look by one score: one that came with the logits, or a function of them."""

@@ -122,10 +122,12 @@ class Cost(_Record):
     """None when it was not measured here."""
     tokens: int | None = None
     """Of the text that `macs` are of: the first of the data set; absent where there is none."""
+    expected_macs: int | None = None
+    """Of a cascade: on average over the data set, by the share that goes on; absent where all members always run."""
 
     @model_serializer(mode="wrap")
-    def _without_tokens(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        absent = ("tokens",) if self.tokens is None else ()
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        absent = [name for name in ("tokens", "expected_macs") if getattr(self, name) is None]
         return {name: value for name, value in handler(self).items() if name not in absent}
 
 

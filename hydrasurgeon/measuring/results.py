@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import (
     Cost,
-    Diversity,
     IdResult,
     OodAverage,
     OodResult,
@@ -63,10 +62,7 @@ def result(
         ood_average={name: _average(group) for name, group in groups.items() if group},
         shift=tuple(shift),
         shift_average=averaged(shift),
-        diversity=Diversity(
-            mi=float(metrics.mutual_information(predictions.logits).mean()),
-            disagreement=metrics.disagreement(predictions.logits),
-        ),
+        diversity=reading.diversity(predictions.logits),
         cost=predictions.cost,
     )
 

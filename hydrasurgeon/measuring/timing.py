@@ -36,7 +36,7 @@ class InTurn(nn.Module):
 
 
 def interleaved(
-    models: Mapping[str, nn.Module], inputs: Any, *, runs: int, warm_up: bool = True
+    models: Mapping[str, Callable[[Any], object]], inputs: Any, *, runs: int, warm_up: bool = True
 ) -> dict[str, float]:
     """Median seconds of each, run in turn so that a slow moment of the machine hits all alike."""
     passes = {name: partial(model, inputs) for name, model in models.items()}

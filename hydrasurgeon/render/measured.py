@@ -99,6 +99,8 @@ def _quality(result: Result) -> dict[Place, float]:
     cost: dict[str, float] = {}
     if result.cost is not None:
         cost = {"params M": result.cost.params / 1e6, "MACs M": result.cost.macs / 1e6}
+        if result.cost.expected_macs is not None:
+            cost["expected M"] = result.cost.expected_macs / 1e6
         if result.cost.latency_ms is not None:
             cost["ms"] = result.cost.latency_ms
     # Costs stand together on a narrow terminal; the blank gives them no heading.
@@ -175,7 +177,7 @@ BY_SET = (("Acc", "accuracy"), ("NLL", "nll"), ("ECE", "ece"))
 """The columns of each data set, where there are several."""
 ABSENT = "–"
 """What stands where nothing was measured."""
-COSTS = ("params M", "MACs M", "ms")
+COSTS = ("params M", "MACs M", "expected M", "ms")
 """The columns of what a model costs."""
 
 

@@ -58,15 +58,22 @@ class Classifier(nn.Module):
         return logits if logits.dim() == 3 else logits[:, None]
 
     @torch.inference_mode()
-    def predict(self, inputs: Any) -> Float[Tensor, "batch klass"]:
-        """Class probabilities: the mean over the members'."""
+    def predict(self, inputs: Any, *, cascade: bool = False) -> Float[Tensor, "batch klass"]:
+        """Class probabilities: the mean over the members', with `cascade` over those that its gate let run."""
+        if cascade:
+            from hydrasurgeon.runtime.cascaded import mean_probs
+
+            return mean_probs(self, inputs)
         return self(inputs).float().softmax(dim=-1).mean(dim=1)
 
-    def decide(self, inputs: Any) -> Decided:
-        """Answers, prediction sets, uncertainties and OOD scores, as `calibrate` fitted them; in float64 on the CPU."""
+    def decide(self, inputs: Any, *, cascade: bool | None = None) -> Decided:
+        """Answers, prediction sets, uncertainties and OOD scores, as `calibrate` fitted them; in float64 on the CPU.
+
+        A cascade in the decision state is used, unless `cascade` is False; True asks for one.
+        """
         from hydrasurgeon.runtime.deciding import decided
 
-        return decided(self, inputs)
+        return decided(self, inputs, cascade=cascade)
 
 
 def load(

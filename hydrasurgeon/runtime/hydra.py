@@ -15,7 +15,8 @@ for all tokens and everything else for those few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -30,13 +31,31 @@ from hydrasurgeon.runtime.shared_heads import SharedHeads, same
 from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked
 from hydrasurgeon.runtime.watch import captured
 
-__all__ = ["Hydra", "Mode"]
+__all__ = ["Hydra", "Mode", "Started"]
 
 Mode = Literal["auto", "stacked", "apart"]
 
 # Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so that stacking only
 # costs copies. The CPU's comes from benchmarks/modes.py, run on two cores; the other is a guess.
 FULL = {"cpu": 2**18, "cuda": 2**22}
+
+
+@dataclass(frozen=True)
+class Started:
+    """What members go on from: the trunk's output, or the inputs where each embeds them for itself."""
+
+    inputs: Any
+    stack: Stack | None
+
+    def at(self, rows: Tensor) -> Started:
+        """Some samples of the batch."""
+        if self.stack is None:
+            if isinstance(self.inputs, Mapping):
+                return Started({name: value[rows] for name, value in self.inputs.items()}, None)
+            return Started(self.inputs[rows], None)
+        hidden, bias = self.stack.hidden, self.stack.bias
+        alike = bias is None or bias.shape[0] != hidden.shape[0]
+        return Started(None, Stack(hidden[rows], bias if bias is None or alike else bias[rows]))
 
 
 class Hydra(nn.Module):
@@ -58,7 +77,7 @@ class Hydra(nn.Module):
         self.trunk = trunk
         self.mode = mode
         self._anatomy = anatomy
-        self._anatomies = anatomies = tuple(anatomy(module) for module in modules)
+        self.anatomies = anatomies = tuple(anatomy(module) for module in modules)
         stacks = list(zip(*(a.blocks for a in anatomies), strict=True))
         self._one_embed = same([a.embed_parts for a in anatomies])
         self._one_readout = same([a.readout_parts for a in anatomies])
@@ -74,6 +93,7 @@ class Hydra(nn.Module):
         )
         self._grouped: Grouped | None = None
         self._can_group = True
+        self._parts: dict[tuple[int, ...], Hydra] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy takes its own modules apart, rather than to run those of the original."""
@@ -84,17 +104,42 @@ class Hydra(nn.Module):
     def copies(self) -> list[Tensor]:
         """What is held besides the parameters: rows gathered or filled up from them."""
         union = [] if self._union is None else self._union.copies
-        return union if self._grouped is None else [*union, *self._grouped.copies]
+        parts = [copy for part in self._parts.values() for copy in part.copies]
+        return [*union, *parts, *([] if self._grouped is None else self._grouped.copies)]
 
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
-        if self._one_embed:
-            stack = self._anatomies[0].embed(inputs)
-            hidden, bias = stack.hidden, stack.bias
-            for block in self._trunk:
-                hidden = run_block(block, hidden, bias)
+        return self.finish(self.start(inputs))
+
+    def start(self, inputs: Any) -> Started:
+        """What all members read: the trunk's output, where they embed alike."""
+        if not self._one_embed:
+            return Started(inputs, None)
+        stack = self.anatomies[0].embed(inputs)
+        hidden, bias = stack.hidden, stack.bias
+        for block in self._trunk:
+            hidden = run_block(block, hidden, bias)
+        return Started(None, Stack(hidden, bias))
+
+    def part(self, members: Sequence[int]) -> Hydra:
+        """Some members, in this order, run as one from what `start` of the whole gives."""
+        chosen = tuple(members)
+        if chosen not in self._parts:
+            modules = [self.members[i] for i in chosen]
+            # Not a submodule: its parameters are the members' own.
+            self._parts[chosen] = Hydra(modules, self._anatomy, trunk=self.trunk)
+        part = self._parts[chosen]
+        part.mode = "apart" if len(chosen) == 1 else self.mode
+        return part.train(self.training)
+
+    def finish(self, started: Started) -> Float[Tensor, "batch member klass"]:
+        """All that is behind `start`."""
+        if started.stack is None and self._one_embed:
+            started = self.start(started.inputs)
+        if started.stack is not None:
+            hidden, bias = started.stack.hidden, started.stack.bias
             parted, biases = [hidden] * len(self.members), [bias] * len(self.members)
         else:
-            stacks = [anatomy.embed(inputs) for anatomy in self._anatomies]
+            stacks = [anatomy.embed(started.inputs) for anatomy in self.anatomies]
             parted, biases = [s.hidden for s in stacks], [s.bias for s in stacks]
         grouped = self._in_groups(biases) if self._stacks(parted[0]) else None
         # The gathered rows of the union are no parameters: training and what records it go the plain way.
@@ -115,7 +160,7 @@ class Hydra(nn.Module):
     ) -> Float[Tensor, "batch member klass"]:
         """Member after member; `first` are the attention outputs of the first layer where already known."""
         logits = []
-        for i, anatomy in enumerate(self._anatomies):
+        for i, anatomy in enumerate(self.anatomies):
             hidden, layers = parted[i], list(zip(self._own[i], self._tokens, strict=True))
             if first is not None:
                 hidden, layers = after_attention(layers[0][0], hidden, first[i]), layers[1:]
@@ -137,16 +182,16 @@ class Hydra(nn.Module):
         return self._read(stacked, biases)
 
     def _read(self, stacked: Stacked, biases: Biases) -> Float[Tensor, "batch member klass"]:
-        members = len(self._anatomies)
+        members = len(self.anatomies)
         if self._one_readout:
             bias = biases[0]
             if bias is not None and bias.shape[0] > 1:
                 bias = bias.repeat(members, 1, 1, 1)
-            logits = self._anatomies[0].readout(Stack(stacked.flatten(0, 1), bias))
+            logits = self.anatomies[0].readout(Stack(stacked.flatten(0, 1), bias))
             return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
         each = [
             anatomy.readout(Stack(hidden, bias))
-            for anatomy, hidden, bias in zip(self._anatomies, stacked, biases, strict=True)
+            for anatomy, hidden, bias in zip(self.anatomies, stacked, biases, strict=True)
         ]
         return torch.stack(each, dim=1)
 

@@ -15,7 +15,10 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
+from hydrasurgeon.measuring.cascade_run import FULL, check_cascades
+from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.run import Progress, takes
+from hydrasurgeon.stages.bench_data import CASCADE, Real, Through, check_cascade, expected_macs
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +85,8 @@ class BenchKeywords(TypedDict, total=False):
     runs: int
     device: str
     seed: int
+    cascade: bool
+    data: str | None
     arch: str | None
     json: str | Path | None
     plot: str | Path | None
@@ -109,6 +114,10 @@ class BenchArguments:
     """auto, cpu or cuda."""
     seed: int = 0
     """Of the random inputs."""
+    cascade: bool = False
+    """Time the checkpoints' cascades on `data`, and the full hydras beside them."""
+    data: str | None = None
+    """Real samples, instead of random inputs."""
     arch: str | None = None
     """Architecture of files without manifest."""
     json: str | Path | None = None
@@ -137,6 +146,8 @@ def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) 
     """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
     arguments = BenchArguments(**keywords)
     batches, dtypes = _batches(arguments.batch), _dtypes(arguments.dtype)
+    if arguments.cascade:
+        check_cascade(data=arguments.data, compiled=arguments.compile)
     picture, report = _outputs(checkpoints, arguments)
     if arguments.runs < 1:
         raise UsageError(f"--runs {arguments.runs}: must be at least 1")
@@ -153,7 +164,7 @@ def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) 
         machine=machine(device),
         settings={
             "batch": batches, "dtype": dtypes, "compile": arguments.compile, "runs": arguments.runs,
-            "seed": arguments.seed,
+            "seed": arguments.seed, **({} if arguments.data is None else {"data": portable(arguments.data)}),
         },
         results=tuple(
             Contender(
@@ -206,12 +217,16 @@ def _measured(
     model = entries[0].checkpoints[0].manifest.model
     family = family_of(model)
     figures = _Figures()
+    real = None if arguments.data is None else Real(arguments.data, seed=arguments.seed)
     steps = len(dtypes) * len(batches)
     for i, dtype in enumerate(dtypes):
         example = partial(family.example, model, device=device, dtype=dtype_of(dtype))
         models = {e.name: _loaded(e, dtype, example, figures, arguments.device) for e in entries}
         for j, count in enumerate(batches):
-            inputs = example(count)
+            inputs = [example(count)]
+            if real is not None:
+                inputs = real.batches(models[entries[0].name], count)
+                figures.macs |= expected_macs(models, inputs)
             row = _points(entries, models, dtype, count, inputs, figures.notes, arguments)
             for name, point in row.items():
                 figures.points.setdefault(name, []).append(point)
@@ -226,15 +241,18 @@ def _loaded(
     """A contender as one module; its size is measured the first time."""
     from hydrasurgeon.measuring.cost import macs, parameters, tokens_of
     from hydrasurgeon.measuring.timing import InTurn
+    from hydrasurgeon.runtime.cascaded import Cascading
     from hydrasurgeon.runtime.classifier import as_classifier
 
-    loaded = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in entry.checkpoints]
+    loaded: list[Any] = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in entry.checkpoints]  # fmt: skip
     if entry.name not in figures.params:
         one = example(1)
         figures.params[entry.name] = sum(parameters(m) for m in loaded)
         figures.macs[entry.name] = sum(macs(m, one) for m in loaded)
         figures.tokens[entry.name] = tokens_of(one)
-    return loaded[0] if len(loaded) == 1 else InTurn(list(loaded))
+    if entry.kind == CASCADE:
+        return Cascading(loaded[0])
+    return loaded[0] if len(loaded) == 1 else InTurn(loaded)
 
 
 def _points(
@@ -242,16 +260,17 @@ def _points(
     models: dict[str, Any],
     dtype: str,
     batch: int,
-    inputs: Any,
+    inputs: Sequence[Any],
     notes: list[str],
     arguments: BenchArguments,
 ) -> dict[str, Point]:
-    """One batch through every contender, in turn."""
+    """Every batch through every contender, in turn."""
     from hydrasurgeon.measuring.timing import interleaved, peak_bytes
 
-    peaks = {name: peak_bytes(module, inputs) for name, module in models.items()}
-    ready = _compiled(models, inputs, notes) if arguments.compile else models
-    seconds = interleaved(ready, inputs, runs=arguments.runs)
+    peaks = {name: peak_bytes(module, inputs[0]) for name, module in models.items()}
+    ready = _compiled(models, inputs[0], notes) if arguments.compile else models
+    taken_by = interleaved({name: Through(each) for name, each in ready.items()}, inputs, runs=arguments.runs)  # fmt: skip
+    seconds = {name: taken / len(inputs) for name, taken in taken_by.items()}
     single = next((seconds[e.name] for e in entries if e.kind == "single"), None)
     return {
         name: Point(
@@ -294,7 +313,12 @@ def _entries(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> li
         entries.append(_Entry(" + ".join(map(_short, members)), "in sequence", members))
     for path in checkpoints:
         one = opened(path)
-        entries.append(_Entry(_short(one), one.manifest.kind, (one,)))
+        name = _short(one)
+        if arguments.cascade:
+            check_cascades([one])
+            entries.append(_Entry(name, CASCADE, (one,)))
+            name += FULL
+        entries.append(_Entry(name, one.manifest.kind, (one,)))
     if not entries:
         raise UsageError("bench: nothing to measure", hint="Give checkpoints.")
     names = [entry.name for entry in entries]

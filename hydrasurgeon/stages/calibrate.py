@@ -24,6 +24,7 @@ from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.output import Output, OutputKeywords
+from hydrasurgeon.stages.calibrate_cascade import CascadeKeywords, CascadeOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.fitting import Fitted, Outputs
     from hydrasurgeon.decision.scores.evidence import Evidence
+    from hydrasurgeon.files.decided_cascade import CascadeRecord
     from hydrasurgeon.files.tensors import Parts
     from hydrasurgeon.runtime.classifier import Classifier
 
@@ -54,7 +56,9 @@ class Calibrated:
         return self.manifest.decision
 
 
-class CalibrateKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
+class CalibrateKeywords(
+    ClassNamesKeywords, OutputKeywords, CascadeKeywords, RunKeywords, total=False
+):
     """The keywords of `CalibrateArguments`."""
 
     data: Required[str]
@@ -71,7 +75,7 @@ class CalibrateKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=F
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateArguments(ClassNames, Output, Run):
+class CalibrateArguments(ClassNames, Output, CascadeOptions, Run):
     """What `calibrate` is to do."""
 
     data: str
@@ -81,7 +85,7 @@ class CalibrateArguments(ClassNames, Output, Run):
     fit_data: str | None = None
     """Labelled data that OOD scores are fitted on, the training data say; None: a part of the half that fits."""
     ood: Sequence[str] = ()
-    """Foreign data by which `auto` chooses an OOD score, beside perturbed validation data."""
+    """Foreign data by which `auto` chooses an OOD score, and a cascade is chosen, beside perturbed validation data."""
     ood_score: str = "auto"
     """The OOD score, or auto: the one that tells foreign and perturbed data best."""
     coverage: float = 0.9
@@ -114,15 +118,16 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
     )  # fmt: skip
     _check_score(named, arguments.ood_score)
+    arguments.check_members(named)
     named.digests()
     opened = undecided(named)
     digests = opened.digests()
     data = _opened_data(opened, arguments)
     skipped: list[str] = []
-    fitted, chosen_by = _fit(opened, data, arguments, skipped)
+    result = _fit(opened, data, arguments, skipped)
     from hydrasurgeon.decision.stored import stored
 
-    decision, tensors = stored(fitted, chosen_by=chosen_by)
+    decision, tensors = stored(result.fitted, chosen_by=result.chosen_by, cascade=result.cascade)
     entry = step(
         "calibrate", args=_recorded(arguments), inputs=[opened.record(digests)], data=[*data.records.values()],
         seed=arguments.seed, uses=("torch", opened.manifest.model.family),
@@ -138,12 +143,13 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    notes = (named.note, *fitted.notes) if named.note else fitted.notes
+    notes = (named.note, *result.notes) if named.note else result.notes
     return Calibrated(target.path, written, notes, tuple(skipped), hub)
 
 
 def _check(arguments: CalibrateArguments) -> None:
     """Shares are shares, and names are known."""
+    arguments.check_options()
     from hydrasurgeon.decision.conformal import METHODS
     from hydrasurgeon.decision.scores.fitted import check_score
 
@@ -157,7 +163,7 @@ def _check(arguments: CalibrateArguments) -> None:
         raise UsageError(f"--conformal {arguments.conformal}: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")  # fmt: skip
     if arguments.ood_score != "auto":
         check_score(arguments.ood_score)
-        if arguments.ood:
+        if arguments.ood and not arguments.cascade:
             raise UsageError(
                 f"--ood: chooses among OOD scores, and --ood-score {arguments.ood_score} is chosen",
                 hint="Leave one of them out.",
@@ -218,10 +224,19 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
     return _Data(val, fit, foreign, records)
 
 
+@dataclass(frozen=True)
+class _Found:
+    """The state, by what its OOD score was chosen, and its cascade."""
+
+    fitted: Fitted
+    chosen_by: str
+    cascade: CascadeRecord | None
+    notes: tuple[str, ...]
+
+
 def _fit(
     opened: Checkpoint, data: _Data, arguments: CalibrateArguments, skipped: list[str]
-) -> tuple[Fitted, str]:
-    """The state, and by what its OOD score was chosen."""
+) -> _Found:
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -238,7 +253,7 @@ def _fit(
 
     val = outputs(data.val)
     foreign: list[Outputs] = []
-    if auto:
+    if auto or arguments.cascade:
         # Foreign data of one kind may be too easy to tell scores apart: perturbed data have a say too.
         sets = (*data.ood, Perturbed(data.val, arguments.seed))
         foreign = [outputs(samples) for samples in sets]
@@ -254,7 +269,12 @@ def _fit(
         score=arguments.ood_score, classifiers=linear, evidence=evidence, foreign=foreign,
         zero_shot=opened.family.named_classes, seed=arguments.seed,
     )  # fmt: skip
-    return fitted, "option" if not auto else "ood" if data.ood else "perturbed"
+    cascade, notes = None, fitted.notes
+    if arguments.cascade:
+        cascade, more = arguments.fit(model, fitted.state, data.val, (val, foreign), arguments)
+        notes += more
+    chosen_by = "option" if not auto else "ood" if data.ood else "perturbed"
+    return _Found(fitted, chosen_by, cascade, notes)
 
 
 def _gathered(
@@ -284,7 +304,7 @@ def _recorded(arguments: CalibrateArguments) -> dict[str, Any]:
         "ood_score": arguments.ood_score, "coverage": arguments.coverage, "conformal": arguments.conformal,
         "id_flagged": arguments.id_flagged, "risk": arguments.risk,
         "delta": arguments.delta if arguments.risk is not None else None,
-        **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
+        **arguments.cascade_options(), **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
         "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
     }  # fmt: skip
 

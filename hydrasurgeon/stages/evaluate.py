@@ -15,6 +15,13 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
+from hydrasurgeon.measuring.cascade_run import (
+    beside,
+    check_cascades,
+    in_order,
+    refuse_with,
+    rehearsed_beside,
+)
 from hydrasurgeon.measuring.reading import (
     Reading,
     fitted_among,
@@ -71,6 +78,7 @@ class EvaluateKeywords(RunKeywords, total=False):
     temperature: str | float | None
     ood_score: str | None
     no_decision: bool
+    cascade: bool
     ci: float | None
     arch: str | None
     json: str | Path | None
@@ -107,6 +115,8 @@ class EvaluateArguments(Run):
     """One or several, A,B,…, of which the first is in use, or all; None: the decision state's, else msp."""
     no_decision: bool = False
     """Leave the checkpoints' decision states alone."""
+    cascade: bool = False
+    """Run the checkpoints' cascades, and show each before its hydra, which is then called NAME (full)."""
     ci: float | None = None
     """The level of bootstrap intervals of the ID metrics, such as 0.95."""
     arch: str | None = None
@@ -156,6 +166,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
     made = _made(opened, labelled, arguments)
     cards = cards_of(opened) if arguments.card else []
+    if arguments.cascade:
+        check_cascades(opened)
     for checkpoint in opened:
         checkpoint.digests()
     if assertions:
@@ -170,6 +182,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
             )
             for job in jobs
         ]  # fmt: skip
+        if arguments.cascade:
+            expected = [row for each in expected for row in rehearsed_beside(each)]
         check_paths(assertions, [*expected, *computed])
     measured = _Measured()
     if opened:
@@ -194,6 +208,8 @@ def _check(
     arguments: EvaluateArguments,
 ) -> None:
     """Refuse arguments that do not go together."""
+    if arguments.cascade:
+        refuse_with(arguments)
     ensemble, computed = arguments.ensemble, arguments.predictions_in
     if not checkpoints and not computed:
         raise UsageError(
@@ -308,11 +324,12 @@ def _measured(
         if further:
             rest = [s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading)) for s in further]  # fmt: skip
             row = over_sets(row, rest, first=first.name)
-        results.append(row)
+        results += [row] if not arguments.cascade else beside(row, job[0], sets, how, timed, reading=reading)  # fmt: skip
         if predictions is not None:
             write_predictions(predicted, predictions)
+    rows = [with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)]
     return _Measured(
-        tuple(with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)),
+        tuple(in_order(rows)),
         uses,
         record_of(opened[0].manifest.model) | class_hashes(further),
         tuple(how.skipped),
@@ -351,6 +368,7 @@ def _settings(
         "ensemble": arguments.ensemble, "temperature": temperature if arguments.temperature is None else arguments.temperature,
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
         "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype, "batch_size": arguments.batch_size,
+        **({"cascade": True} if arguments.cascade else {}),
     }  # fmt: skip
 
 

@@ -70,6 +70,7 @@ class PredictKeywords(ClassNamesKeywords, RunKeywords, total=False):
     out: str | Path | None
     shard: str | None
     top: int
+    cascade: bool | None
     force: bool
     arch: str | None
 
@@ -86,6 +87,8 @@ class PredictArguments(ClassNames, Run):
     """I/N: the Ith of N contiguous parts; their .jsonl files, joined, are those of one run."""
     top: int = 5
     """How many labels `top` lists."""
+    cascade: bool | None = None
+    """Whether to answer by the checkpoint's cascade; None: where it has one."""
     force: bool = False
     """Replace an existing output, and begin anew what was interrupted."""
     arch: str | None = None
@@ -193,13 +196,20 @@ class _Answering:
             self.samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
         self.first, self.last = self._part()
         self.notes: tuple[str, ...] = (opened.note,) if opened.note else ()
+        cascade = None if self.model.state is None else self.model.state.cascade
+        if arguments.cascade and cascade is None:
+            raise CheckpointError(
+                f"--cascade: {opened.name} has no cascade in a decision state",
+                hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
+            )
+        self.in_steps = cascade is not None and arguments.cascade is not False
         if self.model.state is None:
             self.notes += (f"{opened.name} has no decision state: probabilities are not calibrated, and nothing is set aside; run calibrate",)  # fmt: skip
         self.identity = {
             "weights_sha256": opened.manifest.weights_sha256, "recorded": opened.recorded, "data": Path(arguments.data).name,
             "rows": [self.first, self.last], "batch": self.batch, "dtype": arguments.dtype, "top": arguments.top,
             "limit": arguments.limit, "seed": arguments.seed, "skip_bad": arguments.skip_bad,
-            "labels": self.names,
+            "labels": self.names, **({"cascade": False} if cascade is not None and not self.in_steps else {}),
         }  # fmt: skip
 
     def _part(self) -> tuple[int, int]:
@@ -254,12 +264,12 @@ class _Answering:
         from hydrasurgeon.decision.rows import rows_of
 
         return rows_of(
-            _decided(self.model, inputs), [samples.name(i) for i in index], names=self.names,
-            top=self.arguments.top, members=self.model.members, calibrated=self.model.state is not None,
+            _decided(self.model, inputs, cascade=self.in_steps), [samples.name(i) for i in index], names=self.names,
+            top=self.arguments.top, calibrated=self.model.state is not None,
         )  # fmt: skip
 
 
-def _decided(model: Classifier, inputs: Any) -> Decided:
+def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Decided:
     """By the decision state, or by nothing but the mean of the members' probabilities."""
     import torch
 
@@ -267,7 +277,7 @@ def _decided(model: Classifier, inputs: Any) -> Decided:
     from hydrasurgeon.decision.state import OodRule, State, decide
 
     if model.state is not None:
-        decided = model.decide(inputs)
+        decided = model.decide(inputs, cascade=cascade)
     else:
         plain = State(1.0, None, OodRule("msp", 2.0, 0.5), Conformal("lac", 0.5, -1.0), None)
         with torch.inference_mode():

@@ -123,6 +123,14 @@ def test_the_commands_about_trust_run(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_commands_about_cascades_run(folder: Path) -> None:
+    text = (ROOT / "docs" / "cascade.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```bash\n(.*?)```", text, re.S)
+    done = shell("set -e\n" + block, folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_the_readmes_python_runs(folder: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)

@@ -154,6 +154,10 @@ class Bases:
                 folder / f"{source}.safetensors", data=data, ood_score=score, out=folder / f"decided-{source}.safetensors", **more
             )  # fmt: skip
             assert made.decision.ood.score == score
+        if not self.families:
+            hs.calibrate(
+                folder / "hydra-tuned.safetensors", data=data, ood_score="msp", cascade=True, max_drop=5, out=folder / "decided-cascade.safetensors"
+            )  # fmt: skip
         Path(data).unlink()
 
 

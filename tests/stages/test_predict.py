@@ -86,11 +86,11 @@ def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch
     hs.predict(ready / "c", data=data, out=ready / "all.jsonl", batch_size=16)
     decided, calls = stage._decided, []
 
-    def broken(model: Any, inputs: Any) -> Any:
+    def broken(model: Any, inputs: Any, **how: Any) -> Any:
         if len(calls) == stop:
             raise KeyboardInterrupt
         calls.append(1)
-        return decided(model, inputs)
+        return decided(model, inputs, **how)
 
     monkeypatch.setattr(stage, "_decided", broken)
     with pytest.raises(KeyboardInterrupt):

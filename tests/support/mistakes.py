@@ -136,6 +136,16 @@ def decided(folder: Path, score: str = "msp") -> Path:
     return folder / "ready.heads.json"
 
 
+def other_cascade(folder: Path) -> None:
+    """A hydra of two members whose record speaks of three."""
+    import hydrasurgeon as hs
+
+    various(folder)
+    data = str(folder / "val.npz")
+    hs.calibrate(folder / "hydra", data=data, ood_score="msp", cascade=True, max_drop=100, out=folder / "ready", device="cpu")  # fmt: skip
+    sidecar(lambda m: m["decision"]["cascade"].update(order=[0, 1, 2], steps=[1, 3]), "ready")(folder)  # fmt: skip
+
+
 def loud(folder: Path) -> None:
     """The backbone with a classifier whose products have no float32."""
     from edited import edited
@@ -290,6 +300,14 @@ MISTAKES = (
     Mistake("Members chosen by what they are tuned on", "build vit --data data.npz --val data.npz -o h", 5),
     Mistake("Members that disagree, of a model without", "calibrate vit --data data.npz --ood-score mi -o c", 2),
     Mistake("A score of class names for a model without", "calibrate vit --data data.npz --ood-score mcm -o c", 2),
+    Mistake("A cascade of one model", "calibrate vit --data data.npz --cascade -o c", 2),
+    Mistake("A drop without a cascade", "calibrate hydra --data data.npz --max-drop 1 -o c", 2),
+    Mistake("A drop and a budget", "calibrate hydra --data data.npz --cascade --max-drop 1 --budget 1.2 -o c", 2),
+    Mistake("A drop below nothing", "calibrate hydra --data data.npz --cascade --max-drop -1 -o c", 2),
+    Mistake("A budget that buys no member", "calibrate hydra --data val.npz --ood-score msp --cascade --budget 0.1 -o c", 2, various),
+    Mistake("An ensemble in a cascade", "eval a b --ensemble --cascade --data data.npz", 2),
+    Mistake("A cascade to be timed on nothing", "bench hydra --cascade", 2),
+    Mistake("A cascade to be compiled", "bench hydra --cascade --data data.npz --compile", 2),
     Mistake("A calibration over its own checkpoint", "calibrate vit --data data.npz -o vit --force", 2),
     Mistake("Answers that are there", "predict vit --data data.npz -o a.jsonl", 2, text("a.jsonl", "")),
     Mistake("Answers in a folder that is not there", "predict vit --data data.npz -o gone/a.jsonl", 2),
@@ -359,6 +377,9 @@ MISTAKES = (
     Mistake("A name that is none of the hub's", "inspect hf:a/b/c", 3),
     Mistake("Another checkpoint's decision state", "predict vit --data data.npz", 3, lambda f: shutil.copy(decided(f), f / "vit.heads.json")),
     Mistake("A decision state that somebody changed", "predict ready --data data.npz", 3, lambda f: bent(f, decided(f, "mds").with_name("ready.safetensors"))),
+    Mistake("A cascade that nobody fitted", "eval hydra --cascade --data data.npz", 3),
+    Mistake("Rows by a cascade that nobody fitted", "predict vit --cascade --data data.npz", 3),
+    Mistake("Another hydra's cascade", "inspect ready", 3, other_cascade),
     Mistake("Logits that overflow", "calibrate loud --data val.npz -o c", 3, loud),
     # 4: surgery
     Mistake("A hydra cannot be probed", "probe hydra --data data.npz", 4),

@@ -20,3 +20,12 @@ def test_the_figures_of_decision_states_are_those_measured(monkeypatch: pytest.M
     assert between.strip() == render.figures(results)
     benchmarks = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     assert "\n".join(render.decision(results)) in benchmarks
+
+
+def test_the_figures_of_cascades_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    render = importlib.import_module("render_docs")
+    results = json.loads((ROOT / "benchmarks" / "results" / "cascade.json").read_text())
+    page = (ROOT / "docs" / "cascade.md").read_text(encoding="utf-8")
+    between = page.partition(render.CASCADES)[2].partition(render.CASCADES_END)[0]
+    assert between.strip() == render.cascades(results).strip()

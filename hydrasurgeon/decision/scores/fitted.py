@@ -6,7 +6,7 @@ s(x) = 1/M Σ_m (s_m(x) − mean_m) / std_m        mean and deviation over sampl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -78,6 +78,15 @@ class EnsembleScore:
     means: tuple[float, ...]
     deviations: tuple[float, ...]
     notes: tuple[str, ...] = ()
+
+    def among(self, members: Sequence[int]) -> EnsembleScore:
+        """The same of some members, in this order."""
+        return replace(
+            self,
+            states=tuple(self.states[m] for m in members),
+            means=tuple(self.means[m] for m in members),
+            deviations=tuple(self.deviations[m] for m in members),
+        )
 
     def __call__(self, features: Features, logits: Tensor) -> Scores:
         each = [

@@ -350,7 +350,9 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
         {},
     )
     what = random.randrange(6)
-    if what == 0 and holder:
+    if decision.get("cascade") and random.random() < 0.7:
+        _cascade(decision["cascade"], random, numbers)
+    elif what == 0 and holder:
         holder[random.choice(list(holder))] = random.choice(numbers)
     elif what == 1:
         decision["ood"][random.choice(("width", "size"))] = random.choice((*numbers, 32, 64, 10**9))
@@ -375,6 +377,18 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
             [{**step, "args": {**step["args"], text(random): value(random)}} for step in m["history"]],
         ))  # fmt: skip
     return m
+
+
+def _cascade(record: dict[str, Any], random: Random, numbers: tuple[Any, ...]) -> None:
+    """Members twice or never, steps and windows that contradict, costs and shares that do not add up, thresholds of anything."""
+    record[random.choice(("order", "steps", "shares", "gate", "drops", "cost", "conformal", "certified", "budget"))] = random.choice((
+        record["order"][::-1], [0, 0, 1], [1, 2], [0, 1, 2, 3], list(range(5000)), [0, 2**40], [2, 3], [1, 1], [1.0, 2.0], [0, 3],
+        {"score": random.choice(("msp", "entropy", "ood", "disagreement", text(random))), "low": random.choice(numbers), "high": random.choice(numbers)},
+        {**record["cost"], "expected": random.choice(numbers)}, {"first": 1.0, "rest": 0.0, "expected": 1.0}, {}, True, False, value(random),
+        {"accuracy": {"drop": random.choice(numbers), "low": 0.0, "high": 0.0}}, random.choice(numbers),
+    ))  # fmt: skip
+    if random.random() < 0.3:
+        record[random.choice(list(record))] = random.choice(numbers)
 
 
 def _large(m: dict[str, Any], random: Random) -> Any:

@@ -1,0 +1,99 @@
+"""What a cascade answers: rows that stopped early by the members that ran, the others as the hydra would.
+
+Each row gets the calibrated answer of its own members, so that it does not matter which rows it came with; what is promised
+(sets, abstention, share flagged) has thresholds that were taken on such answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hydrasurgeon.decision.gate import OWN_SCORES, Cascade, own_score
+from hydrasurgeon.decision.probabilities import Logits, Scores
+from hydrasurgeon.decision.state import Decided, State, decide
+
+__all__ = ["Said", "decided_in_steps", "gate_scores", "in_steps", "step_state"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What was said of the rows that the same members answer."""
+
+    rows: Int[Tensor, " row"]
+    members: tuple[int, ...]
+    """As the file numbers them, in the order of `logits`."""
+    logits: Float[Tensor, "row member klass"]
+    features: Float[Tensor, "row member width"] | None
+
+    def on_cpu(self) -> Said:
+        """In float32 on the CPU, as decisions are taken."""
+        features = None if self.features is None else self.features.float().cpu()
+        return replace(self, logits=self.logits.float().cpu(), features=features)
+
+
+def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
+    """The decision state for answers of these members: the first ones, or all."""
+    early = len(members) < len(cascade.order)
+    fitted = state.ood.fitted
+    return replace(
+        state,
+        temperature=cascade.temperature if early else state.temperature,
+        joint=None if early else state.joint,
+        ood=replace(
+            state.ood, threshold=cascade.ood_threshold,
+            fitted=None if fitted is None else fitted.among(members),
+        ),
+        conformal=cascade.conformal,
+        abstention=cascade.abstention,
+        cascade=None,
+    )  # fmt: skip
+
+
+def gate_scores(state: State, cascade: Cascade, logits: Logits, features: Tensor | None) -> Scores:
+    """What the gate looks at, from what its first members said."""
+    kind = cascade.gate.score
+    if kind in OWN_SCORES:
+        return own_score(kind, logits)
+    return step_state(state, cascade, cascade.starters).ood_score(logits, features)
+
+
+def in_steps(
+    state: State, cascade: Cascade, logits: Logits, features: Tensor | None
+) -> tuple[list[Said], Bool[Tensor, " sample"]]:
+    """What the cascade would have said where all members were run; and which rows go on."""
+    first, every = list(cascade.starters), tuple(range(len(cascade.order)))
+
+    def of(members: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        at = list(members)
+        return logits[:, at], None if features is None else features[:, at]
+
+    going = torch.ones(len(logits), dtype=torch.bool)
+    if not cascade.gate.everything:
+        going = cascade.gate.lets(gate_scores(state, cascade, *of(first)))
+    parts = []
+    for rows, members in ((~going, tuple(first)), (going, every)):
+        some, some_features = of(members)
+        at = rows.nonzero()[:, 0]
+        parts.append(Said(at, members, some[at], None if some_features is None else some_features[at]))  # fmt: skip
+    return parts, going
+
+
+def decided_in_steps(state: State, cascade: Cascade, parts: Sequence[Said]) -> Decided:
+    """All rows again in their order, each by the state of its step."""
+    some = [part for part in parts if len(part.rows)] or parts[-1:]
+    each = [
+        decide(step_state(state, cascade, part.members), part.logits, part.features)
+        for part in some
+    ]
+    order = torch.cat([part.rows for part in some]).argsort()
+    return Decided(
+        **{
+            field.name: torch.cat([getattr(one, field.name) for one in each])[order]
+            for field in fields(Decided)
+        }
+    )

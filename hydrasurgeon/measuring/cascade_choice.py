@@ -1,0 +1,269 @@
+"""Which members come first, what the gate looks at, and how many rows it lets through: chosen by what is lost against the hydra.
+
+Candidates are windows on a score of the first members that let a share of the samples through. Those of one kind form a
+family, walked from all rows downwards for as long as no measure drops by more than it may: a small share that does well where
+a larger one does not has been lucky. Of what the families end at, the cheapest is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hydrasurgeon.decision.cascaded import gate_scores, step_state
+from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.decision.gate import Cascade, Gate
+from hydrasurgeon.decision.probabilities import Scores, mean_probs
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.decision.temperature import fit_temperature
+from hydrasurgeon.measuring.cascade_cost import StepMacs
+from hydrasurgeon.measuring.metrics import DIGITS
+
+__all__ = ["Candidate", "Costs", "Drops", "Sides", "drops_of", "families", "intervals", "sides", "worst"]  # fmt: skip
+
+SHARES = (
+    0.9,
+    0.8,
+    0.7,
+    0.6,
+    0.5,
+    0.45,
+    0.4,
+    0.35,
+    0.3,
+    0.25,
+    0.2,
+    0.17,
+    0.15,
+    0.12,
+    0.1,
+    0.08,
+    0.06,
+    0.04,
+    0.02,
+)
+"""Of the samples, the shares that candidates let through."""
+TOPS = (0.0, 0.01, 0.03)
+"""Shares above the window: samples so doubtful that no other member is asked."""
+TRIED_FIRST = 6
+"""Members that are tried as the first, the most accurate ones; pairs among them as the first two."""
+MEASURES = ("accuracy", "auroc", "fpr95", "cov5")
+"""What may drop: of FPR95 it is the rise that is a loss."""
+SIGNS = {"fpr95": -100.0}
+"""What a difference is multiplied by to be a loss in points, where that is not 100."""
+TOGETHER = 1 << 18
+"""Samples that are resampled at a time, over all repeats of a step: some 10 MB."""
+REPEATS = 1000
+"""Resamples behind an interval: the ends of a 95 % interval then move by less than a tenth of its width."""
+ENDS = (0.025, 0.975)
+"""Between what quantiles of the resamples an interval lies."""
+
+Drops = dict[str, float]
+"""In points, by measure."""
+Costs = Callable[[tuple[int, ...]], StepMacs]
+"""What it costs to have these members first."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What one way to answer says of the samples and of each foreign set."""
+
+    correct: Bool[Tensor, " sample"]
+    confidence: Scores
+    inside: Scores
+    """OOD scores of the samples."""
+    outside: tuple[Scores, ...]
+    """… and of each foreign set."""
+
+    def mixed(self, other: Sides, going: Sequence[Tensor]) -> Sides:
+        """This one's answer where a row stops, the other's where it goes on; `going` of the samples, then of each set."""
+        inside, *outside = going
+        return Sides(
+            torch.where(inside, other.correct, self.correct),
+            torch.where(inside, other.confidence, self.confidence),
+            torch.where(inside, other.inside, self.inside),
+            tuple(
+                torch.where(open_, theirs, mine)
+                for open_, theirs, mine in zip(outside, other.outside, self.outside, strict=True)
+            ),
+        )
+
+    def measures(self) -> Drops:
+        """AUROC and FPR95 are means over the foreign sets."""
+        (row,) = _measures(
+            self.correct[None], self.confidence[None], self.inside[None], [out[None] for out in self.outside]
+        ).tolist()  # fmt: skip
+        return dict(zip(MEASURES, row, strict=True))
+
+    def resampled(self, rows: Tensor, foreign: Sequence[Tensor]) -> Float[Tensor, "repeat measure"]:
+        """The measures on many resamples at once: rows [repeat, sample], and of each foreign set."""
+        outside = [each[some] for each, some in zip(self.outside, foreign, strict=True)]
+        return _measures(self.correct[rows], self.confidence[rows], self.inside[rows], outside)
+
+
+def _measures(
+    correct: Tensor, confidence: Tensor, inside: Tensor, outside: Sequence[Tensor]
+) -> Float[Tensor, "repeat measure"]:
+    """MEASURES of each row, as `metrics.auroc`, `metrics.fpr95` and `selective.coverage_at_risk` have them of one."""
+    ordered = inside.sort(dim=-1).values.contiguous()
+    count = inside.shape[-1]
+    areas, false = [], []
+    for out in outside:
+        out = out.sort(dim=-1, descending=True).values.contiguous()
+        below = torch.searchsorted(ordered, out) + torch.searchsorted(ordered, out, right=True)
+        areas.append(below.double().mean(dim=-1) / 2 / count)
+        needed = math.ceil(0.95 * out.shape[-1] - 1e-9)
+        threshold = out[:, max(needed, 1) - 1, None].contiguous()
+        false.append(1 - torch.searchsorted(ordered, threshold)[:, 0].double() / count)
+    sure, order = confidence.sort(dim=-1, descending=True, stable=True)
+    wrong = (~correct.gather(-1, order)).double().cumsum(dim=-1)
+    answered = torch.arange(1, count + 1, dtype=torch.float64)
+    # Samples of equal confidence are answered together.
+    ends = torch.ones_like(correct)
+    ends[:, :-1] = sure[:, 1:] != sure[:, :-1]
+    kept = (wrong / answered <= 0.05 + 1e-12) & ends
+    covered = (kept * answered).amax(dim=-1) / count
+    right = correct.double().mean(dim=-1)
+    return torch.stack([right, sum(areas) / len(areas), sum(false) / len(false), covered], dim=-1)  # type: ignore[arg-type]
+
+
+def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
+    """By a state for the members that stand in these outputs."""
+    assert samples.labels is not None
+    confidence, label = state.probs(samples.logits).max(dim=-1)
+    # Equal up to rounding is equal, as in `eval`.
+    scores = [
+        state.ood_score(each.logits, each.features).round(decimals=DIGITS)
+        for each in (samples, *foreign)
+    ]
+    return Sides(label == samples.labels, confidence, scores[0], tuple(scores[1:]))
+
+
+def drops_of(cascade: Sides, hydra: Sides) -> Drops:
+    """What the cascade loses, in points."""
+    part, whole = cascade.measures(), hydra.measures()
+    return {name: SIGNS.get(name, 100.0) * (whole[name] - part[name]) for name in MEASURES}
+
+
+def worst(drops: Drops) -> float:
+    return max(drops.values())
+
+
+def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, tuple[float, float]]:  # fmt: skip
+    """Of each drop, over resamples of the samples and of every foreign set, the same rows of both (paired bootstrap)."""
+    random = torch.Generator().manual_seed(seed)
+    sizes = [len(cascade.inside), *map(len, cascade.outside)]
+    each = max(1, min(repeats, TOGETHER // max(sizes)))
+    parts = []
+    for start in range(0, repeats, each):
+        some = min(each, repeats - start)
+        rows, *foreign = (torch.randint(n, (some, n), generator=random) for n in sizes)
+        parts.append(hydra.resampled(rows, foreign) - cascade.resampled(rows, foreign))
+    signs = torch.tensor([SIGNS.get(name, 100.0) for name in MEASURES], dtype=torch.float64)
+    ends = torch.tensor(ENDS, dtype=torch.float64)
+    table = (torch.cat(parts) * signs).quantile(ends, dim=0).T.tolist()
+    return {name: (low, high) for name, (low, high) in zip(MEASURES, table, strict=True)}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cascade whose thresholds of promises are still the hydra's, and what it amounts to where it was chosen."""
+
+    cascade: Cascade
+    steps: StepMacs
+    share: float
+    answers: Sides
+    drops: Drops
+
+    @property
+    def macs(self) -> float:
+        return self.steps.expected(self.share)
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What the gate of one kind sees of the samples, and of each foreign set."""
+
+    inside: Float[Tensor, " sample"]
+    outside: tuple[Scores, ...]
+    ordered: Float[Tensor, " sample"]
+
+    def bound(self, above: float) -> float:
+        """Between two samples, so that this share of them lies above; beyond all of them for none."""
+        count = round(above * len(self.ordered))
+        if count == 0:
+            return float("inf")
+        at = len(self.ordered) - count
+        return float(self.ordered[max(at - 1, 0)] + self.ordered[at]) / 2
+
+
+def families(
+    state: State, samples: Outputs, foreign: Sequence[Outputs], costs: Costs
+) -> Iterator[list[Candidate]]:
+    """Each a list of candidates, with ever fewer rows that go on; the first lets every row through."""
+    hydra = sides(state, samples, foreign)
+    for starters in _starters(samples):
+        cascade = _plain(state, samples, starters)
+        of_starters = step_state(state, cascade, starters)
+        first = [_of(each, starters) for each in (samples, *foreign)]
+        early = sides(of_starters, first[0], first[1:])
+        steps = costs(starters)
+        for kind in ("disagreement",) if len(starters) == 2 else ("msp", "entropy", "ood"):
+            looking = replace(cascade, gate=Gate(kind))
+            seen = [gate_scores(state, looking, each.logits, each.features) for each in first]
+            looked = _Looked(seen[0], tuple(seen[1:]), seen[0].double().sort().values)
+            if looked.ordered[0] == looked.ordered[-1]:
+                continue  # it tells nothing apart
+            yield from _windows(looking, looked, (early, hydra), steps)
+
+
+def _starters(samples: Outputs) -> list[tuple[int, ...]]:
+    """One member each, then pairs, where a third is left to go on to."""
+    assert samples.labels is not None
+    right = (samples.logits.argmax(dim=-1) == samples.labels[:, None]).double().mean(dim=0)
+    best = sorted(right.argsort(descending=True, stable=True)[:TRIED_FIRST].tolist())
+    pairs = list(combinations(best, 2)) if samples.logits.shape[1] > 2 else []
+    return [*((member,) for member in best), *pairs]
+
+
+def _of(outputs: Outputs, members: tuple[int, ...]) -> Outputs:
+    features = None if outputs.features is None else outputs.features[:, list(members)]
+    return Outputs(outputs.logits[:, list(members)], features, outputs.labels)
+
+
+def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade:
+    """These members first, calibrated by a temperature of their own; everything goes on."""
+    assert samples.labels is not None
+    probs = mean_probs(samples.logits[:, list(starters)])
+    rest = tuple(m for m in range(samples.logits.shape[1]) if m not in starters)
+    return Cascade(
+        order=(*starters, *rest), first=len(starters), gate=Gate("msp"), temperature=fit_temperature(probs, samples.labels),
+        ood_threshold=state.ood.threshold, conformal=state.conformal, abstention=state.abstention,
+    )  # fmt: skip
+
+
+def _windows(
+    cascade: Cascade, looked: _Looked, answers: tuple[Sides, Sides], steps: StepMacs
+) -> Iterator[list[Candidate]]:
+    """A family for each share that lies above the window."""
+    early, hydra = answers
+
+    def candidate(gate: Gate) -> Candidate:
+        going = [gate.lets(scores) for scores in (looked.inside, *looked.outside)]
+        mixed = early.mixed(hydra, going)
+        share = float(going[0].double().mean())
+        return Candidate(replace(cascade, gate=gate), steps, share, mixed, drops_of(mixed, hydra))
+
+    everything = candidate(Gate(cascade.gate.score))
+    for top in TOPS:
+        high = looked.bound(top)
+        gates = [Gate(cascade.gate.score, looked.bound(top + share), high) for share in SHARES if top + share < 1]  # fmt: skip
+        if top == 0 and cascade.gate.score == "msp":
+            gates.append(Gate("msp", low=1.0))  # 1 − max p is always below: nothing goes on
+        yield [everything, *map(candidate, gates)]

@@ -1,0 +1,231 @@
+"""Running a cascade on data sets: what the members that ran said, read as predictions are; NaN stands for those that did not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.measuring.reading import Reading
+from hydrasurgeon.measuring.report import Diversity, Result
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from hydrasurgeon.decision.gate import Cascade
+    from hydrasurgeon.decision.state import State
+    from hydrasurgeon.measuring.running import How
+    from hydrasurgeon.measuring.sets import DataSets
+    from hydrasurgeon.measuring.timing import SideBySide
+
+__all__ = [
+    "FULL",
+    "InSteps",
+    "beside",
+    "cascaded",
+    "check_cascades",
+    "in_order",
+    "refuse_with",
+    "rehearsed_beside",
+]
+
+FULL = " (full)"
+"""What the name of the hydra's own row ends with, where its cascade has the name itself."""
+
+
+@dataclass(frozen=True)
+class InSteps(Reading):
+    """A cascade's answers: rows that stopped early are calibrated, and told foreign, by the members that ran."""
+
+    state: State | None = None
+
+    def _steps(self) -> tuple[State, Cascade]:
+        assert self.state is not None
+        assert self.state.cascade is not None
+        return self.state, self.state.cascade
+
+    def probs(self, logits: Tensor) -> Tensor:
+        import torch
+
+        from hydrasurgeon.decision.cascaded import step_state
+
+        state, cascade = self._steps()
+        probs = torch.empty(len(logits), logits.shape[-1], dtype=torch.float64)
+        for rows, members in _by_step(logits, cascade):
+            probs[rows] = step_state(state, cascade, members).probs(logits[rows][:, list(members)])
+        return probs
+
+    def diversity(self, logits: Tensor) -> Diversity:
+        """Of the members that ran: one alone disagrees with nobody."""
+        from hydrasurgeon.measuring import metrics
+
+        _, cascade = self._steps()
+        mi = disagreement = 0.0
+        for rows, members in _by_step(logits, cascade):
+            said = logits[rows][:, list(members)]
+            mi += float(metrics.mutual_information(said).sum())
+            disagreement += len(rows) * metrics.disagreement(said)
+        return Diversity(mi=mi / len(logits), disagreement=disagreement / len(logits))
+
+
+def _by_step(logits: Tensor, cascade: Cascade) -> list[tuple[Tensor, tuple[int, ...]]]:
+    """The rows that the first members answered, and those of all; without a step that has none."""
+    early = logits[:, cascade.followers[0]].isnan().any(dim=-1)
+    steps = [
+        (early.nonzero()[:, 0], cascade.starters),
+        ((~early).nonzero()[:, 0], tuple(range(len(cascade.order)))),
+    ]
+    return [(rows, members) for rows, members in steps if len(rows)]
+
+
+def check_cascades(checkpoints: Sequence[Checkpoint]) -> None:
+    """Every checkpoint has one."""
+    for checkpoint in checkpoints:
+        decision = checkpoint.manifest.decision
+        if decision is None or decision.cascade is None:
+            raise CheckpointError(
+                f"--cascade: {checkpoint.name} has no cascade in a decision state",
+                hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
+            )
+
+
+def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
+    """Logits of the members that ran, labels, and these OOD scores, in one pass of the cascade."""
+    from contextlib import nullcontext
+
+    import torch
+
+    from hydrasurgeon.data import Batches, by_length, moved
+    from hydrasurgeon.decision.cascaded import step_state
+    from hydrasurgeon.decision.scores.fitted import scores_of
+    from hydrasurgeon.measuring.metrics import DIGITS
+    from hydrasurgeon.runtime.cascaded import cascade_in, rows_in, said
+    from hydrasurgeon.runtime.features import reading
+
+    state, cascade = cascade_in(model)
+    run, first = how.run, next(model.parameters())
+    batches = Batches(
+        samples, model.transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
+    )  # fmt: skip
+    index, logits, labels = [], [], []
+    scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
+    with reading(model) if state.needs_features else nullcontext() as read:
+        for done, batch in enumerate(batches, 1):
+            inputs = moved(batch.inputs, first.device, first.dtype)
+            count, classes = rows_in(inputs), model.manifest.model.num_classes
+            whole = torch.full((count, len(cascade.order), classes), torch.nan)
+            batch_scores = {kind: torch.empty(count, dtype=torch.float64) for kind in kinds}
+            for part in (each.on_cpu() for each in said(model, inputs, read)):
+                _check(part.logits, model, samples)
+                whole[part.rows[:, None], torch.tensor(part.members)] = part.logits
+                rule = step_state(state, cascade, part.members).ood
+                for kind, values in batch_scores.items():
+                    if len(part.rows):
+                        values[part.rows] = scores_of(kind, part.logits, part.features, rule.fitted).double()  # fmt: skip
+            index.append(batch.index)
+            logits.append(whole)
+            labels += [] if batch.labels is None else [batch.labels]
+            for kind in kinds:
+                scores[kind].append(batch_scores[kind])
+            run.tick(f"{samples.spec}, cascade", done, len(batches))
+    if not index:
+        raise DataError(f"{samples.spec}: none of its {len(samples)} samples can be read")
+    order = torch.cat(index).argsort()
+    read_scores = {kind: torch.cat(parts)[order].round(decimals=DIGITS) for kind, parts in scores.items()}  # fmt: skip
+    return torch.cat(logits)[order], torch.cat(labels)[order] if labels else None, read_scores
+
+
+def _check(logits: torch.Tensor, model: Any, samples: Any) -> None:
+    if not logits.isfinite().all():
+        raise CheckpointError(
+            f"{model.name}: its logits hold NaN or infinity for samples of {samples.spec}",
+            hint="The model overflows: use --dtype float32, or start from a sound one.",
+        )
+
+
+def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed: SideBySide, *, reading: Reading) -> list[Result]:  # fmt: skip
+    """The cascade's row, and the hydra's, which it stands beside; `reading` is the hydra's."""
+    import torch
+
+    from hydrasurgeon.data import Batches, moved
+    from hydrasurgeon.measuring.cascade_cost import step_macs
+    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
+    from hydrasurgeon.measuring.results import result
+    from hydrasurgeon.measuring.running import TIMED
+    from hydrasurgeon.runtime.cascaded import Cascading, cascade_in
+
+    # Another copy: parameters that lie side by side for all members cannot do so for some at the same time.
+    model = how.load(checkpoint)
+    state, cascade = cascade_in(model)
+    kinds = reading.ood_scores
+    logits, labels, inside = cascaded(model, sets.id, how, kinds)
+    foreign = []
+    for name, group, samples in sets.ood:
+        outside, _, scores = cascaded(model, samples, how, kinds)
+        foreign.append(OodSet(name, group, outside, scores))
+    shifted = []
+    for name, severity, samples in sets.shift:
+        said_of, truth, _ = cascaded(model, samples, how, ())
+        shifted.append(ShiftSet(name, severity, said_of, truth))
+
+    def first(count: int) -> Any:
+        few = Batches(sets.id, model.transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad)  # fmt: skip
+        weight = next(model.parameters())
+        return moved(next(iter(few)).inputs, weight.device, weight.dtype)
+
+    steps = step_macs(model, first(1), cascade.starters)
+    going = ~logits[:, cascade.followers[0]].isnan().any(dim=-1)
+    share = float(going.double().mean())
+    assert full.cost is not None
+    expected = full.cost.macs if cascade.gate.everything else round(steps.expected(share))
+    predictions = Predictions(
+        full.name, full.kind, logits, labels, tuple(foreign), tuple(shifted),
+        full.cost.model_copy(update={"expected_macs": expected}), inside,
+    )  # fmt: skip
+    steps_reading = InSteps(
+        reading.temperature, reading.joint, kinds, score_temperature=1.0, conformal=cascade.conformal,
+        ci=reading.ci, seed=reading.seed, state=state,
+    )  # fmt: skip
+    with torch.inference_mode():
+        row = result(predictions, reading=steps_reading)
+    timed.add(Cascading(model), first(min(how.run.batch_size or TIMED, TIMED)))
+    return [full.model_copy(update={"name": full.name + FULL}), row]
+
+
+def rehearsed_beside(row: Result) -> list[Result]:
+    """The same two rows, of a rehearsal."""
+    assert row.cost is not None
+    return [
+        row.model_copy(update={"name": row.name + FULL}),
+        row.model_copy(update={"cost": row.cost.model_copy(update={"expected_macs": 0})}),
+    ]
+
+
+def in_order(rows: Sequence[Result]) -> list[Result]:
+    """As reports show them: a cascade before its hydra."""
+    shown: list[Result] = []
+    for row in rows:
+        at = len(shown)
+        if shown and shown[-1].name == row.name + FULL:
+            at -= 1
+        shown.insert(at, row)
+    return shown
+
+
+def refuse_with(arguments: Any) -> None:
+    """What `eval --cascade` does not go with."""
+    several = not isinstance(arguments.data, str | type(None)) and len(arguments.data) > 1
+    for option, is_there, why in (
+        ("--ensemble", arguments.ensemble, "of several checkpoints there is no cascade"),
+        ("--no-decision", arguments.no_decision, "a cascade is in the decision state"),
+        ("--temperature", arguments.temperature is not None, "each step of a cascade has a temperature of its own"),
+        ("--predictions", arguments.predictions is not None, "holds the logits of every member, of which not all run"),
+        ("--predictions-in", bool(arguments.predictions_in), "from files no cascade is run"),
+        ("--card", arguments.card, "writes one row, and there are two"),
+        ("several --data", several, "a cascade is measured on one"),
+    ):  # fmt: skip
+        if is_there:
+            raise UsageError(f"--cascade: does not go with {option}: {why}", hint="Leave one of them out.")  # fmt: skip

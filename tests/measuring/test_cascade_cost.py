@@ -1,0 +1,64 @@
+"""A cascade's multiply-adds: counted = planned, and the single model's = those of the model itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from runtime_states import open_gate
+from tiny_families import FAMILIES, Family, thoroughly
+from tiny_members import KEPTS, member
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.measuring.cascade_cost import StepMacs, single_macs, step_macs
+from hydrasurgeon.measuring.cost import macs, without_padding
+from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
+from hydrasurgeon.measuring.planned_cost import Part, cost_model
+from hydrasurgeon.runtime.cascaded import said
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.pruned import LoadedBackbone
+
+FULL = [0, 1, 2, 3]
+TRUNKED = ([FULL, FULL, [0, 1]], [FULL, [1, 2], [0, 1]], [FULL, [1, 2], []])
+
+
+@pytest.mark.parametrize("family", thoroughly())
+def test_planned_counted_and_single(family: Family, tmp_path: Path) -> None:
+    family.write(tmp_path / "source")
+    inputs = family.inputs()
+    whole = as_classifier(open_checkpoint(tmp_path / "source"), device="cpu", lean=True)
+    plan = cost_model(LoadedBackbone(open_checkpoint(tmp_path / "source"), device="cpu"), inputs)
+    for number, kepts in enumerate((KEPTS, TRUNKED)):
+        paths = [member(tmp_path / "source", family, rows, tmp_path / f"m{number}{i}.safetensors") for i, rows in enumerate(kepts)]  # fmt: skip
+        fused = hs.fuse(paths, out=tmp_path / "hydra.safetensors", force=True)
+        model = hs.load(fused.path, device="cpu")
+        parts = [Part(each.kept) for each in model.manifest.members]
+        for first in (1, 2):
+            counted = step_macs(model, inputs, tuple(range(first)))
+            assert counted == plan.steps(parts, first)
+        # Going on costs what the other members do; heads in common that the whole computes once, the parts do not.
+        assert macs(model, inputs) <= counted.first + counted.rest
+        assert step_macs(model, inputs, (2,)) == plan.steps([parts[2], parts[0], parts[1]], 1)
+        assert single_macs(model, inputs) == macs(whole, inputs)
+
+
+def test_expected_by_shares() -> None:
+    steps = StepMacs(100, 40)
+    assert [steps.expected(share) for share in (0.0, 0.25, 1.0)] == [100, 110, 140]
+
+
+def test_all_rows_through_count_what_runs(tmp_path: Path) -> None:
+    """Counted while the cascade runs, with every row open."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    paths = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(TRUNKED)]  # fmt: skip
+    model = hs.load(hs.fuse(paths, out=tmp_path / "hydra.safetensors").path, device="cpu")
+    inputs = family.inputs(4)
+    model.state = open_gate((1, 2, 0))
+    with torch.inference_mode(), without_padding(model):
+        said(model, inputs)
+        with MultiplyAdds() as counter:
+            said(model, inputs)
+    assert counter.count == 4 * step_macs(model, inputs, (1,)).expected(1.0)

@@ -1,0 +1,131 @@
+"""eval --cascade: two rows, the cascade's as `decide` answers, and costs by the shares of this data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_families import FAMILIES
+from tiny_members import KEPTS, member, tune
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.measuring.cascade_cost import step_macs
+from hydrasurgeon.measuring.metrics import auroc
+
+VIT = FAMILIES["timm ViT"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    VIT.write(folder / "source")
+    paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(paths)]
+    hydra = hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path
+    for name, rows in (("val", 120), ("test", 60)):
+        Path(VIT.data(folder, rows=rows)).rename(folder / f"{name}.npz")
+    noise = np.random.default_rng(3).integers(0, 255, (40, 28, 28, 3), dtype=np.uint8)
+    np.savez(folder / "noise.npz", images=noise)
+    hs.calibrate(hydra, data=str(folder / "val.npz"), ood_score="mds", cascade=True, budget=1.6, out=folder / "c.safetensors")  # fmt: skip
+    return folder
+
+
+def decided(model: hs.Classifier, path: Path, **how: Any) -> tuple[Any, Any]:
+    batches = list(Batches(open_data(str(path)), model.transform, batch_size=200, workers=0))
+    return model.decide(batches[0].inputs, **how), batches[0]
+
+
+def test_the_cascades_row(folder: Path) -> None:
+    test, noise = folder / "test.npz", folder / "noise.npz"
+    path = folder / "c.safetensors"
+    report = hs.evaluate([path], data=str(test), ood=[f"far:noise={noise}"], cascade=True, batch_size=16, shift=[f"again={test}"]).report  # fmt: skip
+    part, whole = report.results
+    assert (part.name, whole.name) == ("c", "c (full)")
+    assert report.settings["cascade"] is True
+    model = hs.load(path, device="cpu")
+    assert model.state is not None
+    cascade = model.state.cascade
+    assert cascade is not None
+    for row, how in ((part, True), (whole, False)):
+        found, batch = decided(model, test, cascade=how)
+        outside, _ = decided(model, noise, cascade=how)
+        right = (found.label == batch.labels).double().mean()
+        assert row.id.accuracy == pytest.approx(float(right))
+        assert row.shift[0].accuracy == pytest.approx(float(right))
+        nll = -found.probs.gather(1, batch.labels[:, None]).log().mean()
+        assert row.id.nll == pytest.approx(float(nll), abs=1e-5)
+        assert row.ood[0].auroc == pytest.approx(auroc(found.ood_score, outside.ood_score), abs=2e-3)  # fmt: skip
+        assert row.id.coverage == pytest.approx(float(found.sets.gather(1, batch.labels[:, None]).double().mean()))  # fmt: skip
+    found, batch = decided(model, test)
+    share = float((found.members_run == 3).double().mean())
+    assert part.cost is not None
+    assert whole.cost is not None
+    assert part.cost.macs == whole.cost.macs
+    assert part.cost.latency_ms is not None
+    assert whole.cost.expected_macs is None
+    steps = step_macs(model, batch.inputs, cascade.starters)
+    assert 0 < share < 1
+    assert part.cost.expected_macs == round(steps.expected(share))
+    # One member alone disagrees with nobody.
+    assert part.diversity.mi < whole.diversity.mi
+    assert "expected_macs" not in whole.model_dump()["cost"]
+    again = hs.evaluate([path], data=str(test), ood=[f"far:noise={noise}"], batch_size=16).report.results[0]  # fmt: skip
+    assert again.id == whole.id
+    assert again.ood == whole.ood
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["eval", str(folder / "c.safetensors"), "--data", str(folder / "test.npz"), "--cascade", "--device", "cpu"]  # fmt: skip
+    assert run([*arguments, "--assert", "c:cost.expected_macs>0", "--assert", "c (full):id.n==60", "--json", "-"]) == 0  # fmt: skip
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert [row["name"] for row in rows] == ["c", "c (full)"]
+    assert run(arguments) == 0
+    assert "expected" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("keywords", "what"),
+    [
+        ({"no_decision": True}, "--no-decision"),
+        ({"temperature": 2.0}, "--temperature"),
+        ({"predictions": "p.safetensors"}, "--predictions"),
+        ({"card": True}, "--card"),
+    ],
+)
+def test_what_it_does_not_go_with(folder: Path, keywords: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=f"does not go with {what}"):
+        hs.evaluate([folder / "c.safetensors"], data=str(folder / "test.npz"), cascade=True, **keywords)  # fmt: skip
+
+
+def test_a_file_without_a_cascade(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"hydra\.safetensors has no cascade"):
+        hs.evaluate([folder / "c.safetensors", folder / "hydra.safetensors"], data=str(folder / "test.npz"), cascade=True)  # fmt: skip
+
+
+def test_bench_times_batches_of_real_data(folder: Path) -> None:
+    path, data = folder / "c.safetensors", str(folder / "test.npz")
+    benched = hs.bench([path], backbone=folder / "source", cascade=True, data=data, batch="1,20", runs=1, device="cpu")  # fmt: skip
+    kinds = {each.name: each.kind for each in benched.results}
+    assert kinds == {"source": "backbone" if "backbone" in kinds.values() else "single", "c": "cascade", "c (full)": "hydra"}  # fmt: skip
+    single, part, whole = benched.results
+    assert single.macs < part.macs < whole.macs
+    assert [point.batch for point in part.points] == [1, 20]
+    model = hs.load(path, device="cpu")
+    found, batch = decided(model, folder / "test.npz")
+    assert model.state is not None
+    assert model.state.cascade is not None
+    share = float((found.members_run == 3).double().mean())  # three batches of 20 are all 60
+    steps = step_macs(model, batch.inputs, model.state.cascade.starters)
+    assert part.macs == round(steps.expected(share))
+    with pytest.raises(UsageError, match="depends on the data"):
+        hs.bench([path], cascade=True)
+    with pytest.raises(UsageError, match="--compile"):
+        hs.bench([path], cascade=True, data=data, compile=True)
+    with pytest.raises(CheckpointError, match="has no cascade"):
+        hs.bench([folder / "hydra.safetensors"], cascade=True, data=data)
