@@ -232,24 +232,34 @@ def compare(
 def export(
     checkpoint: options.Checkpoint,
     *,
-    format: Annotated[str, typer.Option("--format", help="onnx.")] = "onnx",
+    format: Annotated[str, typer.Option("--format", help="onnx, pt2 or padded.")] = "onnx",
     out: Annotated[
         str | None,
         typer.Option(
-            "-o", "--out", metavar="OUT", help="The .onnx file; else CKPT.onnx beside it."
+            "-o", "--out", metavar="OUT", help="The file, or DIR/ for padded; else beside CKPT."
         ),
     ] = None,
+    aot: Annotated[
+        bool, typer.Option("--aot", help="pt2: compiled for this machine (AOTInductor).")
+    ] = False,
+    member: Annotated[
+        int | None,
+        typer.Option("--member", metavar="I", help="padded: which member of a hydra, from 0."),
+    ] = None,
+    quantisation: shared.QuantisationOptions,
     class_names: shared.ClassNameOptions,
     arch: options.Arch = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Write a model or a hydra as ONNX, checked in onnxruntime before the file is kept."""
+    """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library (padded); each is checked first."""
     from hydrasurgeon import render
     from hydrasurgeon.stages.export import export as stage
 
-    exported = stage(checkpoint, format=format, out=out, arch=arch, force=force, **class_names)
+    exported = stage(
+        checkpoint, format=format, out=out, aot=aot, member=member, arch=arch, force=force, **quantisation, **class_names
+    )  # fmt: skip
     render.exported(exported, json=json, quiet=quiet)
 
 

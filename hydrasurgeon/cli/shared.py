@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_args
 
 import typer
 
@@ -23,6 +23,7 @@ __all__ = [
     "ClassNameOptions",
     "OutputOptions",
     "ProofOptions",
+    "QuantisationOptions",
     "RunOptions",
     "TuningOptions",
     "expanded",
@@ -90,6 +91,46 @@ def class_name_options(
     return {"classes": classes, "template": template or []}
 
 
+class Quantisation(TypedDict):
+    """The part of `export` that is about int8."""
+
+    int8: bool
+    check: str | None
+    ood: list[str]
+    tolerance: float
+    limit: int | None
+
+
+def quantisation_options(
+    int8: Annotated[
+        bool, typer.Option("--int8", help="onnx: weights in 8 bits, if answers stay as good.")
+    ] = False,
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="D", help="int8: labelled data to compare answers on."),
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ood",
+            metavar="[near|far:]NAME=D",
+            help="int8: foreign data to be told as well as before; repeatable.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            help="int8: by how much accuracy, ECE and AUROC may be worse.",
+        ),
+    ] = 0.01,
+    limit: options.Limit = None,
+) -> Quantisation:
+    """Whether and how far answers may change in int8."""
+    return {"int8": int8, "check": check, "ood": ood or [], "tolerance": tolerance, "limit": limit}
+
+
 def output_options(
     force: options.Force = False,
     max_shard_size: options.ShardSize = None,
@@ -106,6 +147,7 @@ RunOptions = Annotated[RunKeywords, run_options]
 TuningOptions = Annotated[RunKeywords, tuning_options]
 CheckOptions = Annotated[RunKeywords, check_options]
 ProofOptions = Annotated[RunKeywords, proof_options]
+QuantisationOptions = Annotated[Quantisation, quantisation_options]
 ClassNameOptions = Annotated[ClassNamesKeywords, class_name_options]
 OutputOptions = Annotated[OutputKeywords, output_options]
 

@@ -41,7 +41,5 @@ def nll(probs: Probs, labels: Labels) -> float:
 
 def in_pieces(rows: Tensor, most: int) -> Sequence[Tensor]:
     """So many rows at a time, for memory's sake; a graph that is traced takes them as they come."""
-    traced = (
-        torch._C._get_tracing_state() is not None
-    )  # as exports run, whichever way they are called
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     return [rows] if traced else rows.split(most)

@@ -224,22 +224,31 @@ def _pushed(hub: str | None) -> None:
 
 
 def exported(done: Export, *, json: bool, quiet: bool) -> None:
+    compared = done.quantised
     if json:
         return as_json(
             {
                 "path": str(done.path),
+                "format": done.format,
                 "bytes": done.nbytes,
                 "inputs": list(done.inputs),
                 "outputs": list(done.outputs),
                 "max_difference": done.max_difference,
                 "opset": done.opset,
+                "int8": None if compared is None else {"before": compared.before, "after": compared.after},
             }
-        )
+        )  # fmt: skip
     if quiet:
         return None
-    show(
-        (str(done.path), "bold"),
-        f": {', '.join(done.inputs)} → {', '.join(done.outputs)} (opset {done.opset}); onnxruntime differs from "
-        f"torch by at most {done.max_difference:.2g}",
-    )
+    path = (str(done.path), "bold")
+    if done.format == "padded":
+        show(path, f": all heads, zeros for those that are gone; differs by at most {done.max_difference:.2g} in float64")  # fmt: skip
+        return None
+    graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
+    ran = "the file" if done.opset is None else "onnxruntime"
+    opset = "" if done.opset is None else f" (opset {done.opset})"
+    show(path, f"{graph}{opset}; {ran} differs from torch by at most {done.max_difference:.2g}")
+    if compared is not None:
+        changes = [f"{name} {value:.4f} → {compared.after[name]:.4f}" for name, value in compared.before.items()]  # fmt: skip
+        show(f"  in int8: {', '.join(changes)}")
     return None

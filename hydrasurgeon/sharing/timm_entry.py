@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -33,9 +34,28 @@ class TimmHydra(nn.Module):
         logits: Tensor = self.hydra(x)
         return logits
 
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[batch, member, token, embed]: what every member's own `forward_features` gives."""
+        return torch.stack([member.forward_features(x) for member in self._members], dim=1)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Of these features the logits of `forward`; with `pre_logits` each member's pooled ones, [batch, member, embed]."""
+        pairs = zip(self._members, x.unbind(1), strict=True)
+        each = [member.forward_head(features, pre_logits=pre_logits) for member, features in pairs]
+        stacked = torch.stack(each, dim=1)
+        return stacked if pre_logits else _log_mean(stacked)
+
     def forward(self, x: Tensor) -> Tensor:
-        probs = self.member_logits(x).float().softmax(dim=-1).mean(dim=1)
-        return probs.clamp_min(1e-37).log()
+        return _log_mean(self.member_logits(x))
+
+    @property
+    def _members(self) -> list[Any]:
+        return list(self.hydra.members)  # type: ignore[arg-type]
+
+
+def _log_mean(logits: Tensor) -> Tensor:
+    """ln of the members' mean probability."""
+    return logits.float().softmax(dim=-1).mean(dim=1).clamp_min(1e-37).log()
 
 
 def hydrasurgeon_vit(

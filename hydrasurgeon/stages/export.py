@@ -1,21 +1,27 @@
-"""export: a pruned model or a hydra for runtimes without Python; the file is kept only if it gives the same outputs."""
+"""export: a pruned model or a hydra for other runtimes and libraries; the file is kept only if it gives the same outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
-from hydrasurgeon.checkpoints.class_names import with_class_names
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, with_class_names
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_bytes
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.lookup import need
+from hydrasurgeon.run import takes
+
+if TYPE_CHECKING:
+    from hydrasurgeon.sharing.onnx import Exported
+    from hydrasurgeon.sharing.quantised import Compared
 
 __all__ = ["Export", "export"]
 
-FORMATS = ("onnx",)
+FORMATS = ("onnx", "pt2", "padded")
 """What `--format` can be."""
 
 
@@ -27,42 +33,148 @@ class Export:
     outputs: tuple[str, ...]
     max_difference: float
     """Largest difference of any output from torch's."""
-    opset: int
+    opset: int | None = None
     """The version of ONNX's operators."""
+    format: str = "onnx"
+    quantised: Compared | None = None
+    """What int8 changed, where it was asked for."""
+
+
+class ExportKeywords(ClassNamesKeywords, total=False):
+    """The keywords of `ExportArguments`."""
+
+    format: str
+    out: str | Path | None
+    arch: str | None
+    force: bool
+    aot: bool
+    member: int | None
+    int8: bool
+    check: str | None
+    ood: Sequence[str]
+    tolerance: float
+    limit: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportArguments(ClassNames):
+    """What `export` is to do."""
+
+    format: str = "onnx"
+    """onnx, pt2 or padded."""
+    out: str | Path | None = None
+    """The file, or for padded a directory; None: beside the checkpoint."""
+    arch: str | None = None
+    """Architecture of a file without manifest."""
+    force: bool = False
+    """Replace an existing output."""
+    aot: bool = False
+    """pt2: compiled for this machine by AOTInductor."""
+    member: int | None = None
+    """padded: which member of a hydra."""
+    int8: bool = False
+    """onnx: weights of matrix products in 8 bits, if the answers on `check` stay as good."""
+    check: str | None = None
+    """int8: labelled data to compare answers on."""
+    ood: Sequence[str] = ()
+    """int8: foreign data that must be told as well as before."""
+    tolerance: float = 0.01
+    """int8: by how much accuracy, ECE and AUROC may be worse."""
+    limit: int | None = None
+    """int8: compare on a random so many samples of each."""
 
 
 @releases_claims
-def export(
-    checkpoint: str | Path,
-    *,
-    format: str = "onnx",
-    out: str | Path | None = None,
-    arch: str | None = None,
-    classes: str | None = None,
-    template: Sequence[str] = (),
-    force: bool = False,
-) -> Export:
-    """Write the checkpoint as ONNX with a dynamic batch; outputs are logits [batch, member, class] and probs.
+@takes(ExportArguments)
+def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export:
+    """Write the checkpoint for another runtime (onnx, pt2) or, with zeros for the heads that are gone, for its own library (padded).
 
-    With a decision state they are logits, probabilities, uncertainty, ood_score and unfamiliar.
+    Outputs of a graph are logits [batch, member, class] and probs; with a decision state they are logits, probabilities,
+    uncertainty, ood_score and unfamiliar.
     """
-    if format not in FORMATS:
-        raise UsageError(f"--format {format}: not known", hint=f"Use {', '.join(FORMATS)}.")
-    # onnx is what torch writes with; onnxruntime proves what it wrote.
-    need("onnx", "onnxruntime", purpose="export --format onnx")
+    arguments = ExportArguments(**keywords)
+    _check(arguments)
     opened = with_class_names(
-        open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
+        open_checkpoint(checkpoint, arch=arguments.arch),
+        classes=arguments.classes,
+        templates=arguments.template,
     )
-    target = Path(out) if out is not None else opened.home.with_name(f"{opened.home.stem}.onnx")
-    target = output_file(target, option="-o", force=force, inputs=[checkpoint, classes, template])
+    inputs = [checkpoint, arguments.classes, arguments.template, arguments.check, arguments.ood]
+    if arguments.format == "padded":
+        return _padded(opened, arguments, inputs)
+    target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
+    path = output_file(target, option="-o", force=arguments.force, inputs=inputs)
     if not opened.manifest.model.num_classes:
         raise SurgeryError(
             f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
         )
-    from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.sharing.onnx import OPSET, to_onnx
-
     opened.digests()
-    made = to_onnx(as_classifier(opened, device="cpu"))
-    write_bytes(target, made.content)
-    return Export(target, len(made.content), made.inputs, made.outputs, made.max_difference, OPSET)
+    return _graph(opened, path, arguments)
+
+
+def _check(arguments: ExportArguments) -> None:
+    """Options that go together, and the packages that they need."""
+    format = arguments.format
+    if format not in FORMATS:
+        raise UsageError(f"--format {format}: not known", hint=f"Use {', '.join(FORMATS)}.")
+    for option, wanted, of in (
+        ("--aot", arguments.aot, "pt2"), ("--member", arguments.member is not None, "padded"), ("--int8", arguments.int8, "onnx"),
+    ):  # fmt: skip
+        if wanted and format != of:
+            raise UsageError(f"{option}: belongs to --format {of}")
+    if arguments.int8 and arguments.check is None:
+        raise UsageError("--int8: needs data to compare answers on", hint="Give --check D.")
+    if not arguments.int8 and (arguments.check is not None or arguments.ood):
+        raise UsageError("--check, --ood: belong to --int8")
+    if not 0 <= arguments.tolerance <= 1:
+        raise UsageError(f"--tolerance {arguments.tolerance:g}: must lie between 0 and 1")
+    if format == "onnx":
+        # onnxscript is what torch writes with; onnxruntime proves what it wrote.
+        need("onnx", "onnxscript", "onnxruntime", purpose="export --format onnx")
+
+
+def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export:
+    """One graph in one file."""
+    if arguments.aot:
+        from hydrasurgeon.sharing.pt2 import check_compiler
+
+        check_compiler()
+    from hydrasurgeon.runtime.classifier import as_classifier
+
+    model = as_classifier(opened, device="cpu")
+    compared: Compared | None = None
+    opset: int | None = None
+    if arguments.format == "pt2":
+        from hydrasurgeon.sharing.pt2 import to_pt2
+
+        made: Exported = to_pt2(model, aot=arguments.aot)
+    else:
+        from hydrasurgeon.sharing.onnx import OPSET, to_onnx
+
+        made, opset = to_onnx(model), OPSET
+    if arguments.int8:
+        from hydrasurgeon.sharing.quantised import quantised
+
+        made, compared = quantised(
+            made, model, check=str(arguments.check), ood=arguments.ood,
+            tolerance=arguments.tolerance, limit=arguments.limit,
+        )  # fmt: skip
+    write_bytes(path, made.content)
+    return Export(
+        path, len(made.content), made.inputs, made.outputs, made.max_difference, opset, arguments.format, compared
+    )  # fmt: skip
+
+
+def _padded(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:
+    """All heads again, those that are gone as zeros."""
+    from hydrasurgeon.sharing.output import Output
+
+    out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-padded')}/"
+    target = Output(force=arguments.force).claim(out, inputs=inputs, repository=None)
+    opened.digests()
+    from hydrasurgeon.sharing.padded import padded
+
+    model = padded(opened, arguments.member)
+    target.save(model.planned, model.manifest, files=opened.files)
+    nbytes = sum(plan.nbytes for plan in model.planned)
+    return Export(target.path, nbytes, (), (), model.max_difference, None, "padded")

@@ -32,7 +32,7 @@ LINES = {
     "verify": "verify hydra --parents .",
     "replay": "replay a --from . -o again",
     "sign": "sign vit --key mine.pem",
-    "export": "export vit",
+    "export": "export a --format padded",
 }
 # What these print is all they do.
 NEVER_QUIET = {"inspect", "compare", "schema", "demo"}

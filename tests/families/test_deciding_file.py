@@ -156,8 +156,17 @@ def test_in_training_it_is_the_plain_model(tmp_path: Path) -> None:
     assert "unfamiliar" not in trained
     trained.loss.backward()
     assert model.classifier.weight.grad is not None
-    with pytest.raises(NotImplementedError, match="copy its directory"):
+    # What was trained is saved as the plain model: the state was fitted to other weights.
+    with pytest.warns(UserWarning, match="the decision state is not saved"):
         model.save_pretrained(tmp_path / "again")
+    assert model.config.hydrasurgeon["decision"]
+    again = stock(tmp_path / "again", family).eval()
+    assert "decision" not in again.config.hydrasurgeon
+    model.decides = None
+    plain = model.eval()(**family.inputs())
+    answered = again(**family.inputs())
+    assert "unfamiliar" not in answered
+    torch.testing.assert_close(answered.logits, plain.logits, rtol=0, atol=0)
 
 
 def test_a_pipeline_gives_calibrated_probabilities(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exporting import exports
 from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
 from torch.nn.functional import cross_entropy
 
@@ -480,6 +481,8 @@ def test_a_locked_image_tower_runs_once(clip: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+@exports
+@pytest.mark.slow
 def test_onnx(clip: Path, tmp_path: Path) -> None:
     """The file holds the class features, not the text tower that made them."""
     from hydrasurgeon.stages.export import export
@@ -490,7 +493,7 @@ def test_onnx(clip: Path, tmp_path: Path) -> None:
         export(hydra)
     made = export(hydra, out=tmp_path / "h.onnx", classes=",".join(NAMES))
     assert made.max_difference < 1e-4
-    assert made.nbytes < 400_000  # the tokens' embeddings alone are 6 MB
+    assert made.nbytes < 700_000  # the tokens' embeddings alone are 6 MB
 
 
 def test_hub_ids(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from edited import edited
+from exporting import exports
 from tiny_families import FAMILIES, Family
 from tiny_members import KEPTS, member
 from torch import nn
@@ -26,6 +26,7 @@ from hydrasurgeon.decision.state import OodRule, State
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.files.decided import STORED
 from hydrasurgeon.sharing import onnx as sharing
+from hydrasurgeon.sharing.program import decided
 from hydrasurgeon.stages.export import export
 
 SCORES = (*ON_LOGITS, *FITTED)
@@ -54,11 +55,18 @@ class Decides(nn.Module):
 
     def forward(self, logits: torch.Tensor, features: torch.Tensor) -> Any:
         # Both are inputs of the graph, whichever a score reads.
-        return (*sharing._decided(self.state, logits, features), features.sum(), logits.sum())
+        return (*decided(self.state, logits, features), features.sum(), logits.sum())
 
 
-@pytest.mark.parametrize("members", [1, 3])
-@pytest.mark.parametrize("score", SCORES)
+@exports
+@pytest.mark.parametrize(
+    ("score", "members"),
+    [
+        pytest.param(s, m, marks=() if (s, m) == ("rmds", 3) else pytest.mark.slow)
+        for s in SCORES
+        for m in (1, 3)
+    ],
+)
 def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     """What is behind logits and features, alone: there nothing is rounded to float32."""
     fitted = None
@@ -69,18 +77,16 @@ def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     state = State(1.7, None, rule, None, None)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(9)
     logits, features = (torch.randn(7, members, n, generator=generator) for n in (CLASSES, WIDTH))
-    traced, content = Decides(state), io.BytesIO()
-    with warnings.catch_warnings(), sharing._entropy():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            traced, (logits[:2], features[:2]), content, input_names=["logits", "features"], opset_version=sharing.OPSET,
-            dynamic_axes={"logits": {0: "batch"}, "features": {0: "batch"}}, dynamo=False,
-        )  # type: ignore[arg-type]  # fmt: skip
-    proto = onnx.load_from_string(content.getvalue())
-    sharing._spell_norms_out(proto.graph)
+    free = {0: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(Decides(state), (logits[:2], features[:2]), dynamic_shapes=(free, free), strict=False)  # fmt: skip
+    captured: Any = SimpleNamespace(
+        program=program, inputs=("logits", "features"), outputs=("probabilities", "uncertainty", "ood_score", "unfamiliar", "x", "y"),
+    )  # fmt: skip
+    content = sharing._described(sharing._converted(captured), {})
+    proto = onnx.load_from_string(content)
     # Not in float64 in the oldest onnxruntime that is allowed.
     assert "ReduceL2" not in {node.op_type for node in proto.graph.node}
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])  # fmt: skip
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])  # fmt: skip
     probs, total, value, flag, *_ = session.run(None, {"logits": logits.numpy(), "features": features.numpy()})  # fmt: skip
     right = state.ood_score(logits, features)
     assert value.dtype == np.float64
@@ -122,6 +128,8 @@ def check(path: Path, family: Family, folder: Path, rows: int = 5) -> onnxruntim
     return session
 
 
+@exports
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "score", "kind"),
     [("timm ViT", "rmds", "hydra"), ("BERT", "vim", "single"), ("OpenCLIP", "mcm", "single")],
@@ -143,6 +151,7 @@ def test_onnxruntime_decides_alike(name: str, score: str, kind: str, tmp_path: P
     assert record["temperature"] == decision.temperature
 
 
+@exports
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("score", "kind"),
@@ -153,6 +162,8 @@ def test_every_score_in_a_whole_model(score: str, kind: str, tmp_path: Path) -> 
     check(calibrated(tmp_path, family, score, kind=kind), family, tmp_path)
 
 
+@exports
+@pytest.mark.slow
 def test_a_joint_calibration_is_in_the_graph(tmp_path: Path) -> None:
     """Written into the file by hand: which of the two `calibrate` keeps is up to the data."""
     family = FAMILIES["timm ViT"]
@@ -165,21 +176,25 @@ def test_a_joint_calibration_is_in_the_graph(tmp_path: Path) -> None:
     )
 
 
+@exports
 def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "v")
-    made = export(tmp_path / "v", out=tmp_path / "v.onnx")
+    pruned = member(tmp_path / "v", family, KEPTS[1], tmp_path / "m.safetensors")
+    made = export(pruned, out=tmp_path / "v.onnx")
     assert made.outputs == ("logits", "probs")
-    assert not onnx.load(made.path).metadata_props
+    told = {each.key: each.value for each in onnx.load(made.path).metadata_props}
+    sha256 = open_checkpoint(pruned).manifest.weights_sha256
+    assert told == {"hydrasurgeon.labels": "null", "hydrasurgeon.weights_sha256": sha256}
 
 
+@exports
+@pytest.mark.slow
 def test_a_score_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES["timm ViT"]
     path = calibrated(tmp_path, family, "nci", kind="single")
     other = sharing._described
-    monkeypatch.setattr(
-        sharing, "_described", lambda content, model: _nudged(other(content, model))
-    )
+    monkeypatch.setattr(sharing, "_described", lambda proto, facts: _nudged(other(proto, facts)))
     with pytest.raises(CheckFailed, match="outputs differ from torch's"):
         export(path, out=tmp_path / "c.onnx")
     assert not (tmp_path / "c.onnx").exists()

@@ -7,7 +7,10 @@ which take their softmax, give these; in training the model is the plain one.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -277,11 +280,16 @@ class _Deciding:
             model.read = Read(members, model.config.num_labels)
         return made
 
-    def save_pretrained(self, *_: Any, **__: Any) -> None:
-        """A copy could hold other weights, of which the state knows nothing."""
-        raise NotImplementedError(
-            "a calibrated model is not saved again: copy its directory, or train the one it was made from"
-        )
+    def save_pretrained(self, folder: Any, **options: Any) -> None:
+        """The model without its decision state: a copy could hold other weights, of which the state knows nothing."""
+        warnings.warn("the decision state is not saved with a model that may have been trained: calibrate the copy anew, or copy the directory", stacklevel=2)  # fmt: skip
+        config: Any = self.config  # type: ignore[has-type]
+        self.config = copy.deepcopy(config)
+        self.config.hydrasurgeon = {k: v for k, v in config.hydrasurgeon.items() if k != "decision"}
+        try:
+            super().save_pretrained(folder, **options)  # type: ignore[misc]
+        finally:
+            self.config = config
 
     def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
         plain = super().forward  # type: ignore[misc]
@@ -313,5 +321,6 @@ class DecidingHydra(_Deciding, HydraModel):  # type: ignore[misc]
     """A hydra with its decision state."""
 
 
+_Deciding.forward.__signature__ = inspect.signature(HydraModel.forward)  # type: ignore[attr-defined]
 # Pipelines know classifiers by the name of their class.
 DecidingModel.__name__ = DecidingHydra.__name__ = ARCH

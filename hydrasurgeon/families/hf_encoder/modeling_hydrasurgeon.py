@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +24,23 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 ARCH = "BertForSequenceClassification"
 """The library's class that is pruned: another one's name stands here in directories of other models."""
+MODELLING = "modeling_hydrasurgeon"
+"""What this file is called in a directory."""
 Base: Any = getattr(transformers, ARCH)
 WEIGHTS = "model.safetensors"
 """What the library calls the weights in a directory."""
 
 
-class PrunedModel(Base):  # type: ignore[misc]
+class SavesCode:
+    """What is saved needs this file beside it: `with_code` puts it there, under the right name of the class."""
+
+    @classmethod
+    def is_remote_code(cls) -> bool:
+        # Else the library would copy it anew, and name a class of the model's own.
+        return False
+
+
+class PrunedModel(SavesCode, Base):  # type: ignore[misc]
     """The library's classifier with the heads that config.json lists."""
 
     def __init__(self, config: Any) -> None:
@@ -37,8 +49,11 @@ class PrunedModel(Base):  # type: ignore[misc]
         for layer, row in zip(encoder_layers(self), rows, strict=True):
             shrink(attention_site(layer), row)
 
+    def save_pretrained(self, folder: Any, **options: Any) -> None:
+        super().save_pretrained(folder, **with_code(self, folder, "PrunedModel", options))
 
-class HydraModel(transformers.PreTrainedModel):
+
+class HydraModel(SavesCode, transformers.PreTrainedModel):
     """Several pruned classifiers of one backbone; answers with the mean of their probabilities.
 
     Members run one after another and share the weights that are equal in all of them.
@@ -46,11 +61,20 @@ class HydraModel(transformers.PreTrainedModel):
 
     config_class = Base.config_class
     main_input_name = Base.main_input_name
+    accepts_loss_kwargs = False  # its loss is a mean over the batch, which Trainer then scales
     base_model_prefix = Base.base_model_prefix
 
     def __init__(self, config: Any, members: Sequence[nn.Module]) -> None:
         super().__init__(config)
         self.members = nn.ModuleList(members)
+        # What all members share is saved once, as the first one's.
+        tied = {
+            f"members.{number}.{name}": f"members.0.{name}"
+            for name in shared_by_all(members)
+            for number in range(1, len(members))
+        }
+        self._tied_weights_keys = self.all_tied_weights_keys = tied
+        self._keys_to_ignore_on_save = list(tied)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -84,6 +108,24 @@ class HydraModel(transformers.PreTrainedModel):
         model.eval()  # type: ignore[no-untyped-call]
         return model
 
+    def tie_weights(self, *_: Any, **__: Any) -> None:
+        """Members share parameters, which loading fills in place."""
+
+    def save_pretrained(  # type: ignore[override]
+        self, folder: Any, state_dict: Mapping[str, Tensor] | None = None, **options: Any
+    ) -> None:
+        """A directory that `from_pretrained` reads, and Trainer resumes from: every member's own tensors under its number."""
+        tied = self._tied_weights_keys or ()
+        seen: set[int] = set()
+        written = {}
+        for name, tensor in (state_dict or self.state_dict()).items():
+            if name not in tied:
+                # Equal in some members only: each gets a copy.
+                written[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+                seen.add(tensor.data_ptr())
+        options = with_code(self, folder, "HydraModel", options)
+        super().save_pretrained(folder, state_dict=written, **options)
+
     def member_logits(self, *inputs: Any, **named: Any) -> Tensor:
         """[batch, member, class]"""
         return torch.stack([member(*inputs, **named).logits for member in self.members], dim=1)
@@ -101,6 +143,8 @@ class HydraModel(transformers.PreTrainedModel):
         return output(loss=loss, logits=logits)
 
 
+# Trainer hands on the columns that the signature names.
+HydraModel.forward.__signature__ = inspect.signature(Base.forward)  # type: ignore[attr-defined]
 # Pipelines know classifiers by the name of their class.
 PrunedModel.__name__ = HydraModel.__name__ = ARCH
 
@@ -179,7 +223,31 @@ def member_weights(
                     heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
                     tensor = heads.flatten(axis, axis + 2)
                 weights[name] = tensor.contiguous()
+        first = "members.0."  # where `save_pretrained` puts what all members share
+        for name in (each.removeprefix(first) for each in names if each.startswith(first)):
+            if name not in weights:
+                weights[name] = stored.get_tensor(first + name)
     return weights
+
+
+def shared_by_all(members: Sequence[nn.Module]) -> list[str]:
+    """The names of parameters that are one and the same in all members."""
+    each = [dict(member.named_parameters(remove_duplicate=False)) for member in members]
+    return [name for name, p in each[0].items() if all(other.get(name) is p for other in each[1:])]
+
+
+def with_code(model: Any, folder: Any, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Put this file beside the weights, which need it, and name it in the config; the options of `save_pretrained`."""
+    os.makedirs(folder, exist_ok=True)
+    place = os.path.join(folder, f"{MODELLING}.py")
+    with open(__file__, encoding="utf-8") as file:
+        text = file.read()
+    with open(place, "w", encoding="utf-8") as copied:
+        copied.write(text)
+    auto = f"AutoModelFor{'Image' if model.main_input_name == 'pixel_values' else 'Sequence'}Classification"
+    model.config.auto_map = {auto: f"{MODELLING}.{kind}"}
+    # Names as the live model has them: Trainer loads them back into it.
+    return {**options, "save_original_format": False}
 
 
 def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""What the server takes: images and texts of bounded size; all else is refused with a status that says why."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from fastapi import HTTPException, Request
+from PIL import Image
+
+IMAGES = ("image/png", "image/jpeg", "image/webp")
+MAX_BYTES = 10 << 20
+"""Of a request's body; larger ones are refused (413) before they are read to the end."""
+MAX_PIXELS = 50_000_000
+"""Of an image, told by its header."""
+MAX_CHARACTERS = 20_000
+"""Of a text; the model reads the beginning of shorter ones, as `predict` does."""
+
+
+async def body_of(request: Request) -> bytes:
+    parts, length = [], 0
+    async for part in request.stream():
+        length += len(part)
+        if length > MAX_BYTES:
+            raise HTTPException(413, f"more than {MAX_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def image_in(content: bytes, transform: Any) -> Any:
+    try:
+        image = Image.open(io.BytesIO(content), formats=[kind.removeprefix("image/") for kind in IMAGES])  # fmt: skip
+        if image.width * image.height > MAX_PIXELS:
+            raise HTTPException(413, f"an image of more than {MAX_PIXELS} pixels")
+        return transform(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise HTTPException(422, "this is no image that can be read") from error
+
+
+def text_in(content: bytes) -> str:
+    try:
+        text = json.loads(content)["text"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise HTTPException(422, 'the body is not {"text": "…"}') from error
+    if not isinstance(text, str) or not text.strip():
+        raise HTTPException(422, '"text" is no text')
+    if len(text) > MAX_CHARACTERS:
+        raise HTTPException(413, f"a text of more than {MAX_CHARACTERS} characters")
+    return text

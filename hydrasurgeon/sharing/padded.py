@@ -1,0 +1,106 @@
+"""A pruned model with zeros for the heads that are gone: its own library loads it as if nothing had been cut.
+
+A head whose values and columns of W_O are zero adds nothing, whatever it attends to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hydrasurgeon.checkpoints.hydra_layout import member_sources
+from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept
+from hydrasurgeon.errors import CheckFailed, UsageError
+from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.files.manifest import SingleManifest
+from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.heads import Kept
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier, assign
+from hydrasurgeon.runtime.tensors import to_weights
+from hydrasurgeon.slicing import put_heads
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Raw
+
+__all__ = ["Padded", "padded"]
+
+TOLERANCE = 1e-9
+"""Largest difference of any output from the pruned model's in float64; only the order of sums differs."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    planned: list[Planned]
+    manifest: Callable[[str], SingleManifest]
+    max_difference: float
+    """From the pruned model, over two batches in float64."""
+
+
+def padded(opened: Checkpoint, member: int | None) -> Padded:
+    """A pruned model, or one member of a hydra, as a whole model; CheckFailed where that answers otherwise."""
+    kept, arrays = _member(opened, member)
+    towers, axes = opened.manifest.towers, head_axes(opened.weights.values())
+    planned, weights = [], {}
+    for name, (array, dtype) in arrays.items():
+        if name in axes:
+            tower, layer, spec = axes[name]
+            sizes = towers[tower]
+            array = put_heads(array, kept[tower][layer], sizes.heads, spec=spec, head_dim=sizes.head_dim)  # fmt: skip
+        planned.append(Planned(name, dtype, tuple(array.shape), partial(whole, array)))
+        weights[name] = to_weights(array, dtype, name=name, path=opened.path)
+    model, every = opened.manifest.model, all_kept(towers)
+    module = opened.family.build(model, towers, every)
+    assign(module, weights, opened.path)
+
+    def manifest(sha256: str) -> SingleManifest:
+        # No decision state and no history: what is written is another library's checkpoint, which a new history may begin with.
+        return SingleManifest(kind="backbone", model=model, towers=towers, kept=every, weights_sha256=sha256)  # fmt: skip
+
+    whole_model = Classifier(module, manifest("0" * 64), lambda sample: sample).double().eval()
+    return Padded(planned, manifest, _difference(opened, whole_model, member or 0))
+
+
+def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, tuple[Raw, str]]]:
+    """The heads that it keeps, and its tensors as they lie in the file, with their dtypes."""
+    manifest, tensors = opened.manifest, opened.tensors
+    if manifest.kind != "hydra":
+        if member is not None:
+            raise UsageError(f"--member {member}: {opened.name} is a {manifest.kind}, not a hydra")
+        names = {name: tensors[name].dtype for name in tensors if name in opened.weights}
+        return manifest.kept, {name: (tensors.read(name), dtype) for name, dtype in names.items()}
+    count = len(manifest.members)
+    if member is None or not 0 <= member < count:
+        asked = "" if member is None else f"--member {member}: "
+        raise UsageError(
+            f"{asked}{opened.name} is a hydra of {count} members, and one of them can be written",
+            hint=f"Give --member 0 to {count - 1}.",
+        )
+    sources = member_sources(opened, manifest)[member]
+    return manifest.members[member].kept, {
+        name: (source.cut(tensors.read(source.stored)), tensors[source.stored].dtype)
+        for name, source in sources.items()
+    }
+
+
+@torch.inference_mode()
+def _difference(opened: Checkpoint, model: Classifier, member: int) -> float:
+    pruned = as_classifier(opened, device="cpu", dtype="float64")
+    torch.manual_seed(0)
+    worst = torch.zeros((), dtype=torch.float64)
+    for batch in (1, 3):
+        inputs: Any = opened.family.example(
+            opened.manifest.model, batch, device=torch.device("cpu"), dtype=torch.float64
+        )
+        expected = pruned(inputs)
+        right = expected[:, member if expected.shape[1] > 1 else 0]
+        worst = torch.maximum(worst, (model(inputs)[:, 0] - right).abs().max())
+    if not float(worst) <= TOLERANCE:
+        raise CheckFailed(
+            f"export: with zeros for its heads the model differs by {float(worst):.3g} in float64; allowed is {TOLERANCE:g}",
+            hint="Nothing was written: this architecture mixes its heads, and cannot be padded.",
+        )
+    return float(worst)

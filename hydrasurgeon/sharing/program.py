@@ -1,0 +1,251 @@
+"""A classifier as one graph of torch.export: batch and text length stay free, and what `decide` computes is in it.
+
+With a decision state the graph goes on where `decide` does, in float64 as there: the same functions are captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+from torch.overrides import TorchFunctionMode
+
+from hydrasurgeon.anatomy.layers import run_block
+from hydrasurgeon.decision.state import State, uncertainties
+from hydrasurgeon.errors import MissingDependency
+from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.features import Reading, reading
+from hydrasurgeon.runtime.hydra import Hydra
+
+__all__ = ["DECIDED", "OUTPUTS", "Captured", "about", "captured_program", "differences", "sample"]
+
+OUTPUTS = ("logits", "probs")
+"""Names of what an exported model gives."""
+DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
+"""Of a model with a decision state: calibrated probabilities, their entropy, and whether the score is above its threshold."""
+METADATA = "hydrasurgeon."
+"""How the keys begin under which a file tells labels, thresholds and weights."""
+TORCH = (2, 9)
+"""The oldest torch that captures every family."""
+BATCH, LENGTH = 2, 7
+"""Of the inputs that the graph is captured with: none of them becomes a part of it."""
+CHECKED = ((1, 5), (3, 11))
+"""Batch sizes and text lengths on which a file must give torch's outputs."""
+
+
+ARITHMETIC = {"add", "sub", "mul", "div", "gt", "pow", "clamp_min", "__rsub__", "__rdiv__"}
+"""The operations of a tensor with a number that decisions are made of."""
+
+
+class _Graph(nn.Module):
+    """Tensors in, `OUTPUTS` out, or `DECIDED` where there is a decision state."""
+
+    def __init__(self, model: Classifier, read: Reading | None) -> None:
+        super().__init__()
+        self.model = model
+        self._read = read
+
+    def answers(self, inputs: Any) -> tuple[Tensor, ...]:
+        state = self.model.state
+        if state is None:
+            logits = self._logits(inputs)
+            return logits, logits.softmax(dim=-1).mean(dim=1)
+        features = None
+        if self._read is None:
+            logits = self._logits(inputs)
+        else:
+            logits, features = self._read.of(self._logits, inputs)
+        return logits, *decided(state, logits, features)
+
+    def _logits(self, inputs: Any) -> Tensor:
+        """[batch, member, class]"""
+        module = self.model.module
+        if isinstance(module, Hydra):
+            logits: Tensor = module(inputs)
+            return logits
+        # Layer by layer, as the fused runtime runs: libraries build masks in ways that a capture would freeze.
+        anatomy = self.model.anatomy
+        stack = anatomy.embed(inputs)
+        hidden = stack.hidden
+        for block in anatomy.blocks:
+            hidden = run_block(block, hidden, stack.bias)
+        return anatomy.readout(replace(stack, hidden=hidden))[:, None]
+
+
+class _Pictures(_Graph):
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
+        return self.answers(pixel_values)
+
+
+class _Texts(_Graph):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        return self.answers({"input_ids": input_ids, "attention_mask": attention_mask})
+
+
+def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
+    """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in float64."""
+    with _ExactNumbers():
+        total, _ = uncertainties(logits, state.temperature, state.joint)
+        score = state.ood_score(logits, features)
+        return state.probs(logits).float(), total.float(), score, score > state.ood.threshold
+
+
+class _ExactNumbers(TorchFunctionMode):
+    """Within the block numbers that meet float64 tensors are such tensors: ONNX's exporter rounds plain ones to float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # fmt: skip
+        if getattr(func, "__name__", "") in ARITHMETIC and args[0].dtype == torch.float64:
+            args = [torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args]  # fmt: skip
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model's graph, and the module that it was captured from, to compare with."""
+
+    program: torch.export.ExportedProgram
+    module: nn.Module
+    model: Classifier
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def captured_program(model: Classifier) -> Iterator[Captured]:
+    """The graph with a dynamic batch (and text length); its module runs within the block."""
+    _check_torch()
+    inputs = sample(model, batch=BATCH, length=LENGTH)
+    names = tuple(inputs)
+    with contextlib.ExitStack() as stack:
+        needs_features = model.state is not None and model.state.needs_features
+        read = stack.enter_context(reading(model) if needs_features else nullcontext())
+        stack.enter_context(_settled(model))
+        text = "input_ids" in inputs
+        graph = (_Texts if text else _Pictures)(model, read).eval()
+        free = torch.export.Dim.DYNAMIC
+        axes = {0: free, 1: free} if text else {0: free}
+        with torch.no_grad():
+            program = torch.export.export(
+                graph, tuple(inputs.values()), dynamic_shapes=(axes,) * len(names), strict=False
+            )
+        _drop_unused(program)
+        outputs = OUTPUTS if model.state is None else DECIDED
+        yield Captured(program, graph, model, names, outputs)
+
+
+def _check_torch() -> None:
+    installed = torch.__version__.partition("+")[0]
+    if tuple(int(part) for part in installed.split(".")[:2]) < TORCH:
+        raise MissingDependency(
+            f"export needs torch {'.'.join(map(str, TORCH))} or newer for a graph; this is {installed}",
+            hint="Run `pip install --upgrade torch torchvision`; --format padded works with any.",
+        )
+
+
+def _drop_unused(program: torch.export.ExportedProgram) -> None:
+    """Weights that nothing reads: a text tower whose features are constants, a layer's without heads (torch cannot store empty ones)."""
+    weights = (InputKind.PARAMETER, InputKind.BUFFER)
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    signature = program.graph_signature
+    unused = [
+        spec
+        for spec in signature.input_specs
+        if spec.kind in weights and not nodes[spec.arg.name].users
+    ]
+    for spec in unused:
+        program.graph.erase_node(nodes[spec.arg.name])
+        program.state_dict.pop(spec.target, None)
+        program.constants.pop(spec.target, None)
+    signature.input_specs[:] = [spec for spec in signature.input_specs if spec not in unused]
+    program.graph_module.recompile()
+
+
+@contextlib.contextmanager
+def _settled(model: Classifier) -> Iterator[None]:
+    """Within the block nothing that runs depends on the size of a batch, and class features are constants."""
+    with contextlib.ExitStack() as stack:
+        module = model.module
+        if isinstance(module, Hydra) and module.mode == "auto":
+            module.mode = "stacked"
+            stack.callback(setattr, module, "mode", "auto")
+        parts: Iterable[Any] = module.modules()
+        for part in parts:
+            if hasattr(part, "class_features"):
+                with torch.no_grad():
+                    features = part.class_features().detach().clone()
+                part.class_features = partial(_constant, features)
+                stack.callback(delattr, part, "class_features")
+        yield
+
+
+def _constant(features: Tensor) -> Tensor:
+    return features
+
+
+def about(model: Classifier) -> dict[str, str]:
+    """What a file says of itself: the labels, of which weights it is, and the decision state's numbers."""
+    manifest = model.manifest
+    facts = {
+        "labels": json.dumps(manifest.model.labels),
+        "weights_sha256": manifest.weights_sha256,
+    }
+    if manifest.decision is not None:
+        # Without the AUROCs that chose the score: what acts is the score and its threshold.
+        facts["decision"] = manifest.decision.model_dump_json(
+            exclude={"ood": {"auroc"}, "nll": True}
+        )
+    return {f"{METADATA}{key}": text for key, text in facts.items()}
+
+
+def differences(captured: Captured, run: Any, checked: Sequence[tuple[int, int]] = CHECKED) -> Tensor:  # fmt: skip
+    """Largest difference of each output from torch's, over other batch sizes and lengths; `run` takes tensors by name."""
+    threshold = None if captured.model.state is None else captured.model.state.ood.threshold
+    apart = []
+    for batch, length in checked:
+        inputs = sample(captured.model, batch=batch, length=length)
+        with torch.inference_mode():
+            expected = captured.module(*inputs.values())
+        answers = run(inputs)
+        apart += [
+            _apart(name, answer, right)
+            for name, answer, right in zip(captured.outputs, answers, expected, strict=True)
+            if name != "unfamiliar"
+        ]
+        # Not against torch's: rounding may decide about a score next to the threshold.
+        if threshold is not None and not torch.equal(answers[4], answers[3] > threshold):
+            apart.append(torch.tensor(float("inf"), dtype=torch.float64))
+    return torch.stack(apart)
+
+
+def _apart(name: str, answer: Tensor, right: Tensor) -> Tensor:
+    apart = (answer - right).abs()
+    if name == "ood_score":
+        apart = apart / right.abs().clamp_min(1.0)
+    return apart.max().double()
+
+
+def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor]:
+    """Inputs of the model's kind; texts with padding in all rows but the first."""
+    generator = torch.Generator().manual_seed(batch)
+    facts = model.manifest.model
+    if "input_size" in facts.preprocess:
+        return {
+            "pixel_values": torch.randn(batch, *facts.preprocess["input_size"], generator=generator)
+        }
+    words = int(facts.config.get("vocab_size", 100))
+    pad = int(facts.config.get("pad_token_id") or 0)
+    real = torch.full((batch, 1), length)
+    real[1:] = length - 2
+    mask = (torch.arange(length)[None] < real).long()
+    ids = torch.randint(0, words, (batch, length), generator=generator)
+    return {"input_ids": torch.where(mask == 1, ids, pad), "attention_mask": mask}

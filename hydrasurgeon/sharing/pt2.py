@@ -1,0 +1,84 @@
+"""Captured graphs → .pt2: torch.export's own file, or a package that AOTInductor compiled for this machine; proven to answer alike."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydrasurgeon.errors import CheckFailed, MissingDependency
+from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.sharing.onnx import TOLERANCE, Exported
+from hydrasurgeon.sharing.program import Captured, about, captured_program, differences
+
+__all__ = ["check_compiler", "to_pt2"]
+
+ABOUT = "hydrasurgeon.json"
+"""The extra file in a .pt2 that tells labels, thresholds and weights."""
+
+
+def to_pt2(model: Classifier, *, aot: bool) -> Exported:
+    """A .pt2 with a dynamic batch (and text length), read back and proven to give torch's outputs."""
+    with captured_program(model) as captured, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pt2"
+        run = _compiled(captured, path) if aot else _saved(captured, path)
+        worst = _difference(run, captured)
+        return Exported(path.read_bytes(), captured.inputs, captured.outputs, worst)
+
+
+def check_compiler() -> None:
+    """Refuse before any work is done when there is nothing to compile with."""
+    command = os.environ.get("CXX", "g++")
+    if shutil.which(command) is None:
+        raise MissingDependency(
+            f"export --aot needs a C++ compiler, and there is no {command}",
+            hint="Install one (CXX names it), or leave --aot out.",
+        )
+
+
+def _saved(captured: Captured, path: Path) -> Callable[..., Any]:
+    import json
+
+    facts = json.dumps(about(captured.model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own serialiser
+        torch.export.save(captured.program, path, extra_files={ABOUT: facts})
+        read: Callable[..., Any] = torch.export.load(path).module()
+    return read
+
+
+def _compiled(captured: Captured, path: Path) -> Callable[..., Any]:
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        aoti_compile_and_package(
+            captured.program, package_path=str(path),
+            inductor_configs={"aot_inductor.metadata": about(captured.model)},
+        )  # fmt: skip
+        read: Callable[..., Any] = aoti_load_package(str(path))
+    return read
+
+
+def _difference(run: Callable[..., Any], captured: Captured) -> float:
+    def outputs(inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        with torch.inference_mode():
+            made: Sequence[Tensor] = run(*inputs.values())
+        return made
+
+    worst = float(differences(captured, outputs).max())
+    if not worst <= TOLERANCE:
+        raise CheckFailed(
+            f"export: the .pt2's outputs differ from the model's by {worst:.3g}; allowed is {TOLERANCE:g}",
+            hint="Nothing was written.",
+        )
+    return worst

@@ -1,0 +1,117 @@
+"""ONNX files with weights in 8 bits (onnxruntime's dynamic quantisation), kept only if they answer as well as before."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hydrasurgeon.data import Batches, Samples, by_length, fit_classes, open_data
+from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
+from hydrasurgeon.measuring.sets import parse_ood
+from hydrasurgeon.sharing.onnx import silent
+
+if TYPE_CHECKING:
+    from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.sharing.onnx import Exported
+
+__all__ = ["Compared", "quantised"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Metrics on the same samples, before and after."""
+
+    before: dict[str, float]
+    after: dict[str, float]
+
+    @property
+    def worse(self) -> dict[str, float]:
+        """By how much each metric is worse: less accuracy, less AUROC, more ECE."""
+        return {
+            name: (1 if name == "ece" else -1) * (self.after[name] - value)
+            for name, value in self.before.items()
+        }
+
+
+def quantised(
+    made: Exported, model: Classifier, *, check: str, ood: Sequence[str], tolerance: float, limit: int | None
+) -> tuple[Exported, Compared]:  # fmt: skip
+    """The file in int8, and what that changes; CheckFailed where something is worse by more than `tolerance`."""
+    about = model.manifest.model
+    samples = fit_classes(
+        open_data(check, limit=limit), num_classes=about.num_classes, labels=about.labels
+    )
+    foreign = {name: open_data(spec, limit=limit) for _, name, spec in map(parse_ood, ood)}
+    content = _int8(made.content)
+    compared = Compared(
+        *(_metrics(each, made.outputs, model, samples, foreign) for each in (made.content, content))
+    )
+    broken = [
+        f"{name}: {compared.before[name]:.4f} before, {compared.after[name]:.4f} in int8"
+        for name, worse in compared.worse.items()
+        if not worse <= tolerance
+    ]
+    if broken:
+        raise CheckFailed(
+            f"export --int8: worse by more than {tolerance:g} on {check}: {'; '.join(broken)}",
+            hint="Nothing was written: allow more with --tolerance, or export without --int8.",
+        )
+    return replace(made, content=content), compared
+
+
+def _int8(content: bytes) -> bytes:
+    """Products with float32 weights in int8; what decides, in float64, stays as it is."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    proto = onnx.load_from_string(content)
+    precise = {each.name for each in proto.graph.initializer if each.data_type != onnx.TensorProto.FLOAT}  # fmt: skip
+    untouched = [node.name for node in proto.graph.node if precise & set(node.input)]
+    with tempfile.TemporaryDirectory() as folder, silent():
+        source, target = Path(folder) / "whole.onnx", Path(folder) / "int8.onnx"
+        del proto.graph.value_info[:]  # of weights that are about to be turned round
+        source.write_bytes(proto.SerializeToString())
+        quantize_dynamic(
+            source, target, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=untouched, extra_options={"MatMulConstBOnly": True},
+        )  # fmt: skip
+        return target.read_bytes()
+
+
+def _metrics(
+    content: bytes, outputs: Sequence[str], model: Classifier, samples: Samples, foreign: dict[str, Samples]
+) -> dict[str, float]:  # fmt: skip
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    probs, scores, labels = _answers(session, outputs, model, samples)
+    assert labels is not None
+    found = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
+    for name, others in foreign.items():
+        area = auroc(scores, _answers(session, outputs, model, others)[1])
+        found[f"auroc.{name}"] = float("nan") if area is None else area
+    return found
+
+
+def _answers(
+    session: Any, outputs: Sequence[str], model: Classifier, samples: Samples
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample."""
+    probs, scores, labels = [], [], []
+    for batch in Batches(samples, model.transform, batch_size=None, order=by_length(samples)):
+        inputs = batch.inputs if isinstance(batch.inputs, dict) else {"pixel_values": batch.inputs}
+        answer = dict(zip(outputs, session.run(list(outputs), {k: v.numpy() for k, v in inputs.items()}), strict=True))  # fmt: skip
+        p = torch.from_numpy(answer.get("probabilities", answer.get("probs"))).double()
+        probs.append(p)
+        score = answer.get("ood_score")
+        scores.append(1 - p.amax(dim=-1) if score is None else torch.from_numpy(score))
+        if batch.labels is not None:
+            labels.append(batch.labels)
+    return torch.cat(probs), torch.cat(scores), torch.cat(labels) if labels else None

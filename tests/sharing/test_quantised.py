@@ -1,0 +1,100 @@
+"""`export --int8`: kept only where accuracy, ECE and AUROC stay as good on data that the user gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from exporting import exports
+from tiny_families import CLASSES, FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
+from hydrasurgeon.sharing import quantised as sharing
+from hydrasurgeon.stages.export import export
+
+pytestmark = [exports, pytest.mark.slow]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> tuple[Path, str, str]:
+    """A model, labelled data, and noise."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "v")
+    rng = np.random.default_rng(1)
+    np.savez(tmp_path / "noise.npz", images=rng.integers(0, 256, (24, 28, 28, 3), dtype=np.uint8), labels=np.arange(24) % CLASSES)  # fmt: skip
+    return tmp_path / "v", family.data(tmp_path), str(tmp_path / "noise.npz")
+
+
+def test_figures_are_those_of_the_files(prepared: Any, tmp_path: Path) -> None:
+    path, data, noise = prepared
+    plain = export(path, out=tmp_path / "plain.onnx")
+    made = export(path, out=tmp_path / "v.onnx", int8=True, check=data, ood=[f"noise={noise}"], tolerance=1.0)  # fmt: skip
+    assert made.nbytes < 0.7 * plain.nbytes  # what is not a product's weight stays
+    kinds = {each.data_type for each in onnx.load(made.path).graph.initializer}
+    assert onnx.TensorProto.INT8 in kinds
+    compared = made.quantised
+    assert compared is not None
+    report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
+    assert compared.before["accuracy"] == pytest.approx(report.id.accuracy, abs=1e-9)
+    assert compared.before["ece"] == pytest.approx(report.id.ece, abs=1e-4)
+    assert report.ood is not None
+    assert compared.before["auroc.noise"] == pytest.approx(report.ood[0].auroc, abs=1e-3)
+    probs, scores, labels = _run(made.path, hs.load(path, device="cpu"), data)
+    assert labels is not None
+    assert compared.after["accuracy"] == accuracy(probs, labels)
+    assert compared.after["ece"] == ece(probs, labels)
+    others = _run(made.path, hs.load(path, device="cpu"), noise)[1]
+    assert compared.after["auroc.noise"] == auroc(scores, others)
+
+
+def _run(file: Path, model: Any, data: str) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file.read_bytes())
+    return sharing._answers(session, ("logits", "probs"), model, sharing.open_data(data))
+
+
+def test_an_answer_that_got_worse_is_not_kept(
+    prepared: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    path, data, noise = prepared
+    figures = iter([{"accuracy": 0.9, "ece": 0.02, "auroc.noise": 0.8}, {"accuracy": 0.895, "ece": 0.01, "auroc.noise": 0.75}] * 2)  # fmt: skip
+    monkeypatch.setattr(sharing, "_metrics", lambda *_: next(figures))
+    line = ["export", str(path), "-o", str(tmp_path / "v.onnx"), "--int8", "--check", data, "--ood", f"noise={noise}"]  # fmt: skip
+    assert run(line) == 1
+    said = capsys.readouterr().err
+    assert "auroc.noise: 0.8000 before, 0.7500 in int8" in said
+    assert "accuracy:" not in said
+    assert not (tmp_path / "v.onnx").exists()
+    assert run([*line, "--tolerance", "0.06", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["int8"]["after"]["auroc.noise"] == 0.75
+
+
+def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
+    """The matrices of an OOD score are no weights of the model."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "v")
+    data = family.data(tmp_path, rows=160)
+    path = hs.calibrate(tmp_path / "v", data=data, ood_score="rmds", out=tmp_path / "c.safetensors").path  # fmt: skip
+    made = export(path, out=tmp_path / "c.onnx", int8=True, check=data, tolerance=1.0)
+    proto = onnx.load(made.path)
+    double = {each.name for each in proto.graph.initializer if each.data_type == onnx.TensorProto.DOUBLE}  # fmt: skip
+    assert any(node.op_type == "MatMul" and double & set(node.input) for node in proto.graph.node)
+    with pytest.raises(CheckFailed, match="worse by more than 0"):
+        _spoil(path, data, tmp_path)
+
+
+def _spoil(path: Path, data: str, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "ece", lambda probs, labels: next(RISING))
+        export(path, out=folder / "x.onnx", int8=True, check=data, tolerance=0.0)
+
+
+RISING = iter([0.0, 1.0])
