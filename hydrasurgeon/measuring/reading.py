@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Reading", "fitted_among", "ood_scores", "reading_of", "rehearsal", "scores_in"]
 
+# Logits that a score is made of at a time: in float64 all of them would be held several times over.
+ELEMENTS = 1 << 20
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -46,13 +49,16 @@ class Reading:
 
     def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
         """How foreign samples look by one score: one that came with the logits, or a function of them."""
+        import torch
+
         from hydrasurgeon.measuring import metrics
 
         if kind in stored:
             return stored[kind]
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
-        return metrics.ood_score(logits, kind, at)
+        most = max(1, ELEMENTS // max(1, logits[:1].numel()))
+        return torch.cat([metrics.ood_score(rows, kind, at) for rows in logits.split(most)])
 
 
 def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
