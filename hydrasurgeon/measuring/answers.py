@@ -64,6 +64,7 @@ class Answered:
     scores: Mapping[str, Values] = field(default_factory=dict)
     """The OOD scores of the labelled set; the first is the one in use."""
     foreign: tuple[Foreign, ...] = ()
+    classes: int = 0
 
     @property
     def used(self) -> str:
@@ -87,6 +88,7 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
             Foreign(s.name, s.group, {kind: reading.foreign(kind, s.logits, s.scores) for kind in kinds})
             for s in predictions.ood
         ),
+        predictions.logits.shape[-1],
     )  # fmt: skip
 
 

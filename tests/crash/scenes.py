@@ -66,6 +66,7 @@ SCENES = (
     Scene("fuse: folder over a folder", "fuse m1 m2 -o d/ --force", (("d/",),), (_prune("d/"),)),
     Scene("eval: report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors", (("r.json",), ("p.safetensors",))),
     Scene("eval: over a report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors --force", (("r.json",), ("p.safetensors",)), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",)),
+    Scene("eval: pages over pages", "eval vit --data d.npz --limit 16 --device cpu --html r.html --markdown r.md --latex r.tex --force", (("r.html",), ("r.md",), ("r.tex",)), ("eval m1 --data d.npz --limit 16 --device cpu --html r.html --markdown r.md --latex r.tex",)),
     Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
     Scene("bench: report over a report", "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force", (("r.json",),), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",)),
     Scene("probe: report and picture", "probe vit --data d.npz --ood d.npz --limit 16 --draws 1 --device cpu --json r.json --plot p.svg", (("r.json",), ("p.svg",))),
