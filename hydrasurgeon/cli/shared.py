@@ -125,9 +125,15 @@ def showing_options(
         str | None,
         typer.Option("--reference", metavar="NAME", help="The result that reports compare with; else the first."),
     ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            "--log", metavar="NAME[:PROJECT]", help="Log a run for each result: wandb, mlflow or trackio."
+        ),
+    ] = None,
 ) -> ShowingKeywords:  # fmt: skip
     """How a report is shown."""
-    return {"html": html, "markdown": markdown, "latex": latex, "reference": reference}
+    return {"html": html, "markdown": markdown, "latex": latex, "reference": reference, "log": log}
 
 
 def check_stdout(*, json: str | None, showing: ShowingKeywords) -> None:

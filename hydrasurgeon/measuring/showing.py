@@ -32,6 +32,7 @@ class ShowingKeywords(TypedDict, total=False):
     markdown: str | Path | None
     latex: str | Path | None
     reference: str | None
+    log: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,8 @@ class Showing:
     """The same as LaTeX."""
     reference: str | None = None
     """The result that others are compared with; None: the first."""
+    log: str | None = None
+    """The experiment tracker that gets a run for each result: wandb, mlflow or trackio, perhaps with :PROJECT."""
 
     def places(self, claimed: Callable[[str | Path | None, str], Path | None]) -> Places:
         """Where it goes, claimed."""

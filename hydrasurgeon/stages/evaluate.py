@@ -49,6 +49,7 @@ from hydrasurgeon.measuring.showing import (
 )
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
+from hydrasurgeon.sharing.trackers import log_report, tracker_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.data.corruptions import Corruption
@@ -164,6 +165,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(checkpoints, labelled, arguments)
+    tracker = tracker_of(arguments.log)
     json, predictions, places = _outputs(checkpoints, arguments)
     temperature = _temperature(arguments.temperature, arguments.val)
     # Beside checkpoints, which are the ensemble, files are results of their own.
@@ -212,6 +214,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         places, report, answered, manifests,
         reference=arguments.reference, level=arguments.ci, seed=arguments.seed, notes=notes,
     )  # fmt: skip
+    if tracker is not None:
+        log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed)
 
 

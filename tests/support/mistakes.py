@@ -419,6 +419,8 @@ MISTAKES = (
     Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxruntime")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
     Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
+    Mistake("A tracker without its package", "eval vit --data data.npz --log mlflow", 6, without=("mlflow",)),
+    Mistake("A tracker misspelt", "eval vit --data data.npz --log wandbb", 2),
     Mistake("Signing without its package", "sign vit --key mine.pem", 6, keys, without=("model_signing",)),
 )  # fmt: skip
 
