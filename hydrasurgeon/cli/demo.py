@@ -60,7 +60,9 @@ def written(commands: Sequence[str]) -> set[str]:
     """The names of all files that the demo leaves in its folder."""
     words = [word for command in commands for word in shlex.split(command)]
     outputs = [
-        after for word, after in pairwise(words) if word in ("-o", "--json", "--html", "--predictions")
+        after
+        for word, after in pairwise(words)
+        if word in ("-o", "--json", "--html", "--predictions")
     ]
     weights = [*outputs, *(f"{name}.safetensors" for name in SHIPPED)]
     return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(SUFFIX))}

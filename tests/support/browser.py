@@ -24,7 +24,7 @@ class Browser:
 
     def __init__(self, profile: Path) -> None:
         ours, theirs = os.pipe(), os.pipe()  # commands to it, answers from it
-        command = [chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={profile}"]  # fmt: skip
+        command = [chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={profile}"]  # fmt: skip
         self._process = subprocess.Popen(
             ["bash", "-c", f'exec "$0" "$@" 3<&{ours[0]} 4>&{theirs[1]}', *map(str, command)],
             pass_fds=(ours[0], theirs[1]), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
