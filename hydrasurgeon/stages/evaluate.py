@@ -209,14 +209,26 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     if arguments.card:
         written = write_cards(cards, results, measured.uses, report.settings)
     notes = [*measured.notes, *notes]
-    manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
-    printed = show(
-        places, report, answered, manifests,
-        reference=arguments.reference, level=arguments.ci, seed=arguments.seed, notes=notes,
-    )  # fmt: skip
+    printed = _shown(places, report, answered, opened, notes, arguments)
     if tracker is not None:
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed)
+
+
+def _shown(
+    places: Places,
+    report: Report,
+    answered: Sequence[Answered],
+    opened: Sequence[Checkpoint],
+    notes: Sequence[str],
+    arguments: EvaluateArguments,
+) -> dict[str, str]:
+    """The report as people read it, written; what of it is to be printed."""
+    manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
+    return show(
+        places, report, answered, manifests,
+        reference=arguments.reference, level=arguments.ci, seed=arguments.seed, notes=notes,
+    )  # fmt: skip
 
 
 def _check(
