@@ -197,7 +197,7 @@ def _macs(result: Result) -> float | None:
 def forest(differences: Sequence[Difference], names: dict[str, str], title: str) -> str:
     """A line for each metric: its difference and interval, each on a scale of its own, better to the right."""
     width, height = 320, FOREST_ROW * len(differences) + 20
-    zero = 190
+    zero = 204
     pieces = [f'<line class="zero" x1="{zero}" x2="{zero}" y1="2" y2="{height - 18}"/>']
     for at, d in enumerate(differences):
         sign = 1 if d.metric in ("accuracy", "auroc") else -1

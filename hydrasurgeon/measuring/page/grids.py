@@ -167,8 +167,14 @@ def _sets(result: Result) -> Row:
 
 
 def _shift(result: Result) -> Row:
-    """Each shift; of one in several severities, their mean."""
+    """Each shift, a mean over its severities, and what is left over all of them."""
     row: dict[Column, Entry] = {}
+    average = result.shift_average
+    if average is not None:
+        row[Column("accuracy", "higher", "mean")] = (average.accuracy, None)
+        row[Column("Brier", "lower", "mean")] = (average.brier, None)
+        if average.mce is not None:
+            row[Column("mCE", "lower", "mean")] = (average.mce, None)
     for name in dict.fromkeys(s.name for s in result.shift):
         values = [s for s in result.shift if s.name == name]
         row[Column("accuracy", "higher", name)] = (sum(s.accuracy for s in values) / len(values), None)  # fmt: skip
