@@ -47,7 +47,7 @@ from hydrasurgeon.measuring.showing import (
     check_reference,
     show,
 )
-from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
 
@@ -210,7 +210,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         written = write_cards(cards, results, measured.uses, report.settings)
     notes = [*measured.notes, *notes]
     printed = _shown(places, report, answered, opened, notes, arguments)
-    if tracker is not None:
+    if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed)
 
