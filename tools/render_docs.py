@@ -462,6 +462,24 @@ def text(results: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def report(results: dict[str, Any]) -> list[str]:
+    about, targets = results["setup"], results["targets"]
+    metrics, both = results["metrics"], results["with_report"]
+    rows = [
+        ["all metrics", f"{metrics['seconds']:.1f}", f"{targets['metrics_seconds']}", f"{metrics['peak_gb']:.2f}", f"{targets['metrics_gb']}"],
+        ["the report, besides", f"{results['report_seconds']:.1f}", f"{targets['report_seconds']}", f"{both['peak_gb']:.2f}", f"{targets['metrics_gb']}"],
+    ]  # fmt: skip
+    return [
+        "## `eval --predictions-in` and its report",
+        "",
+        f"Stored predictions of {results['rows']:,} samples, {results['classes']:,} classes and {results['members']} members, with {results['foreign']:,} foreign samples; whole",
+        f"processes, imports too; {about['processor']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}; the fastest of {results['repeats']} runs.",
+        f"The page has {results['page_bytes'] / 1000:.0f} kB.",
+        "",
+        *table(["", "s", "target", "peak GB", "target"], rows),
+    ]  # fmt: skip
+
+
 SECTIONS = {
     "circuits": circuits,
     "refine": refine,
@@ -477,6 +495,7 @@ SECTIONS = {
     "decision": decision,
     "build": build,
     "predict": prediction,
+    "report": report,
 }
 
 

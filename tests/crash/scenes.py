@@ -11,6 +11,7 @@ ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=
 TUNE = "finetune vit --recipe demo --set epochs=1 --set batch_size=8 --data d.npz --limit 32 --device cpu --save-every 1"
 SEARCH = "--method circuit --objective acc --data d.npz --limit 16 --device cpu --remove 2"
 CALIBRATE = "calibrate vit --data d.npz --ood-score vim --device cpu -o {}"
+PAGES = "eval --predictions-in {}.safetensors --html r.html --markdown r.md --latex r.tex {}"
 PAIR = ("m.safetensors", "m.heads.json")
 TUNED = ("t.safetensors", "t.heads.json")
 
@@ -66,6 +67,8 @@ SCENES = (
     Scene("fuse: folder over a folder", "fuse m1 m2 -o d/ --force", (("d/",),), (_prune("d/"),)),
     Scene("eval: report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors", (("r.json",), ("p.safetensors",))),
     Scene("eval: over a report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors --force", (("r.json",), ("p.safetensors",)), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",)),
+    # Of stored predictions, which hold no times.
+    Scene("eval: pages over pages", PAGES.format("p", "--force"), (("r.html",), ("r.md",), ("r.tex",)), (*(f"eval {model} --data d.npz --limit 16 --device cpu --predictions {file}.safetensors" for model, file in (("vit", "p"), ("m1", "q"))), PAGES.format("q", ""))),
     Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
     Scene("bench: report over a report", "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force", (("r.json",),), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",)),
     Scene("probe: report and picture", "probe vit --data d.npz --ood d.npz --limit 16 --draws 1 --device cpu --json r.json --plot p.svg", (("r.json",), ("p.svg",))),
