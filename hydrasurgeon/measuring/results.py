@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import (
     Cost,
+    Diversity,
     IdResult,
     OodAverage,
     OodResult,
