@@ -15,10 +15,9 @@ from hydrasurgeon.measuring.report import (
     Result,
     SetAverage,
     SetResult,
-    ShiftResult,
 )
 from hydrasurgeon.measuring.sets import LabelledSet, parse_ood, parse_shift
-from hydrasurgeon.measuring.shifts import averaged
+from hydrasurgeon.measuring.shifts import averaged, shifted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,17 +38,7 @@ def result(
     from hydrasurgeon.measuring import metrics
 
     reading = reading or Reading(temperature, ood_scores=(ood_score,))
-    shift = []
-    for s in predictions.shift:
-        probs = reading.probs(s.logits)
-        shift.append(
-            ShiftResult(
-                name=s.name,
-                severity=s.severity,
-                accuracy=metrics.accuracy(probs, s.labels),
-                brier=metrics.brier(probs, s.labels),
-            )
-        )
+    shift = [shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift]
     ood = _foreign(predictions, reading)
     groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
         "near": [o for o in ood if o.group == "near"], "far": [o for o in ood if o.group == "far"], "all": ood,

@@ -37,7 +37,7 @@ from hydrasurgeon.measuring.sets import (
     portable_entry,
     uses_of,
 )
-from hydrasurgeon.measuring.shifts import as_shifts, corrupted, kind_read, with_mce
+from hydrasurgeon.measuring.shifts import as_shifts, corrupted, kind_read, with_mce, with_shifts
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 
@@ -286,9 +286,11 @@ def _measured(
     sets = open_sets(
         opened[0], first.spec, arguments.ood, arguments.shift, arguments.val, limit, seed
     )
-    sets = corrupted(sets, _corruptions(opened, arguments), seed)
+    spoiled = corrupted(sets, _corruptions(opened, arguments), seed)
+    # A file of logits holds them all.
+    sets, one_by_one = (spoiled, ()) if predictions else (sets, spoiled.shift[len(sets.shift) :])
     further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
-    uses = uses_of(sets, further, fitted=temperature is None)
+    uses = uses_of(spoiled, further, fitted=temperature is None)
     how, timed = How(arguments), SideBySide()
     results = []
     everyone = range(len(opened))
@@ -305,6 +307,7 @@ def _measured(
             heat = partial(_fitted, temperature, val_logits)
         reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
         row = result(predicted, reading=reading)
+        row = with_shifts(row, one_by_one, partial(how.logits, models), reading)
         if further:
             rest = [s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading)) for s in further]  # fmt: skip
             row = over_sets(row, rest, first=first.name)
@@ -315,7 +318,7 @@ def _measured(
         tuple(with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)),
         uses,
         record_of(opened[0].manifest.model) | class_hashes(further),
-        tuple(how.skipped),
+        tuple(dict.fromkeys(how.skipped)),
     )
 
 
