@@ -97,10 +97,11 @@ def main() -> None:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
     for name in DEMOS:
-        if name not in result.get("conditions", {}):
-            keep("conditions", name, probe_conditions(DEMO / f"{name}.safetensors", "demo"))
         if name not in result.get("separation", {}):
             keep("separation", name, separation(name, folder))
+    for name in DEMOS:
+        if name not in result.get("conditions", {}):
+            keep("conditions", name, probe_conditions(DEMO / f"{name}.safetensors", "demo"))
     if "dinov2" not in result["conditions"] and (arguments.shared / "models").exists():
         source = folder / "dinov2"
         if not (source / "model.safetensors").exists():

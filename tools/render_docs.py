@@ -13,6 +13,7 @@ from typing import Any
 
 from built import build
 from decided import decision, figures, prediction
+from inside import CORRUPTIONS, PROBE, corruptions, probe
 from reliability import reliability
 
 ROOT = Path(__file__).parents[1]
@@ -520,6 +521,11 @@ def main() -> None:
     worth = result("decision")
     if worth is not None:
         put_between(ROOT / "docs" / "decision.md", WORTH, WORTH_END, figures(worth))
+    spoiled, looked = result("corruptions"), result("probe")
+    if spoiled is not None:
+        put_between(ROOT / "docs" / "shift.md", *CORRUPTIONS, corruptions(spoiled))
+    if looked is not None:
+        put_between(ROOT / "docs" / "probe.md", *PROBE, probe(looked))
     tried = reliability(result("fuzz"), result("crash"))
     (ROOT / "docs" / "reliability.md").write_text(tried, encoding="utf-8")
 
