@@ -30,8 +30,8 @@ from hydrasurgeon.measuring.probing.report import ProbeReport
 RESULTS = Path(__file__).parent / "results" / "probe.json"
 DEMOS = ("backbone", "independent-2", "independent-3")
 METHODS = ("taylor", "magnitude", "random")
-LIMITS = {"demo": 400, "dinov2": 96}
-DRAWS = {"demo": 8, "dinov2": 4}
+LIMITS = {"demo": 300, "dinov2": 64}
+DRAWS = {"demo": 6, "dinov2": 4}
 REMOVED = 18
 FOREIGN = ("near", "digits")
 
