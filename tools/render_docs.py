@@ -14,6 +14,7 @@ from typing import Any
 from built import build
 from cascaded import cascades
 from decided import decision, figures, prediction
+from inside import CORRUPTIONS, PROBE, corruptions, probe
 from reliability import reliability
 
 ROOT = Path(__file__).parents[1]
@@ -547,6 +548,11 @@ def main() -> None:
     stepwise = result("cascade")
     if stepwise is not None:
         put_between(ROOT / "docs" / "cascade.md", CASCADES, CASCADES_END, cascades(stepwise))
+    spoiled, looked = result("corruptions"), result("probe")
+    if spoiled is not None:
+        put_between(ROOT / "docs" / "shift.md", *CORRUPTIONS, corruptions(spoiled))
+    if looked is not None:
+        put_between(ROOT / "docs" / "probe.md", *PROBE, probe(looked))
     tried = reliability(result("fuzz"), result("crash"))
     (ROOT / "docs" / "reliability.md").write_text(tried, encoding="utf-8")
 

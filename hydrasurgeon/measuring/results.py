@@ -15,10 +15,9 @@ from hydrasurgeon.measuring.report import (
     Result,
     SetAverage,
     SetResult,
-    ShiftResult,
 )
 from hydrasurgeon.measuring.sets import LabelledSet, parse_ood, parse_shift
-from hydrasurgeon.measuring.shifts import averaged
+from hydrasurgeon.measuring.shifts import averaged, shifted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,23 +41,13 @@ def result(
     What they were made of, sample by sample, is put into `keep`.
     """
     from hydrasurgeon.measuring import metrics
-    from hydrasurgeon.measuring.answers import answered, answers, summary
+    from hydrasurgeon.measuring.answers import answered, summary
 
     reading = reading or Reading(temperature, ood_scores=(ood_score,))
     row = answered(predictions, reading)
     if keep is not None:
         keep.append(row)
-    shift = []
-    for s in predictions.shift:
-        shifted = answers(s.logits, s.labels, reading)
-        shift.append(
-            ShiftResult(
-                name=s.name,
-                severity=s.severity,
-                accuracy=float(shifted.correct.double().mean()),
-                brier=float(shifted.brier.mean()),
-            )
-        )
+    shift = [shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift]
     ood = []
     for each in row.foreign:
         auroc = {kind: metrics.auroc(row.scores[kind], each.scores[kind]) for kind in reading.ood_scores[1:]}  # fmt: skip

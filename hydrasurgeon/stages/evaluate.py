@@ -46,7 +46,7 @@ from hydrasurgeon.measuring.sets import (
     portable_entry,
     uses_of,
 )
-from hydrasurgeon.measuring.shifts import as_shifts, corrupted, kind_read, with_mce
+from hydrasurgeon.measuring.shifts import as_shifts, corrupted, kind_read, with_mce, with_shifts
 from hydrasurgeon.measuring.showing import (
     Places,
     Showing,
@@ -360,9 +360,11 @@ def _measured(
     sets = open_sets(
         opened[0], first.spec, arguments.ood, arguments.shift, arguments.val, limit, seed
     )
-    sets = corrupted(sets, _corruptions(opened, arguments), seed)
+    spoiled = corrupted(sets, _corruptions(opened, arguments), seed)
+    # A file of logits holds them all.
+    sets, one_by_one = (spoiled, ()) if predictions else (sets, spoiled.shift[len(sets.shift) :])
     further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
-    uses = uses_of(sets, further, fitted=temperature is None)
+    uses = uses_of(spoiled, further, fitted=temperature is None)
     how, timed = How(arguments), SideBySide()
     results: list[Result] = []
     mine: list[Answered] = []
@@ -380,10 +382,11 @@ def _measured(
             heat = partial(_fitted, temperature, val_logits)
         reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
         row = result(predicted, reading=reading, keep=mine)
+        row = with_shifts(row, one_by_one, partial(how.logits, models), reading)
         if further:
             rest = [s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading)) for s in further]  # fmt: skip
             row = over_sets(row, rest, first=first.name)
-        results += [row] if not arguments.cascade else beside(row, job[0], sets, how, timed, reading=reading, keep=mine)  # fmt: skip
+        results += [row] if not arguments.cascade else beside(row, job[0], spoiled, how, timed, reading=reading, keep=mine)  # fmt: skip
         if predictions is not None:
             write_predictions(predicted, predictions)
     rows = [with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)]
@@ -393,7 +396,7 @@ def _measured(
         tuple(in_order(rows)),
         uses,
         record_of(opened[0].manifest.model) | class_hashes(further),
-        tuple(how.skipped),
+        tuple(dict.fromkeys(how.skipped)),
         tuple(in_samples(sets.id, sets.ood)),
     )
 

@@ -71,7 +71,7 @@ SCENES = (
     Scene("eval: pages over pages", PAGES.format("p", "--force"), (("r.html",), ("r.md",), ("r.tex",)), (*(f"eval {model} --data d.npz --limit 16 --device cpu --predictions {file}.safetensors" for model, file in (("vit", "p"), ("m1", "q"))), PAGES.format("q", ""))),
     Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
     Scene("bench: report over a report", "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force", (("r.json",),), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",)),
-    Scene("probe: report and picture", "probe vit --data d.npz --ood d.npz --limit 16 --draws 1 --device cpu --json r.json --plot p.svg", (("r.json",), ("p.svg",))),
+    Scene("probe: report", "probe vit --data d.npz --method magnitude --corrupt contrast:1 --limit 8 --draws 1 --device cpu --json r.json", (("r.json",),)),
     Scene("calibrate: file", CALIBRATE.format("m"), (PAIR,)),
     Scene("calibrate: file over a file", CALIBRATE.format("m --force"), (PAIR,), (_prune("m"),)),
     Scene("calibrate: folder over a folder", CALIBRATE.format("d/ --force"), (("d/",),), (_prune("d/"),)),
