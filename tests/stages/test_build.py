@@ -146,7 +146,11 @@ def test_a_killed_search_goes_on(task: Task, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(answering.Cache, "_run", ran)
     # Within a chunk, too: who runs beside whom shows in the last bits.
     sorted((task.folder / "killed.build" / "answers").iterdir())[0].unlink()
+    work = task.folder / "killed.build"
+    for left in (".scored.safetensors.exclusive.lock", ".scored.heads.json.01234567.part", "answers/.a.safetensors.89abcdef.part"):  # fmt: skip
+        (work / left).write_text("half")
     again = task.build("killed")
+    assert not [path for path in work.rglob("*") if path.name.startswith(".")]
     for row, expected in zip(again.rows, whole.rows, strict=True):
         assert row.worth == expected.worth
     kept = {p.name: p.read_bytes() for p in (task.folder / "whole.build" / "answers").iterdir()}
