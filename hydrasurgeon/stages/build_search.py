@@ -206,7 +206,10 @@ def searched(
 
 
 def _tidy(work: Path) -> None:
-    """Remove what a killed build left half-written in its folder: what is whole is not made again, and so nobody else would."""
+    """Remove what a killed build left half-written in its folder, and give files their sidecars back.
+
+    What is whole is not made again, so that nobody else would.
+    """
     for folder in (work, work / "answers"):
         for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
             if match := LEFT.fullmatch(name):
@@ -215,6 +218,11 @@ def _tidy(work: Path) -> None:
                 sweep(folder / match[1])
                 with contextlib.suppress(OSError):
                     (folder / f".{match[1]}.exclusive.lock").unlink(missing_ok=True)
+    for weights in sorted(work.glob(f"*{SUFFIX}")):
+        if not sidecar(
+            weights
+        ).exists():  # the last to be written; the manifest is in the file, too
+            write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
 
 
 def _identity(

@@ -80,7 +80,6 @@ SCENES = (
     Scene("predict: rows", "predict vit --data d.npz --batch-size 8 --device cpu -o r.jsonl", (("r.jsonl",),)),
     Scene("predict: table over a table", "predict vit --data d.npz --batch-size 8 --device cpu -o r.csv --force", (("r.csv",),), ("predict m1 --data d.npz --device cpu -o r.csv",)),
     Scene("build: file", f"{BUILD} --no-calibrate -o m", (PAIR,), work="m.build/", every=5),
-    Scene("build: folder over a folder, calibrated", f"{BUILD} -o d/ --force", (("d/",),), (_prune("d/"),), work="d.build/", every=9),
     Scene("export: over an export", "export vit -o x.onnx --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
 )  # fmt: skip
 SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")

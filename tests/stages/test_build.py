@@ -149,7 +149,10 @@ def test_a_killed_search_goes_on(task: Task, monkeypatch: pytest.MonkeyPatch) ->
     work = task.folder / "killed.build"
     for left in (".scored.safetensors.exclusive.lock", ".scored.heads.json.01234567.part", "answers/.a.safetensors.89abcdef.part"):  # fmt: skip
         (work / left).write_text("half")
+    manifest = (work / "scored.heads.json").read_bytes()
+    (work / "scored.heads.json").unlink()
     again = task.build("killed")
+    assert (work / "scored.heads.json").read_bytes() == manifest
     assert not [path for path in work.rglob("*") if path.name.startswith(".")]
     for row, expected in zip(again.rows, whole.rows, strict=True):
         assert row.worth == expected.worth

@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.criteria.together.candidates import Candidate, first_changed
 from hydrasurgeon.criteria.together.objective import Answers
 from hydrasurgeon.data import Samples
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.errors import DataError, OutputError
 from hydrasurgeon.measuring.predictions import (
     OodSet,
     Predictions,
@@ -93,12 +93,18 @@ class Cache:
                     mine = [(place, each) for place, each in said if place in missing]
                 everyone = [each for part in world.gather(mine) for each in part]
                 if world.is_main:
-                    self.folder.mkdir(exist_ok=True)
+                    self._make_folder()
                     for place, predictions in everyone:
                         write_predictions(predictions, place)
                 done += len(everyone)
                 self.trial.run.tick("candidates", done, len(candidates))
             world.gather(None)  # nobody reads before everything is written
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self.folder}: cannot be made ({error.strerror})") from error
 
     def read(self, candidate: Candidate) -> Answers:
         """What one that was run answered; samples in an order of their own, in which halves are alike."""
