@@ -112,7 +112,8 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
         about["cost"] = predictions.cost.model_dump(exclude={"latency_ms"})
     content = save(
         {name: tensor.contiguous().clone() for name, tensor in tensors.items()},
-        metadata={"format": "pt", ABOUT: json.dumps(about)},
+        # One entry alone: safetensors writes several in an order that differs from file to file.
+        metadata={ABOUT: json.dumps(about)},
     )
     write_bytes(path, content)
 
