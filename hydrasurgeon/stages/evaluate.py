@@ -194,19 +194,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         first = labelled[0].named(opened, arguments.template)[0]
         check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)  # fmt: skip
     if assertions:
-        expected = [
-            rehearsed(
-                name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
-                rehearsal(
-                    _decision(job, arguments), arguments.ood_score,
-                    tempered=arguments.temperature is not None, ci=arguments.ci,
-                ),
-            )
-            for job in jobs
-        ]  # fmt: skip
-        if arguments.cascade:
-            expected = [row for each in expected for row in rehearsed_beside(each)]
-        check_paths(assertions, [*expected, *computed])
+        check_paths(assertions, [*_expected(jobs, labelled, made, arguments), *computed])
     measured = _Measured()
     if opened:
         measured = _measured(opened, labelled, arguments, temperature, predictions, answered)
@@ -226,6 +214,28 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed)
+
+
+def _expected(
+    jobs: Sequence[Sequence[Checkpoint]],
+    labelled: Sequence[LabelledSet],
+    made: Sequence[str],
+    arguments: EvaluateArguments,
+) -> list[Result]:
+    """Results with the keys that these jobs will give."""
+    expected = [
+        rehearsed(
+            name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
+            rehearsal(
+                _decision(job, arguments), arguments.ood_score,
+                tempered=arguments.temperature is not None, ci=arguments.ci,
+            ),
+        )
+        for job in jobs
+    ]  # fmt: skip
+    if not arguments.cascade:
+        return expected
+    return [row for each in expected for row in rehearsed_beside(each)]
 
 
 def _shown(
