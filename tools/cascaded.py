@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
@@ -18,7 +19,7 @@ ASKED = {
 }
 # What was aimed at: points that may be lost, and single models' multiply-adds without a trunk and with one.
 MOST, COSTS = 0.5, {"fashion-mnist": 1.20, "trunk": 1.10, "minilm": 1.20}
-MEASURES = {
+MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
     "accuracy": lambda c: c["accuracy"], "near AUROC": lambda c: c["near"]["auroc"], "far AUROC": lambda c: c["far"]["auroc"],
     "near FPR95": lambda c: c["near"]["fpr95"], "far FPR95": lambda c: c["far"]["fpr95"], "coverage at 5 % risk": lambda c: c["cov5"],
 }  # fmt: skip

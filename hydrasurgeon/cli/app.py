@@ -80,6 +80,10 @@ def run(arguments: list[str]) -> int:
 
     if arguments[:1] == ["bench"]:
         arguments = options.spread(arguments, "--vs")
+    if arguments[:1] == ["eval"]:
+        arguments = options.printed(
+            arguments, {"--markdown": (".md", ".markdown", ".txt"), "--latex": (".tex", ".txt")}
+        )
     try:
         # Help is the one text that typer prints itself.
         with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():

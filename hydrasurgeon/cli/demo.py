@@ -45,7 +45,7 @@ COMMANDS = (
     ("A Deep Ensemble of three independently trained models, for comparison.",
      f"eval backbone independent-2 independent-3 --ensemble {DATA} --json ensemble.json --predictions ensemble.predictions.safetensors --quiet"),
     ("The comparison: one model, as it is and calibrated; what was built; a pruned member, the paper's Hydra, the Deep Ensemble.",
-     f"eval backbone single built taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json results.json"),
+     f"eval backbone single built taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json results.json --html report.html"),
 )  # fmt: skip
 """What each command is for, and the command as it is typed."""
 
@@ -60,7 +60,9 @@ def written(commands: Sequence[str]) -> set[str]:
     """The names of all files that the demo leaves in its folder."""
     words = [word for command in commands for word in shlex.split(command)]
     outputs = [
-        after for word, after in pairwise(words) if word in ("-o", "--json", "--predictions")
+        after
+        for word, after in pairwise(words)
+        if word in ("-o", "--json", "--html", "--predictions")
     ]
     weights = [*outputs, *(f"{name}.safetensors" for name in SHIPPED)]
     return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(SUFFIX))}

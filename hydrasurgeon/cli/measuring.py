@@ -112,6 +112,7 @@ def evaluate(
             help='Exit 1 unless a number of the report keeps this limit, "id.ece<=0.02"; repeatable.',
         ),
     ] = None,
+    showing: shared.ShowingOptions,
     arch: options.Arch = None,
     run: shared.RunOptions,
     force: options.Force = False,
@@ -125,12 +126,13 @@ def evaluate(
     from hydrasurgeon.measuring.asserts import require
     from hydrasurgeon.stages.evaluate import evaluate as stage
 
+    shared.check_stdout(json=json, showing=showing)
     with shared.progress(run, quiet=quiet) as shown:
         evaluation = stage(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], corrupt=corrupt or [], val=val, classes=classes,
             template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, cascade=cascade, ci=ci,
             json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
-            card=card, asserts=asserts or [], arch=arch, force=force, **shown,
+            card=card, asserts=asserts or [], arch=arch, force=force, **showing, **shown,
         )  # fmt: skip
     render.evaluated(evaluation, json=json == "-", quiet=quiet)
     require(evaluation.report.asserts or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -42,6 +43,7 @@ __all__ = [
     "batch",
     "keep_count",
     "pairs",
+    "printed",
     "spread",
 ]
 
@@ -253,4 +255,13 @@ def spread(arguments: list[str], option: str) -> list[str]:
             words += [] if inside else [argument]
         else:
             words += [option, argument] if inside else [argument]
+    return words
+
+
+def printed(arguments: list[str], suffixes: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """`--markdown` alone → `--markdown -`: it takes the next word only where that ends as such a file does, or is `-`."""
+    words: list[str] = []
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        alone = word in suffixes and following != "-" and not following.endswith(suffixes[word])
+        words += [word, "-"] if alone else [word]
     return words

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_args
 import typer
 
 from hydrasurgeon.cli import options
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.run import RunKeywords
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.class_names import ClassNamesKeywords
+    from hydrasurgeon.measuring.showing import ShowingKeywords
     from hydrasurgeon.sharing.output import OutputKeywords
 else:  # `--help` needs their names, not the modules they come from
-    ClassNamesKeywords = OutputKeywords = dict
+    ClassNamesKeywords = OutputKeywords = ShowingKeywords = dict
 
 __all__ = [
     "CheckOptions",
@@ -25,7 +27,9 @@ __all__ = [
     "ProofOptions",
     "QuantisationOptions",
     "RunOptions",
+    "ShowingOptions",
     "TuningOptions",
+    "check_stdout",
     "expanded",
     "progress",
 ]
@@ -143,6 +147,46 @@ def output_options(
     }  # fmt: skip
 
 
+def showing_options(
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html", metavar="F", help="Write the report as one page that opens offline."
+        ),
+    ] = None,
+    markdown: Annotated[
+        str | None,
+        typer.Option("--markdown", metavar="F|-", help="Write verdicts and tables as Markdown; - is stdout."),
+    ] = None,
+    latex: Annotated[
+        str | None,
+        typer.Option("--latex", metavar="F|-", help="Write the tables as LaTeX; - is stdout."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", metavar="NAME", help="The result that reports compare with; else the first."),
+    ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            "--log", metavar="NAME[:PROJECT]", help="Log a run for each result: wandb, mlflow or trackio."
+        ),
+    ] = None,
+) -> ShowingKeywords:  # fmt: skip
+    """How a report is shown."""
+    return {"html": html, "markdown": markdown, "latex": latex, "reference": reference, "log": log}
+
+
+def check_stdout(*, json: str | None, showing: ShowingKeywords) -> None:
+    """Two results on one stream are none."""
+    printed = [option for option, place in (("--json", json), ("--markdown", showing.get("markdown")), ("--latex", showing.get("latex"))) if place == "-"]  # fmt: skip
+    if len(printed) > 1:
+        raise UsageError(
+            f"{printed[0]} -, {printed[1]} -: both would be printed",
+            hint="Give one of them a file.",
+        )
+
+
 RunOptions = Annotated[RunKeywords, run_options]
 TuningOptions = Annotated[RunKeywords, tuning_options]
 CheckOptions = Annotated[RunKeywords, check_options]
@@ -150,6 +194,7 @@ ProofOptions = Annotated[RunKeywords, proof_options]
 QuantisationOptions = Annotated[Quantisation, quantisation_options]
 ClassNameOptions = Annotated[ClassNamesKeywords, class_name_options]
 OutputOptions = Annotated[OutputKeywords, output_options]
+ShowingOptions = Annotated[ShowingKeywords, showing_options]
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:

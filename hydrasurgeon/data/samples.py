@@ -24,6 +24,9 @@ __all__ = ["Arrays", "Files", "Rows", "Samples", "Subset", "fit_classes"]
 # Of one text. No model here reads more than some thousand tokens of it.
 MAX_TEXT = 1_000_000
 
+EMPTY = hashlib.sha256().digest()
+"""The digest of a sample that cannot be read."""
+
 Decoded = Image.Image | str | tuple[Image.Image, str]
 """A sample as it is read: an image, a text, or an image and its caption."""
 
@@ -59,19 +62,29 @@ class Samples(ABC):
         except DataError:
             return b""
 
+    @cached_property
+    def digests(self) -> bytes:
+        """The sha256 of each sample's content, one behind the other."""
+        return b"".join(hashlib.sha256(self.content_if_any(i)).digest() for i in range(len(self)))
+
     def fingerprint(self) -> dict[str, Any]:
         """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
-        total = hashlib.sha256()
-        for i in range(len(self)):
-            total.update(hashlib.sha256(self.content_if_any(i)).digest())
+        total = hashlib.sha256(self.digests)
         if self.labels is not None:
             total.update(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
         return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
 
     def content_hash(self) -> str:
         """A hash of the samples in any order, whatever their labels."""
-        each = sorted(hashlib.sha256(self.content_if_any(i)).digest() for i in range(len(self)))
-        return hashlib.sha256(b"".join(each)).hexdigest()
+        return hashlib.sha256(b"".join(sorted(self._each()))).hexdigest()
+
+    def shared_with(self, other: Samples) -> int:
+        """How many of the samples are exactly one of another set's; what cannot be read is like nothing."""
+        theirs = set(other._each()) - {EMPTY}
+        return sum(digest in theirs for digest in self._each())
+
+    def _each(self) -> list[bytes]:
+        return [self.digests[at : at + len(EMPTY)] for at in range(0, len(self.digests), len(EMPTY))]  # fmt: skip
 
 
 class Arrays(Samples):

@@ -130,7 +130,8 @@ def _measures(
     kept = (wrong / answered <= 0.05 + 1e-12) & ends
     covered = (kept * answered).amax(dim=-1) / count
     right = correct.double().mean(dim=-1)
-    return torch.stack([right, sum(areas) / len(areas), sum(false) / len(false), covered], dim=-1)  # type: ignore[arg-type]
+    area, flagged = (torch.stack(each).mean(dim=0) for each in (areas, false))
+    return torch.stack([right, area, flagged, covered], dim=-1)
 
 
 def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:

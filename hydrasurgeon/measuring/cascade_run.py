@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.report import Diversity, Result
+from hydrasurgeon.measuring.report import Result
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.decision.gate import Cascade
     from hydrasurgeon.decision.state import State
+    from hydrasurgeon.measuring.answers import Answered
     from hydrasurgeon.measuring.running import How
     from hydrasurgeon.measuring.sets import DataSets
     from hydrasurgeon.measuring.timing import SideBySide
@@ -31,6 +32,8 @@ __all__ = [
     "refuse_with",
     "rehearsed_beside",
 ]
+
+Row = TypeVar("Row", "Result", "Answered")
 
 FULL = " (full)"
 """What the name of the hydra's own row ends with, where its cascade has the name itself."""
@@ -58,17 +61,18 @@ class InSteps(Reading):
             probs[rows] = step_state(state, cascade, members).probs(logits[rows][:, list(members)])
         return probs
 
-    def diversity(self, logits: Tensor) -> Diversity:
+    def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Of the members that ran: one alone disagrees with nobody."""
-        from hydrasurgeon.measuring import metrics
+        import torch
 
         _, cascade = self._steps()
-        mi = disagreement = 0.0
+        information, disagreement = (
+            torch.zeros(len(logits), dtype=torch.float64) for _ in range(2)
+        )
         for rows, members in _by_step(logits, cascade):
-            said = logits[rows][:, list(members)]
-            mi += float(metrics.mutual_information(said).sum())
-            disagreement += len(rows) * metrics.disagreement(said)
-        return Diversity(mi=mi / len(logits), disagreement=disagreement / len(logits))
+            each = super().apart(logits[rows][:, list(members)])
+            information[rows], disagreement[rows] = (values.double() for values in each)
+        return information, disagreement
 
 
 def _by_step(logits: Tensor, cascade: Cascade) -> list[tuple[Tensor, tuple[int, ...]]]:
@@ -146,8 +150,8 @@ def _check(logits: torch.Tensor, model: Any, samples: Any) -> None:
         )
 
 
-def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed: SideBySide, *, reading: Reading) -> list[Result]:  # fmt: skip
-    """The cascade's row, and the hydra's, which it stands beside; `reading` is the hydra's."""
+def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed: SideBySide, *, reading: Reading, keep: list[Answered]) -> list[Result]:  # fmt: skip
+    """The cascade's row, and the hydra's, which it stands beside; `reading` is the hydra's, and the last of `keep` what it answered."""
     import torch
 
     from hydrasurgeon.data import Batches, moved
@@ -190,7 +194,8 @@ def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed
         ci=reading.ci, seed=reading.seed, state=state,
     )  # fmt: skip
     with torch.inference_mode():
-        row = result(predictions, reading=steps_reading)
+        row = result(predictions, reading=steps_reading, keep=keep)
+    keep[-2] = replace(keep[-2], name=full.name + FULL)
     timed.add(Cascading(model), first(min(how.run.batch_size or TIMED, TIMED)))
     return [full.model_copy(update={"name": full.name + FULL}), row]
 
@@ -204,9 +209,9 @@ def rehearsed_beside(row: Result) -> list[Result]:
     ]
 
 
-def in_order(rows: Sequence[Result]) -> list[Result]:
+def in_order(rows: Sequence[Row]) -> list[Row]:
     """As reports show them: a cascade before its hydra."""
-    shown: list[Result] = []
+    shown: list[Row] = []
     for row in rows:
         at = len(shown)
         if shown and shown[-1].name == row.name + FULL:

@@ -28,14 +28,19 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS, mutual_information
 from hydrasurgeon.decision.temperature import fit_temperature
 
 __all__ = [
+    "BINS",
     "TINY",
     "accuracy",
     "aece",
+    "aece_of",
     "aupr",
     "auroc",
+    "bins_of",
     "brier",
     "disagreement",
+    "disagreements",
     "ece",
+    "ece_of",
     "fit_temperature",
     "fpr95",
     "id_metrics",
@@ -68,18 +73,32 @@ def brier(probs: Probs, labels: Labels) -> float:
 def ece(probs: Probs, labels: Labels) -> float:
     """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins [low, high), and one of a confidence of 1."""
     confidence, predicted = probs.max(dim=-1)
-    # Bins are told apart in float32, as torchmetrics does: what is 1 there has a bin to itself.
-    bins = torch.bucketize(confidence.float(), torch.linspace(0, 1, BINS + 1), right=True) - 1
-    return _calibration(confidence, predicted == labels, bins)
+    return ece_of(confidence, predicted == labels)
 
 
 def aece(probs: Probs, labels: Labels) -> float:
     """The same over 15 bins that hold equally many samples, by rising confidence."""
     confidence, predicted = probs.max(dim=-1)
+    return aece_of(confidence, predicted == labels)
+
+
+def ece_of(confidence: Scores, correct: Tensor) -> float:
+    """`ece` of what was answered: how surely, and whether rightly."""
+    return _calibration(confidence, correct, bins_of(confidence))
+
+
+def bins_of(confidence: Scores) -> Tensor:
+    """The bin, of `BINS` + 1, that each confidence falls into."""
+    # Bins are told apart in float32, as torchmetrics does: what is 1 there has a bin to itself.
+    return torch.bucketize(confidence.float(), torch.linspace(0, 1, BINS + 1), right=True) - 1
+
+
+def aece_of(confidence: Scores, correct: Tensor) -> float:
+    """`aece` of the same."""
     order = confidence.argsort()
     sizes = torch.tensor([len(part) for part in order.tensor_split(BINS)])
     bins = torch.arange(BINS).repeat_interleave(sizes)
-    return _calibration(confidence[order], (predicted == labels)[order], bins)
+    return _calibration(confidence[order], correct[order], bins)
 
 
 def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
@@ -125,15 +144,19 @@ def aupr(negative: Scores, positive: Scores) -> float | None:
 
 def disagreement(logits: Logits) -> float:
     """Share of member pairs whose most probable classes differ; 0 for one member."""
+    return float(disagreements(logits).mean())
+
+
+def disagreements(logits: Logits) -> Scores:
+    """The same of each sample."""
     votes = logits.argmax(dim=-1)
     members = votes.shape[1]
     if members < 2:
-        return 0.0
+        return torch.zeros(len(votes), dtype=torch.float64)
     # Of the n (n − 1) / 2 pairs, those of one class: counted class by class, however many members there are.
     counts = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
     counts.scatter_add_(1, votes, torch.ones(votes.shape, dtype=torch.float64))
-    agreeing = (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
-    return float((1 - agreeing).mean())
+    return 1 - (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
 
 
 def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:

@@ -45,6 +45,8 @@ OOD = re.compile(r"ood\.(.+)\.logits", re.DOTALL)
 """The name of the tensor with the logits on an OOD set."""
 SCORED = re.compile(r"ood\.(.+?)\.scores\.(.+)", re.DOTALL)
 """That of the tensor with a score there."""
+# Logits that are looked at at a time: what is made of them in passing takes several times their size.
+ELEMENTS = 1 << 20
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of logits."""
 INTEGERS = {"I8": "<i1", "U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}  # fmt: skip
@@ -110,7 +112,8 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
         about["cost"] = predictions.cost.model_dump(exclude={"latency_ms"})
     content = save(
         {name: tensor.contiguous().clone() for name, tensor in tensors.items()},
-        metadata={"format": "pt", ABOUT: json.dumps(about)},
+        # One entry alone: safetensors writes several in an order that differs from file to file.
+        metadata={ABOUT: json.dumps(about)},
     )
     write_bytes(path, content)
 
@@ -208,6 +211,33 @@ def _about(path: Path, text: str | None) -> _About:
         ) from error
 
 
+def _check_finite(logits: Float[Tensor, "sample member klass"], where: str) -> None:
+    """Say how many are not, of which kind, and where the first one is."""
+    nans = infinite = rows = start = 0
+    first: list[int] = []
+    for piece in logits.split(max(1, ELEMENTS // logits[0].numel())):
+        # In float32: sums and quotients of float64's largest numbers would overflow.
+        values = piece.float()
+        spoiled = ~torch.isfinite(values)
+        if spoiled.any():
+            count = int(values.isnan().sum())
+            nans, infinite = nans + count, infinite + int(spoiled.sum()) - count
+            rows += int(spoiled.flatten(1).any(dim=1).sum())
+            if not first:
+                first = spoiled.nonzero()[0].tolist()
+                first[0] += start
+        start += len(piece)
+    if not first:
+        return
+    kinds = [f"{count:,} {kind}" for count, kind in ((nans, "NaN"), (infinite, "infinite")) if count]  # fmt: skip
+    sample, member, klass = first
+    raise DataError(
+        f"{where} holds values that are not finite: {' and '.join(kinds)} of {logits.numel():,}, in {rows:,} of {len(logits):,} rows; "
+        f"the first in row {sample}, member {member}, class {klass}",
+        hint="The model that gave them overflowed, or its weights hold NaN.",
+    )
+
+
 @dataclass(frozen=True)
 class _Contents:
     """The tensors of a predictions file; what the header says of one is checked before it is read."""
@@ -280,17 +310,17 @@ class _Contents:
                 f"{self.path}: {name} has {shape[1]} members and {shape[2]} classes, logits has {like.shape[1]} and {like.shape[2]}"
             )
         tensor = to_tensor(self.file.read(name), info.dtype).reshape(shape)
-        # In float32: sums and quotients of float64's largest numbers would overflow.
-        if not torch.isfinite(tensor.float()).all():
-            raise DataError(
-                f"{self.path}: {name} holds values that are not finite",
-                hint="The model that gave them overflowed, or its weights hold NaN.",
-            )
+        _check_finite(tensor, f"{self.path}: {name}")
         return tensor
 
     def labels(self, name: str, *, of: Tensor) -> Int[Tensor, " sample"]:
-        info = self._info(name)
         rows, klasses = len(of), of.shape[-1]
+        if name not in self.file.infos:
+            raise DataError(
+                f"{self.path}: tensor {name} is missing: accuracy and calibration need the true class of each of the {rows} rows",
+                hint="Add it, as integers [sample]; foreign data needs none, as ood.NAME.logits.",
+            )
+        info = self._info(name)
         if info.shape != (rows,) or info.dtype not in INTEGERS:
             raise DataError(
                 f"{self.path}: needs integer {name}, one for each of the {rows} rows of logits, found {info.dtype} {info.shape}"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.measuring.report import Diversity
 from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.measuring.predictions import Predictions
 
 __all__ = ["Reading", "fitted_among", "ood_scores", "reading_of", "rehearsal", "scores_in"]
+
+# Logits that a score is made of at a time: in float64 all of them would be held several times over.
+ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -45,24 +47,24 @@ class Reading:
 
         return calibrated(logits, self.temperature, self.joint)
 
-    def diversity(self, logits: Tensor) -> Diversity:
-        """How far members are apart."""
+    def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """How far members are apart on each sample: mutual information, and whether they disagree."""
         from hydrasurgeon.measuring import metrics
 
-        return Diversity(
-            mi=float(metrics.mutual_information(logits).mean()),
-            disagreement=metrics.disagreement(logits),
-        )
+        return metrics.mutual_information(logits), metrics.disagreements(logits)
 
     def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
         """How foreign samples look by one score: one that came with the logits, or a function of them."""
+        import torch
+
         from hydrasurgeon.measuring import metrics
 
         if kind in stored:
             return stored[kind]
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
-        return metrics.ood_score(logits, kind, at)
+        most = max(1, ELEMENTS // max(1, logits[:1].numel()))
+        return torch.cat([metrics.ood_score(rows, kind, at) for rows in logits.split(most)])
 
 
 def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:

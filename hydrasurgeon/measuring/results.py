@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import (
     Cost,
+    Diversity,
     IdResult,
     OodAverage,
     OodResult,
     Result,
     SetAverage,
     SetResult,
-    ShiftResult,
 )
 from hydrasurgeon.measuring.sets import LabelledSet, parse_ood, parse_shift
-from hydrasurgeon.measuring.shifts import averaged
+from hydrasurgeon.measuring.shifts import averaged, shifted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hydrasurgeon.measuring.answers import Answered
     from hydrasurgeon.measuring.predictions import Predictions
 
 __all__ = ["inside", "over_sets", "rehearsed", "result"]
@@ -33,23 +34,25 @@ def result(
     ood_score: str = "msp",
     temperature: float = 1.0,
     reading: Reading | None = None,
+    keep: list[Answered] | None = None,
 ) -> Result:
-    """All metrics of one model; `reading` instead of a score and a temperature alone."""
+    """All metrics of one model; `reading` instead of a score and a temperature alone.
+
+    What they were made of, sample by sample, is put into `keep`.
+    """
     from hydrasurgeon.measuring import metrics
+    from hydrasurgeon.measuring.answers import answered, summary
 
     reading = reading or Reading(temperature, ood_scores=(ood_score,))
-    shift = []
-    for s in predictions.shift:
-        probs = reading.probs(s.logits)
-        shift.append(
-            ShiftResult(
-                name=s.name,
-                severity=s.severity,
-                accuracy=metrics.accuracy(probs, s.labels),
-                brier=metrics.brier(probs, s.labels),
-            )
-        )
-    ood = _foreign(predictions, reading)
+    row = answered(predictions, reading)
+    if keep is not None:
+        keep.append(row)
+    shift = [shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift]
+    ood = []
+    for each in row.foreign:
+        auroc = {kind: metrics.auroc(row.scores[kind], each.scores[kind]) for kind in reading.ood_scores[1:]}  # fmt: skip
+        values = metrics.ood_metrics(row.scores[row.used], each.scores[row.used])
+        ood.append(OodResult.model_validate({"name": each.name, "group": each.group, "n": len(each.scores[row.used]), "scores": auroc or None} | values))  # fmt: skip
     groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
         "near": [o for o in ood if o.group == "near"], "far": [o for o in ood if o.group == "far"], "all": ood,
     }  # fmt: skip
@@ -57,66 +60,24 @@ def result(
         name=predictions.name,
         kind=predictions.kind,
         members=predictions.members,
-        id=inside(predictions.logits, predictions.labels, reading),
+        id=summary(row.inside, reading),
         ood=tuple(ood),
         ood_average={name: _average(group) for name, group in groups.items() if group},
         shift=tuple(shift),
         shift_average=averaged(shift),
-        diversity=reading.diversity(predictions.logits),
+        diversity=Diversity(
+            mi=float(row.inside.mutual_information.mean()),
+            disagreement=float(row.inside.disagreement.mean()),
+        ),
         cost=predictions.cost,
     )
 
 
 def inside(logits: Tensor, labels: Tensor, reading: Reading) -> IdResult:
     """Quality, calibration and selective risk on the ID set."""
-    import torch
+    from hydrasurgeon.measuring.answers import answers, summary
 
-    from hydrasurgeon.measuring import metrics, selective
-    from hydrasurgeon.measuring.intervals import bootstrap
-    from hydrasurgeon.measuring.smooth import smooth_ece
-
-    probs = reading.probs(logits)
-    confidence, predicted = probs.max(dim=-1)
-    correct = predicted == labels
-
-    def measures(rows: Tensor) -> dict[str, float | None]:
-        sure, right = confidence[rows], correct[rows]
-        return {
-            **metrics.probability_metrics(probs[rows], labels[rows]),
-            "aurc": selective.aurc(sure, right), "augrc": selective.augrc(sure, right),
-            "cov5": selective.coverage_at_risk(sure, right), "mis_auroc": selective.misclassification_auroc(sure, right),
-        }  # fmt: skip
-
-    values: dict[str, Any] = {**measures(torch.arange(len(labels)))}
-    values["smece"] = smooth_ece(confidence, correct)
-    if reading.conformal is not None:
-        sets = reading.conformal.sets(probs)
-        values |= {"coverage": selective.set_coverage(sets, labels), "set_size": selective.set_size(sets)}  # fmt: skip
-    if reading.ci is not None:
-        values["ci"] = bootstrap(measures, len(labels), level=reading.ci, seed=reading.seed)
-    return IdResult(n=len(labels), **values)
-
-
-def _foreign(predictions: Predictions, reading: Reading) -> list[OodResult]:
-    """Every OOD set by the score in use, and its AUROC by the others."""
-    from hydrasurgeon.measuring import metrics
-
-    used, *others = reading.ood_scores
-    inside = {
-        kind: reading.foreign(kind, predictions.logits, predictions.scores)
-        for kind in reading.ood_scores
-    }
-    ood = []
-    for s in predictions.ood:
-        outside = {kind: reading.foreign(kind, s.logits, s.scores) for kind in reading.ood_scores}
-        auroc = {kind: metrics.auroc(inside[kind], outside[kind]) for kind in others}
-        ood.append(
-            OodResult.model_validate(
-                {"name": s.name, "group": s.group, "n": len(s), "scores": auroc or None}
-                | metrics.ood_metrics(inside[used], outside[used])
-            )
-        )
-    return ood
+    return summary(answers(logits, labels, reading), reading)
 
 
 def rehearsed(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydrasurgeon.measuring.metrics import auroc
 
-__all__ = ["augrc", "aurc", "coverage_at_risk", "misclassification_auroc", "set_coverage", "set_size"]  # fmt: skip
+__all__ = ["augrc", "aurc", "coverage_at_risk", "misclassification_auroc", "risks", "set_coverage", "set_size"]  # fmt: skip
 
 Confidence = Float[Tensor, " sample"]
 Correct = Bool[Tensor, " sample"]
@@ -29,6 +29,12 @@ def _wrong_so_far(confidence: Confidence, correct: Correct) -> tuple[Tensor, Ten
     return mean[group].cumsum(0), ends
 
 
+def risks(confidence: Confidence, correct: Correct) -> Float[Tensor, " sample"]:
+    """r(k/n) for each k."""
+    wrong, _ = _wrong_so_far(confidence, correct)
+    return wrong / torch.arange(1, len(wrong) + 1)
+
+
 def _area(values: Tensor) -> float | None:
     """The mean height between coverage 1/n and 1, by trapezoids; None for fewer than two samples."""
     if len(values) < 2:
@@ -38,8 +44,7 @@ def _area(values: Tensor) -> float | None:
 
 def aurc(confidence: Confidence, correct: Correct) -> float | None:
     """Area under r(c) over coverage c (Geifman, Uziel, El-Yaniv, ICLR 2019)."""
-    wrong, _ = _wrong_so_far(confidence, correct)
-    return _area(wrong / torch.arange(1, len(wrong) + 1))
+    return _area(risks(confidence, correct))
 
 
 def augrc(confidence: Confidence, correct: Correct) -> float | None:

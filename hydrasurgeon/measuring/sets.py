@@ -16,12 +16,13 @@ from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.names import is_name, portable
 from hydrasurgeon.measuring.report import IdResult, SetResult
-from hydrasurgeon.visible import code
+from hydrasurgeon.visible import code, visible
 
 __all__ = [
     "DataSets",
     "Further",
     "LabelledSet",
+    "check_classes",
     "check_same_classes",
     "class_hashes",
     "data_names",
@@ -205,13 +206,18 @@ def open_further(
 
 
 def check_same_classes(opened: Sequence[Checkpoint]) -> None:
-    first = opened[0].manifest.model
+    first = opened[0]
     for other in opened[1:]:
-        if other.manifest.model.num_classes != first.num_classes:
-            raise DataError(
-                f"{opened[0].name} has {first.num_classes} classes, {other.name} {other.manifest.model.num_classes}",
-                hint="One table needs models of the same classes.",
-            )
+        check_classes(first.name, first.manifest.model.num_classes, other.name, other.manifest.model.num_classes)  # fmt: skip
+
+
+def check_classes(name: str, classes: int | None, other: str, its_classes: int | None) -> None:
+    """The same of models that are told by their predictions."""
+    if classes != its_classes:
+        raise DataError(
+            f"{visible(name)} has {classes} classes, {visible(other)} {its_classes}",
+            hint="One table needs models of the same classes.",
+        )
 
 
 def open_sets(

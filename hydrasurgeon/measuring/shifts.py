@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import Result, ShiftAverage, ShiftLevel, ShiftResult
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hydrasurgeon.data.corruptions import Corruption
     from hydrasurgeon.measuring.sets import DataSets
 
-__all__ = ["as_shifts", "averaged", "corrupted", "kind_read", "with_mce"]
+__all__ = ["as_shifts", "averaged", "corrupted", "kind_read", "shifted", "with_mce", "with_shifts"]
 
 
 def kind_read(manifest: Manifest) -> Literal["image", "text"]:
@@ -35,12 +38,35 @@ def as_shifts(corruptions: Sequence[Corruption], shift: Sequence[str], spec: str
     return entries
 
 
+def shifted(
+    name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading
+) -> ShiftResult:
+    """What is left under one shift."""
+    from hydrasurgeon.measuring import metrics
+
+    probs = reading.probs(logits)
+    accuracy, brier = metrics.accuracy(probs, labels), metrics.brier(probs, labels)
+    return ShiftResult(name=name, severity=severity, accuracy=accuracy, brier=brier)
+
+
 def corrupted(sets: DataSets, corruptions: Sequence[Corruption], seed: int) -> DataSets:
     """The same data sets, and the labelled one under every corruption besides."""
     from hydrasurgeon.data.corruptions import Corrupted
 
     made = [(each.name, each.severity, Corrupted(sets.id, each, seed)) for each in corruptions]
     return replace(sets, shift=(*sets.shift, *made))
+
+
+def with_shifts(
+    row: Result,
+    sets: Sequence[tuple[str, int | None, Any]],
+    logits: Callable[[Any], tuple[Tensor, Tensor]],
+    reading: Reading,
+) -> Result:
+    """The same result under further shifts, one after another: of seventy-five, no memory holds all logits."""
+    more = [shifted(name, severity, *logits(samples), reading) for name, severity, samples in sets]
+    together = (*row.shift, *more)
+    return row.model_copy(update={"shift": together, "shift_average": averaged(together)})
 
 
 def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:

@@ -103,6 +103,8 @@ def _better(refined: Mapping[str, Any] | None) -> None:
     )
     for (_, layer, back), (_, where, gone), value in swaps:
         show(f"  {layer}.{back} comes back, {where}.{gone} goes {value:.4f}")
+    if unsure := refined.get("unsure"):
+        show(f"  {unsure} more would be better here, and may be so by chance: not made")
 
 
 def _stable(stability: Mapping[str, Any] | None, result: Scored) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.render.console import Part, as_json, say, show
+from hydrasurgeon.render.console import Part, as_json, raw, say, show
 from hydrasurgeon.render.pieces import notes, show_table
 from hydrasurgeon.render.tables import Column, Row, Table
 
@@ -20,11 +20,14 @@ __all__ = ["benched", "evaluated", "report_tables"]
 
 
 def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
-    for name in evaluation.skipped:
-        if not quiet:
+    if not quiet:
+        for name in evaluation.skipped:
             say(f"skipped: {name}")
+        notes(evaluation.notes)
     if json:
         return as_json(evaluation.report.model_dump(mode="json"))
+    for text in evaluation.printed.values():
+        return raw(text)
     if not quiet:
         for at, table in enumerate(report_tables(evaluation.report)):
             if at:

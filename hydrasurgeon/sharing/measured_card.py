@@ -14,6 +14,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import claim, real, write_text
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import OodAverage, OodResult, Result, SetAverage
+from hydrasurgeon.sharing.eval_results import write_eval_results
 from hydrasurgeon.visible import code, visible
 
 __all__ = ["cards_of", "measured", "with_measured", "write_cards"]
@@ -63,6 +64,10 @@ def write_cards(
             card = path.read_text(encoding="utf-8")
             write_text(path, with_measured(card, result, data, settings))
             written.append(path)
+            # Of a part of the samples no leaderboard is made.
+            if settings["limit"] is None:
+                beside = write_eval_results(path.parent, result, next(iter(data.values())))
+                written += [beside] if beside is not None else []
     return tuple(written)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +23,9 @@ from hydrasurgeon.criteria.together.candidates import (
 )
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.errors import OutputError, UsageError
-from hydrasurgeon.files.atomic import write_text
+from hydrasurgeon.files.atomic import SUFFIX, sweep, write_text
 from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.measuring.planned_cost import CostModel
 from hydrasurgeon.runtime.processes import joined
@@ -41,6 +44,8 @@ MOST_STATE = 4 << 20
 """Bytes of a work folder's state."""
 BATCH = 16
 """Samples of the batches that hydras are timed on."""
+LEFT = re.compile(r"\.(.+)\.(?:[0-9a-f]{8}\.(?:part|old)|exclusive\.lock)")
+"""What a killed run leaves beside an output, and the output's name in it."""
 RUNS = 7
 """Passes of each hydra that is timed."""
 PAPER = (48 / 144, 100 / 144)
@@ -161,8 +166,10 @@ def searched(
     with joined() as world:
         costs = state.read()
         world.gather(None)  # before anyone writes
-        if costs is None and world.is_main and not there(state.path):
-            state.write(None)
+        if world.is_main:
+            _tidy(work)
+            if costs is None and not there(state.path):
+                state.write(None)
     commands = scored(opened, place, work, arguments)
     backbone = _scored_backbone(commands, work, arguments)
     manifest = single(backbone)
@@ -196,6 +203,26 @@ def searched(
     return Search(
         backbone, tuple(everyone), numbers, cache, Costs(costs, manifest.kept, everyone), tuple(commands)
     )  # fmt: skip
+
+
+def _tidy(work: Path) -> None:
+    """Remove what a killed build left half-written in its folder, and give files their sidecars back.
+
+    What is whole is not made again, so that nobody else would.
+    """
+    for folder in (work, work / "answers"):
+        for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+            if match := LEFT.fullmatch(name):
+                weights = folder / match[1].replace(".heads.json", SUFFIX)
+                sweep(weights, sidecar(weights))
+                sweep(folder / match[1])
+                with contextlib.suppress(OSError):
+                    (folder / f".{match[1]}.exclusive.lock").unlink(missing_ok=True)
+    for weights in sorted(work.glob(f"*{SUFFIX}")):
+        if not sidecar(
+            weights
+        ).exists():  # the last to be written; the manifest is in the file, too
+            write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
 
 
 def _identity(

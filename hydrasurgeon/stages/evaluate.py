@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from hydrasurgeon.measuring.cascade_run import (
     refuse_with,
     rehearsed_beside,
 )
+from hydrasurgeon.measuring.overlap import in_predictions, in_samples
 from hydrasurgeon.measuring.reading import (
     Reading,
     fitted_among,
@@ -35,6 +36,7 @@ from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
 from hydrasurgeon.measuring.running import How, name_of, run_models, with_time
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
+    check_classes,
     check_same_classes,
     class_hashes,
     data_names,
@@ -44,14 +46,24 @@ from hydrasurgeon.measuring.sets import (
     portable_entry,
     uses_of,
 )
-from hydrasurgeon.measuring.shifts import as_shifts, corrupted, kind_read, with_mce
-from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.measuring.shifts import as_shifts, corrupted, kind_read, with_mce, with_shifts
+from hydrasurgeon.measuring.showing import (
+    Places,
+    Showing,
+    ShowingKeywords,
+    check_reference,
+    show,
+)
+from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
+from hydrasurgeon.sharing.trackers import log_report, tracker_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.data.corruptions import Corruption
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.files.decided import Decision
+    from hydrasurgeon.measuring.answers import Answered
+    from hydrasurgeon.measuring.predictions import Predictions
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -62,9 +74,13 @@ class Evaluation:
     skipped: tuple[str, ...] = ()
     cards: tuple[Path, ...] = ()
     """Model cards that the results were written into."""
+    notes: tuple[str, ...] = ()
+    """What is odd about the data."""
+    printed: Mapping[str, str] = field(default_factory=dict)
+    """Reports that are for stdout, by kind."""
 
 
-class EvaluateKeywords(RunKeywords, total=False):
+class EvaluateKeywords(ShowingKeywords, RunKeywords, total=False):
     """The keywords of `EvaluateArguments`."""
 
     data: str | Sequence[str] | None
@@ -90,7 +106,7 @@ class EvaluateKeywords(RunKeywords, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateArguments(Run):
+class EvaluateArguments(Showing, Run):
     """What `evaluate` is to do."""
 
     data: str | Sequence[str] | None = None
@@ -145,6 +161,7 @@ class _Measured:
     classes: Mapping[str, Any] = field(default_factory=dict)
     """Hashes of the class names that zero-shot models were given."""
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @releases_claims
@@ -158,11 +175,13 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(checkpoints, labelled, arguments)
-    json, predictions = _outputs(checkpoints, arguments)
+    tracker = tracker_of(arguments.log)
+    json, predictions, places = _outputs(checkpoints, arguments)
     temperature = _temperature(arguments.temperature, arguments.val)
     # Beside checkpoints, which are the ensemble, files are results of their own.
     together = arguments.ensemble and not checkpoints
-    computed = _computed(arguments, temperature, together=together)
+    answered: list[Answered] = []
+    computed, notes = _computed(arguments, temperature, answered, together=together)
     opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
     made = _made(opened, labelled, arguments)
     cards = cards_of(opened) if arguments.card else []
@@ -170,8 +189,12 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         check_cascades(opened)
     for checkpoint in opened:
         checkpoint.digests()
+    jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
+    check_reference(arguments.reference, [*map(name_of, jobs), *(row.name for row in computed)])
+    if opened and answered:
+        first = labelled[0].named(opened, arguments.template)[0]
+        check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)  # fmt: skip
     if assertions:
-        jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
         expected = [
             rehearsed(
                 name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
@@ -187,7 +210,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         check_paths(assertions, [*expected, *computed])
     measured = _Measured()
     if opened:
-        measured = _measured(opened, labelled, arguments, temperature, predictions)
+        measured = _measured(opened, labelled, arguments, temperature, predictions, answered)
     results = with_mce([*measured.results, *computed])
     report = Report(
         settings={**_settings(labelled, opened, arguments), **measured.classes},
@@ -199,7 +222,27 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     written: tuple[Path, ...] = ()
     if arguments.card:
         written = write_cards(cards, results, measured.uses, report.settings)
-    return Evaluation(report, measured.skipped, written)
+    notes = [*measured.notes, *notes]
+    printed = _shown(places, report, answered, opened, notes, arguments)
+    if tracker is not None and is_main_process():
+        log_report(tracker, report)
+    return Evaluation(report, measured.skipped, written, tuple(notes), printed)
+
+
+def _shown(
+    places: Places,
+    report: Report,
+    answered: Sequence[Answered],
+    opened: Sequence[Checkpoint],
+    notes: Sequence[str],
+    arguments: EvaluateArguments,
+) -> dict[str, str]:
+    """The report as people read it, written; what of it is to be printed."""
+    manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
+    return show(
+        places, report, answered, manifests,
+        reference=arguments.reference, level=arguments.ci, seed=arguments.seed, notes=notes,
+    )  # fmt: skip
 
 
 def _check(
@@ -247,8 +290,8 @@ def _check(
 
 def _outputs(
     checkpoints: Sequence[str | Path], arguments: EvaluateArguments
-) -> tuple[Path | None, Path | None]:
-    """Where report and logits go, both this command's to write."""
+) -> tuple[Path | None, Path | None, Places]:
+    """Where report, logits and pages go, all this command's to write."""
     inputs = [
         checkpoints, arguments.data, arguments.ood, arguments.shift, arguments.val, arguments.classes,
         arguments.template, arguments.predictions_in,
@@ -259,29 +302,43 @@ def _outputs(
             return None
         return output_file(out, option=option, force=arguments.force, inputs=inputs)
 
-    return claimed(arguments.json, "--json"), claimed(arguments.predictions, "--predictions")
+    json, predictions = claimed(arguments.json, "--json"), claimed(arguments.predictions, "--predictions")  # fmt: skip
+    return json, predictions, arguments.places(claimed)
 
 
 def _computed(
-    arguments: EvaluateArguments, temperature: float | None, *, together: bool
-) -> list[Result]:
-    """The results that predictions files amount to: each, or all of them as one ensemble."""
+    arguments: EvaluateArguments,
+    temperature: float | None,
+    answered: list[Answered],
+    *,
+    together: bool,
+) -> tuple[list[Result], list[str]]:
+    """The results that predictions files amount to, each or all of them as one ensemble, and what is odd about them."""
+    if not arguments.predictions_in:
+        return [], []
+    heat = _fitted(temperature, None)
+    results: list[Result] = []
+    notes: list[str] = []
+    for name, predictions in _stored(arguments.predictions_in, together=together):
+        if answered:
+            check_classes(answered[0].name, answered[0].classes, predictions.name, predictions.logits.shape[-1])  # fmt: skip
+        notes += in_predictions(predictions)
+        kinds = scores_in(arguments.ood_score, predictions, name)
+        reading = Reading(heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed)
+        results.append(result(predictions, reading=reading, keep=answered))
+    return results, notes
+
+
+def _stored(paths: Sequence[str | Path], *, together: bool) -> Iterator[tuple[str, Predictions]]:
+    """What models have said, one file in memory at a time unless they are one ensemble's."""
     from hydrasurgeon.measuring.ensembled import ensembled
     from hydrasurgeon.measuring.predictions import read_predictions
 
-    if not arguments.predictions_in:
-        return []
-    heat = _fitted(temperature, None)
-    files = [(Path(path), read_predictions(Path(path))) for path in arguments.predictions_in]
-    models = [(str(path), predictions) for path, predictions in files]
     if together:
-        models = [("their ensemble", ensembled(files))]
-    results = []
-    for name, predictions in models:
-        kinds = scores_in(arguments.ood_score, predictions, name)
-        reading = Reading(heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed)
-        results.append(result(predictions, reading=reading))
-    return results
+        yield "their ensemble", ensembled([(Path(path), read_predictions(Path(path))) for path in paths])  # fmt: skip
+        return
+    for path in paths:
+        yield str(path), read_predictions(Path(path))
 
 
 def _measured(
@@ -290,6 +347,7 @@ def _measured(
     arguments: EvaluateArguments,
     temperature: float | None,
     predictions: Path | None,
+    answered: list[Answered],
 ) -> _Measured:
     """Every checkpoint, or all of them as one ensemble, on all data sets."""
     from hydrasurgeon.measuring.predictions import write_predictions
@@ -302,11 +360,14 @@ def _measured(
     sets = open_sets(
         opened[0], first.spec, arguments.ood, arguments.shift, arguments.val, limit, seed
     )
-    sets = corrupted(sets, _corruptions(opened, arguments), seed)
+    spoiled = corrupted(sets, _corruptions(opened, arguments), seed)
+    # A file of logits holds them all.
+    sets, one_by_one = (spoiled, ()) if predictions else (sets, spoiled.shift[len(sets.shift) :])
     further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
-    uses = uses_of(sets, further, fitted=temperature is None)
+    uses = uses_of(spoiled, further, fitted=temperature is None)
     how, timed = How(arguments), SideBySide()
-    results = []
+    results: list[Result] = []
+    mine: list[Answered] = []
     everyone = range(len(opened))
     for numbers in [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]:
         job = [opened[i] for i in numbers]
@@ -320,19 +381,23 @@ def _measured(
         if arguments.temperature is not None:
             heat = partial(_fitted, temperature, val_logits)
         reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
-        row = result(predicted, reading=reading)
+        row = result(predicted, reading=reading, keep=mine)
+        row = with_shifts(row, one_by_one, partial(how.logits, models), reading)
         if further:
             rest = [s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading)) for s in further]  # fmt: skip
             row = over_sets(row, rest, first=first.name)
-        results += [row] if not arguments.cascade else beside(row, job[0], sets, how, timed, reading=reading)  # fmt: skip
+        results += [row] if not arguments.cascade else beside(row, job[0], spoiled, how, timed, reading=reading, keep=mine)  # fmt: skip
         if predictions is not None:
             write_predictions(predicted, predictions)
     rows = [with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)]
+    # In the order of the report: checkpoints stand before files.
+    answered[:0] = in_order(mine)
     return _Measured(
         tuple(in_order(rows)),
         uses,
         record_of(opened[0].manifest.model) | class_hashes(further),
-        tuple(how.skipped),
+        tuple(dict.fromkeys(how.skipped)),
+        tuple(in_samples(sets.id, sets.ood)),
     )
 
 

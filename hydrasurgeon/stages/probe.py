@@ -87,6 +87,7 @@ def probe(checkpoint: str | Path, **keywords: Unpack[ProbeKeywords]) -> ProbeRep
     foreign = [parse_ood(entry) for entry in arguments.ood]
     json, plot = _outputs(checkpoint, arguments)
     opened = _opened(checkpoint, arguments)
+    arguments = _with_amount(single(opened), arguments)
     key, score = _scores(opened, arguments)
     kept = _kept(single(opened), key, score, arguments)
     gone = sorted(set(all_heads(single(opened).kept)) - set(all_heads(kept)))
@@ -177,6 +178,15 @@ def _noisy(opened: Checkpoint, arguments: ProbeArguments) -> Callable[[Any], Any
     return lambda samples: Mixed(samples, kinds, arguments.seed)
 
 
+def _with_amount(manifest: SingleManifest, arguments: ProbeArguments) -> ProbeArguments:
+    """Two of three heads stay in each layer, where nobody says how many: scores by layers must know before."""
+    circuit = arguments.method.startswith(CIRCUIT)
+    if arguments.keep is not None or arguments.remove is not None or circuit or manifest.kind != "backbone":  # fmt: skip
+        return arguments
+    heads = min(size.heads for size in manifest.towers.values())
+    return replace(arguments, keep=heads - heads // SPARED)
+
+
 def _scores(opened: Checkpoint, arguments: ProbeArguments) -> tuple[str, Score]:
     """Recorded scores, or new ones; a circuit is not searched on the way."""
     recorded = opened.manifest.scores
@@ -196,13 +206,9 @@ def _scores(opened: Checkpoint, arguments: ProbeArguments) -> tuple[str, Score]:
 def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeArguments) -> Kept:
     """The heads that stay: as `prune` chooses them, or two of three."""
     keep, remove = arguments.heads_kept, arguments.remove
-    if keep is None and remove is None and arguments.keep is None:
-        heads = min(size.heads for size in manifest.towers.values())
-        if manifest.kind == "backbone" and score.values is not None:
-            keep = heads - heads // SPARED
-        else:
-            most = count(manifest.kept) if score.order is None else len(score.order)
-            remove = max(1, min(count(manifest.kept) // SPARED, most))
+    if arguments.keep is None and remove is None:
+        most = count(manifest.kept) if score.order is None else len(score.order)
+        remove = max(1, min(count(manifest.kept) // SPARED, most))
     if key == "cahp":
         wanted = arguments.keep if keep is None and remove is None else keep
         return select_by_cahp(

@@ -13,8 +13,8 @@ from hydrasurgeon.errors import OutputError
 
 def test_it_knows_the_names_of_its_files() -> None:
     names = written([command for _, command in COMMANDS])
-    assert {"backbone.safetensors", "hydra.heads.json", "results.json", "ensemble.predictions.safetensors"} <= names  # fmt: skip
-    assert len(names) == 30
+    assert {"backbone.safetensors", "hydra.heads.json", "results.json", "report.html", "ensemble.predictions.safetensors"} <= names  # fmt: skip
+    assert len(names) == 31
 
 
 def test_force_replaces_its_own_files_only(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=
 TUNE = "finetune vit --recipe demo --set epochs=1 --set batch_size=8 --data d.npz --limit 32 --device cpu --save-every 1"
 SEARCH = "--method circuit --objective acc --data d.npz --limit 16 --device cpu --remove 2"
 CALIBRATE = "calibrate vit --data d.npz --ood-score vim --device cpu -o {}"
+PAGES = "eval --predictions-in {}.safetensors --html r.html --markdown r.md --latex r.tex {}"
+BUILD = "build vit --data d.npz --val v.npz --criteria magnitude,taylor --candidates 3 --members 2 --budget macs=3 --score-limit 16 --device cpu"
 PAIR = ("m.safetensors", "m.heads.json")
 TUNED = ("t.safetensors", "t.heads.json")
 
@@ -26,6 +28,10 @@ class Scene:
     """Commands that lay out what is there already."""
     again: tuple[str, ...] = ()
     """Options with which it is repeated where the command alone is refused."""
+    work: str = ""
+    """A folder that it keeps work in: any part of that may be there, until the command is done."""
+    every: int = 1
+    """Each so-manieth call is struck, where a command makes many and takes long."""
 
 
 def _prune(out: str, *, keep: int = 2, more: str = "") -> str:
@@ -66,14 +72,17 @@ SCENES = (
     Scene("fuse: folder over a folder", "fuse m1 m2 -o d/ --force", (("d/",),), (_prune("d/"),)),
     Scene("eval: report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors", (("r.json",), ("p.safetensors",))),
     Scene("eval: over a report and predictions", "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors --force", (("r.json",), ("p.safetensors",)), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",)),
+    # Of stored predictions, which hold no times.
+    Scene("eval: pages over pages", PAGES.format("p", "--force"), (("r.html",), ("r.md",), ("r.tex",)), (*(f"eval {model} --data d.npz --limit 16 --device cpu --predictions {file}.safetensors" for model, file in (("vit", "p"), ("m1", "q"))), PAGES.format("q", ""))),
     Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
     Scene("bench: report over a report", "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force", (("r.json",),), ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",)),
-    Scene("probe: report and picture", "probe vit --data d.npz --ood d.npz --limit 16 --draws 1 --device cpu --json r.json --plot p.svg", (("r.json",), ("p.svg",))),
+    Scene("probe: report", "probe vit --data d.npz --method magnitude --corrupt contrast:1 --limit 8 --draws 1 --device cpu --json r.json", (("r.json",),)),
     Scene("calibrate: file", CALIBRATE.format("m"), (PAIR,)),
     Scene("calibrate: file over a file", CALIBRATE.format("m --force"), (PAIR,), (_prune("m"),)),
     Scene("calibrate: folder over a folder", CALIBRATE.format("d/ --force"), (("d/",),), (_prune("d/"),)),
     Scene("predict: rows", "predict vit --data d.npz --batch-size 8 --device cpu -o r.jsonl", (("r.jsonl",),)),
     Scene("predict: table over a table", "predict vit --data d.npz --batch-size 8 --device cpu -o r.csv --force", (("r.csv",),), ("predict m1 --data d.npz --device cpu -o r.csv",)),
+    Scene("build: file", f"{BUILD} --no-calibrate -o m", (PAIR,), work="m.build/", every=5),
     Scene("export: over an export", "export vit -o x.onnx --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
 )  # fmt: skip
 SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")
@@ -90,7 +99,8 @@ def lay_out(folder: Path, *, light: bool) -> tuple[str, ...]:
 
     rng = np.random.default_rng(0)
     labels = np.arange(40) % 5
-    np.savez(folder / "d.npz", images=rng.integers(0, 255, (40, 28, 28), dtype=np.uint8), labels=labels)  # fmt: skip
+    for name in ("d", "v"):
+        np.savez(folder / f"{name}.npz", images=rng.integers(0, 255, (40, 28, 28), dtype=np.uint8), labels=labels)  # fmt: skip
     fresh(f"init:{ARCH}", folder / "vit.safetensors", seed=0)
     if not light:
         FAMILIES["BERT"].write(folder / "bert")

@@ -129,7 +129,8 @@ def _timeless(name: str, content: bytes) -> bytes:
 
 
 def strike(scene: Scene, how: str, inputs: Path, work: Path, *, every: int = 1) -> Struck:
-    """Strike the scene's command at its calls 0, `every`, 2 `every` …, until there are no more."""
+    """Strike the scene's command at its calls 0, `every`, 2 `every` …, until there are no more; or as the scene says."""
+    every = max(every, scene.every)
     struck = Struck()
     start, place = work / "start", work / "place"
     build(scene, inputs, start)
@@ -181,7 +182,8 @@ def _after(
         if not _is_whole(group, now, old, new, bool(left)):
             yield f"{' and '.join(group)}: neither the old nor the new ({sorted(now)})"
     ours = {name for part in (*written, *(_part(old, g) for g in scene.outputs)) for name in part}
-    for name in ({*found, *old}) - ours - left - states:
+    kept = {name for name in found if scene.work and name.startswith(scene.work)}
+    for name in ({*found, *old}) - ours - left - states - kept:
         if found.get(name) != old.get(name):
             yield f"{name}: has changed, and is no output"
     for name in states:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from slow_circuits import Slow, problem_of, slow_attribution, slow_swaps
+from slow_circuits import Slow, problem_of, slow_attribution, slow_chance, slow_swaps
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import masked
@@ -21,7 +21,7 @@ from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.greedy import extract
 from hydrasurgeon.criteria.circuits.naive import measure, outcomes_of
 from hydrasurgeon.criteria.circuits.stability import bootstrap, drawn, of_samples, on_samples
-from hydrasurgeon.criteria.circuits.swaps import allowance, refine
+from hydrasurgeon.criteria.circuits.swaps import allowance, chance, refine
 from hydrasurgeon.errors import ManifestError, SurgeryError, UsageError
 from hydrasurgeon.files.manifest import Refined, Score, parse_manifest, read_manifest, sidecar
 from hydrasurgeon.heads import Head, all_heads
@@ -97,17 +97,18 @@ def test_predictions_do_not_depend_on_how_many_are_held(
     pytest.param(o, n, marks=pytest.mark.slow) for o in ("acc", "ood", "avg") for n in (3, 6)
 ])  # fmt: skip
 def test_swaps_are_those_of_the_obvious_search(
-    tiny: MAKE, data: tuple[str, str], objective: Any, amount: int
+    tiny: MAKE, data: tuple[str, str], objective: Any, amount: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a bad start, so that there is something to swap; each step better, the end measured by Algorithm 1's own pass."""
+    monkeypatch.setattr("hydrasurgeon.criteria.circuits.swaps.SURE", 0.3)
     path = tiny()
     problem = problem_of(path, *data, objective)
     start = problem.candidates[:amount]
     most = allowance(12, amount)
-    gone, swaps = slow_swaps(path, *data, objective, start, most)
+    gone, swaps, unsure = slow_swaps(path, *data, objective, start, most, 0.3)
     assert swaps
     refined = refine(problem, start)
-    assert refined.removed == gone
+    assert (refined.removed, refined.unsure) == (gone, unsure)
     assert [(back, head) for back, head, _ in refined.swaps] == [(b, h) for b, h, _ in swaps]
     assert [value for *_, value in refined.swaps] == pytest.approx([v for *_, v in swaps], abs=1e-12)  # fmt: skip
     values = [refined.start, *(value for *_, value in refined.swaps)]
@@ -115,6 +116,33 @@ def test_swaps_are_those_of_the_obvious_search(
     assert refined.value == float(Slow(path, *data, objective).points(Slow(path, *data, objective).answers(gone)))  # fmt: skip
     assert refined.evaluations <= most
     assert len(set(gone)) == amount
+
+
+@pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
+def test_chance_is_the_standard_error_of_the_gain(
+    tiny: MAKE, data: tuple[str, str], objective: Any
+) -> None:
+    path = tiny()
+    problem = problem_of(path, *data, objective)
+    slow = Slow(path, *data, objective)
+    sets = (problem.candidates[:4], problem.candidates[3:7])
+    ours = chance(problem.objective, *(outcomes_of(problem, gone) for gone in sets))
+    assert ours == pytest.approx(slow_chance(objective, *map(slow.answers, sets)), rel=1e-9)
+    assert ours > 0.01
+    assert chance(problem.objective, *[outcomes_of(problem, sets[0])] * 2) == 0
+
+
+def test_a_gain_that_chance_explains_is_not_taken(
+    tiny: MAKE, data: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = problem_of(tiny(), *data)
+    start = problem.candidates[:6]
+    monkeypatch.setattr("hydrasurgeon.criteria.circuits.swaps.SURE", 1e9)
+    refined = refine(problem, start)
+    assert refined.removed == list(start)
+    assert refined.value == refined.start
+    assert refined.unsure > 0
+    assert refined.record()["unsure"] == refined.unsure
 
 
 @pytest.mark.parametrize("greedy", [False, pytest.param(True, marks=pytest.mark.slow)])

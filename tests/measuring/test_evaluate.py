@@ -15,7 +15,11 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.predictions import read_predictions
+from hydrasurgeon.measuring.predictions import (
+    Predictions,
+    read_predictions,
+    write_predictions,
+)
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -92,6 +96,17 @@ def test_strangers_predictions(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense")
     with pytest.raises(DataError, match="not a readable predictions file"):
         read_predictions(path)
+
+
+def test_predictions_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+    said = Predictions("m", "member", torch.randn(4, 2, 3), torch.arange(4) % 3)
+    written = set()
+    for number in range(16):
+        path = tmp_path / f"{number}.safetensors"
+        write_predictions(said, path)
+        written.add(path.read_bytes())
+    assert len(written) == 1
+    assert torch.equal(read_predictions(path).logits, said.logits)
 
 
 def test_temperature_is_fitted_on_validation_data(members: list[Path], images: SPEC) -> None:

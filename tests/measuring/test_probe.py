@@ -301,6 +301,11 @@ def test_which_heads_matter(tiny: MAKE, images: SPEC) -> None:
     assert not set(report.pictured.most) & set(order)
     by_default = hs.probe(path, data=spec, draws=1)
     assert len(by_default.proposition.removed) == 3  # one of four in each layer
+    # As `prune` does it: the layers one after another.
+    member = hs.prune(path, method="taylor", keep=3, data=spec)
+    whole = {Head("vision", layer, h) for layer in range(3) for h in range(4)}
+    gone = whole - set(all_heads(member.manifest.kept))
+    assert {Head(*head) for head in by_default.proposition.removed} == gone
     assert by_default.separation == ()
     assert by_default.pictured is None
     assert by_default.proposition.noisy.endswith("75 corruptions of it")

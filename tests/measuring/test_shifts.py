@@ -75,6 +75,10 @@ def test_corruptions_are_the_sets_they_would_be(tiny: MAKE, images: SPEC, tmp_pa
     assert again.shift == row.shift
     assert again.shift_average == row.shift_average
     assert row.shift_average.mce == pytest.approx(1)
+    # Without a file, sets run one after another and are forgotten.
+    alone = hs.evaluate([model], data=spec, corrupt=["fog:3", "contrast"]).report.results[0]
+    assert alone.shift_average.accuracy == row.shift_average.accuracy
+    assert [s.brier for s in alone.shift] == pytest.approx([s.brier for s in row.shift], abs=1e-6)
 
 
 def test_texts(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, Family, thoroughly
 
 import hydrasurgeon as hs
@@ -142,9 +144,20 @@ def test_a_killed_search_goes_on(task: Task, monkeypatch: pytest.MonkeyPatch) ->
         task.build("killed")
     assert len(list((task.folder / "killed.build" / "answers").iterdir())) == 3
     monkeypatch.setattr(answering.Cache, "_run", ran)
+    # Within a chunk, too: who runs beside whom shows in the last bits.
+    sorted((task.folder / "killed.build" / "answers").iterdir())[0].unlink()
+    work = task.folder / "killed.build"
+    for left in (".scored.safetensors.exclusive.lock", ".scored.heads.json.01234567.part", "answers/.a.safetensors.89abcdef.part"):  # fmt: skip
+        (work / left).write_text("half")
+    manifest = (work / "scored.heads.json").read_bytes()
+    (work / "scored.heads.json").unlink()
     again = task.build("killed")
+    assert (work / "scored.heads.json").read_bytes() == manifest
+    assert not [path for path in work.rglob("*") if path.name.startswith(".")]
     for row, expected in zip(again.rows, whole.rows, strict=True):
-        assert row.worth == pytest.approx(expected.worth)
+        assert row.worth == expected.worth
+    kept = {p.name: p.read_bytes() for p in (task.folder / "whole.build" / "answers").iterdir()}
+    assert kept == {p.name: p.read_bytes() for p in (task.folder / "killed.build" / "answers").iterdir()}  # fmt: skip
     assert again.members == whole.members
 
 
@@ -236,12 +249,16 @@ def test_outputs_are_checked_first(task: Task) -> None:
 @pytest.mark.parametrize("family", thoroughly())
 def test_every_family(family: Family, tmp_path: Path) -> None:
     """What is chosen in memory is what the file answers, budget and all."""
-    (tmp_path / "val").mkdir()
+    for name in ("val", "foreign"):
+        (tmp_path / name).mkdir()
     family.write(tmp_path / "source")
     built = hs.build(
         tmp_path / "source", data=family.data(tmp_path), val=family.data(tmp_path / "val", rows=27), out=tmp_path / "h.safetensors",
-        criteria="taylor,magnitude", candidates=10, members=2, budget="macs=3", calibrate=False, batch_size=27,
+        ood=[family.data(tmp_path / "foreign", rows=31)], criteria="taylor,headmap,magnitude", candidates=10, members=2, budget="macs=3", calibrate=False,
+        batch_size=27,
     )  # fmt: skip
+    assert built.objective == "avg"
+    assert 0 < built.rows[-1].worth["auroc"] < 1
     (result,) = hs.evaluate([built.path], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu").report.results  # fmt: skip
     assert result.members == 2
     (single,) = hs.evaluate([tmp_path / "source"], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu").report.results  # fmt: skip
@@ -252,6 +269,28 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     assert built.rows[-1].cost["macs"] == pytest.approx(
         result.cost.macs / single.cost.macs, rel=0.1
     )  # of another text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_backbone_in_bfloat16(dtype: str, task: Task) -> None:
+    """As people have them: two bytes a weight, which candidates, repairs and files keep; run in either precision."""
+    source = task.folder / "source"
+    weights = next(source.glob("*.safetensors"))
+    with safe_open(weights, "pt") as file:
+        metadata = file.metadata()
+    save_file({name: t.bfloat16() for name, t in load_file(weights).items()}, weights, metadata)
+    task.backbone = hs.score(source, method="random", out=task.folder / "half.safetensors").path
+    built = task.build(members=2, budget="macs=3", calibrate=False, dtype=dtype)
+    tensors = open_checkpoint(built.path).tensors
+    assert {tensors[name].dtype for name in tensors} == {"BF16"}
+    (result,) = hs.evaluate([built.path], data=task.val, device="cpu", batch_size=32, dtype=dtype).report.results  # fmt: skip
+    rows = [answering.shuffled(read_predictions(path)) for path in (task.folder / "hydra.build" / "answers").iterdir()]  # fmt: skip
+    assert all(torch.isfinite(each.val).all() for each in rows)
+    again = task.build("again", members=2, budget="macs=3", calibrate=False, dtype=dtype)
+    assert again.members == built.members
+    assert again.path.read_bytes() == built.path.read_bytes()
+    assert result.members == 2
 
 
 @pytest.mark.slow

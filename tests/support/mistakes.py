@@ -87,11 +87,12 @@ def images(path: Path, *, classes: int, labels: bool = True, rows: int = 20) -> 
     np.savez(path, images=pixels, **({"labels": truth} if labels else {}))
 
 
-def predictions(path: Path, **change: np.ndarray) -> None:
+def predictions(path: Path, **change: np.ndarray | None) -> None:
     from safetensors.numpy import save_file
 
     logits = np.eye(4, dtype=np.float32)[np.arange(8) % 4][:, None]
-    save_file({"logits": logits, "labels": np.arange(8) % 4} | change, path)
+    tensors = {"logits": logits, "labels": np.arange(8) % 4} | change
+    save_file({name: values for name, values in tensors.items() if values is not None}, path)
 
 
 def text(name: str, content: str) -> Callable[[Path], object]:
@@ -428,6 +429,12 @@ MISTAKES = (
     Mistake("Neighbours that are too few", "calibrate vit --data val.npz --ood-score knn -o c", 5, lambda f: various(f, rows=60)),
     Mistake("Training data that are the validation data", "calibrate vit --data val.npz --fit-data val.npz -o c", 5, various),
     Mistake("Foreign data that are the validation data", "calibrate vit --data data.npz --ood data.npz -o c", 5),
+    Mistake("Predictions without labels", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", labels=None)),
+    Mistake("Predictions of other classes in one table", "eval vit --data data.npz --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors")),
+    Mistake("A reference that no result is called", "eval vit a --data data.npz --html r.html --reference b", 2),
+    Mistake("A reference without a report", "eval vit a --data data.npz --reference a", 2),
+    Mistake("A report that is there already", "eval vit --data data.npz --html r.html", 2, text("r.html", "mine")),
+    Mistake("Two results on one stream", "eval vit --data data.npz --json - --markdown -", 2),
     Mistake("Predictions that are not finite", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32))),
     Mistake("Predictions without the score that is asked for", "eval --predictions-in p.safetensors --ood-score vilo", 2, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(8, np.float32)})),
     Mistake("A score for other samples", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(7, np.float32)})),
@@ -438,6 +445,8 @@ MISTAKES = (
     Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxscript", "onnxruntime")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
     Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
+    Mistake("A tracker without its package", "eval vit --data data.npz --log mlflow", 6, without=("mlflow",)),
+    Mistake("A tracker misspelt", "eval vit --data data.npz --log wandbb", 2),
     Mistake("Signing without its package", "sign vit --key mine.pem", 6, keys, without=("model_signing",)),
 )  # fmt: skip
 

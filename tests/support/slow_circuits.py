@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any, Literal
 
 import torch
@@ -20,7 +22,15 @@ from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.heads import Head
 
-__all__ = ["Slow", "algorithm_1", "everything", "problem_of", "slow_attribution", "slow_swaps"]
+__all__ = [
+    "Slow",
+    "algorithm_1",
+    "everything",
+    "problem_of",
+    "slow_attribution",
+    "slow_chance",
+    "slow_swaps",
+]
 
 HEAD_DIM = 8
 """Of the tiny ViT."""
@@ -196,12 +206,29 @@ def slow_attribution(path: Path, data: str, ood: str, objective: str, amount: in
     return order
 
 
+def slow_chance(objective: str, before: list[list[float]], after: list[list[float]]) -> float:
+    """The standard error of the gain: each sample's answer and its mean over the pairs it is in, one by one."""
+    answer, pair = {"acc": (1.0, 0.0), "ood": (0.0, 1.0), "avg": (0.5, 0.5)}[objective]
+
+    def parts(answers: list[list[float]]) -> tuple[list[float], list[float]]:
+        margin, familiar, foreign = answers
+        won = [[(f > o) + (f == o) / 2 for o in foreign] for f in familiar]
+        inside = [answer * (m > 0) + pair * fmean(row) for m, row in zip(margin, won, strict=True)]
+        return inside, [pair * fmean(column) for column in zip(*won, strict=True)]
+
+    changes = [
+        [b - a for a, b in zip(*sides, strict=True)]
+        for sides in zip(parts(before), parts(after), strict=True)
+    ]
+    return math.sqrt(sum(variance(change) / len(change) for change in changes))
+
+
 def slow_swaps(
-    path: Path, data: str, ood: str, objective: str, removed: Sequence[Any], most: int
-) -> tuple[list[Any], list[tuple[Any, Any, float]]]:
-    """Swaps named by first-order effects, each measured on every sample."""
+    path: Path, data: str, ood: str, objective: str, removed: Sequence[Any], most: int, sure: float
+) -> tuple[list[Any], list[tuple[Any, Any, float]], int]:
+    """Swaps named by first-order effects, each measured on every sample; those that gain `sure` standard errors are made."""
     slow = Slow(path, data, ood, objective)
-    gone, swaps, spent = list(removed), list[tuple[Any, Any, float]](), 0
+    gone, swaps, spent, unsure = list(removed), list[tuple[Any, Any, float]](), 0, 0
     better = True
     while better and spent < most:
         better = False
@@ -218,14 +245,19 @@ def slow_swaps(
             )
         for _, back, instead in sorted(named, key=lambda one: -one[0]):
             if spent + 1 + len(instead) > most:
-                return gone, swaps
+                return gone, swaps, unsure
             spent += 1 + len(instead)
             others = [head for head in gone if head != back]
             points = [slow.points(slow.answers([*others, head])) for head in (back, *instead)]
             best = points.index(max(points))
             if best:
+                swapped = slow.answers([*others, instead[best - 1]])
+                gain = float(slow.points(swapped) - slow.points(answers))
+                if gain <= sure * slow_chance(objective, answers, swapped):
+                    unsure += 1
+                    continue
                 gone = [*others, instead[best - 1]]
                 swaps.append((back, instead[best - 1], float(max(points))))
                 better = True
                 break
-    return gone, swaps
+    return gone, swaps, unsure

@@ -29,3 +29,14 @@ def test_the_figures_of_cascades_are_those_measured(monkeypatch: pytest.MonkeyPa
     page = (ROOT / "docs" / "cascade.md").read_text(encoding="utf-8")
     between = page.partition(render.CASCADES)[2].partition(render.CASCADES_END)[0]
     assert between.strip() == render.cascades(results).strip()
+
+
+@pytest.mark.parametrize(("page", "name"), [("shift", "corruptions"), ("probe", "probe")])
+def test_the_figures_of_shifts_and_probes(page: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    inside = importlib.import_module("inside")
+    results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    begin, end = getattr(inside, name.upper())
+    between = text.partition(begin)[2].partition(end)[0]
+    assert between.strip() == getattr(inside, name)(results)

@@ -2,12 +2,18 @@
 
 The greedy loop never takes a step back, so its set for one amount is rarely the best of that size. First-order effects on the
 present circuit name a few heads to bring back and, for each, a few to take instead. Those run against the head that came back, on the
-engine and by the bounds of the exact search: a swap is made where it is better in Algorithm 1's own arithmetic, so that the
-objective only rises. It ends where none of the named swaps is better, or after half of the evaluations that the greedy loop takes.
+engine and by the bounds of the exact search: a swap is made where it is better in Algorithm 1's own arithmetic by more than the
+samples' chance, so that the objective only rises. It ends where none of the named swaps is, or after half of the evaluations that the
+greedy loop takes.
+
+Chance is the paired standard error of the gain. Each sample contributes its answer and its pairs, before and after the swap; with d the
+differences, scaled so that their mean over a set is the gain that the set brings, the variance is var(d_ID)/n + var(d_OOD)/m (DeLong et
+al. 1988, for the AUROC).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,17 +23,29 @@ import torch
 from hydrasurgeon.criteria.circuits.attribution import predicted
 from hydrasurgeon.criteria.circuits.effects import Effects, check_reached, first_order
 from hydrasurgeon.criteria.circuits.exact import Exact
-from hydrasurgeon.criteria.circuits.naive import measure
+from hydrasurgeon.criteria.circuits.naive import outcomes_of
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, contributions
 from hydrasurgeon.criteria.circuits.problem import Problem
 from hydrasurgeon.criteria.circuits.race import Race, Runner
 from hydrasurgeon.heads import Head
 
-__all__ = ["NAMED", "RETURNING", "Refined", "allowance", "named_swaps", "refine"]
+__all__ = [
+    "NAMED",
+    "RETURNING",
+    "SURE",
+    "Refined",
+    "allowance",
+    "chance",
+    "named_swaps",
+    "refine",
+]
 
 RETURNING = 8
 """How many heads may come back, of those that would help most."""
 NAMED = 8
 """How many may go in the place of each."""
+SURE = 1.96
+"""How many standard errors a swap must gain: its two-sided interval of 95 % leaves 0 out."""
 
 
 @dataclass
@@ -39,8 +57,12 @@ class Refined:
     """The objective without the heads that greedy removes,"""
     value: float
     """and without these."""
+    present: Outcomes
+    """What the model predicts without them."""
     swaps: list[tuple[Head, Head, float]] = field(default_factory=list)
     """Who came back, who went instead, and the objective then."""
+    unsure: int = 0
+    """Swaps that looked better and may have been so by chance: they were not made."""
     evaluations: int = 0
     backward_passes: int = 0
 
@@ -51,6 +73,7 @@ class Refined:
             "start": self.start,
             "value": self.value,
             "swaps": [[list(back), list(gone), value] for back, gone, value in self.swaps],
+            "unsure": self.unsure,
             "evaluations": self.evaluations,
             "backward_passes": self.backward_passes,
         }
@@ -70,8 +93,9 @@ def refine(
     """Swap heads of one set while that makes it better; as many go as before."""
     check_reached(problem, "--refine swap")
     search = Exact(problem)
-    value = problem.objective.value(measure(problem, removed))
-    result = Refined(list(removed), value, value)
+    present = outcomes_of(problem, removed)
+    value = _value(problem, present)
+    result = Refined(list(removed), value, value, present)
     most = allowance(len(problem.candidates), len(removed))
     better = True
     while better and result.evaluations < most:
@@ -123,9 +147,27 @@ def _swapped(
     race = Race(runner, [back, *instead], effects.present, search.tolerance)
     survivors = race.run([back])
     head, _ = search.decide(others, survivors)
-    value = problem.objective.value(measure(problem, (*others, head)))
+    swapped = outcomes_of(problem, (*others, head))
+    value = _value(problem, swapped)
     if head == back or value <= result.value:  # in half precision both can be
         return False
-    result.removed, result.value = [*others, head], value
+    if value - result.value <= SURE * chance(problem.objective, result.present, swapped):
+        result.unsure += 1
+        return False
+    result.removed, result.value, result.present = [*others, head], value, swapped
     result.swaps.append((back, head, value))
     return True
+
+
+def _value(problem: Problem, outcomes: Outcomes) -> float:
+    ((points, _),) = problem.objective.points(outcomes.one())
+    return problem.objective.value(points)
+
+
+def chance(objective: Objective, before: Outcomes, after: Outcomes) -> float:
+    """The standard error of how much the objective rises from one circuit to another, on samples like these."""
+    sides = [contributions(objective, each.one(), each.one())[0] for each in (before, after)]
+    change = (sides[1] - sides[0]) / objective.total
+    parts = [change[: objective.id_rows], change[objective.id_rows :]]
+    # As means over a set: a point of n samples is n points of one.
+    return math.sqrt(sum(len(part) * float(part.var()) for part in parts if len(part) > 1))

@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.criteria.together.candidates import Candidate, first_changed
 from hydrasurgeon.criteria.together.objective import Answers
 from hydrasurgeon.data import Samples
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.errors import DataError, OutputError
 from hydrasurgeon.measuring.predictions import (
     OodSet,
     Predictions,
@@ -73,9 +73,13 @@ class Cache:
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
 
     def fill(self, candidates: Sequence[Candidate]) -> None:
-        """Run those whose answers are not there; under torchrun each process takes its share of them."""
-        missing = [c for c in candidates if not self.place(c).exists()]
-        chunks = list(_chunks(missing))
+        """Run those whose answers are not there; under torchrun each process takes its share of them.
+
+        Who runs beside whom shows in the last bits. So whole chunks run, of which only what is missing is kept: a search
+        that was interrupted ends with the answers of one that was not.
+        """
+        missing = {place for c in candidates if not (place := self.place(c)).exists()}
+        chunks = [chunk for chunk in _chunks(candidates) if missing & {*map(self.place, chunk)}]
         done = len(candidates) - len(missing)
         with joined() as world:
             backbone = None
@@ -85,15 +89,22 @@ class Cache:
                     chunk = chunks[first + world.rank]
                     backbone = backbone or self.trial.loaded()
                     answers = self._run(backbone, chunk)
-                    mine = [(self.place(c), said) for c, said in zip(chunk, answers, strict=True)]
+                    said = zip(map(self.place, chunk), answers, strict=True)
+                    mine = [(place, each) for place, each in said if place in missing]
                 everyone = [each for part in world.gather(mine) for each in part]
                 if world.is_main:
-                    self.folder.mkdir(exist_ok=True)
-                    for place, said in everyone:
-                        write_predictions(said, place)
+                    self._make_folder()
+                    for place, predictions in everyone:
+                        write_predictions(predictions, place)
                 done += len(everyone)
                 self.trial.run.tick("candidates", done, len(candidates))
             world.gather(None)  # nobody reads before everything is written
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self.folder}: cannot be made ({error.strerror})") from error
 
     def read(self, candidate: Candidate) -> Answers:
         """What one that was run answered; samples in an order of their own, in which halves are alike."""

@@ -1,0 +1,6 @@
+"""The report as people read it: one HTML file, Markdown, LaTeX."""
+
+from hydrasurgeon.measuring.page.document import Material, document
+from hydrasurgeon.measuring.page.texts import latex, markdown
+
+__all__ = ["Material", "document", "latex", "markdown"]

@@ -1,0 +1,40 @@
+"use strict";
+// What a mark says, beside it: for a pointer, and for the arrow keys within a chart that has the focus.
+(() => {
+  const tip = document.getElementById("tip");
+  let current = null;
+  const hide = () => { if (current) current.classList.remove("on"); current = null; tip.hidden = true; };
+  const show = (mark) => {
+    hide();
+    current = mark;
+    mark.classList.add("on");
+    tip.textContent = mark.dataset.tip;
+    tip.hidden = false;
+    place();
+  };
+  const place = () => {
+    if (!current) return;
+    const at = current.getBoundingClientRect(), own = tip.getBoundingClientRect();
+    const left = Math.min(Math.max(8, at.left + at.width / 2 - own.width / 2), document.documentElement.clientWidth - own.width - 8);
+    const above = at.top - own.height - 8;
+    tip.style.left = `${left}px`;
+    tip.style.top = `${above > 4 ? above : at.bottom + 8}px`;
+  };
+  document.addEventListener("pointerover", (event) => {
+    const mark = event.target.closest("[data-tip]");
+    if (mark) show(mark); else if (!document.activeElement.matches("svg.marks")) hide();
+  });
+  document.addEventListener("keydown", (event) => {
+    const chart = document.activeElement.closest("svg.marks");
+    if (event.key === "Escape") return hide();
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!chart || !step) return;
+    const marks = [...chart.querySelectorAll("[data-tip]")];
+    if (!marks.length) return;
+    event.preventDefault();
+    const at = marks.indexOf(current);
+    show(marks[at < 0 ? (step > 0 ? 0 : marks.length - 1) : (at + step + marks.length) % marks.length]);
+  });
+  document.addEventListener("focusout", hide);
+  document.addEventListener("scroll", place, { capture: true, passive: true });
+})();

@@ -1,0 +1,178 @@
+"""Small charts as SVG: axes, lines, bars and marks, coloured by the page's style sheet and told in words to who cannot see them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from hydrasurgeon.visible import visible
+
+__all__ = ["COLOURS", "Chart", "Scale", "figure", "mark", "number", "text_of", "ticks"]
+
+WIDTH, HEIGHT = 360, 264
+"""Of a chart, in CSS pixels where a phone shows it."""
+LEFT, RIGHT, TOP, BOTTOM = 54, 10, 12, 42
+"""Room around the plot for ticks and labels."""
+RADIUS = 9
+"""Of a dot with a number in it."""
+ASIDE = (
+    (0, 0),
+    (0, -20),
+    (0, 20),
+    (20, 0),
+    (-20, 0),
+    (16, -16),
+    (-16, -16),
+    (16, 16),
+    (-16, 16),
+    (0, -40),
+    (0, 40),
+)
+"""Where such a dot goes, in turn, where another one is."""
+# Distinct colours of the style sheet; further rows repeat them in other dashes.
+COLOURS = 8
+
+
+def text_of(value: object) -> str:
+    """Text from anywhere as HTML that shows it and nothing else."""
+    return escape(visible(value), quote=True)
+
+
+def number(value: float) -> str:
+    """A coordinate: short, and the same on every machine."""
+    short = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if short == "-0" else short
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values from `low` to `high` on pixels from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low or 1.0
+        return self.start + (value - self.low) / span * (self.end - self.start)
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers between two, about `count` of them."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    size = 10 ** math.floor(math.log10(span / count))
+    step = min((size * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - count))  # fmt: skip
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [at * step for at in range(first, last + 1)]
+
+
+def colour(at: int) -> str:
+    """The classes of row `at`: its colour, and dashes from the ninth row on."""
+    return f"c{at % COLOURS}" + (f" d{min(at // COLOURS, 2)}" if at >= COLOURS else "")
+
+
+def mark(shape: str, tip: str, *, kind: str = "mark") -> str:
+    """Anything that says more when it is pointed at or reached by the arrow keys."""
+    name, _, rest = shape.partition(" ")
+    said = "&#10;".join(map(text_of, tip.split("\n")))
+    return f'<{name} class="{kind}" data-tip="{said}" {rest}'
+
+
+@dataclass
+class Chart:
+    """One plot with two axes; pieces are added from back to front."""
+
+    title: str
+    says: str
+    """What it shows, for who cannot see it."""
+    x: Scale
+    y: Scale
+    width: int = WIDTH
+    height: int = HEIGHT
+    pieces: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, title: str, says: str, *, x: tuple[float, float], y: tuple[float, float]) -> Chart:
+        """A chart of the common size."""
+        across = Scale(*x, LEFT, WIDTH - RIGHT)
+        return cls(title, says, across, Scale(*y, HEIGHT - BOTTOM, TOP))
+
+    def axes(self, x_label: str, y_label: str, *, percent: str = "") -> None:
+        """Grid, ticks and what the axes are; `percent` names those of shares, "x", "y" or "xy"."""
+        for value in ticks(self.y.low, self.y.high):
+            at = number(self.y(value))
+            self.pieces.append(f'<line class="grid" x1="{LEFT}" x2="{number(self.x.end)}" y1="{at}" y2="{at}"/>')  # fmt: skip
+            self.pieces.append(f'<text class="tick" x="{LEFT - 6}" y="{at}" dy=".32em" text-anchor="end">{_tick(value, "y" in percent)}</text>')  # fmt: skip
+        for value in ticks(self.x.low, self.x.high):
+            at = number(self.x(value))
+            self.pieces.append(f'<line class="grid" y1="{TOP}" y2="{number(self.y.start)}" x1="{at}" x2="{at}"/>')  # fmt: skip
+            self.pieces.append(f'<text class="tick" x="{at}" y="{number(self.y.start + 15)}" text-anchor="middle">{_tick(value, "x" in percent)}</text>')  # fmt: skip
+        middle = number((self.x.start + self.x.end) / 2)
+        self.pieces.append(f'<text class="axis" x="{middle}" y="{self.height - 8}" text-anchor="middle">{text_of(x_label)}</text>')  # fmt: skip
+        across = number((self.y.start + self.y.end) / 2)
+        self.pieces.append(f'<text class="axis" transform="rotate(-90 11 {across})" x="11" y="{across}" text-anchor="middle">{text_of(y_label)}</text>')  # fmt: skip
+
+    def line(self, points: Sequence[tuple[float, float]], at: int, tip: str) -> None:
+        """A curve of row `at`, with a broad invisible one around it that is easy to point at."""
+        path = "M" + "L".join(f"{number(self.x(a))} {number(self.y(b))}" for a, b in points)
+        self.pieces.append(f'<path class="line {colour(at)}" d="{path}"/>')
+        self.pieces.append(mark(f'path d="{path}"/>', tip, kind="mark wide"))
+
+    def point(self, a: float, b: float, at: int, tip: str) -> None:
+        """A small dot of row `at`."""
+        shape = f'circle cx="{number(self.x(a))}" cy="{number(self.y(b))}" r="3.5"/>'
+        self.pieces.append(mark(shape, tip, kind=f"mark dot {colour(at)}"))
+
+    def badges(self, points: Sequence[tuple[float, float, int, str]]) -> None:
+        """Dots with the numbers of their rows; one that would cover another stands aside, tied to its place."""
+        placed: list[tuple[float, float]] = []
+        for a, b, at, tip in points:
+            x, y = self.x(a), self.y(b)
+            free = [
+                (x + dx, y + dy)
+                for dx, dy in ASIDE
+                if all(math.hypot(x + dx - px, y + dy - py) >= 2 * RADIUS for px, py in placed)
+            ]
+            bx, by = free[0] if free else (x, y)
+            placed.append((bx, by))
+            if (bx, by) != (x, y):
+                self.pieces.append(f'<path class="line thin {colour(at)}" d="M{number(x)} {number(y)}L{number(bx)} {number(by)}"/>')  # fmt: skip
+            self.pieces.append(mark(f'circle cx="{number(bx)}" cy="{number(by)}" r="{RADIUS}"/>', tip, kind=f"mark dot {colour(at)}"))  # fmt: skip
+            self.pieces.append(f'<text class="in-dot" x="{number(bx)}" y="{number(by)}" dy=".34em" text-anchor="middle">{at + 1}</text>')  # fmt: skip
+
+    def bar(self, low: float, high: float, top: float, kind: str, tip: str) -> None:
+        """From the bottom to `top`."""
+        x, y = self.x(low), self.y(top)
+        shape = f'rect x="{number(x + 0.5)}" y="{number(y)}" width="{number(max(self.x(high) - x - 1, 0.5))}" height="{number(max(self.y.start - y, 0))}"/>'
+        self.pieces.append(mark(shape, tip, kind=f"mark {kind}"))
+
+    def add(self, piece: str) -> None:
+        self.pieces.append(piece)
+
+    def svg(self) -> str:
+        return drawing(self.title, self.says, self.width, self.height, "".join(self.pieces))
+
+
+def drawing(title: str, says: str, width: int, height: int, content: str, *, kind: str = "") -> str:
+    """An SVG that has a name and a description, and is one stop of the Tab key."""
+    return (
+        f'<svg class="marks {kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" tabindex="0" '
+        f'aria-label="{text_of(title)}. {text_of(says)}"><title>{text_of(title)}</title><desc>{text_of(says)}</desc>{content}</svg>'
+    )
+
+
+def figure(caption: str, content: str, *, note: str = "") -> str:
+    more = f'<span class="note">{note}</span>' if note else ""
+    return f"<figure><figcaption>{text_of(caption)}{more}</figcaption>{content}</figure>"
+
+
+def _tick(value: float, percent: bool) -> str:
+    if percent:
+        return f"{100 * value:.4g}"
+    return f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")

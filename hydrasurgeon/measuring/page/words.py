@@ -1,0 +1,147 @@
+"""The verdict in words: better, equal or worse than the reference, by how much, and for what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hydrasurgeon.measuring.page.grids import shown_name
+from hydrasurgeon.measuring.paired import Difference
+from hydrasurgeon.measuring.report import Result
+
+__all__ = ["NAMES", "Verdict", "figures", "headline", "spent", "verdict"]
+
+Word = Literal["better", "equal", "worse", "mixed", "unknown"]
+
+NAMES = {
+    "accuracy": "accuracy",
+    "brier": "Brier score",
+    "nll": "NLL",
+    "ece": "ECE",
+    "auroc": "OOD AUROC",
+}
+"""What a metric is called in a sentence."""
+LEVEL = 0.01
+"""By how much costs may differ and be called the same."""
+HEADS = {
+    "better": "Better",
+    "equal": "Equal",
+    "worse": "Worse",
+    "mixed": "Mixed",
+    "unknown": "Not compared",
+}
+"""The word above a verdict."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one row is worth beside the reference."""
+
+    name: str
+    word: Word
+    sentence: str
+    cost: str
+    differences: tuple[Difference, ...]
+
+    @property
+    def head(self) -> str:
+        return HEADS[self.word]
+
+
+def verdict(
+    result: Result, reference: Result, differences: Sequence[Difference] | None, *, level: float
+) -> Verdict:
+    """None: the two did not answer for the same samples, so that nothing can be told of their difference."""
+    name, other = shown_name(result), shown_name(reference)
+    cost = cost_words(result, reference)
+    if differences is None:
+        why = f"It did not answer for the samples that {other} answered for, so the two are not compared."
+        return Verdict(name, "unknown", why, cost, ())
+    better = [d for d in differences if d.judgement == "better"]
+    worse = [d for d in differences if d.judgement == "worse"]
+    equal = [NAMES[d.metric] for d in differences if d.judgement == "equal"]
+    word: Word = "mixed" if better and worse else "better" if better else "worse" if worse else "equal"  # fmt: skip
+    parts = []
+    if better:
+        parts.append(f"Better than {other} in {_told(better)}")
+    if worse:
+        parts.append(f"{'worse' if better else f'Worse than {other}'} in {_told(worse)}")
+    if not parts:
+        same = f"These samples do not tell it from {other}: no {100 * level:.4g} % interval of {listed(equal)} leaves out 0."
+        return Verdict(name, word, same, cost, tuple(differences))
+    if equal:
+        parts.append(f"level in {listed(equal)}")
+    return Verdict(name, word, "; ".join(parts) + ".", cost, tuple(differences))
+
+
+def _told(differences: Iterable[Difference]) -> str:
+    return listed(
+        [
+            f"{NAMES[d.metric]} ({signed(d.value)}, between {signed(d.low)} and {signed(d.high)})"
+            for d in differences
+        ]
+    )
+
+
+def signed(value: float) -> str:
+    """With a sign that is one, and three digits of what is small."""
+    digits = 3 if abs(value) >= 0.01 else 4
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    *first, last = words or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def cost_words(result: Result, reference: Result) -> str:
+    """How many times the reference's cost; empty where either is not known."""
+    mine, theirs = result.cost, reference.cost
+    if mine is None or theirs is None:
+        return "Its cost is not known." if mine is None else ""
+    parts = []
+    # A time is another one in the next minute: it stands in the table, no verdict rests on it.
+    for what, key in (("multiply-adds", "macs"), ("parameters", "params")):
+        # A cascade runs all of its members on some samples only.
+        spent, base = mine.model_dump(), theirs.model_dump()
+        value = spent.get("expected_macs") or spent[key] if key == "macs" else spent[key]
+        against = base.get("expected_macs") or base[key] if key == "macs" else base[key]
+        if value and against:
+            ratio = value / against
+            parts.append(f"the same {what}" if abs(ratio - 1) < LEVEL else f"{ratio:.2f} × the {what}")  # fmt: skip
+    return f"It takes {listed(parts)}." if parts else ""
+
+
+def headline(verdicts: Sequence[Verdict], reference: str) -> str:
+    """One sentence over all rows."""
+    if not verdicts:
+        return f"What {reference} is worth"
+    says = {
+        "better": "better", "mixed": "better in some and worse in others", "equal": "level", "worse": "worse",
+        "unknown": "not compared",
+    }  # fmt: skip
+    parts = []
+    for word, judgement in says.items():
+        names = [v.name for v in verdicts if v.word == word]
+        if names:
+            parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {judgement}")
+    return f"Beside {reference}, {'; '.join(parts)}"
+
+
+def figures(result: Result) -> str:
+    """The reference's own figures in a sentence."""
+    i = result.id
+    quality = [f"Accuracy {i.accuracy:.3f}", f"Brier score {i.brier:.3f}", f"NLL {i.nll:.3f}", f"ECE {i.ece:.3f}"]  # fmt: skip
+    if "all" in result.ood_average:
+        quality.append(f"OOD AUROC {result.ood_average['all'].auroc:.3f}")
+    return f"{listed(quality)}."
+
+
+def spent(result: Result) -> str:
+    """What the reference costs; empty where that is not known."""
+    if result.cost is None:
+        return ""
+    macs, params = result.cost.macs / 1e6, result.cost.params / 1e6
+    return f"{macs:.3g} M multiply-adds for one sample, {params:.3g} M parameters."

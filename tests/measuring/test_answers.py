@@ -1,0 +1,85 @@
+"""What stays of each sample makes the metrics that whole logits make, and the curves that are drawn of it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from hydrasurgeon.decision.conformal import Conformal
+from hydrasurgeon.measuring import answers as module
+from hydrasurgeon.measuring import curves, metrics, selective
+from hydrasurgeon.measuring.answers import answers, summary
+from hydrasurgeon.measuring.reading import Reading
+
+
+def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:
+    return 2 * torch.randn(rows, members, classes, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("elements", [1, 100, 1 << 20])
+def test_pieces_of_any_size_make_the_metrics_of_the_whole(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ELEMENTS", elements)
+    z, labels = logits(), torch.arange(257) % 5
+    reading = Reading(1.7, conformal=Conformal("lac", 0.9, 0.8))
+    probs = metrics.mean_probs(z, 1.7)
+    expected = metrics.probability_metrics(probs, labels)
+    measured = summary(answers(z, labels, reading), reading)
+    assert {name: getattr(measured, name) for name in expected} == pytest.approx(expected, abs=1e-14)  # fmt: skip
+    sets = Conformal("lac", 0.9, 0.8).sets(probs)
+    assert measured.coverage == selective.set_coverage(sets, labels)
+    assert measured.set_size == selective.set_size(sets)
+    confidence, predicted = probs.max(dim=-1)
+    assert measured.aurc == pytest.approx(selective.aurc(confidence, predicted == labels))
+
+
+@pytest.mark.parametrize("kind", ["msp", "entropy", "energy", "max-logit", "mi", "gen"])
+def test_scores_by_pieces_are_those_of_the_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydrasurgeon.measuring import reading
+
+    whole = metrics.ood_score(logits(), kind, 1.3)
+    monkeypatch.setattr(reading, "ELEMENTS", 40)
+    assert torch.equal(Reading(1.3).foreign(kind, logits(), {}), whole)
+
+
+def test_a_reliability_curve_holds_the_calibration_error() -> None:
+    z, labels = logits(), torch.arange(257) % 5
+    inside = answers(z, labels, Reading())
+    bins = curves.reliability(inside.confidence, inside.correct)
+    assert sum(b.count for b in bins) == 257
+    error = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / 257
+    assert error == pytest.approx(metrics.ece_of(inside.confidence, inside.correct))
+
+
+def test_a_roc_has_the_area_that_is_told() -> None:
+    generator = torch.Generator().manual_seed(3)
+    inside = torch.randn(90, generator=generator).double().round(decimals=1)  # with ties
+    outside = (torch.randn(60, generator=generator) + 1).double().round(decimals=1)
+    points = curves.roc(inside, outside)
+    assert points[0] == (0, 0)
+    assert points[-1] == (1, 1)
+    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
+    assert area == pytest.approx(metrics.auroc(inside, outside))
+
+
+def test_a_risk_curve_ends_at_the_error() -> None:
+    inside = answers(logits(), torch.arange(257) % 5, Reading())
+    points = curves.risk_coverage(inside.confidence, inside.correct)
+    assert len(points) <= curves.POINTS
+    assert points[-1] == (1.0, pytest.approx(1 - float(inside.correct.double().mean())))
+
+
+def test_a_histogram_counts_every_sample_once() -> None:
+    generator = torch.Generator().manual_seed(3)
+    sets = [torch.randn(1000, generator=generator), torch.full((50,), 99.0)]
+    low, high, shares = curves.histogram(sets)
+    assert low < high == 99
+    assert [sum(each) for each in shares] == pytest.approx([1, 1])
+    assert shares[1][-1] == 1
+    flat = curves.histogram([torch.zeros(3)])
+    assert flat[0] < 0 < flat[1]

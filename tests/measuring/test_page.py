@@ -1,0 +1,277 @@
+"""eval --html, --markdown, --latex: one file that holds all it shows, says what is better, and takes names for names."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import DataError, OutputError, UsageError
+from hydrasurgeon.measuring.page.grids import Column, grids
+from hydrasurgeon.measuring.page.svg import Scale, number, ticks
+
+NASTY = "</title><script>alert(1)</script><b>&\"'|`_%$\\{x}"
+VOID = {"meta", "link", "br", "img", "line", "rect", "circle", "path", "input"}
+
+
+def write(path: Path, sharpness: float, *, name: str, **changes: Any) -> Path:
+    """Someone's predictions; the sharper, the better."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(200) % 4
+    logits = torch.randn(200, 2, 4, generator=generator)
+    logits[torch.arange(200), :, labels] += sharpness
+    foreign = torch.randn(90, 2, 4, generator=generator)
+    tensors = {"logits": logits, "labels": labels, "ood.near <set>.logits": foreign, "ood.far.logits": foreign / 2}  # fmt: skip
+    tensors |= {f"shift.fog.{s}.{what}": t for s in (1, 5) for what, t in (("logits", logits / s), ("labels", labels))}  # fmt: skip
+    about = {"name": name, "kind": "hydra", "ood": [["near <set>", "near"], ["far", "far"]], "shift": [["fog", 1], ["fog", 5]], "cost": {"params": int(1e6 * sharpness), "macs": int(1e7 * sharpness)}}  # fmt: skip
+    save_file({k: v.clone() for k, v in {**tensors, **changes}.items()}, path, metadata={"hydrasurgeon.predictions": json.dumps(about)})  # fmt: skip
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return [
+        write(tmp_path / "a.safetensors", 1.5, name="base"),
+        write(tmp_path / "b.safetensors", 3.0, name=NASTY),
+        write(tmp_path / "c.safetensors", 1.0, name="weak"),
+    ]
+
+
+class Page(HTMLParser):
+    """The elements of a page, which must be closed as they were opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.stack[-1] if self.stack else "", data))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def said(self, tag: str) -> list[str]:
+        return [text for name, text in self.texts if name == tag]
+
+
+def page(files: list[Path], path: Path, **options: Any) -> tuple[Page, str]:
+    hs.evaluate([], predictions_in=files, html=path, **options)
+    text = path.read_text(encoding="utf-8")
+    return Page(text), text
+
+
+def test_one_file_that_asks_for_nothing(files: list[Path], tmp_path: Path) -> None:
+    parsed, text = page(files, tmp_path / "r.html")
+    assert len(text) < 300_000
+    assert not [a for _, attributes in parsed.tags for a in attributes if a in ("src", "style") or a.startswith("on")]  # fmt: skip
+    assert all(a["href"].startswith("#") for a in parsed.all("a"))
+    assert "http" not in re.sub(r'http-equiv="Content', "", text)
+    # The policy names this style and this script, by their hashes.
+    (policy,) = [m["content"] for m in parsed.all("meta") if m.get("http-equiv")]
+    for tag in ("style", "script"):
+        (content,) = parsed.said(tag)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in str(policy)
+    assert str(policy).startswith("default-src 'none'")
+
+
+def test_names_are_text(files: list[Path], tmp_path: Path) -> None:
+    parsed, _ = page(files, tmp_path / "r.html")
+    assert len(parsed.all("script")) == 1
+    assert not parsed.all("b")
+    assert NASTY in " ".join(parsed.said("h3"))
+    assert any(NASTY in str(svg["aria-label"]) for svg in parsed.all("svg"))
+
+
+def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
+    parsed, _ = page(files, tmp_path / "r.html")
+    charts = parsed.all("svg")
+    assert len(charts) > 10
+    assert all(svg["role"] == "img" and len(str(svg["aria-label"])) > 20 and svg["tabindex"] == "0" for svg in charts)  # fmt: skip
+    assert len(parsed.all("desc")) == len(charts)
+    assert len(parsed.all("caption")) == len(parsed.all("table")) > 3
+    assert all(head.get("scope") in ("col", "row", "colgroup") for head in parsed.all("th"))
+    assert any("AUROC: base 0." in str(svg["aria-label"]) for svg in charts)
+
+
+def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
+    parsed, text = page(files, tmp_path / "r.html")
+    assert (
+        "".join(parsed.said("h1"))
+        == f"Beside base, {NASTY} is better; weak is better in some and worse in others."
+    )
+    badges = [a["class"] for a in parsed.all("span") if str(a.get("class")).startswith("badge")]
+    assert badges == ["badge reference", "badge better", "badge mixed"]
+    assert "Worse than" not in text.partition("<h3>weak")[0]
+    assert "It takes 2.00 × the multiply-adds and 2.00 × the parameters." in text
+    turned, _ = page(files, tmp_path / "w.html", reference="weak")
+    assert "".join(turned.said("h1")).endswith("base is better in some and worse in others.")
+    alone, _ = page(files[:1], tmp_path / "one.html")
+    assert "".join(alone.said("h1")) == "What base is worth."
+
+
+def test_other_samples_are_not_compared(files: list[Path], tmp_path: Path) -> None:
+    other = write(tmp_path / "o.safetensors", 2.0, name="other", labels=(torch.arange(200) + 1) % 4)
+    parsed, text = page([files[0], other], tmp_path / "r.html")
+    assert "".join(parsed.said("h1")) == "Beside base, other is not compared."
+    assert "did not answer for the samples" in text
+
+
+def test_the_same_bytes_again(files: list[Path], tmp_path: Path) -> None:
+    _, first = page(files, tmp_path / "r.html")
+    _, second = page(files, tmp_path / "s.html")
+    assert first == second
+    assert str(tmp_path) not in first
+
+
+def test_checkpoints_bring_heads_and_history(
+    tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
+) -> None:
+    source = tiny()
+    members = [hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
+    evaluation = hs.evaluate([source, hydra], data=images(), html=tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    parsed = Page(text)
+    manifests = [json.loads(Path(f"{str(p).removesuffix('.safetensors')}.heads.json").read_text()) for p in (source, hydra)]  # fmt: skip
+    for manifest in manifests:
+        assert manifest["weights_sha256"] in text
+    for step in manifests[1]["history"]:
+        assert all(each["sha256"] in text for each in step["inputs"])
+    maps = [svg for svg in parsed.all("svg") if "map" in str(svg["class"])]
+    assert len(maps) == 2
+    kept = sum(len(row) for member in manifests[1]["members"] for row in member["kept"]["vision"])
+    assert text.count(" stripe") - text.count(".stripe") == kept
+    assert evaluation.printed == {}
+
+
+def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
+    report = hs.evaluate([], predictions_in=files).report
+    table = grids(report)[0]
+    at = table.columns.index(Column("accuracy", "higher"))
+    assert [row[at].rank for row in table.rows] == ["second", "best", ""]
+    two = grids(hs.evaluate([], predictions_in=files[:2]).report)[0]
+    assert [row[at].rank for row in two.rows] == ["", "best"]  # the second of two is the worst
+    alike = grids(hs.evaluate([], predictions_in=[files[0], files[0]]).report)[0]
+    assert [row[at].rank for row in alike.rows] == ["", ""]
+
+
+def test_markdown_and_latex(files: list[Path], tmp_path: Path) -> None:
+    hs.evaluate([], predictions_in=files, markdown=tmp_path / "r.md", latex=tmp_path / "r.tex", ci=0.9)  # fmt: skip
+    text = (tmp_path / "r.md").read_text(encoding="utf-8")
+    assert text.startswith("- **Better**: `")
+    assert "### In distribution\n\n|  | accuracy ↑ | Brier ↓ |" in text
+    for table in text.split("### ")[1:]:
+        lines = [line for line in table.splitlines() if line.startswith("|")]
+        # A bar in a name is none of the table's.
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+        assert len(lines) == 5
+    tex = (tmp_path / "r.tex").read_text(encoding="utf-8")
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == len(grids(hs.evaluate([], predictions_in=files).report))  # fmt: skip
+    assert r"\textbf{" in tex
+    assert r"\underline{" in tex
+    assert r"\textbackslash{}\{x\}" in tex
+    for table in tex.split(r"\begin{tabular}{")[1:]:
+        columns = len(table.partition("}")[0])
+        rows = [
+            line
+            for line in table.splitlines()
+            if line.endswith(r" \\") and "multicolumn" not in line
+        ]
+        assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [columns] * 4
+
+
+@pytest.mark.parametrize("kind", ["markdown", "latex"])
+def test_on_stdout_instead_of_the_tables(
+    kind: str, files: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Without a word behind it, it is printed; the next word may be a file of predictions.
+    assert run(["eval", f"--{kind}", "--predictions-in", str(files[0])]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith({"markdown": "### In dis", "latex": "% Needs"}[kind])
+    assert run(["eval", f"--{kind}", "-", "--predictions-in", str(files[0])]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_what_is_refused(files: list[Path], tmp_path: Path) -> None:
+    taken = tmp_path / "r.html"
+    taken.write_text("mine")
+    with pytest.raises(OutputError, match="already exists"):
+        hs.evaluate([], predictions_in=files, html=taken)
+    assert taken.read_text() == "mine"
+    hs.evaluate([], predictions_in=files, html=taken, force=True)
+    with pytest.raises(UsageError, match=r"--reference bse: no result is called so \(did you mean base\?\)"):  # fmt: skip
+        hs.evaluate([], predictions_in=files, html=tmp_path / "s.html", reference="bse")
+    assert not (tmp_path / "s.html").exists()
+    with pytest.raises(UsageError, match="what a report compares with"):
+        hs.evaluate([], predictions_in=files, reference="base")
+    assert run(["eval", "--predictions-in", str(files[0]), "--markdown", "-", "--json", "-"]) == 2
+
+
+def test_models_of_other_classes_stand_in_no_table(files: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "o.safetensors"
+    save_file({"logits": torch.randn(9, 1, 7), "labels": torch.arange(9) % 7}, other)
+    with pytest.raises(DataError, match="base has 4 classes, o 7"):
+        hs.evaluate([], predictions_in=[files[0], other])
+
+
+def test_values_that_are_not_finite_are_counted(files: list[Path], tmp_path: Path) -> None:
+    logits = torch.zeros(200, 2, 4)
+    logits[17, 1, 3] = logits[17, 0, 0] = float("nan")
+    logits[40, 0, 1] = -float("inf")
+    path = write(tmp_path / "n.safetensors", 1.0, name="n", logits=logits)
+    with pytest.raises(DataError, match=r"logits holds values that are not finite: 2 NaN and 1 infinite of 1,600, in 2 of 200 rows; the first in row 17, member 0, class 0"):  # fmt: skip
+        hs.evaluate([], predictions_in=[path])
+
+
+def test_foreign_data_that_is_not_foreign_is_told(
+    tiny: Callable[..., Path], images: Callable[..., str], files: list[Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    import numpy as np
+
+    source, data = tiny(), images()
+    mixed = np.load(images("other.npz", seed=7, rows=20))["images"]
+    np.savez(tmp_path / "mixed.npz", images=np.concatenate([mixed, np.load(data)["images"][3:6]]))
+    evaluation = hs.evaluate([source], data=data, ood=[f"far:mixed={tmp_path / 'mixed.npz'}", f"far:clean={images('clean.npz', seed=9)}"], predictions=tmp_path / "p.safetensors", html=tmp_path / "r.html")  # fmt: skip
+    (note,) = evaluation.notes
+    assert note.startswith("OOD set mixed: 3 of its 23 samples are in data.npz too, byte for byte")
+    assert "OOD set mixed: 3 of its 23 samples" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert run(["eval", "--predictions-in", str(tmp_path / "p.safetensors")]) == 0
+    assert "note: vit: OOD set mixed: 3 of its 23 rows have the very logits" in capsys.readouterr().err  # fmt: skip
+    assert hs.evaluate([], predictions_in=files).notes == ()
+
+
+def test_small_parts() -> None:
+    assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert ticks(-3, 17) == pytest.approx([0, 5, 10, 15])
+    assert ticks(2, 2) == [2]
+    assert [number(v) for v in (1, 0.126, -0.001, -2.5, 100)] == ["1", "0.13", "0", "-2.5", "100"]
+    assert Scale(0, 10, 100, 0)(2.5) == 75
