@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.runtime.classifier import Classifier
@@ -64,11 +65,14 @@ def _weights(parts: Sequence[Any]) -> Linear:
 
 def _parts(model: Classifier) -> list[list[Any]]:
     """What each member classifies with: its last linear layer (two, with distillation), or the zero-shot module itself."""
-    modules = list(model.module.members) if isinstance(model.module, Hydra) else [model.module]
-    return [_of_member(module, model) for module in modules]
+    if isinstance(model.module, Hydra):
+        pairs = zip(model.module.members, model.module.anatomies, strict=True)
+        return [_of_member(module, model, anatomy) for module, anatomy in pairs]
+    return [_of_member(model.module, model)]
 
 
-def _of_member(module: nn.Module, model: Classifier) -> list[Any]:
+def _of_member(module: nn.Module, model: Classifier, anatomy: Anatomy | None = None) -> list[Any]:
+    """`anatomy`: the module's, where it has been taken apart already."""
     about = model.manifest.model
     if about.num_classes == 0:
         raise SurgeryError(
@@ -77,11 +81,8 @@ def _of_member(module: nn.Module, model: Classifier) -> list[Any]:
         )
     if hasattr(module, "class_features"):
         return [module]
-    reads = [
-        part
-        for part in family_of(about).anatomy(module).readout_parts
-        if isinstance(part, nn.Module)
-    ]
+    anatomy = anatomy or family_of(about).anatomy(module)
+    reads = [part for part in anatomy.readout_parts if isinstance(part, nn.Module)]
     # A distilled model has two classifiers side by side; others may have a hidden layer before the last.
     side_by_side = [part for part in reads if _answers(part, about.num_classes)]
     nested = [part for each in reads for part in each.modules() if _answers(part, about.num_classes)]  # fmt: skip

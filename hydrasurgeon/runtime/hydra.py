@@ -129,7 +129,9 @@ class Hydra(nn.Module):
             self._parts[chosen] = Hydra(modules, self._anatomy, trunk=self.trunk)
         part = self._parts[chosen]
         part.mode = "apart" if len(chosen) == 1 else self.mode
-        return part.train(self.training)
+        # Its modules are this one's: `train` would walk through all of them in every pass.
+        part.training = self.training
+        return part
 
     def finish(self, started: Started) -> Float[Tensor, "batch member klass"]:
         """All that is behind `start`."""

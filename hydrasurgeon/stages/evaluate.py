@@ -185,8 +185,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
     made = _made(opened, labelled, arguments)
     cards = cards_of(opened) if arguments.card else []
-    if arguments.cascade:
-        check_cascades(opened)
+    check_cascades(opened if arguments.cascade else ())
     for checkpoint in opened:
         checkpoint.digests()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]

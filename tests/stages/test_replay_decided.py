@@ -107,3 +107,18 @@ def test_the_script_makes_the_same_file(folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(hs.__file__).parents[1])}
     assert subprocess.run(["sh", "-c", command], cwd=place, env=env, check=False).returncode == 0
     assert (place / "ready.safetensors").read_bytes() == (folder / "ready.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_cascade_is_made_again(folder: Path) -> None:
+    """With a score that was asked for, foreign data choose the cascade alone; its limit is recorded though nobody gave it."""
+    lines = ("calibrate hydra --data data/val.npz --ood o1.npz --ood-score msp --cascade -o quick", "calibrate hydra --data data/val.npz --cascade --budget 1.3 --ood-score entropy -o cheap")  # fmt: skip
+    made(folder, *lines)
+    kept = sources(folder)
+    for name, limit in (("quick", {"max_drop": 0.5}), ("cheap", {"budget": 1.3})):
+        step = open_checkpoint(folder / f"{name}.safetensors").manifest.history[-1]
+        assert {key: step.args[key] for key in ("cascade", *limit)} == {"cascade": True, **limit}
+        result = replay(folder / f"{name}.safetensors", folder=kept, out=folder / f"again-{name}")
+        assert all(check.holds for check in result.checks), result.checks
+        again = folder / f"again-{name}" / f"{name}.safetensors"
+        assert again.read_bytes() == (folder / f"{name}.safetensors").read_bytes()
