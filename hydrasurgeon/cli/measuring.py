@@ -244,6 +244,10 @@ def export(
     aot: Annotated[
         bool, typer.Option("--aot", help="pt2: compiled for this machine (AOTInductor).")
     ] = False,
+    cascade: Annotated[
+        bool,
+        typer.Option("--cascade", help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx."),
+    ] = False,
     member: Annotated[
         int | None,
         typer.Option("--member", metavar="I", help="padded: which member of a hydra, from 0."),
@@ -260,7 +264,7 @@ def export(
     from hydrasurgeon.stages.export import export as stage
 
     exported = stage(
-        checkpoint, format=format, out=out, aot=aot, member=member, arch=arch, force=force, **quantisation, **class_names
+        checkpoint, format=format, out=out, aot=aot, cascade=cascade, member=member, arch=arch, force=force, **quantisation, **class_names
     )  # fmt: skip
     render.exported(exported, json=json, quiet=quiet)
 

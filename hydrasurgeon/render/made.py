@@ -231,6 +231,7 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
         return as_json(
             {
                 "path": str(done.path),
+                "beside": None if done.beside is None else str(done.beside),
                 "format": done.format,
                 "bytes": done.nbytes,
                 "inputs": list(done.inputs),
@@ -249,6 +250,8 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
     graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
     ran = "the file" if done.opset is None else "onnxruntime"
     opset = "" if done.opset is None else f" (opset {done.opset})"
+    if done.beside is not None:
+        show((str(done.beside), "bold"), ": of the rows that go on")
     show(path, f"{graph}{opset}; {ran} differs from torch by at most {done.max_difference:.2g}")
     if compared is not None:
         changes = [f"{name} {value:.4f} → {compared.after[name]:.4f}" for name, value in compared.before.items()]  # fmt: skip

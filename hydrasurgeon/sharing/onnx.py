@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.sharing.program import Captured, about, captured_program, differences
 
-__all__ = ["OPSET", "Exported", "silent", "to_onnx"]
+__all__ = ["OPSET", "TOLERANCE", "Exported", "converted", "described", "silent", "to_onnx"]
 
 OPSET = 18
 """The version of ONNX's operators that is written: the oldest that torch's exporter has."""
@@ -37,16 +37,20 @@ class Exported:
 def to_onnx(model: Classifier) -> Exported:
     """An ONNX model with a dynamic batch (and text length), proven to give torch's outputs."""
     with captured_program(model) as captured:
-        content = _described(_converted(captured), about(model))
+        content = described(
+            converted(captured.program, captured.inputs, captured.outputs), about(model)
+        )
         worst = _difference(content, captured)
     return Exported(content, captured.inputs, captured.outputs, worst)
 
 
-def _converted(captured: Captured) -> Any:
+def converted(
+    program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]
+) -> Any:
     """The graph as onnx's own record."""
     with silent(), torch.no_grad():
         made = torch.onnx.export(
-            captured.program, input_names=list(captured.inputs), output_names=list(captured.outputs),
+            program, input_names=list(inputs), output_names=list(outputs),
             opset_version=OPSET, dynamo=True, verbose=False,
         )  # fmt: skip
     assert made is not None
@@ -66,7 +70,7 @@ def silent() -> Iterator[None]:
         logging.disable(before)
 
 
-def _described(proto: Any, facts: Mapping[str, str]) -> bytes:
+def described(proto: Any, facts: Mapping[str, str]) -> bytes:
     """The same file, which says in its metadata what the labels and thresholds are, and of which weights."""
     import onnx
 

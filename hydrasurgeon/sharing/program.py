@@ -25,7 +25,20 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["DECIDED", "OUTPUTS", "Captured", "about", "captured_program", "differences", "sample"]
+__all__ = [
+    "DECIDED",
+    "OUTPUTS",
+    "Captured",
+    "ExactNumbers",
+    "about",
+    "captured_program",
+    "check_torch",
+    "decided",
+    "differences",
+    "drop_unused",
+    "sample",
+    "settled",
+]
 
 OUTPUTS = ("logits", "probs")
 """Names of what an exported model gives."""
@@ -41,7 +54,19 @@ CHECKED = ((1, 5), (3, 11))
 """Batch sizes and text lengths on which a file must give torch's outputs."""
 
 
-ARITHMETIC = {"add", "sub", "mul", "div", "gt", "pow", "clamp_min", "__rsub__", "__rdiv__"}
+ARITHMETIC = {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "gt",
+    "ge",
+    "le",
+    "pow",
+    "clamp_min",
+    "__rsub__",
+    "__rdiv__",
+}
 """The operations of a tensor with a number that decisions are made of."""
 
 
@@ -92,13 +117,13 @@ class _Texts(_Graph):
 
 def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
     """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in float64."""
-    with _ExactNumbers():
+    with ExactNumbers():
         total, _ = uncertainties(logits, state.temperature, state.joint)
         score = state.ood_score(logits, features)
         return state.probs(logits).float(), total.float(), score, score > state.ood.threshold
 
 
-class _ExactNumbers(TorchFunctionMode):
+class ExactNumbers(TorchFunctionMode):
     """Within the block numbers that meet float64 tensors are such tensors: ONNX's exporter rounds plain ones to float32."""
 
     def __torch_function__(
@@ -123,13 +148,13 @@ class Captured:
 @contextlib.contextmanager
 def captured_program(model: Classifier) -> Iterator[Captured]:
     """The graph with a dynamic batch (and text length); its module runs within the block."""
-    _check_torch()
+    check_torch()
     inputs = sample(model, batch=BATCH, length=LENGTH)
     names = tuple(inputs)
     with contextlib.ExitStack() as stack:
         needs_features = model.state is not None and model.state.needs_features
         read = stack.enter_context(reading(model) if needs_features else nullcontext())
-        stack.enter_context(_settled(model))
+        stack.enter_context(settled(model))
         text = "input_ids" in inputs
         graph = (_Texts if text else _Pictures)(model, read).eval()
         free = torch.export.Dim.DYNAMIC
@@ -138,12 +163,13 @@ def captured_program(model: Classifier) -> Iterator[Captured]:
             program = torch.export.export(
                 graph, tuple(inputs.values()), dynamic_shapes=(axes,) * len(names), strict=False
             )
-        _drop_unused(program)
+        drop_unused(program)
         outputs = OUTPUTS if model.state is None else DECIDED
         yield Captured(program, graph, model, names, outputs)
 
 
-def _check_torch() -> None:
+def check_torch() -> None:
+    """Refuse a torch that cannot capture."""
     installed = torch.__version__.partition("+")[0]
     if tuple(int(part) for part in installed.split(".")[:2]) < TORCH:
         raise MissingDependency(
@@ -152,7 +178,7 @@ def _check_torch() -> None:
         )
 
 
-def _drop_unused(program: torch.export.ExportedProgram) -> None:
+def drop_unused(program: torch.export.ExportedProgram) -> None:
     """Weights that nothing reads: a text tower whose features are constants, a layer's without heads (torch cannot store empty ones)."""
     weights = (InputKind.PARAMETER, InputKind.BUFFER)
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -171,7 +197,7 @@ def _drop_unused(program: torch.export.ExportedProgram) -> None:
 
 
 @contextlib.contextmanager
-def _settled(model: Classifier) -> Iterator[None]:
+def settled(model: Classifier) -> Iterator[None]:
     """Within the block nothing that runs depends on the size of a batch, and class features are constants."""
     with contextlib.ExitStack() as stack:
         module = model.module

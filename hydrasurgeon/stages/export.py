@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Unpack
 
 from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.files.atomic import output_file, write_bytes
+from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
+from hydrasurgeon.files.atomic import (
+    claim,
+    fill,
+    output_file,
+    real,
+    replacing,
+    write_bytes,
+)
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.lookup import need
 from hydrasurgeon.run import takes
@@ -36,6 +43,8 @@ class Export:
     opset: int | None = None
     """The version of ONNX's operators."""
     format: str = "onnx"
+    beside: Path | None = None
+    """The second graph of a cascade."""
     quantised: Compared | None = None
     """What int8 changed, where it was asked for."""
 
@@ -48,6 +57,7 @@ class ExportKeywords(ClassNamesKeywords, total=False):
     arch: str | None
     force: bool
     aot: bool
+    cascade: bool
     member: int | None
     int8: bool
     check: str | None
@@ -70,6 +80,8 @@ class ExportArguments(ClassNames):
     """Replace an existing output."""
     aot: bool = False
     """pt2: compiled for this machine by AOTInductor."""
+    cascade: bool = False
+    """onnx: as two graphs, OUT.first.onnx and OUT.rest.onnx."""
     member: int | None = None
     """padded: which member of a hydra."""
     int8: bool = False
@@ -102,6 +114,8 @@ def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export
     inputs = [checkpoint, arguments.classes, arguments.template, arguments.check, arguments.ood]
     if arguments.format == "padded":
         return _padded(opened, arguments, inputs)
+    if arguments.cascade:
+        return _in_steps(opened, arguments, inputs)
     target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
     path = output_file(target, option="-o", force=arguments.force, inputs=inputs)
     if not opened.manifest.model.num_classes:
@@ -118,10 +132,12 @@ def _check(arguments: ExportArguments) -> None:
     if format not in FORMATS:
         raise UsageError(f"--format {format}: not known", hint=f"Use {', '.join(FORMATS)}.")
     for option, wanted, of in (
-        ("--aot", arguments.aot, "pt2"), ("--member", arguments.member is not None, "padded"), ("--int8", arguments.int8, "onnx"),
+        ("--aot", arguments.aot, "pt2"), ("--member", arguments.member is not None, "padded"), ("--int8", arguments.int8, "onnx"), ("--cascade", arguments.cascade, "onnx"),
     ):  # fmt: skip
         if wanted and format != of:
             raise UsageError(f"{option}: belongs to --format {of}")
+    if arguments.int8 and arguments.cascade:
+        raise UsageError("--int8, --cascade: one file is tried, a cascade has two")
     if arguments.int8 and arguments.check is None:
         raise UsageError("--int8: needs data to compare answers on", hint="Give --check D.")
     if not arguments.int8 and (arguments.check is not None or arguments.ood):
@@ -161,8 +177,32 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
         )  # fmt: skip
     write_bytes(path, made.content)
     return Export(
-        path, len(made.content), made.inputs, made.outputs, made.max_difference, opset, arguments.format, compared
+        path, len(made.content), made.inputs, made.outputs, made.max_difference, opset, arguments.format, quantised=compared
     )  # fmt: skip
+
+
+def _in_steps(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:
+    """A cascade, as two graphs side by side."""
+    decision = opened.manifest.decision
+    if decision is None or decision.cascade is None:
+        raise CheckpointError(
+            f"{opened.name}: has no cascade in a decision state",
+            hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
+        )
+    out = Path(arguments.out or opened.home.with_name(f"{opened.home.stem}.onnx"))
+    first, rest = (real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest"))
+    claim(first, rest, option="-o", force=arguments.force, inputs=inputs)
+    opened.digests()
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.sharing.cascade_onnx import two_graphs
+    from hydrasurgeon.sharing.onnx import OPSET
+
+    made = two_graphs(as_classifier(opened, device="cpu"))
+    with replacing(first, rest) as parts:
+        for part, content in zip(parts, (made.first, made.rest), strict=True):
+            fill(part, content)
+    nbytes = len(made.first) + len(made.rest)
+    return Export(first, nbytes, made.inputs, made.outputs, made.max_difference, OPSET, beside=rest)
 
 
 def _padded(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,10 +78,8 @@ def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     logits, features = (torch.randn(7, members, n, generator=generator) for n in (CLASSES, WIDTH))
     free = {0: torch.export.Dim.DYNAMIC}
     program = torch.export.export(Decides(state), (logits[:2], features[:2]), dynamic_shapes=(free, free), strict=False)  # fmt: skip
-    captured: Any = SimpleNamespace(
-        program=program, inputs=("logits", "features"), outputs=("probabilities", "uncertainty", "ood_score", "unfamiliar", "x", "y"),
-    )  # fmt: skip
-    content = sharing._described(sharing._converted(captured), {})
+    outputs = ("probabilities", "uncertainty", "ood_score", "unfamiliar", "x", "y")
+    content = sharing.described(sharing.converted(program, ("logits", "features"), outputs), {})
     proto = onnx.load_from_string(content)
     # Not in float64 in the oldest onnxruntime that is allowed.
     assert "ReduceL2" not in {node.op_type for node in proto.graph.node}
@@ -193,8 +190,8 @@ def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
 def test_a_score_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES["timm ViT"]
     path = calibrated(tmp_path, family, "nci", kind="single")
-    other = sharing._described
-    monkeypatch.setattr(sharing, "_described", lambda proto, facts: _nudged(other(proto, facts)))
+    other = sharing.described
+    monkeypatch.setattr(sharing, "described", lambda proto, facts: _nudged(other(proto, facts)))
     with pytest.raises(CheckFailed, match="outputs differ from torch's"):
         export(path, out=tmp_path / "c.onnx")
     assert not (tmp_path / "c.onnx").exists()

@@ -343,6 +343,7 @@ MISTAKES = (
     Mistake("A member that it has not", "compare hydra#7 a", 2),
     Mistake("A format that is not written", "export vit --format tflite", 2),
     Mistake("A compiled graph of another format", "export vit --aot", 2),
+    Mistake("Two graphs of what has no cascade", "export hydra --cascade", 3),
     Mistake("Eight bits without data to try them on", "export vit --int8", 2),
     Mistake("Zeros put back into a hydra", "export hydra --format padded", 2),
     Mistake("A member of what has none", "export a --format padded --member 1", 2),

@@ -1,0 +1,183 @@
+"""A cascade as two ONNX graphs: `first` answers every row and says which go on, `rest` answers those with all members.
+
+`rest` takes outputs of `first` (or its inputs) by their names, of the rows that go on; what it gives replaces their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydrasurgeon.anatomy.parts import Stack
+from hydrasurgeon.decision.cascaded import gate_scores, step_state
+from hydrasurgeon.errors import CheckFailed, SurgeryError
+from hydrasurgeon.runtime.cascaded import cascade_in
+from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.features import Reading, reading
+from hydrasurgeon.runtime.hydra import Hydra, Started
+from hydrasurgeon.sharing.onnx import TOLERANCE, converted, described
+from hydrasurgeon.sharing.program import (
+    BATCH,
+    CHECKED,
+    DECIDED,
+    LENGTH,
+    ExactNumbers,
+    about,
+    check_torch,
+    decided,
+    drop_unused,
+    sample,
+    settled,
+)
+
+__all__ = ["GOES_ON", "TwoGraphs", "two_graphs"]
+
+GOES_ON = "goes_on"
+"""The output of `first` that says which rows the other members must answer too."""
+
+
+@dataclass(frozen=True)
+class TwoGraphs:
+    first: bytes
+    rest: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    max_difference: float
+    """Largest difference of any output of either graph between onnxruntime and torch, relative where it is above 1."""
+
+
+class _Step(nn.Module):
+    """One graph: tensors by name in and out."""
+
+    def __init__(self, model: Classifier, read: Reading | None) -> None:
+        super().__init__()
+        self.model = model
+        self._read = read
+        self.state, self.cascade = cascade_in(model)
+
+    def run(self, call: Any, argument: Any) -> tuple[Tensor, Tensor | None]:
+        return (call(argument), None) if self._read is None else self._read.of(call, argument)
+
+    def answers(
+        self, members: Sequence[int], logits: Tensor, features: Tensor | None
+    ) -> dict[str, Tensor]:
+        state = step_state(self.state, self.cascade, members)
+        return dict(zip(DECIDED, (logits, *decided(state, logits, features)), strict=True))
+
+
+class _First(_Step):
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        hydra: Any = self.model.module
+        started = hydra.start(inputs if "input_ids" in inputs else inputs["pixel_values"])
+        logits, features = self.run(hydra.part(self.cascade.starters).finish, started)
+        with ExactNumbers():
+            scores = gate_scores(self.state, self.cascade, logits.double(), features)
+            going = self.cascade.gate.lets(scores)
+        carried = {} if features is None else {"features": features}
+        if started.stack is not None:
+            bias = started.stack.bias
+            carried["hidden"] = started.stack.hidden
+            if bias is not None:
+                carried["bias"] = bias.expand(logits.shape[0], *bias.shape[1:])
+        answers = self.answers(self.cascade.starters, logits, features)
+        # Another name than what `rest` gives of all members: one graph has either as an input.
+        return {"first_logits": answers.pop("logits"), **answers, GOES_ON: going, **carried}
+
+
+class _Rest(_Step):
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        hydra: Any = self.model.module
+        if "hidden" in inputs:
+            started = Started(None, Stack(inputs["hidden"], inputs.get("bias")))
+        else:
+            named = {
+                name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs
+            }
+            started = Started(named or inputs["pixel_values"], None)
+        logits, features = self.run(hydra.part(self.cascade.followers).finish, started)
+        # Members as the file numbers them: place i of the whole is place back[i] of the order.
+        order = list(self.cascade.order)
+        back = [order.index(member) for member in range(len(order))]
+        logits = torch.cat([inputs["first_logits"], logits], dim=1)[:, back]
+        if features is not None:
+            features = torch.cat([inputs["features"], features], dim=1)[:, back]
+        return self.answers(tuple(range(len(order))), logits, features)
+
+
+def two_graphs(model: Classifier) -> TwoGraphs:
+    """Both graphs, each proven to give torch's outputs; what they answer together is what `decide` answers."""
+    check_torch()
+    state, cascade = cascade_in(model)
+    assert isinstance(model.module, Hydra)  # others have no cascade
+    if cascade.gate.everything:
+        raise SurgeryError(
+            f"{model.name}: the gate of its cascade lets every row through",
+            hint="Export it without --cascade: one graph answers the same.",
+        )
+    with settled(model), reading(model) if state.needs_features else nullcontext() as read:
+        first, rest = _First(model, read).eval(), _Rest(model, read).eval()
+        inputs = sample(model, batch=BATCH, length=LENGTH)
+        with torch.no_grad():
+            given = first(dict(inputs))
+        carried = _carried(inputs, given)
+        facts = about(model)
+        files = [
+            described(converted(_captured(step, fed), list(fed), list(made)), facts)
+            for step, fed, made in ((first, inputs, given), (rest, carried, dict.fromkeys(DECIDED)))
+        ]
+        worst = max(_differences(files, first, rest, model), key=_nan_last)
+    if not worst <= TOLERANCE:
+        raise CheckFailed(
+            f"export: onnxruntime's outputs differ from torch's by {worst:.3g}; allowed is {TOLERANCE:g}",
+            hint="Nothing was written.",
+        )
+    return TwoGraphs(files[0], files[1], tuple(inputs), DECIDED, worst)
+
+
+def _nan_last(difference: float) -> float:
+    return difference if difference == difference else float("inf")
+
+
+def _carried(inputs: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `rest` takes: what the first members said, and what the others go on from."""
+    kept = [name for name in ("hidden", "bias", "first_logits", "features") if name in given]
+    return {
+        **({} if "hidden" in given else dict(inputs)),
+        **{name: given[name] for name in kept},
+    }
+
+
+def _captured(step: _Step, inputs: Mapping[str, Tensor]) -> torch.export.ExportedProgram:
+    free = torch.export.Dim.DYNAMIC
+    tokens: dict[str, tuple[int, ...]] = {"input_ids": (1,), "attention_mask": (1,)}
+    if "bias" in inputs:  # a text's: every token, or every pair of them
+        tokens |= {"hidden": (1,), "bias": tuple(axis for axis in (2, 3) if inputs["bias"].shape[axis] == LENGTH)}  # fmt: skip
+    axes = {name: dict.fromkeys((0, *tokens.get(name, ())), free) for name in inputs}
+    with torch.no_grad():
+        program = torch.export.export(step, (dict(inputs),), dynamic_shapes=(axes,), strict=False)
+    drop_unused(program)
+    return program
+
+
+def _differences(
+    files: Sequence[bytes], first: _Step, rest: _Step, model: Classifier
+) -> Iterator[float]:
+    import onnxruntime
+
+    for batch, length in CHECKED:
+        inputs = sample(model, batch=batch, length=length)
+        for content, step in zip(files, (first, rest), strict=True):
+            session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+            with torch.inference_mode():
+                right: dict[str, Tensor] = step(dict(inputs))
+            fed = {name: tensor.numpy() for name, tensor in inputs.items()}
+            for name, value in zip(right, session.run(list(right), fed), strict=True):
+                if right[name].dtype != torch.bool:  # rounding may decide next to a threshold
+                    apart = (torch.from_numpy(value) - right[name]).abs() / right[name].abs().clamp_min(1)  # fmt: skip
+                    yield float(apart.max())
+            inputs = _carried(inputs, right)

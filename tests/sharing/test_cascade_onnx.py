@@ -1,0 +1,189 @@
+"""A cascade as two ONNX graphs: run by the example's few lines, it answers as the cascade in Python does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exporting import exports, fed
+from tiny_families import FAMILIES, Family
+from tiny_members import KEPTS, member, tune
+
+import hydrasurgeon as hs
+from hydrasurgeon.decision.conformal import Conformal
+from hydrasurgeon.decision.gate import Cascade, Gate, own_score
+from hydrasurgeon.decision.state import OodRule, State
+from hydrasurgeon.errors import CheckpointError, OutputError, SurgeryError
+from hydrasurgeon.sharing.cascade_onnx import two_graphs
+from hydrasurgeon.stages.export import export
+
+pytestmark = [exports, pytest.mark.slow]
+RUNNER = Path(__file__).parents[2] / "examples" / "serve" / "cascade.py"
+ORDER = (2, 0, 1)
+
+
+def runner(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("cascade_runner", RUNNER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Cascade(path)
+
+
+def hydra(folder: Path, family: Family, *, tuned: bool) -> hs.Classifier:
+    family.write(folder / "source")
+    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    if tuned:
+        parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(parts)]
+    return hs.load(hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path, device="cpu")  # fmt: skip
+
+
+def state(gate: Gate, first: int = 1) -> State:
+    lac = Conformal("lac", 0.8, 0.55)
+    cascade = Cascade(ORDER, first, gate, 1.7, 0.31, lac, None)
+    return State(0.8, None, OodRule("msp", 0.4, 0.05), lac, None, cascade)
+
+
+def many(family: Family, count: int) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    if not family.is_text:
+        return torch.randn(count, 3, 28, 28, generator=generator)
+    ids = torch.randint(4, 14, (count, 9), generator=generator)
+    mask = (torch.arange(9)[None] < torch.randint(2, 10, (count, 1), generator=generator)).long()
+    return {"input_ids": torch.where(mask == 1, ids, 1), "attention_mask": mask}
+
+
+def some(inputs: Any, at: slice) -> Any:
+    return {k: v[at] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[at]
+
+
+@pytest.mark.parametrize(
+    ("name", "tuned", "first", "score"),
+    [("timm ViT", False, 1, "msp"), ("timm ViT", True, 2, "disagreement"), ("BERT", False, 1, "entropy"), ("BERT", True, 1, "msp"), ("MPNet", False, 1, "msp"), ("OpenCLIP", False, 1, "msp")],
+)  # fmt: skip
+def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    model = hydra(tmp_path, family, tuned=tuned)
+    inputs = many(family, 1000)
+    with torch.inference_mode():
+        scores = own_score(score, model(inputs)[:, list(ORDER[:first])])
+    bound = float(scores.quantile(0.6))
+    model.state = state(Gate(score, low=bound), first)
+    made = two_graphs(model)
+    (tmp_path / "c.first.onnx").write_bytes(made.first)
+    (tmp_path / "c.rest.onnx").write_bytes(made.rest)
+    run = runner(tmp_path / "c.onnx")
+    clear = ((scores - bound).abs() > 1e-5).numpy()
+    for at in (slice(0, 1), slice(1, 300), slice(300, 1000)):
+        batch = some(inputs, at)
+        answers, right, sure = run(fed(batch)), model.decide(batch, cascade=True), clear[at]
+        assert answers["went_on"][sure].tolist() == (right.members_run == 3)[sure].tolist()
+        for key, value in (("probabilities", right.probs), ("uncertainty", right.total), ("ood_score", right.ood_score)):  # fmt: skip
+            np.testing.assert_allclose(answers[key][sure], value.numpy()[sure], rtol=0, atol=1e-5)
+    assert 0.3 < float((scores >= bound).double().mean()) < 0.5
+
+
+def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
+    family = FAMILIES["timm ViT"]
+    model = hydra(tmp_path, family, tuned=False)
+    inputs = many(family, 20)
+    for gate, share in ((Gate("msp", low=2.0), 0.0), (Gate("msp", low=-1.0), 1.0)):
+        model.state = state(gate)
+        made = two_graphs(model)
+        (tmp_path / "c.first.onnx").write_bytes(made.first)
+        (tmp_path / "c.rest.onnx").write_bytes(made.rest)
+        answers = runner(tmp_path / "c.onnx")(fed(inputs))
+        assert answers["went_on"].mean() == share
+        np.testing.assert_allclose(answers["probabilities"], model.decide(inputs).probs.numpy(), rtol=0, atol=1e-5)  # fmt: skip
+    assert model.state is not None
+    model.state = replace(model.state, cascade=replace(model.state.cascade, gate=Gate("msp")))  # type: ignore[type-var]
+    with pytest.raises(SurgeryError, match="lets every row through"):
+        two_graphs(model)
+
+
+def test_the_command_and_a_triton_repository(tmp_path: Path) -> None:
+    """What `calibrate --cascade` fitted, as two files; Triton's model runs them here on a stand-in of its interface."""
+    family = FAMILIES["timm ViT"]
+    hydra(tmp_path, family, tuned=False)
+    path = hs.calibrate(
+        tmp_path / "hydra.safetensors", data=family.data(tmp_path, rows=160), ood_score="msp", cascade=True, budget=1.15,
+        out=tmp_path / "c.safetensors",
+    ).path  # fmt: skip
+    made = export(path, cascade=True)
+    assert (made.path, made.beside) == (tmp_path / "c.first.onnx", tmp_path / "c.rest.onnx")
+    model = hs.load(path, device="cpu")
+    inputs = family.inputs(rows=7)
+    right = model.decide(inputs)
+    answers = runner(tmp_path / "c.onnx")(fed(inputs))
+    np.testing.assert_allclose(answers["probabilities"], right.probs.numpy(), rtol=0, atol=1e-5)
+    served = triton(tmp_path)(fed(inputs))
+    for name, values in answers.items():
+        assert np.array_equal(served[name], values)
+    with pytest.raises(OutputError, match=r"c\.first\.onnx: already exists"):
+        export(path, cascade=True)
+    with pytest.raises(CheckpointError, match="has no cascade"):
+        export(tmp_path / "hydra.safetensors", cascade=True)
+
+
+def triton(folder: Path) -> Any:
+    """cascade/1/model.py with the parameters of its config, its requests answered by onnxruntime."""
+    import onnxruntime
+
+    class Tensor:
+        def __init__(self, name: str, values: Any) -> None:
+            self.name, self.values = name, values
+
+        def as_numpy(self) -> Any:
+            return self.values
+
+    class Request:
+        def __init__(self, model_name: str, inputs: list[Tensor], requested_output_names: list[str]) -> None:  # fmt: skip
+            self.path, self.inputs, self.names = folder / f"c.{model_name}.onnx", inputs, requested_output_names  # fmt: skip
+
+        def exec(self) -> Response:
+            session = onnxruntime.InferenceSession(self.path.read_bytes())
+            values = session.run(self.names, {each.name: each.values for each in self.inputs})
+            return Response([Tensor(*pair) for pair in zip(self.names, values, strict=True)])
+
+    class Response:
+        def __init__(self, tensors: list[Tensor]) -> None:
+            self.inputs = tensors
+
+        def has_error(self) -> bool:
+            return False
+
+    def by_name(holder: Any, name: str) -> Tensor:
+        return next(each for each in holder.inputs if each.name == name)
+
+    backend = SimpleNamespace(
+        Tensor=Tensor, InferenceRequest=Request, InferenceResponse=Response, TritonModelException=RuntimeError,
+        get_input_tensor_by_name=by_name, get_output_tensor_by_name=by_name,
+    )  # fmt: skip
+    place = RUNNER.parent / "triton" / "cascade"
+    config = (place / "config.pbtxt").read_text()
+    parameters = {key: {"string_value": value} for key, value in re.findall(r'key: "(\w+)" value: { string_value: "([^"]*)"', config)}  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "triton_python_backend_utils", backend)
+        spec = importlib.util.spec_from_file_location("triton_model", place / "1" / "model.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    made = module.TritonPythonModel()
+    made.initialize({"model_config": json.dumps({"parameters": parameters})})
+
+    def answers(inputs: dict[str, Any]) -> dict[str, Any]:
+        (response,) = made.execute([Response([Tensor(*pair) for pair in inputs.items()])])
+        return {each.name: each.values for each in response.inputs}
+
+    return answers
