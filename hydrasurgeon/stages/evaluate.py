@@ -208,9 +208,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         if arguments.cascade:
             expected = [row for each in expected for row in rehearsed_beside(each)]
         check_paths(assertions, [*expected, *computed])
-    measured = _Measured()
-    if opened:
-        measured = _measured(opened, labelled, arguments, temperature, predictions, answered)
+    measured = _measured(opened, labelled, arguments, temperature, predictions, answered) if opened else _Measured()  # fmt: skip
     results = with_mce([*measured.results, *computed])
     report = Report(
         settings={**_settings(labelled, opened, arguments), **measured.classes},
