@@ -289,6 +289,8 @@ MISTAKES = (
     Mistake("Nothing to evaluate", "eval --data data.npz", 2),
     Mistake("Nothing to evaluate on", "eval vit", 2),
     Mistake("An ensemble of one", "eval vit --data data.npz --ensemble", 2),
+    Mistake("Dropout of a model without", "eval vit --data data.npz --mc-dropout 5", 4),
+    Mistake("Dropout of a hydra", "eval hydra --data data.npz --mc-dropout 5", 4),
     Mistake("One file for two models' logits", "eval vit a --data data.npz --predictions p.safetensors", 2),
     Mistake("A temperature to fit on nothing", "eval vit --data data.npz --temperature fit", 2),
     Mistake("A temperature below zero", "eval vit --data data.npz --temperature -1", 2),
