@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import answers
 import torch
 from answers import Answers, together
 from quality_tasks import Place, Task
 from rivals import Laplace, duo
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -21,10 +22,9 @@ from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.dropout import MonteCarlo, Sampled
-from hydrasurgeon.runtime.outputs import collected
+from hydrasurgeon.runtime.features import classifiers, reading
 
 __all__ = ["CIRCUITS", "ROWS", "Row", "Workshop"]
 
@@ -61,10 +61,41 @@ class Workshop:
         return self.place.task
 
     def answers(self, path: Path, name: str | None = None) -> Answers:
-        """In bfloat16 autocast where the task says so; kept in a folder."""
+        """Logits and features on every set, in bfloat16 autocast where the task says so; kept in a folder."""
         folder = self.folder / "answers" / (name or path.stem)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.task.mixed):
-            return answers.outputs(path, self.place.sources, folder)
+        kept = folder / "answers.safetensors"
+        if not kept.exists():
+            model = as_classifier(open_checkpoint(path), device="cpu", lean=True)
+            tensors: dict[str, Tensor] = {}
+            for source in self.place.sources:
+                for key, tensor in self.ran(model, source, features=True).items():
+                    tensors[f"{source}.{key}"] = tensor
+            for number, each in enumerate(classifiers(model)):
+                tensors |= {f"classifier.{number}.weight": each.weight, f"classifier.{number}.bias": each.bias}  # fmt: skip
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, kept)
+        read = load_file(kept)
+        sets = {
+            source: Outputs(read[f"{source}.logits"], read.get(f"{source}.features"), read.get(f"{source}.labels"))
+            for source in self.place.sources
+        }  # fmt: skip
+        count = sum(key.startswith("classifier.") for key in read) // 2
+        linear = [(read[f"classifier.{i}.weight"], read[f"classifier.{i}.bias"]) for i in range(count)]  # fmt: skip
+        return Answers(sets, linear)
+
+    @torch.inference_mode()
+    def ran(self, model: Classifier, source: str, *, features: bool) -> dict[str, Tensor]:
+        """One pass over decoded inputs, in the order of the samples."""
+        parts: dict[str, list[Tensor]] = {}
+        batches = self.place.batches(source, model)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.task.mixed), (reading(model) if features else nullcontext()) as read:  # fmt: skip
+            for batch in batches:
+                logits, seen = (model(batch.inputs), None) if read is None else read(batch.inputs)
+                for key, tensor in (("logits", logits), ("features", seen), ("labels", batch.labels)):  # fmt: skip
+                    if tensor is not None:
+                        parts.setdefault(key, []).append(tensor if key == "labels" else tensor.float())  # fmt: skip
+        order = torch.cat([batch.index for batch in batches]).argsort()
+        return {key: torch.cat(tensors)[order] for key, tensors in parts.items()}
 
     def scored(self, criterion: str, *, layers: str | None = None, remove: int | None = None) -> Path:  # fmt: skip
         """The base with this criterion's scores in its manifest."""
@@ -157,7 +188,7 @@ def mc_dropout(shop: Workshop) -> Row:
     folder.mkdir(parents=True, exist_ok=True)
     sets = {}
     model: Classifier | None = None
-    for name, source in shop.place.sources.items():
+    for name in shop.place.sources:
         if name in ("train", "perturbed"):
             continue
         kept = folder / f"{name}.safetensors"
@@ -167,11 +198,8 @@ def mc_dropout(shop: Workshop) -> Row:
                 for each in family_of(model.manifest.model).dropouts(model.module):
                     each.p = float(CHANCE)
                 model = Sampled(MonteCarlo(model.module, PASSES, shop.seed), model.manifest, model.transform).eval()  # fmt: skip
-            samples = answers.opened(source, model)
-            with torch.autocast("cpu", torch.bfloat16, enabled=shop.task.mixed):
-                piece = collected(model, samples, Run(device="cpu", batch_size=32), features=False)
-            tensors = {"logits": piece.logits, "labels": piece.labels}
-            save_file({k: t.contiguous() for k, t in tensors.items() if t is not None}, kept)
+            tensors = shop.ran(model, name, features=False)
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, kept)
         read = load_file(kept)
         sets[name] = Outputs(read["logits"], None, read.get("labels"))
     return Row(Answers(sets, []), float(PASSES), features=False)

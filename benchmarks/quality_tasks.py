@@ -20,6 +20,8 @@ import numpy as np
 from answers import DEMO, Source
 
 import hydrasurgeon as hs
+from hydrasurgeon.data import Batch, Batches, by_length
+from hydrasurgeon.runtime.classifier import Classifier
 
 __all__ = ["TASKS", "Place", "Task", "tuned"]
 
@@ -80,7 +82,7 @@ class Place:
     name: str
     cache: Path
     shared: Path
-    made: dict[str, Path] = field(default_factory=dict)
+    decoded: dict[str, list[Batch]] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:
@@ -108,6 +110,14 @@ class Place:
         }
         foreign = [*self.task.sets, self.task.chooses]
         return sources | {name: Source(specs[name]) for name in foreign if name in specs}
+
+    def batches(self, name: str, model: Classifier) -> list[Batch]:
+        """A set's inputs, decoded once: all models of a task read alike."""
+        if name not in self.decoded:
+            samples = answers.opened(self.sources[name], model)
+            order = by_length(samples)
+            self.decoded[name] = list(Batches(samples, model.transform, batch_size=50, order=order))
+        return self.decoded[name]
 
     def base(self, seed: int) -> Path:
         """The `seed`-th independently trained model."""
@@ -279,7 +289,7 @@ def minilm_sidekick(place: Place, seed: int) -> Path:
 TASKS = {
     "fashion-mnist": Task(
         near=("near",), far=("digits", "animals"), chooses="textures", removed=16, pool=32, behind="3-5", behind_count=3,
-        tuning={"epochs": "2"}, recipe="demo", base=fashion_base, sidekick=fashion_sidekick, data=fashion_data, limit=500, candidates=24, criteria="taylor,circuit-avg",
+        tuning={"epochs": "2"}, recipe="demo", base=fashion_base, sidekick=fashion_sidekick, data=fashion_data, limit=300, tuned_on=2500, candidates=16, criteria="taylor,circuit-avg",
     ),
     "dinov2": Task(
         near=("near",), far=("digits", "animals"), chooses="textures", removed=12, pool=24, behind="6-11", behind_count=6,

@@ -29,7 +29,7 @@ class Laplace:
         curvature = torch.zeros(classes, width, classes, width, dtype=torch.float64)
         for i in range(classes):
             for j in range(classes):
-                weight = probs[:, i] * ((i == j) - probs[:, j])
+                weight = probs[:, i] * (float(i == j) - probs[:, j])
                 curvature[i, :, j] = (phi * weight[:, None]).T @ phi
         flat = curvature.reshape(classes * width, classes * width)
         self.values, self.vectors = torch.linalg.eigh(flat)

@@ -281,6 +281,7 @@ MISTAKES = (
     Mistake("MLPs that are neither", "fuse a b -o h --mlp mean", 2),
     Mistake("A tolerance below zero", "fuse a b -o h --check data.npz --tolerance -1", 2),
     Mistake("A recipe misspelt", "finetune vit --data data.npz --recipe imagnet -o t", 2),
+    Mistake("A recipe whose package is not there", "finetune vit --data data.npz --recipe lora -o t", 6, without=("peft",)),
     Mistake("A field without a value", "finetune vit --data data.npz --recipe demo --set lr -o t", 2),
     Mistake("A field that no recipe has", "finetune vit --data data.npz --recipe demo --set learning_rate=1 -o t", 2),
     Mistake("A field out of its range", "finetune vit --data data.npz --recipe demo --set steps=0 -o t", 2),
