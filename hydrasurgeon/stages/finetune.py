@@ -266,9 +266,9 @@ def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneArgum
         "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
     }  # fmt: skip
     data = [DataRecord(**fingerprint) for fingerprint in material.fingerprints]
-    uses = ("torch", material.model.family, "accelerate")
+    uses = ["torch", material.model.family, "accelerate"]
     if material.recipe.lora_rank is not None:
-        uses = (*uses, "peft")
+        uses.append("peft")
     return step("finetune", args=recorded, inputs=inputs, data=data, seed=arguments.seed, uses=uses)
 
 
