@@ -47,7 +47,8 @@ def test_the_goal_takes_the_best_hydra_within_the_cost(page: Any) -> None:
         "Hydra (Circ), tuned": rows(0.9, 0.9, 0.9, macs=2.6), "Hydra (Taylor) behind a trunk, tuned": rows(0.81, 0.82, 0.8, macs=1.9),
         "built within 2x": rows(0.79, 0.79, 0.79, macs=1.5), "Single, same extra steps": rows(0.99, 0.99, 0.99),
     }  # fmt: skip
-    best, others, single = page.target(table)
+    best, count, others, single = page.target(table)
+    assert count == 2
     assert best == "Hydra (Taylor) behind a trunk, tuned"
     assert others["auroc_mean"].mean == pytest.approx(0.01)
     assert single["accuracy"].mean == 0
