@@ -114,8 +114,8 @@ UNTESTED = (
 )
 UNMEASURED = (
     ("5.1, Table 1", "Packed-Ensembles, MIMO, BatchEnsemble, OBA", "torch-uncertainty has the first three as layers, from which no ViT was trained here; [predictions](../examples/predictions.py) of any method can be evaluated"),
-    ("E.1, Tables 13 and 14", "robustness to ImageNet-C's corruptions", "`eval --corrupt` makes them"),
-    ("3.2, B.1", "Proposition 1's conditions", "`probe` measures them on any model"),
+    ("E.1, Tables 13 and 14", "robustness to ImageNet-C's corruptions", "`eval --corrupt` makes them; [docs/shift.md](shift.md) has the demo's models"),
+    ("3.2, B.1", "Proposition 1's conditions", "[docs/probe.md](probe.md) has them on the demo's model"),
 )  # fmt: skip
 
 

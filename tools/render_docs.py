@@ -14,8 +14,8 @@ from typing import Any
 from built import build
 from cascaded import cascades
 from decided import decision, figures, prediction
-from inside import CORRUPTIONS, PROBE, corruptions, probe
 from evidence import evidence
+from inside import CORRUPTIONS, PROBE, corruptions, probe
 from reliability import reliability
 
 ROOT = Path(__file__).parents[1]
