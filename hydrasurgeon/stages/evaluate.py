@@ -200,19 +200,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         first = labelled[0].named(opened, arguments.template)[0]
         check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)  # fmt: skip
     if assertions:
-        expected = [
-            rehearsed(
-                name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
-                rehearsal(
-                    _decision(job, arguments), arguments.ood_score,
-                    tempered=arguments.temperature is not None, ci=arguments.ci,
-                ),
-            )
-            for job in jobs
-        ]  # fmt: skip
-        if arguments.cascade:
-            expected = [row for each in expected for row in rehearsed_beside(each)]
-        check_paths(assertions, [*expected, *computed])
+        check_paths(assertions, [*_expected(jobs, labelled, made, arguments), *computed])
     measured = _Measured()
     if opened:
         measured = _measured(opened, labelled, arguments, temperature, predictions, answered)
@@ -248,6 +236,28 @@ def _shown(
         places, report, answered, manifests,
         reference=arguments.reference, level=arguments.ci, seed=arguments.seed, notes=notes,
     )  # fmt: skip
+
+
+def _expected(
+    jobs: Sequence[Sequence[Checkpoint]],
+    labelled: Sequence[LabelledSet],
+    made: Sequence[str],
+    arguments: EvaluateArguments,
+) -> list[Result]:
+    """Results of the form that these models will have, for assertions to be checked against before any work is done."""
+    expected = [
+        rehearsed(
+            name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
+            rehearsal(
+                _decision(job, arguments), arguments.ood_score,
+                tempered=arguments.temperature is not None, ci=arguments.ci,
+            ),
+        )
+        for job in jobs
+    ]  # fmt: skip
+    if arguments.cascade:
+        return [row for each in expected for row in rehearsed_beside(each)]
+    return expected
 
 
 def _check(
