@@ -1,4 +1,4 @@
-"""Write the README's table, docs/hydra.svg, docs/benchmarks.md and docs/reliability.md: figures come from result files.
+"""Write the README's table, docs/hydra.svg, docs/benchmarks.md, docs/evidence.md and docs/reliability.md: figures come from result files.
 
 make demo && python tools/render_docs.py --demo hydra-demo
 """
@@ -14,6 +14,7 @@ from typing import Any
 from built import build
 from cascaded import cascades
 from decided import decision, figures, prediction
+from evidence import evidence
 from inside import CORRUPTIONS, PROBE, corruptions, probe
 from reliability import reliability
 
@@ -573,6 +574,9 @@ def main() -> None:
         put_between(ROOT / "docs" / "shift.md", *CORRUPTIONS, corruptions(spoiled))
     if looked is not None:
         put_between(ROOT / "docs" / "probe.md", *PROBE, probe(looked))
+    quality = result("quality")
+    if quality is not None:
+        (ROOT / "docs" / "evidence.md").write_text(evidence(quality), encoding="utf-8")
     tried = reliability(result("fuzz"), result("crash"))
     (ROOT / "docs" / "reliability.md").write_text(tried, encoding="utf-8")
 
