@@ -259,28 +259,6 @@ def _shown(
     )  # fmt: skip
 
 
-def _expected(
-    jobs: Sequence[Sequence[Checkpoint]],
-    labelled: Sequence[LabelledSet],
-    made: Sequence[str],
-    arguments: EvaluateArguments,
-) -> list[Result]:
-    """Results of the form that these models will have, for assertions to be checked against before any work is done."""
-    expected = [
-        rehearsed(
-            name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
-            rehearsal(
-                _decision(job, arguments), arguments.ood_score,
-                tempered=arguments.temperature is not None, ci=arguments.ci,
-            ),
-        )
-        for job in jobs
-    ]  # fmt: skip
-    if arguments.cascade:
-        return [row for each in expected for row in rehearsed_beside(each)]
-    return expected
-
-
 def _check(
     checkpoints: Sequence[str | Path],
     labelled: Sequence[LabelledSet],
