@@ -315,8 +315,9 @@ def compensation(results: dict[str, Any]) -> list[str]:
             rows.append([
                 f"{name}, {selection}", f"{model['backbone']['accuracy']:.3f}", f"{found['pruned']['accuracy']:.3f}",
                 *(f"{found[how]['mean']['accuracy']:.3f}" for how in ("mean", "lstsq")),
-                f"{100 * found['lstsq']['mean']['accuracy_recovered']:.0f} %",
-                " / ".join(f"{100 * s['accuracy_recovered']:.0f}" for s in found["lstsq"]["seeds"]),
+                *((f"{100 * found['lstsq']['mean']['accuracy_recovered']:.0f} %",
+                " / ".join(f"{100 * s['accuracy_recovered']:.0f}" for s in found["lstsq"]["seeds"]))
+                if model["backbone"]["accuracy"] - found["pruned"]["accuracy"] > 0.01 else ("–", "–")),
             ])  # fmt: skip
             if "near" in model["backbone"]:
                 of = (model["backbone"], found["pruned"], found["mean"]["mean"], found["lstsq"]["mean"])  # fmt: skip
@@ -325,7 +326,7 @@ def compensation(results: dict[str, Any]) -> list[str]:
         "## Repair without training (`prune --compensate`)",
         "",
         "Heads chosen by taylor, a third of all; accuracy on test data, calibrated on inputs without labels; recovered is the",
-        "share of the lost accuracy that comes back, mean and for each calibration seed.",
+        "share of the lost accuracy that comes back, mean and for each calibration seed (– where a point or less was lost).",
         "",
         *table(["", "backbone", "pruned", "`mean`", "`lstsq`", "`lstsq` recovers", "by seed, %"], rows),
         "",
