@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -154,6 +155,22 @@ def test_the_error_of_a_difference() -> None:
     each = right[0].double() - right[1].double()
     assert lost == pytest.approx(float(each.mean()))
     assert error == pytest.approx(float(each.std()) / len(each) ** 0.5, rel=0.4)
+
+
+def test_a_guard_is_drawn_with_its_samples() -> None:
+    """Who is right about every sample is right about every draw of them."""
+    labels = torch.arange(60) % 3
+    sure = Answers(9 * torch.eye(3)[labels], labels, (torch.zeros(20, 3),))
+    guard = guarded(objective_of("energy"), 1.0)
+    accuracies: list[float] = []
+
+    def value(sums: Sequence[torch.Tensor], members: int, labels: torch.Tensor) -> float:
+        accuracies.append(float((sums[-1].argmax(dim=-1) == labels).double().mean()))
+        return guard.value(sums, members, labels)
+
+    Pool.gathered(replace(guard, value=value), iter([sure, sure]), 2).difference([0], [1])
+    assert len(accuracies) > 10
+    assert set(accuracies) == {1.0}
 
 
 @pytest.mark.parametrize("members", [1, 2, 4])

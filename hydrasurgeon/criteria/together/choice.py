@@ -123,6 +123,8 @@ class Pool:
         drawn = []
         for _ in range(RESAMPLES):
             rows = [torch.randint(len(each), (len(each),), generator=dice) for each in ours]
+            if self.objective.behind:
+                rows[-1] = rows[0]
             labels = self.labels[rows[0]]
             values = [
                 self.objective.value([total[at] for total, at in zip(sums, rows, strict=True)], count, labels)

@@ -65,6 +65,8 @@ class Objective:
     """(sums over members, how many, labels) → what it is worth."""
     plain: Callable[[Sequence[Tensor], int, Int[Tensor, " sample"]], float] | None = None
     """The same without a guard, where `value` has one."""
+    behind: bool = False
+    """Whether the last of its terms is of the validation samples, as the first is."""
 
 
 def guarded(objective: Objective, floor: float) -> Objective:
@@ -89,7 +91,7 @@ def guarded(objective: Objective, floor: float) -> Objective:
         short = floor - _accuracy([classes if seen else sums[-1]], members, labels)
         return plain(sums, members, labels) - PENALTY * max(0.0, short)
 
-    return replace(objective, terms=terms, value=value, plain=plain)
+    return replace(objective, terms=terms, value=value, plain=plain, behind=not seen)
 
 
 def needs_foreign(name: str) -> bool:
