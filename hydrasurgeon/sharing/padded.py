@@ -74,9 +74,9 @@ def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, 
         return manifest.kept, {name: (tensors.read(name), dtype) for name, dtype in names.items()}
     count = len(manifest.members)
     if member is None or not 0 <= member < count:
-        asked = "" if member is None else f"--member {member}: "
+        option = "" if member is None else f"--member {member}: "
         raise UsageError(
-            f"{asked}{opened.name} is a hydra of {count} members, and one of them can be written",
+            f"{option}{opened.name} is a hydra of {count} members, and one of them can be written",
             hint=f"Give --member 0 to {count - 1}.",
         )
     sources = member_sources(opened, manifest)[member]
