@@ -28,10 +28,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import hydrasurgeon as hs
-from hydrasurgeon.data import fit_classes, open_data
+from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.run import Run
+from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.runtime.outputs import collected
 
@@ -94,12 +95,7 @@ def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
         place = folder / f"{path.stem}.{name}.safetensors"
         if not place.exists():
             model = model or hs.load(path, device="cpu")
-            samples = open_data(source.spec, limit=source.limit)
-            if source.labelled:
-                about = model.manifest.model
-                samples = fit_classes(samples, num_classes=about.num_classes, labels=about.labels)
-            if source.perturbed:
-                samples = Perturbed(samples)
+            samples = opened(source, model)
             piece = collected(model, samples, Run(device="cpu", batch_size=32), features=True)
             tensors = {"logits": piece.logits, "features": piece.features, "labels": piece.labels}
             save_file({key: t.contiguous() for key, t in tensors.items() if t is not None}, place)
@@ -110,6 +106,15 @@ def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
         sets[name] = Outputs(read["logits"], read["features"], read.get("labels"))
     one = load_file(linear)
     return Answers(sets, [(one["weight"], one["bias"])])
+
+
+def opened(source: Source, model: Classifier) -> Samples | Perturbed:
+    """As the model has its classes."""
+    samples = open_data(source.spec, limit=source.limit)
+    if source.labelled:
+        about = model.manifest.model
+        samples = fit_classes(samples, num_classes=about.num_classes, labels=about.labels)
+    return Perturbed(samples) if source.perturbed else samples
 
 
 def together(members: list[Answers]) -> Answers:

@@ -1,4 +1,4 @@
-"""Write the README's table, docs/hydra.svg, docs/benchmarks.md and docs/reliability.md: figures come from result files.
+"""Write the README's table, docs/hydra.svg, docs/benchmarks.md, docs/evidence.md and docs/reliability.md: figures come from result files.
 
 make demo && python tools/render_docs.py --demo hydra-demo
 """
@@ -14,6 +14,7 @@ from typing import Any
 from built import build
 from cascaded import cascades
 from decided import decision, figures, prediction
+from evidence import evidence
 from inside import CORRUPTIONS, PROBE, corruptions, probe
 from reliability import reliability
 
@@ -314,8 +315,9 @@ def compensation(results: dict[str, Any]) -> list[str]:
             rows.append([
                 f"{name}, {selection}", f"{model['backbone']['accuracy']:.3f}", f"{found['pruned']['accuracy']:.3f}",
                 *(f"{found[how]['mean']['accuracy']:.3f}" for how in ("mean", "lstsq")),
-                f"{100 * found['lstsq']['mean']['accuracy_recovered']:.0f} %",
-                " / ".join(f"{100 * s['accuracy_recovered']:.0f}" for s in found["lstsq"]["seeds"]),
+                *((f"{100 * found['lstsq']['mean']['accuracy_recovered']:.0f} %",
+                " / ".join(f"{100 * s['accuracy_recovered']:.0f}" for s in found["lstsq"]["seeds"]))
+                if model["backbone"]["accuracy"] - found["pruned"]["accuracy"] > 0.01 else ("–", "–")),
             ])  # fmt: skip
             if "near" in model["backbone"]:
                 of = (model["backbone"], found["pruned"], found["mean"]["mean"], found["lstsq"]["mean"])  # fmt: skip
@@ -324,7 +326,7 @@ def compensation(results: dict[str, Any]) -> list[str]:
         "## Repair without training (`prune --compensate`)",
         "",
         "Heads chosen by taylor, a third of all; accuracy on test data, calibrated on inputs without labels; recovered is the",
-        "share of the lost accuracy that comes back, mean and for each calibration seed.",
+        "share of the lost accuracy that comes back, mean and for each calibration seed (– where a point or less was lost).",
         "",
         *table(["", "backbone", "pruned", "`mean`", "`lstsq`", "`lstsq` recovers", "by seed, %"], rows),
         "",
@@ -573,6 +575,9 @@ def main() -> None:
         put_between(ROOT / "docs" / "shift.md", *CORRUPTIONS, corruptions(spoiled))
     if looked is not None:
         put_between(ROOT / "docs" / "probe.md", *PROBE, probe(looked))
+    quality = result("quality")
+    if quality is not None:
+        (ROOT / "docs" / "evidence.md").write_text(evidence(quality), encoding="utf-8")
     tried = reliability(result("fuzz"), result("crash"))
     (ROOT / "docs" / "reliability.md").write_text(tried, encoding="utf-8")
 

@@ -80,6 +80,7 @@ def evaluate(
             "--cascade", help="Measure each checkpoint's cascade, and the full hydra beside it."
         ),
     ] = False,
+    mc_dropout: options.McDropout = None,
     ci: Annotated[
         float | None,
         typer.Option("--ci", metavar="P", help="Bootstrap intervals of the metrics, of level P."),
@@ -130,7 +131,7 @@ def evaluate(
     with shared.progress(run, quiet=quiet) as shown:
         evaluation = stage(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], corrupt=corrupt or [], val=val, classes=classes,
-            template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, cascade=cascade, ci=ci,
+            template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, cascade=cascade, mc_dropout=mc_dropout, ci=ci,
             json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
             card=card, asserts=asserts or [], arch=arch, force=force, **showing, **shown,
         )  # fmt: skip

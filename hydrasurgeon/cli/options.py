@@ -26,6 +26,7 @@ __all__ = [
     "Keep",
     "Layers",
     "Limit",
+    "McDropout",
     "Method",
     "Objective",
     "OodScore",
@@ -265,3 +266,15 @@ def printed(arguments: list[str], suffixes: Mapping[str, tuple[str, ...]]) -> li
         alone = word in suffixes and following != "-" and not following.endswith(suffixes[word])
         words += [word, "-"] if alone else [word]
     return words
+
+
+McDropout = Annotated[
+    int | None,
+    typer.Option(
+        "--mc-dropout",
+        metavar="N",
+        min=1,
+        max=1000,
+        help="Run each model N times with its dropout on; the passes are its members.",
+    ),
+]

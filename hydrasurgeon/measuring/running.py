@@ -28,11 +28,17 @@ class How:
     run: Run
     skipped: list[str] = field(default_factory=list)
     """Samples that could not be read, as they are met."""
+    passes: int | None = None
+    """Of MC Dropout; None: one, without dropout."""
 
     def load(self, checkpoint: Checkpoint) -> Any:
         from hydrasurgeon.runtime.classifier import as_classifier
+        from hydrasurgeon.runtime.dropout import sampled
 
-        return as_classifier(checkpoint, device=self.run.device, dtype=self.run.dtype, lean=True)
+        device, dtype = self.run.device, self.run.dtype
+        if self.passes is not None:
+            return sampled(checkpoint, self.passes, seed=self.run.seed, device=device, dtype=dtype)
+        return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)
 
     def logits(self, models: Sequence[Any], samples: Any) -> Any:
         from hydrasurgeon.runtime.inference import logits_of

@@ -93,11 +93,11 @@ def _metrics(
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     probs, scores, labels = _answers(session, outputs, model, samples)
     assert labels is not None
-    metrics = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
+    measures = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
     for name, others in foreign.items():
         area = auroc(scores, _answers(session, outputs, model, others)[1])
-        metrics[f"auroc.{name}"] = float("nan") if area is None else area
-    return metrics
+        measures[f"auroc.{name}"] = float("nan") if area is None else area
+    return measures
 
 
 def _answers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -95,6 +95,7 @@ class EvaluateKeywords(ShowingKeywords, RunKeywords, total=False):
     ood_score: str | None
     no_decision: bool
     cascade: bool
+    mc_dropout: int | None
     ci: float | None
     arch: str | None
     json: str | Path | None
@@ -133,6 +134,8 @@ class EvaluateArguments(Showing, Run):
     """Leave the checkpoints' decision states alone."""
     cascade: bool = False
     """Run the checkpoints' cascades, and show each before its hydra, which is then called NAME (full)."""
+    mc_dropout: int | None = None
+    """Passes of each model with its dropout on, as members; its decision state, fitted without, is then left alone."""
     ci: float | None = None
     """The level of bootstrap intervals of the ID metrics, such as 0.95."""
     arch: str | None = None
@@ -172,6 +175,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
     arguments = EvaluateArguments(**keywords)
+    if arguments.mc_dropout is not None:
+        arguments = replace(arguments, no_decision=True)
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(checkpoints, labelled, arguments)
@@ -194,19 +199,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         first = labelled[0].named(opened, arguments.template)[0]
         check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)  # fmt: skip
     if assertions:
-        expected = [
-            rehearsed(
-                name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
-                rehearsal(
-                    _decision(job, arguments), arguments.ood_score,
-                    tempered=arguments.temperature is not None, ci=arguments.ci,
-                ),
-            )
-            for job in jobs
-        ]  # fmt: skip
-        if arguments.cascade:
-            expected = [row for each in expected for row in rehearsed_beside(each)]
-        check_paths(assertions, [*expected, *computed])
+        check_paths(assertions, [*_expected(jobs, labelled, made, arguments), *computed])
     measured = _Measured()
     if opened:
         measured = _measured(opened, labelled, arguments, temperature, predictions, answered)
@@ -226,6 +219,28 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed)
+
+
+def _expected(
+    jobs: Sequence[Sequence[Checkpoint]],
+    labelled: Sequence[LabelledSet],
+    made: Sequence[str],
+    arguments: EvaluateArguments,
+) -> list[Result]:
+    """Results with the keys that these jobs will give."""
+    expected = [
+        rehearsed(
+            name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
+            rehearsal(
+                _decision(job, arguments), arguments.ood_score,
+                tempered=arguments.temperature is not None, ci=arguments.ci,
+            ),
+        )
+        for job in jobs
+    ]  # fmt: skip
+    if not arguments.cascade:
+        return expected
+    return [row for each in expected for row in rehearsed_beside(each)]
 
 
 def _shown(
@@ -364,7 +379,7 @@ def _measured(
     sets, one_by_one = (spoiled, ()) if predictions else (sets, spoiled.shift[len(sets.shift) :])
     further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
     uses = uses_of(spoiled, further, fitted=temperature is None)
-    how, timed = How(arguments), SideBySide()
+    how, timed = How(arguments, passes=arguments.mc_dropout), SideBySide()
     results: list[Result] = []
     mine: list[Answered] = []
     everyone = range(len(opened))
@@ -433,6 +448,7 @@ def _settings(
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
         "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype, "batch_size": arguments.batch_size,
         **({"cascade": True} if arguments.cascade else {}),
+        **({} if arguments.mc_dropout is None else {"mc_dropout": arguments.mc_dropout}),
     }  # fmt: skip
 
 

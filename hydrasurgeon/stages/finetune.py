@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,11 @@ from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model, Step
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.files.shards import check_count
+from hydrasurgeon.lookup import need
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.runtime.tensors import plan_module
 from hydrasurgeon.sharing.output import Output, OutputKeywords
+from hydrasurgeon.tuning import lora
 from hydrasurgeon.tuning.start import (
     Start,
     both,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydrasurgeon.data import Samples
+    from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.recipes import Recipe
 
@@ -123,6 +126,8 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     recipe = load_recipe(
         str(arguments.recipe), dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
     )  # fmt: skip
+    if recipe.lora_rank is not None:
+        need("peft", purpose=f"--recipe {arguments.recipe}")
     repository = arguments.repository()
     target = arguments.claim(
         arguments.out, repository=repository,
@@ -132,6 +137,11 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     interrupted = check_place(state_path, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(checkpoint, recipe, arguments)
     module = starting_module(material.source, material.model, material.recipe, arguments.seed)
+    if recipe.lora_rank is not None:
+        lora.attach(
+            module, material.recipe, family=material.source.family, model=material.model,
+            weights=_weights(material), trainable=_moves(material),
+        )  # fmt: skip
     if target.shard is not None:
         nbytes = sum(tensor.nbytes for tensor in module.state_dict().values())
         check_count(nbytes // target.shard)
@@ -140,6 +150,8 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         module, _training(module, material, arguments), arguments, state,
         save_every=arguments.save_every, resume=arguments.resume,
     )  # fmt: skip
+    if recipe.lora_rank is not None:
+        lora.merge(module)
     entry = _entry(checkpoint, material, arguments)
     manifest = manifest_after(material.source.manifest, material.model, entry)
     if not trained.is_main:
@@ -201,7 +213,9 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneArgumen
     transform: Any = family.transform(
         material.model, recipe.augment.model_dump(), files=source.files
     )
-    moves = trainable(by_name(family.weights(material.model)), recipe, source.manifest.towers)
+    moves = _moves(material)
+    if recipe.lora_rank is not None:
+        moves = lora.trains(moves, _weights(material))
     loss: Loss = CrossEntropy(recipe.label_smoothing)
     if recipe.objective == "pairs":
         loss = Contrast(cast(TwoTowers, module))
@@ -218,6 +232,15 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneArgumen
     return Training(
         recipe, epoch_batches, moves, loss, validation, f"training by {arguments.recipe}"
     )
+
+
+def _weights(material: _Material) -> dict[str, Weight]:
+    return by_name(material.source.family.weights(material.model))
+
+
+def _moves(material: _Material) -> Callable[[str], bool]:
+    """Which weights the recipe trains."""
+    return trainable(_weights(material), material.recipe, material.source.manifest.towers)
 
 
 def _identity(material: _Material, arguments: FinetuneArguments) -> dict[str, Any]:
@@ -243,7 +266,9 @@ def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneArgum
         "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
     }  # fmt: skip
     data = [DataRecord(**fingerprint) for fingerprint in material.fingerprints]
-    uses = ("torch", material.model.family, "accelerate")
+    uses = ["torch", material.model.family, "accelerate"]
+    if material.recipe.lora_rank is not None:
+        uses.append("peft")
     return step("finetune", args=recorded, inputs=inputs, data=data, seed=arguments.seed, uses=uses)
 
 

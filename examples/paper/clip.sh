@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Zero-shot CLIP (paper 5.3, C.3, D.3; Tables 3 and 24 to 26): ViT-B/32 of LAION-2B, 24 heads of both towers, nothing trained.   clip.sh [--smoke] OUT
+# IMAGENET holds train/ and val/, OPENOOD image lists or folders of OpenOOD's sets, SETS the data sets that torchvision does not split.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd) paper=clip
+single=${PRETRAINED:-open_clip:ViT-B-32/laion2b_s34b_b79k}
+images=${IMAGENET:-imagenet} openood=${OPENOOD:-openood} more=${SETS:-sets}
+found=$images/train limit=5000
+chooses=$openood/openimage_o
+names=imagenet.names  # python -c 'import open_clip; print("\n".join(open_clip.IMAGENET_CLASSNAMES))'
+sets=(--data in1k="$images/val" --data c100=torchvision:CIFAR100:test --data c10=torchvision:CIFAR10:test --data food=torchvision:Food101:test
+    --data sun="$more/sun397" --data pet=torchvision:OxfordIIITPet:test --data dtd=torchvision:DTD:test --data eurosat="$more/eurosat" --data caltech="$more/caltech101")
+near=(--ood near:ssb_hard="$openood/ssb_hard" --ood near:ninco="$openood/ninco")
+far=(--ood far:inaturalist="$openood/inaturalist" --ood far:textures="$openood/textures")
+remove=24 pool=48  # of 144 and 96
+tower=(--tower both)
+source "$here/common.sh"
+naming=(--classes "$names" --template "A photo of a {label}." --tower vision)  # Taylor's scores of the two towers are on different scales (Figure 7)
+
+score "$single"
+prune
+fuse ""
+hydrasurgeon eval "$single" "$out"/{taylor-1,circ-avg,hydra-circ}.safetensors "${sets[@]}" --classes data --classes in1k="$names" \
+    --template "A photo of a {label}." "${near[@]}" "${far[@]}" --json "$out/report.json"

@@ -1,0 +1,114 @@
+"""Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections, merged into them at the end.
+
+W + (alpha / rank) · B A, with B zero at the start. A tuned member is then like any other: a LoRA-Ensemble (Mühlematter et al., 2024) is
+three of them, of which `fuse` stores once whatever no change has touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.errors import SurgeryError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hydrasurgeon.families.base import Family
+    from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.files.manifest import Model
+    from hydrasurgeon.tuning.recipes import Recipe
+
+__all__ = ["attach", "merge", "trains"]
+
+ATTENTION = ("attention", "output")
+"""Parts that are changed: projections to q, k and v, and W_O."""
+MARK = ".lora_"
+"""In the names of what trains."""
+
+
+def attach(
+    module: nn.Module,
+    recipe: Recipe,
+    *,
+    family: Family,
+    model: Model,
+    weights: Mapping[str, Weight],
+    trainable: Callable[[str], bool],
+) -> None:
+    """Put low-rank changes beside attention's linear layers, in place; SurgeryError where the model does not run them."""
+    import peft
+    from torch import nn
+
+    from hydrasurgeon.families.disk_names import DiskNamed
+
+    def stored(name: str) -> Weight | None:
+        """What files know of a layer's matrix."""
+        parameter = f"{name}.weight"
+        return weights.get(
+            module.disk_name(parameter) if isinstance(module, DiskNamed) else parameter
+        )
+
+    layers = {
+        name: layer
+        for name, layer in module.named_modules()
+        if (weight := stored(name)) is not None and weight.part in ATTENTION and weight.heads is not None
+        if trainable(weight.name)
+    }  # fmt: skip
+    linear = {name for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+    if not linear or linear != set(layers) or _running(module, layers, family, model) != linear:
+        raise SurgeryError(
+            f"a recipe with lora_rank changes linear layers, and the attention of {model.arch} does not run as such",
+            hint="Tune it whole, by a recipe without lora_rank.",
+        )
+    some = [name for name, layer in layers.items() if layer.weight.numel()]
+    config = peft.LoraConfig(
+        r=recipe.lora_rank, lora_alpha=recipe.lora_alpha, target_modules=some, lora_dropout=0.0
+    )
+    peft.inject_adapter_in_model(config, module)
+
+
+def _running(
+    module: nn.Module, layers: Mapping[str, nn.Module], family: Family, model: Model
+) -> set[str]:
+    """Which of the layers are called; others only hand their weights on, and a change beside them would never be seen."""
+    import torch
+
+    ran: set[str] = set()
+    hooks = [
+        layer.register_forward_hook(lambda *_, name=name: ran.add(name))
+        for name, layer in layers.items()
+    ]
+    first = next(module.parameters())
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        module.eval()
+        module(family.example(model, 2, device=first.device, dtype=first.dtype))
+    for hook in hooks:
+        hook.remove()
+    return ran | {name for name, layer in layers.items() if not layer.weight.numel()}  # type: ignore[union-attr,operator]
+
+
+def trains(others: Callable[[str], bool], weights: Mapping[str, Weight]) -> Callable[[str], bool]:
+    """The changes, and what else the recipe trains of the classifier."""
+
+    def trainable(name: str) -> bool:
+        if MARK in name:
+            return True
+        return name in weights and weights[name].part == "classifier" and others(name)
+
+    return trainable
+
+
+def merge(module: nn.Module) -> None:
+    """Add the changes to the weights, and leave the module as it was built."""
+    for name, part in _changed(module).items():
+        part.merge()
+        place, _, last = name.rpartition(".")
+        setattr(module.get_submodule(place), last, part.get_base_layer())
+
+
+def _changed(module: nn.Module) -> dict[str, Any]:
+    """Layers with changes beside them, by name."""
+    from peft.tuners.lora import LoraLayer
+
+    return {name: part for name, part in module.named_modules() if isinstance(part, LoraLayer)}

@@ -1,0 +1,70 @@
+"""docs/evidence.md: what counts as held, and that the page is what the results say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("evidence")
+
+
+def cell(auroc: float, macs: float = 1.0, **more: float) -> dict[str, Any]:
+    values = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "auroc_near": auroc, "auroc_far": auroc, "auroc_mean": auroc, "fpr95_mean": 1 - auroc} | more  # fmt: skip
+    return {"macs": macs, "mi": 0.1, "plain": values, "calibrated": values}
+
+
+def rows(*aurocs: float, **more: Any) -> dict[str, Any]:
+    return {str(seed): cell(auroc, **more) for seed, auroc in enumerate(aurocs, 1)}
+
+
+def test_gains_are_paired_by_seed(page: Any) -> None:
+    table = {"a": rows(0.8, 0.7, 0.9), "b": rows(0.7, 0.6, 0.9)}
+    better = page.gain(table, "a", "b", "auroc_mean")
+    assert better.mean == pytest.approx(0.2 / 3)
+    assert better.error == pytest.approx(0.1 / 3)  # sd 0.0577 of three
+    assert better.clear
+    lower = page.gain(table, "a", "b", "fpr95_mean")
+    assert lower.mean == pytest.approx(better.mean)
+    assert not page.gain(table, "b", "a", "auroc_mean").clear
+    assert page.gain(table, "a", "c", "auroc_mean") is None
+    del table["b"]["1"]
+    assert page.gain(table, "a", "b", "auroc_mean").seeds == 2
+
+
+def test_the_goal_takes_the_best_hydra_within_the_cost(page: Any) -> None:
+    table = {
+        "Single": rows(0.7, 0.7, 0.7), "Deep Ensemble": rows(0.8, 0.8, 0.8, macs=3.0),
+        "Hydra (Circ), tuned": rows(0.9, 0.9, 0.9, macs=2.6), "Hydra (Taylor) behind a trunk, tuned": rows(0.81, 0.82, 0.8, macs=1.9),
+        "built within 2x": rows(0.79, 0.79, 0.79, macs=1.5), "Single, same extra steps": rows(0.99, 0.99, 0.99),
+    }  # fmt: skip
+    best, count, others, single = page.target(table)
+    assert count == 2
+    assert best == "Hydra (Taylor) behind a trunk, tuned"
+    assert others["auroc_mean"].mean == pytest.approx(0.01)
+    assert single["accuracy"].mean == 0
+
+
+def test_the_page_is_what_the_results_say(page: Any) -> None:
+    path = ROOT / "benchmarks" / "results" / "quality.json"
+    results = json.loads(path.read_text())
+    text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    assert text == page.evidence(results), "run tools/render_docs.py"
+    names = {name for task in results["tasks"].values() for kind in ("rows", "ablations") for name in task.get(kind, {})}  # fmt: skip
+    assert names
+    for claim in page.CLAIMS:
+        row = f"| {claim.where} | {claim.says} |"
+        (line,) = [line for line in text.splitlines() if line.startswith(row)]
+        verdict = line.split("|")[3].strip()
+        assert verdict in ("**held**", "**not held**", "not measured yet")
+        if not {claim.first, claim.second} <= names:
+            assert verdict == "not measured yet"

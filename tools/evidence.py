@@ -1,0 +1,288 @@
+"""docs/evidence.md: the paper's comparison on our tasks, and each of its claims marked, from benchmarks/results/quality.json."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CLAIMS", "Claim", "evidence", "gain", "target"]
+
+Rows = dict[str, dict[str, dict[str, Any]]]
+"""Row → seed → what was measured."""
+TASKS = ("fashion-mnist", "dinov2", "minilm")
+"""All that benchmarks/quality.py knows."""
+HYDRAS = ("Hydra", "built")
+"""How rows begin that are hydras of the single model."""
+BEST = 2.0
+"""Two thirds of a Deep Ensemble's multiply-adds, as times the single model's."""
+SEEDS = 3
+"""Without so many there is no verdict."""
+COLUMNS = (
+    ("accuracy ↑", "accuracy"), ("NLL ↓", "nll"), ("ECE ↓", "ece"), ("AUROC near ↑", "auroc_near"), ("far ↑", "auroc_far"), ("mean ↑", "auroc_mean"),
+    ("FPR95 ↓", "fpr95_mean"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much better one row is than another: the mean over seeds of their differences, and its standard error."""
+
+    mean: float
+    error: float
+    seeds: int
+
+    @property
+    def clear(self) -> bool:
+        """By more than its standard error, which one seed does not have."""
+        return self.seeds > 1 and self.mean > self.error
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f}"
+
+
+def gain(rows: Rows, first: str, second: str, measure: str, kind: str = "plain") -> Gain | None:
+    """In `measure`, higher = better for the first; paired by seed; None where one was not measured."""
+    pairs = [
+        (rows[first][seed], rows[second][seed]) for seed in rows.get(first, {}) if seed in rows.get(second, {})
+    ]  # fmt: skip
+    if not pairs:
+        return None
+    sign = -1 if measure.startswith(("nll", "ece", "brier", "fpr95")) else 1
+    values = [sign * (_value(a, measure, kind) - _value(b, measure, kind)) for a, b in pairs]
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return Gain(statistics.mean(values), error, len(values))
+
+
+def _value(cell: dict[str, Any], measure: str, kind: str) -> float:
+    return float(cell[measure] if measure in cell else cell[kind][measure])
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says of two rows."""
+
+    where: str
+    says: str
+    first: str
+    second: str
+    measures: tuple[str, ...]
+    slack: float = 0.0
+    """What the first may be worse by: for claims of being level."""
+    ablation: bool = False
+
+
+CLAIMS = (
+    Claim("5.1, Table 1", "Hydra (Circ) tells foreign data better than a Deep Ensemble", "Hydra (Circ), tuned", "Deep Ensemble", ("auroc_mean", "fpr95_mean")),
+    Claim("5.1, Table 1", "Hydra (Circ) is within 1.5 points of a Deep Ensemble's accuracy", "Hydra (Circ), tuned", "Deep Ensemble", ("accuracy",), 0.015),
+    Claim("5.1, Table 1", "Hydra (Circ) tells foreign data better than the single model", "Hydra (Circ), tuned", "Single", ("auroc_mean", "fpr95_mean")),
+    Claim("5.1, Table 1", "Hydra (Taylor) tells foreign data better than the single model", "Hydra (Taylor), tuned", "Single", ("auroc_mean",)),
+    Claim("5.1, Table 1", "Hydra (Taylor) is more accurate than one member pruned by Taylor, with lower NLL and ECE", "Hydra (Taylor), tuned", "Taylor, tuned", ("accuracy", "nll", "ece")),
+    Claim("5.1, Table 1", "Hydra (Circ) tells foreign data better than CircAvg alone", "Hydra (Circ), tuned", "CircAvg, tuned", ("auroc_mean", "fpr95_mean")),
+    Claim("5.1, Table 1", "MC Dropout tells foreign data worse than Hydra (Circ)", "Hydra (Circ), tuned", "MC Dropout, 5 passes", ("auroc_mean",)),
+    Claim("5.1, Table 1", "A LoRA-Ensemble tells foreign data worse than Hydra (Circ)", "Hydra (Circ), tuned", "LoRA-Ensemble", ("auroc_mean",)),
+    Claim("3.2, Table 4", "Pruning by Taylor without tuning harms accuracy and calibration", "Single", "Taylor, training-free", ("accuracy", "ece")),
+    Claim("B.1, Table 4", "Without tuning, CircAvg is better than Taylor in accuracy and in telling foreign data", "CircAvg, training-free", "Taylor, training-free", ("accuracy", "auroc_mean")),
+    Claim("B.2, Table 6", "CircAcc is more accurate than CircOOD", "CircAcc, training-free", "CircOOD, training-free", ("accuracy",)),
+    Claim("B.2, Table 6", "CircOOD tells foreign data better than CircAcc", "CircOOD, training-free", "CircAcc, training-free", ("auroc_mean", "fpr95_mean")),
+    Claim("B.3, Figure 6", "After tuning, Taylor is at least as accurate as CircAvg", "Taylor, tuned", "CircAvg, tuned", ("accuracy",)),
+    Claim("B.3, Figure 6", "After tuning, CircAvg tells foreign data better than Taylor", "CircAvg, tuned", "Taylor, tuned", ("auroc_mean",)),
+    Claim("B.3, Figure 5", "Without tuning, CircAvg loses less accuracy than Taylor with half of the heads gone", "CircAvg, 24 heads less, training-free", "Taylor, 24 heads less, training-free", ("accuracy",), ablation=True),
+    Claim("B.5, Tables 8 and 9", "Other heads make members diverse, another order of batches hardly", "diversity: heads", "diversity: batch order", ("mi", "disagreement"), ablation=True),
+    Claim("B.6, Table 10", "Five members are more accurate than three, and tell foreign data at least as well", "5 members", "3 members", ("accuracy", "auroc_mean"), ablation=True),
+    Claim("B.7, Table 11", "Averaging tuned MLPs costs at most half a point of accuracy and of AUROC", "MLPs tuned, averaged", "MLPs tuned, apart", ("accuracy", "auroc_mean"), 0.005, ablation=True),
+)  # fmt: skip
+UNTESTED = (
+    (
+        "5.1, Table 1",
+        "figures of ViT-B/16 on ImageNet-1K and CIFAR-100",
+        "neither data nor weights can be had here; `examples/paper/` has the commands",
+    ),
+    ("5.2, Table 2", "figures of BERT on SST-2 and its OOD sets", "the same"),
+    (
+        "5.3, Table 3",
+        "zero-shot CLIP: better calibrated and better OOD detection without training",
+        "no real CLIP weights can be had here",
+    ),
+    (
+        "5.1, Figure 3, Table 7",
+        "1.07 times a single model's time in bfloat16 at batch 4",
+        "no figure of a GPU is among these; [benchmarks](benchmarks.md) has times of processors",
+    ),
+)
+UNMEASURED = (
+    ("5.1, Table 1", "Packed-Ensembles, MIMO, BatchEnsemble, OBA", "torch-uncertainty has the first three as layers, from which no ViT was trained here; [predictions](../examples/predictions.py) of any method can be evaluated"),
+    ("E.1, Tables 13 and 14", "robustness to ImageNet-C's corruptions", "`eval --corrupt` makes them; [docs/shift.md](shift.md) has the demo's models"),
+    ("3.2, B.1", "Proposition 1's conditions", "[docs/probe.md](probe.md) has them on the demo's model"),
+)  # fmt: skip
+
+
+def evidence(results: dict[str, Any]) -> str:
+    lines = [
+        "# Evidence",
+        "",
+        "Written by `tools/render_docs.py` from `benchmarks/results/quality.json`, which `benchmarks/quality.py` makes. What the paper claims was tried on small models and data; a claim",
+        "that holds there may fail elsewhere, and the other way round. Heads, members and scores were chosen by foreign data that are not among those reported. All is msp",
+        "unless a column says otherwise.",
+    ]  # fmt: skip
+    tasks = results["tasks"]
+    lines += [
+        "",
+        "## The goal",
+        "",
+        *_goal(tasks),
+        "",
+        "## The paper's claims",
+        "",
+        *_claims(tasks),
+    ]
+    for name, task in tasks.items():
+        lines += ["", f"## {name}", "", *_about(name, task), "", *_table(task["rows"])]
+        lines += ["", *_scores(task["rows"])]
+    for name, task in tasks.items():
+        if "ablations" in task:
+            lines += ["", f"## Ablations on {name}", "", *_ablations(task["ablations"])]
+    return "\n".join(lines) + "\n"
+
+
+def _about(name: str, task: dict[str, Any]) -> list[str]:
+    about, machine = task["about"], task["machine"]
+    sizes = ", ".join(f"{kind} {count}" for kind, count in about["samples"].items())
+    tuned = "all training data" if about["tuned_on"] is None else f"{about['tuned_on']} training samples each"  # fmt: skip
+    single = "" if about["bases"] > 3 else " All seeds have one and the same Deep Ensemble, of all three trainings, so it has no spread of its own."  # fmt: skip
+    return [
+        f"Seed s starts from the s-th of {about['bases']} independent trainings.{single} Members lose {about['removed']} heads (drawn from the first {about['pool']}), scored on {about['score_limit']} samples, circuits",
+        f"by `--search {about['search']}`; tuning is the recipe {about['recipe']} on {tuned}, MLPs and embeddings frozen. Near: {', '.join(about['near'])}; far: {', '.join(about['far'])};",
+        f"choosing: {about['chooses']} and perturbed validation data. Samples: {sizes}. {machine['cpu']}, torch {machine['torch']}{', bfloat16 autocast' if about['bfloat16'] else ''}.",
+    ]  # fmt: skip
+
+
+def _spread(cells: dict[str, dict[str, Any]], get: Callable[[dict[str, Any]], float | None]) -> str:
+    values = [value for value in map(get, cells.values()) if value is not None]
+    if not values:
+        return "–"
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{spread}"
+
+
+def _table(rows: Rows) -> list[str]:
+    """Calibrated by a temperature; ECE also as it was."""
+    head = ["calibrated", "seeds", "multiply-adds", *(label for label, _ in COLUMNS), "ECE before"]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    for name, cells in rows.items():
+        macs = statistics.mean(cell["macs"] for cell in cells.values())
+        values = [_spread(cells, lambda c, m=measure: c["calibrated"][m]) for _, measure in COLUMNS]  # type: ignore[misc]  # fmt: skip
+        before = _spread(cells, lambda cell: cell["plain"]["ece"])
+        lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *values, before])} |")
+    return lines
+
+
+def _scores(rows: Rows) -> list[str]:
+    """By the score that calibration chose."""
+    lines = ["| score chosen by `calibrate` | near ↑ | far ↑ | mean ↑ | msp: mean ↑ | scores |", "|---|---:|---:|---:|---:|---|"]  # fmt: skip
+    for name, cells in rows.items():
+        chosen = {seed: cell for seed, cell in cells.items() if "chosen_score" in cell}
+        if chosen:
+            values = [_spread(chosen, lambda c, m=m: c["chosen_score"][f"auroc_{m}"]) for m in ("near", "far", "mean")]  # type: ignore[misc]  # fmt: skip
+            msp = _spread(chosen, lambda cell: cell["calibrated"]["auroc_mean"])
+            kinds = ", ".join(cell["chosen_score"]["kind"] for cell in chosen.values())
+            lines.append(f"| {' | '.join([name, *values, msp, kinds])} |")
+    return lines
+
+
+def target(
+    rows: Rows,
+) -> tuple[str, int, dict[str, Gain | None], dict[str, Gain | None]] | None:
+    """The hydra of highest mean AUROC within the cost, of how many; its gains over the Deep Ensemble and over the single model, calibrated."""
+    hydras = {
+        name: statistics.mean(c["calibrated"]["auroc_mean"] for c in cells.values())
+        for name, cells in rows.items()
+        if name.startswith(HYDRAS) and len(cells) >= SEEDS and statistics.mean(c["macs"] for c in cells.values()) <= BEST + 0.005
+    }  # fmt: skip
+    if not hydras or "Deep Ensemble" not in rows or "Single" not in rows:
+        return None
+    best = max(hydras, key=lambda name: hydras[name])
+    others = {m: gain(rows, best, "Deep Ensemble", m, "calibrated") for m in ("auroc_mean", "fpr95_mean", "accuracy")}  # fmt: skip
+    single = {m: gain(rows, best, "Single", m, "calibrated") for m in ("accuracy", "nll", "ece", "auroc_mean")}  # fmt: skip
+    return best, len(hydras), others, single
+
+
+def _goal(tasks: dict[str, Any]) -> list[str]:
+    lines = [
+        "The best hydra that costs at most two thirds of a Deep Ensemble's multiply-adds should be level with it on mean AUROC and FPR95 and within one point of its accuracy; and beat the",
+        "single model on accuracy, NLL, ECE and AUROC (all calibrated). The best is named by the very figures reported, which flatters it. Differences in points (NLL: hundredths), mean",
+        "over seeds ± standard error, positive where the hydra is better:",
+        "",
+        "| | hydra | against the Deep Ensemble | | against the single model | |",
+        "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name in TASKS:
+        reached = target(tasks[name]["rows"]) if name in tasks else None
+        if reached is None:
+            lines.append(f"| {name} | not measured yet | | | | |")
+            continue
+        best, count, others, single = reached
+        level = all(each is not None and each.mean >= (-0.01 if measure == "accuracy" else 0) for measure, each in others.items())  # fmt: skip
+        beats = all(each is not None and each.mean > 0 for each in single.values())
+        cells = [
+            name,
+            f"{best} (of {count} measured)",
+            _gains(others),
+            _verdict(level, "reached", "missed"),
+            _gains(single),
+            _verdict(beats, "reached", "missed"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _verdict(holds: bool, yes: str, no: str) -> str:
+    return f"**{yes if holds else no}**"
+
+
+def _gains(gains: dict[str, Gain | None]) -> str:
+    return ", ".join(f"{name.removesuffix('_mean')} {value}" for name, value in gains.items())
+
+
+def _claims(tasks: dict[str, Any]) -> list[str]:
+    lines = [
+        "Held: on each task that was measured, the mean over seeds of the paired difference has the claimed sign and exceeds its standard error (for claims of being level: stays within the",
+        "margin). Uncalibrated, as in the paper. Differences in points, positive where they speak for the claim.",
+        "",
+        "| paper | claim | verdict | differences |",
+        "|---|---|---|---|",
+    ]  # fmt: skip
+    for claim in CLAIMS:
+        verdicts, shown, seeds = [], [], SEEDS
+        for name, task in tasks.items():
+            rows = task.get("ablations" if claim.ablation else "rows", {})
+            gains = {m: gain(rows, claim.first, claim.second, m) for m in claim.measures}
+            present = {m: g for m, g in gains.items() if g is not None}
+            if len(present) < len(gains):
+                continue
+            seeds = min(seeds, *(g.seeds for g in present.values()))
+            verdicts.append(all(g.mean >= -claim.slack if claim.slack else g.clear for g in present.values()))  # fmt: skip
+            shown.append(f"{name}: {_gains(dict(present))}")
+        verdict = _verdict(all(verdicts), "held", "not held")
+        if not verdicts or seeds < SEEDS:
+            verdict = "not measured yet"
+        lines.append(f"| {claim.where} | {claim.says} | {verdict} | {'; '.join(shown)} |")
+    for where, says, why in UNTESTED:
+        lines.append(f"| {where} | {says} | cannot be tested here | {why} |")
+    for where, says, how in UNMEASURED:
+        lines.append(f"| {where} | {says} | not measured yet | {how} |")
+    return lines
+
+
+def _ablations(rows: Rows) -> list[str]:
+    """As they are, uncalibrated, as in the paper."""
+    head = ["uncalibrated", "multiply-adds", "accuracy ↑", "NLL ↓", "ECE ↓", "AUROC ↑", "FPR95 ↓", "MI", "DI", "MI, foreign", "DI, foreign"]  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    for name, cells in rows.items():
+        macs = statistics.mean(cell["macs"] for cell in cells.values())
+        plain = [_spread(cells, lambda c, m=m: c["plain"][m]) for m in ("accuracy", "nll", "ece", "auroc_mean", "fpr95_mean")]  # type: ignore[misc]  # fmt: skip
+        spread = [_spread(cells, lambda c, m=m: c[m]) for m in ("mi", "disagreement", "ood_mi", "ood_disagreement")]  # type: ignore[misc]  # fmt: skip
+        lines.append(f"| {' | '.join([name, f'{macs:.2f}', *plain, *spread])} |")
+    return lines
