@@ -76,7 +76,7 @@ class Batcher:
         model = self.model
         decided = model.decide(getattr(model.transform, "collate", default_collate)(samples))
         rows = rows_of(
-            decided, range(len(samples)), names=model.manifest.model.labels, top=5, members=model.members, calibrated=True
+            decided, range(len(samples)), names=model.manifest.model.labels, top=5, calibrated=True
         )  # fmt: skip
         self.batches.observe(len(rows))
         for row in rows:

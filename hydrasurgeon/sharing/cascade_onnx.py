@@ -123,12 +123,12 @@ def two_graphs(model: Classifier) -> TwoGraphs:
         first, rest = _First(model, read).eval(), _Rest(model, read).eval()
         inputs = sample(model, batch=BATCH, length=LENGTH)
         with torch.no_grad():
-            given = first(dict(inputs))
-        carried = _carried(inputs, given)
+            early = first(dict(inputs))
+        carried = _carried(inputs, early)
         facts = about(model)
         files = [
             described(converted(_captured(step, fed), list(fed), list(made)), facts)
-            for step, fed, made in ((first, inputs, given), (rest, carried, dict.fromkeys(DECIDED)))
+            for step, fed, made in ((first, inputs, early), (rest, carried, dict.fromkeys(DECIDED)))
         ]
         worst = max(_differences(files, first, rest, model), key=_nan_last)
     if not worst <= TOLERANCE:
@@ -143,12 +143,12 @@ def _nan_last(difference: float) -> float:
     return difference if difference == difference else float("inf")
 
 
-def _carried(inputs: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _carried(inputs: Mapping[str, Tensor], early: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `rest` takes: what the first members said, and what the others go on from."""
-    kept = [name for name in ("hidden", "bias", "first_logits", "features") if name in given]
+    kept = [name for name in ("hidden", "bias", "first_logits", "features") if name in early]
     return {
-        **({} if "hidden" in given else dict(inputs)),
-        **{name: given[name] for name in kept},
+        **({} if "hidden" in early else dict(inputs)),
+        **{name: early[name] for name in kept},
     }
 
 

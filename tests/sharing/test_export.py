@@ -74,6 +74,7 @@ def test_torch_reads_its_own_file_alike(family: Family, tmp_path: Path) -> None:
 
 
 @exports
+@pytest.mark.slow
 def test_batches_of_any_size(tmp_path: Path) -> None:
     """The hydra's own runtime goes another way from some 480 rows on here: the graph has no such limit."""
     _, hydra = made_of(FAMILIES["timm ViT"], tmp_path)
@@ -126,6 +127,7 @@ def test_a_wrong_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @exports
+@pytest.mark.slow
 def test_outputs_that_are_nan_are_not_kept(tmp_path: Path) -> None:
     """Python's max(0.0, nan) is 0.0: the check once found no difference here."""
     FAMILIES["timm ViT"].write(tmp_path / "v")
