@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
-from hydrasurgeon.measuring.cascade_run import (
-    beside,
-    check_cascades,
-    in_order,
-    refuse_with,
-    rehearsed_beside,
-)
-from hydrasurgeon.measuring.overlap import in_predictions, in_samples
-from hydrasurgeon.measuring.reading import (
-    Reading,
-    fitted_among,
-    ood_scores,
-    reading_of,
-    rehearsal,
-    scores_in,
-)
-from hydrasurgeon.measuring.report import Report, Result
-from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
-from hydrasurgeon.measuring.running import How, name_of, run_models, with_time
+from hydrasurgeon.measuring.cascade_run import check_cascades, refuse_with
+from hydrasurgeon.measuring.report import Report
+from hydrasurgeon.measuring.running import name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_classes,
-    check_same_classes,
-    class_hashes,
     data_names,
     labelled_sets,
-    open_further,
-    open_sets,
     portable_entry,
-    uses_of,
 )
-from hydrasurgeon.measuring.shifts import as_shifts, corrupted, kind_read, with_mce, with_shifts
+from hydrasurgeon.measuring.shifts import as_shifts, with_mce
 from hydrasurgeon.measuring.showing import (
     Places,
     Showing,
@@ -57,13 +33,17 @@ from hydrasurgeon.measuring.showing import (
 from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
 from hydrasurgeon.sharing.measured_card import cards_of, write_cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
+from hydrasurgeon.stages.evaluate_models import (
+    Measured,
+    corruptions_in,
+    decision_of,
+    expected,
+    of_files,
+    of_models,
+)
 
 if TYPE_CHECKING:
-    from hydrasurgeon.data.corruptions import Corruption
-    from hydrasurgeon.decision.state import State
-    from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.measuring.answers import Answered
-    from hydrasurgeon.measuring.predictions import Predictions
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -154,19 +134,6 @@ class EvaluateArguments(Showing, Run):
     """Replace existing outputs."""
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """What came of running models on data."""
-
-    results: tuple[Result, ...] = ()
-    uses: Mapping[str, DataRecord] = field(default_factory=dict)
-    """What each data set was for."""
-    classes: Mapping[str, Any] = field(default_factory=dict)
-    """Hashes of the class names that zero-shot models were given."""
-    skipped: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 @releases_claims
 @takes(EvaluateArguments)
 def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywords]) -> Evaluation:
@@ -186,7 +153,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     # Beside checkpoints, which are the ensemble, files are results of their own.
     together = arguments.ensemble and not checkpoints
     answered: list[Answered] = []
-    computed, notes = _computed(arguments, temperature, answered, together=together)
+    computed, notes = of_files(arguments, temperature, answered, together=together)
     opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
     made = _made(opened, labelled, arguments)
     cards = cards_of(opened) if arguments.card else []
@@ -199,10 +166,10 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         first = labelled[0].named(opened, arguments.template)[0]
         check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)  # fmt: skip
     if assertions:
-        check_paths(assertions, [*_expected(jobs, labelled, made, arguments), *computed])
-    measured = _Measured()
+        check_paths(assertions, [*expected(jobs, labelled, made, arguments), *computed])
+    measured = Measured()
     if opened:
-        measured = _measured(opened, labelled, arguments, temperature, predictions, answered)
+        measured = of_models(opened, labelled, arguments, temperature, predictions, answered)
     results = with_mce([*measured.results, *computed])
     report = Report(
         settings={**_settings(labelled, opened, arguments), **measured.classes},
@@ -219,28 +186,6 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed)
-
-
-def _expected(
-    jobs: Sequence[Sequence[Checkpoint]],
-    labelled: Sequence[LabelledSet],
-    made: Sequence[str],
-    arguments: EvaluateArguments,
-) -> list[Result]:
-    """Results with the keys that these jobs will give."""
-    expected = [
-        rehearsed(
-            name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
-            rehearsal(
-                _decision(job, arguments), arguments.ood_score,
-                tempered=arguments.temperature is not None, ci=arguments.ci,
-            ),
-        )
-        for job in jobs
-    ]  # fmt: skip
-    if not arguments.cascade:
-        return expected
-    return [row for each in expected for row in rehearsed_beside(each)]
 
 
 def _shown(
@@ -320,117 +265,11 @@ def _outputs(
     return json, predictions, arguments.places(claimed)
 
 
-def _computed(
-    arguments: EvaluateArguments,
-    temperature: float | None,
-    answered: list[Answered],
-    *,
-    together: bool,
-) -> tuple[list[Result], list[str]]:
-    """The results that predictions files amount to, each or all of them as one ensemble, and what is odd about them."""
-    if not arguments.predictions_in:
-        return [], []
-    heat = _fitted(temperature, None)
-    results: list[Result] = []
-    notes: list[str] = []
-    for name, predictions in _stored(arguments.predictions_in, together=together):
-        if answered:
-            check_classes(answered[0].name, answered[0].classes, predictions.name, predictions.logits.shape[-1])  # fmt: skip
-        notes += in_predictions(predictions)
-        kinds = scores_in(arguments.ood_score, predictions, name)
-        reading = Reading(heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed)
-        results.append(result(predictions, reading=reading, keep=answered))
-    return results, notes
-
-
-def _stored(paths: Sequence[str | Path], *, together: bool) -> Iterator[tuple[str, Predictions]]:
-    """What models have said, one file in memory at a time unless they are one ensemble's."""
-    from hydrasurgeon.measuring.ensembled import ensembled
-    from hydrasurgeon.measuring.predictions import read_predictions
-
-    if together:
-        yield "their ensemble", ensembled([(Path(path), read_predictions(Path(path))) for path in paths])  # fmt: skip
-        return
-    for path in paths:
-        yield str(path), read_predictions(Path(path))
-
-
-def _measured(
-    plain: Sequence[Checkpoint],
-    labelled: Sequence[LabelledSet],
-    arguments: EvaluateArguments,
-    temperature: float | None,
-    predictions: Path | None,
-    answered: list[Answered],
-) -> _Measured:
-    """Every checkpoint, or all of them as one ensemble, on all data sets."""
-    from hydrasurgeon.measuring.predictions import write_predictions
-    from hydrasurgeon.measuring.timing import SideBySide
-
-    first, *others = labelled
-    opened = first.named(plain, arguments.template)
-    check_same_classes(opened)
-    limit, seed = arguments.limit, arguments.seed
-    sets = open_sets(
-        opened[0], first.spec, arguments.ood, arguments.shift, arguments.val, limit, seed
-    )
-    spoiled = corrupted(sets, _corruptions(opened, arguments), seed)
-    # A file of logits holds them all.
-    sets, one_by_one = (spoiled, ()) if predictions else (sets, spoiled.shift[len(sets.shift) :])
-    further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
-    uses = uses_of(spoiled, further, fitted=temperature is None)
-    how, timed = How(arguments, passes=arguments.mc_dropout), SideBySide()
-    results: list[Result] = []
-    mine: list[Answered] = []
-    everyone = range(len(opened))
-    for numbers in [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]:
-        job = [opened[i] for i in numbers]
-        models = [how.load(checkpoint) for checkpoint in job]
-        state = _state(models, arguments)
-        kinds = ood_scores(arguments.ood_score, state, name_of(job))
-        predicted, val_logits = run_models(
-            job, models, sets, how, timed, fitted=fitted_among(state, kinds)
-        )
-        heat = None
-        if arguments.temperature is not None:
-            heat = partial(_fitted, temperature, val_logits)
-        reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
-        row = result(predicted, reading=reading, keep=mine)
-        row = with_shifts(row, one_by_one, partial(how.logits, models), reading)
-        if further:
-            rest = [s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading)) for s in further]  # fmt: skip
-            row = over_sets(row, rest, first=first.name)
-        results += [row] if not arguments.cascade else beside(row, job[0], spoiled, how, timed, reading=reading, keep=mine)  # fmt: skip
-        if predictions is not None:
-            write_predictions(predicted, predictions)
-    rows = [with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)]
-    # In the order of the report: checkpoints stand before files.
-    answered[:0] = in_order(mine)
-    return _Measured(
-        tuple(in_order(rows)),
-        uses,
-        record_of(opened[0].manifest.model) | class_hashes(further),
-        tuple(dict.fromkeys(how.skipped)),
-        tuple(in_samples(sets.id, sets.ood)),
-    )
-
-
-def _corruptions(
-    opened: Sequence[Checkpoint], arguments: EvaluateArguments
-) -> tuple[Corruption, ...]:
-    """What becomes of the samples that these models read."""
-    if not arguments.corrupt:
-        return ()
-    from hydrasurgeon.data.corruptions import corruptions_of
-
-    return corruptions_of(arguments.corrupt, kind_read(opened[0].manifest))
-
-
 def _made(
     opened: Sequence[Checkpoint], labelled: Sequence[LabelledSet], arguments: EvaluateArguments
 ) -> list[str]:
     """The shifts that corruptions amount to; refused where `--shift` has one of that name."""
-    corruptions = _corruptions(opened, arguments)
+    corruptions = corruptions_in(opened, arguments)
     return as_shifts(corruptions, arguments.shift, labelled[0].spec) if corruptions else []
 
 
@@ -439,7 +278,7 @@ def _settings(
 ) -> dict[str, Any]:
     """What the report says of how it came about; `decision`: as each checkpoint's decision state has it."""
     jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
-    decided = any(_decision(job, arguments) is not None for job in jobs)
+    decided = any(decision_of(job, arguments) is not None for job in jobs)
     temperature: str | float = "decision" if decided else 1.0
     return {
         "data": data_names(labelled), "ood": [portable_entry(o) for o in arguments.ood],
@@ -450,33 +289,6 @@ def _settings(
         **({"cascade": True} if arguments.cascade else {}),
         **({} if arguments.mc_dropout is None else {"mc_dropout": arguments.mc_dropout}),
     }  # fmt: skip
-
-
-def _state(models: Sequence[Any], arguments: EvaluateArguments) -> State | None:
-    """The decision state that is in use: of one checkpoint run alone, unless it is to be left alone."""
-    if len(models) != 1 or arguments.no_decision:
-        return None
-    state: State | None = models[0].state
-    return state
-
-
-def _decision(job: Sequence[Checkpoint], arguments: EvaluateArguments) -> Decision | None:
-    """The record of that state."""
-    return job[0].manifest.decision if len(job) == 1 and not arguments.no_decision else None
-
-
-def _fitted(fixed: float | None, val: Any) -> float:
-    """The given temperature, or the one that suits logits and labels of the validation set."""
-    from hydrasurgeon.measuring import metrics
-
-    if fixed is not None:
-        return fixed
-    if val is None:
-        raise UsageError(
-            "--temperature fit: a predictions file has no validation set",
-            hint="Give the temperature as a number.",
-        )
-    return metrics.fit_temperature(metrics.mean_probs(val[0]), val[1])
 
 
 def _temperature(wanted: str | float | None, val: str | None) -> float | None:
