@@ -94,11 +94,17 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
 
 def answers(logits: Logits, labels: Labels, reading: Reading) -> Answers:
     """Each sample's answer, as it is read."""
-    pieces = [_piece(rows, truth, reading) for rows, truth in _in_pieces(logits, labels)]
-    joined = {
-        name: torch.cat([piece[name] for piece in pieces])
-        for name in (pieces[0] if pieces else _piece(logits, labels, reading))
-    }
+    joined: dict[str, Tensor] = {}
+    done = 0
+    for rows, truth in _in_pieces(logits, labels):
+        piece = _piece(rows, truth, reading)
+        # Made at once: small tensors kept from each piece would tear the memory that the next one could use.
+        joined = joined or {
+            name: values.new_empty(len(labels), *values.shape[1:]) for name, values in piece.items()
+        }
+        for name, values in piece.items():
+            joined[name][done : done + len(rows)] = values
+        done += len(rows)
     return Answers(labels=labels, **joined)
 
 
