@@ -62,9 +62,9 @@ def attach(
             hint="Tune it whole, by a recipe without lora_rank.",
         )
     some = [name for name, layer in layers.items() if layer.weight.numel()]
-    config = peft.LoraConfig(
-        r=recipe.lora_rank, lora_alpha=recipe.lora_alpha, target_modules=some, lora_dropout=0.0
-    )
+    # peft takes a scale that is no whole number, whatever it declares.
+    settings: dict[str, Any] = {"r": recipe.lora_rank, "lora_alpha": recipe.lora_alpha}
+    config = peft.LoraConfig(**settings, target_modules=some, lora_dropout=0.0)
     peft.inject_adapter_in_model(config, module)
 
 

@@ -202,7 +202,7 @@ def test_refused_before_any_work(
     def never(*_: object) -> None:
         raise AssertionError("a model was run")
 
-    monkeypatch.setattr("hydrasurgeon.stages.evaluate.run_models", never)
+    monkeypatch.setattr("hydrasurgeon.stages.evaluate_models.run_models", never)
     line = ["eval", str(tiny()), "--data", images(), "--ood", f"other={images('o.npz')}"]
     assert run([*line, "--assert", limit]) == 2
     assert says in capsys.readouterr().err
