@@ -225,6 +225,7 @@ def refuse_with(arguments: Any) -> None:
     several = not isinstance(arguments.data, str | type(None)) and len(arguments.data) > 1
     for option, is_there, why in (
         ("--ensemble", arguments.ensemble, "of several checkpoints there is no cascade"),
+        ("--mc-dropout", arguments.mc_dropout is not None, "its passes have no decision state"),
         ("--no-decision", arguments.no_decision, "a cascade is in the decision state"),
         ("--temperature", arguments.temperature is not None, "each step of a cascade has a temperature of its own"),
         ("--predictions", arguments.predictions is not None, "holds the logits of every member, of which not all run"),

@@ -106,6 +106,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("keywords", "what"),
     [
+        ({"mc_dropout": 3}, "--mc-dropout"),
         ({"no_decision": True}, "--no-decision"),
         ({"temperature": 2.0}, "--temperature"),
         ({"predictions": "p.safetensors"}, "--predictions"),
