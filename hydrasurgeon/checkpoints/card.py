@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
@@ -12,10 +13,12 @@ from hydrasurgeon.files.manifest import Manifest, Step
 from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.visible import code
 
-__all__ = ["BEGIN", "CARD", "END", "model_card", "on_hub"]
+__all__ = ["BEGIN", "CARD", "END", "EVAL_RESULTS", "model_card", "on_hub"]
 
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""
+EVAL_RESULTS = Path(".eval_results") / "hydrasurgeon.yaml"
+"""What `eval --card` writes beside it for the hub's leaderboards; files of others in that folder are left alone."""
 # What lies between them is written by `eval --card`.
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hydrasurgeon.checkpoints.card import BEGIN, CARD, model_card
+from hydrasurgeon.checkpoints.card import BEGIN, CARD, EVAL_RESULTS, model_card
 from hydrasurgeon.checkpoints.companions import check_names
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import families, family_of
@@ -91,6 +91,9 @@ def _foreign(folder: Path) -> list[str]:
         ours |= {*family.layout, *family.companions(names)}
     if CARD in names and BEGIN in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
         ours.add(CARD)
+    results = folder / EVAL_RESULTS.parent
+    if results.is_dir() and {*os.listdir(results)} <= {EVAL_RESULTS.name}:
+        ours.add(results.name)
     return sorted(names - ours if any(_is_ours(folder / name) for name in weights) else names)
 
 

@@ -99,12 +99,6 @@ def evaluate(
             "--predictions-in", metavar="F", help="Evaluate logits from such a file; repeatable."
         ),
     ] = None,
-    card: Annotated[
-        bool,
-        typer.Option(
-            "--card", help="Write each directory's own result into its model card, README.md."
-        ),
-    ] = False,
     asserts: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,6 +108,7 @@ def evaluate(
         ),
     ] = None,
     showing: shared.ShowingOptions,
+    cards: shared.CardOptions,
     arch: options.Arch = None,
     run: shared.RunOptions,
     force: options.Force = False,
@@ -133,7 +128,7 @@ def evaluate(
             checkpoints or [], data=data, ood=ood or [], shift=shift or [], corrupt=corrupt or [], val=val, classes=classes,
             template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, cascade=cascade, mc_dropout=mc_dropout, ci=ci,
             json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
-            card=card, asserts=asserts or [], arch=arch, force=force, **showing, **shown,
+            asserts=asserts or [], arch=arch, force=force, **showing, **cards, **shown,
         )  # fmt: skip
     render.evaluated(evaluation, json=json == "-", quiet=quiet)
     require(evaluation.report.asserts or ())

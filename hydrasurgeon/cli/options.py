@@ -207,7 +207,7 @@ PushToHub = Annotated[
     typer.Option(
         "--push-to-hub",
         metavar="OWNER/NAME",
-        help="Upload the result as a directory to this hub repository; takes the usual token.",
+        help="Upload the result as a directory (eval: what --card writes) to this hub repository; takes the usual token.",
     ),
 ]
 Private = Annotated[

@@ -16,11 +16,13 @@ from hydrasurgeon.run import RunKeywords
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.class_names import ClassNamesKeywords
     from hydrasurgeon.measuring.showing import ShowingKeywords
+    from hydrasurgeon.sharing.measured_card import CardKeywords
     from hydrasurgeon.sharing.output import OutputKeywords
 else:  # `--help` needs their names, not the modules they come from
-    ClassNamesKeywords = OutputKeywords = ShowingKeywords = dict
+    CardKeywords = ClassNamesKeywords = OutputKeywords = ShowingKeywords = dict
 
 __all__ = [
+    "CardOptions",
     "CheckOptions",
     "ClassNameOptions",
     "OutputOptions",
@@ -177,6 +179,19 @@ def showing_options(
     return {"html": html, "markdown": markdown, "latex": latex, "reference": reference, "log": log}
 
 
+def card_options(
+    card: Annotated[
+        bool,
+        typer.Option(
+            "--card", help="Write each directory's own result into its model card, README.md."
+        ),
+    ] = False,
+    push_to_hub: options.PushToHub = None,
+) -> CardKeywords:
+    """Where else a checkpoint's own result goes."""
+    return {"card": card, "push_to_hub": push_to_hub}
+
+
 def check_stdout(*, json: str | None, showing: ShowingKeywords) -> None:
     """Two results on one stream are none."""
     printed = [option for option, place in (("--json", json), ("--markdown", showing.get("markdown")), ("--latex", showing.get("latex"))) if place == "-"]  # fmt: skip
@@ -187,6 +202,7 @@ def check_stdout(*, json: str | None, showing: ShowingKeywords) -> None:
         )
 
 
+CardOptions = Annotated[CardKeywords, card_options]
 RunOptions = Annotated[RunKeywords, run_options]
 TuningOptions = Annotated[RunKeywords, tuning_options]
 CheckOptions = Annotated[RunKeywords, check_options]

@@ -10,14 +10,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.checkpoints.card import EVAL_RESULTS
 from hydrasurgeon.files.atomic import not_written, write_text
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import Result
 
-__all__ = ["PLACE", "entry", "write_eval_results"]
+__all__ = ["entry", "write_eval_results"]
 
-PLACE = Path(".eval_results") / "hydrasurgeon.yaml"
-"""Where it lies in a model's directory; files of others beside it are left alone."""
 SPEC = re.compile(r"hf:(?P<id>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>\w[\w.-]*))?:(?P<split>\w[\w.-]*)")
 """A data set of the hub with its organisation: without one the hub knows no leaderboard."""
 
@@ -42,7 +41,7 @@ def write_eval_results(folder: Path, result: Result, data: DataRecord) -> Path |
     content = entry(result, data)
     if content is None:
         return None
-    path = folder / PLACE
+    path = folder / EVAL_RESULTS
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:

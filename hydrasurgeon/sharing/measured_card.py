@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, END
 from hydrasurgeon.checkpoints.reading import Checkpoint
@@ -14,10 +15,12 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import claim, real, write_text
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import OodAverage, OodResult, Result, SetAverage
+from hydrasurgeon.run import is_main_process
 from hydrasurgeon.sharing.eval_results import write_eval_results
+from hydrasurgeon.sharing.upload import Repository, card_destination, publish_card
 from hydrasurgeon.visible import code, visible
 
-__all__ = ["cards_of", "measured", "with_measured", "write_cards"]
+__all__ = ["CardKeywords", "Cards", "measured", "with_measured"]
 
 INDEX = "model-index: "
 """How the line of the front matter begins that we write."""
@@ -29,7 +32,57 @@ FOREIGN = {"AUROC ↑": "auroc", "FPR95 ↓": "fpr95", "AUPR ↑": "aupr"}
 """Column → metric of OOD detection."""
 
 
-def cards_of(opened: Sequence[Checkpoint]) -> list[Path | None]:
+class CardKeywords(TypedDict, total=False):
+    """The keywords of `Cards`."""
+
+    card: bool
+    push_to_hub: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """Where else a checkpoint's own result goes."""
+
+    card: bool = False
+    """Write each directory's own result into its model card."""
+    push_to_hub: str | None = None
+    """OWNER/NAME of the hub repository that gets the card, too."""
+
+    def claim(self, opened: Sequence[Checkpoint]) -> Claimed:
+        """The cards that are to be written, and the repository, before any work."""
+        cards = _cards_of(opened) if self.card else []
+        return Claimed(opened, cards, card_destination(self.push_to_hub, cards))
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """Model cards that are this command's to write."""
+
+    opened: Sequence[Checkpoint]
+    cards: Sequence[Path | None]
+    """Of each checkpoint; empty if none is to be written."""
+    repository: Repository | None
+
+    def write(
+        self,
+        results: Sequence[Result],
+        data: Mapping[str, DataRecord],
+        settings: Mapping[str, Any],
+        *,
+        bars: bool,
+    ) -> tuple[tuple[Path, ...], str | None]:
+        """Put each checkpoint's result into its card, and upload it; what was written, and the address."""
+        if not self.cards:
+            return (), None
+        written = _write_cards(self.cards, results, data, settings)
+        if self.repository is None or not is_main_process():
+            return written, None
+        at = next(at for at, card in enumerate(self.cards) if card is not None)
+        manifest = self.opened[at].manifest
+        return written, publish_card(written, manifest, at=self.repository, bars=bars)
+
+
+def _cards_of(opened: Sequence[Checkpoint]) -> list[Path | None]:
     """Each checkpoint's model card, claimed, where it is a local directory that has one with our markers."""
     cards = [_card(checkpoint) for checkpoint in opened]
     if not any(cards):
@@ -51,7 +104,7 @@ def _card(checkpoint: Checkpoint) -> Path | None:
     return None
 
 
-def write_cards(
+def _write_cards(
     cards: Sequence[Path | None],
     results: Sequence[Result],
     data: Mapping[str, DataRecord],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from hydrasurgeon.files.tensors import Planned, TensorFile, hashed
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
 
-__all__ = ["Repository", "destination", "publish"]
+__all__ = ["Repository", "card_destination", "destination", "publish", "publish_card"]
 
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
 """What to do about a token."""
@@ -66,6 +66,57 @@ def destination(name: str | None, *, private: bool) -> Repository | None:
                 hint="Make it private on the hub, or choose another name.",
             )
     return Repository(name, private)
+
+
+def card_destination(name: str | None, cards: Sequence[Path | None]) -> Repository | None:
+    """The repository that gets the one model card of a run; refused before any work, as `destination` does."""
+    if name is not None and not any(cards):
+        raise UsageError("--push-to-hub: eval uploads model cards", hint="Add --card.")
+    at = destination(name, private=False)
+    if at is None:
+        return None
+    if sum(card is not None for card in cards) > 1:
+        raise UsageError(
+            f"--push-to-hub {at.name}: there are several model cards, and one repository",
+            hint="Give one directory in a run.",
+        )
+    from huggingface_hub import HfApi
+
+    hint = "Push the checkpoint first, with --push-to-hub of the command that writes it."
+    with _refused(UsageError, f"--push-to-hub {at.name}", hint):
+        if not HfApi().repo_exists(at.name):
+            raise UsageError(
+                f"--push-to-hub {at.name}: there is no such repository on the hub", hint=hint
+            )
+    return at
+
+
+def publish_card(written: Sequence[Path], manifest: Manifest, *, at: Repository, bars: bool) -> str:
+    """Upload a directory's model card and what else `eval --card` wrote there, as one commit; the repository's address."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    card = next(path for path in written if path.name == CARD)
+    family = family_of(manifest.model)
+    text = on_hub(
+        card.read_text(encoding="utf-8"), scheme=family.scheme or family.name, repo=at.name
+    )
+    names = {str(path.relative_to(card.parent).as_posix()): path for path in written}
+    content: dict[str, Any] = {**names, CARD: text.encode()}
+    what = f"{at.name}: was not uploaded, but {card} is written and stays"
+    again = " ".join(f"--include '{name}'" for name in names)
+    with (
+        _refused(
+            OutputError, what, f"Upload it with `hf upload {at.name} {card.parent} . {again}`."
+        ),
+        _progress_bars(bars),
+    ):
+        commit = HfApi().create_commit(
+            at.name,
+            [CommitOperationAdd(name, each) for name, each in content.items()],
+            commit_message="hydrasurgeon eval",
+        )
+    write_text(card, text)  # here and there alike
+    return str(commit.repo_url)
 
 
 def publish(

@@ -31,7 +31,7 @@ from hydrasurgeon.measuring.showing import (
     show,
 )
 from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
-from hydrasurgeon.sharing.measured_card import cards_of, write_cards
+from hydrasurgeon.sharing.measured_card import CardKeywords, Cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
 from hydrasurgeon.stages.evaluate_models import (
     Measured,
@@ -58,9 +58,11 @@ class Evaluation:
     """What is odd about the data."""
     printed: Mapping[str, str] = field(default_factory=dict)
     """Reports that are for stdout, by kind."""
+    hub: str | None = None
+    """Where on the hub the model card was uploaded to."""
 
 
-class EvaluateKeywords(ShowingKeywords, RunKeywords, total=False):
+class EvaluateKeywords(ShowingKeywords, CardKeywords, RunKeywords, total=False):
     """The keywords of `EvaluateArguments`."""
 
     data: str | Sequence[str] | None
@@ -81,13 +83,12 @@ class EvaluateKeywords(ShowingKeywords, RunKeywords, total=False):
     json: str | Path | None
     predictions: str | Path | None
     predictions_in: Sequence[str | Path]
-    card: bool
     asserts: Sequence[str]
     force: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateArguments(Showing, Run):
+class EvaluateArguments(Showing, Cards, Run):
     """What `evaluate` is to do."""
 
     data: str | Sequence[str] | None = None
@@ -126,8 +127,6 @@ class EvaluateArguments(Showing, Run):
     """Where the logits are written."""
     predictions_in: Sequence[str | Path] = ()
     """Files of logits to evaluate too."""
-    card: bool = False
-    """Write each directory's own result into its model card."""
     asserts: Sequence[str] = ()
     """Limits that numbers of the report must keep."""
     force: bool = False
@@ -156,7 +155,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     computed, notes = of_files(arguments, temperature, answered, together=together)
     opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
     made = _made(opened, labelled, arguments)
-    cards = cards_of(opened) if arguments.card else []
+    cards = arguments.claim(opened)
     check_cascades(opened if arguments.cascade else ())
     for checkpoint in opened:
         checkpoint.digests()
@@ -178,14 +177,14 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     )
     if json is not None:
         write_text(json, report.to_json())
-    written: tuple[Path, ...] = ()
-    if arguments.card:
-        written = write_cards(cards, results, measured.uses, report.settings)
+    written, hub = cards.write(
+        results, measured.uses, report.settings, bars=arguments.progress is not None
+    )
     notes = [*measured.notes, *notes]
     printed = _shown(places, report, answered, opened, notes, arguments)
     if tracker is not None and is_main_process():
         log_report(tracker, report)
-    return Evaluation(report, measured.skipped, written, tuple(notes), printed)
+    return Evaluation(report, measured.skipped, written, tuple(notes), printed, hub)
 
 
 def _shown(

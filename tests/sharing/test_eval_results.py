@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 import yaml
+from fake_hub import FakeHub, Repo, fake_hub
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.card import EVAL_RESULTS
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.sharing.eval_results import PLACE, entry, write_eval_results
+from hydrasurgeon.sharing.eval_results import entry, write_eval_results
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub(tmp_path, monkeypatch) as local:
+        yield local
+
+
+@pytest.fixture
+def bands(images: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Data that seem to lie on the hub."""
+    from hydrasurgeon.data import libraries, sources
+
+    spec = images()
+
+    def read(name: str, rest: str) -> object:
+        samples = sources.open_data(spec)
+        samples.spec = name
+        return samples
+
+    monkeypatch.setitem(sources.SCHEMES, "hf", read)
+    assert libraries.read_hub is not read
+    return "hf:me/bands:test"
 
 
 @pytest.fixture
@@ -26,16 +53,16 @@ def test_the_hub_reads_it(folder: Path, images: Callable[..., str]) -> None:
         pytest.skip("an older huggingface_hub, which does not read it")
     (result,) = hs.evaluate([folder], data=images()).report.results
     record = DataRecord(spec="hf:uoft-cs/cifar100/fine:test", rows=40, sha256="0" * 64)
-    assert write_eval_results(folder, result, record) == folder / PLACE
-    (read,) = parse(yaml.safe_load((folder / PLACE).read_text(encoding="utf-8")))
+    assert write_eval_results(folder, result, record) == folder / EVAL_RESULTS
+    (read,) = parse(yaml.safe_load((folder / EVAL_RESULTS).read_text(encoding="utf-8")))
     assert (read.dataset_id, read.task_id) == ("uoft-cs/cifar100", "fine")
     assert read.value == pytest.approx(100 * result.id.accuracy, abs=1e-4)
     assert "40 samples of test" in read.notes
     # The directory is still a checkpoint, and a second writing takes the first one's place.
-    before = (folder / PLACE).read_bytes()
+    before = (folder / EVAL_RESULTS).read_bytes()
     open_checkpoint(folder).digests()
     write_eval_results(folder, result, record)
-    assert (folder / PLACE).read_bytes() == before
+    assert (folder / EVAL_RESULTS).read_bytes() == before
 
 
 def test_other_data_make_no_entry(folder: Path, images: Callable[..., str]) -> None:
@@ -47,27 +74,79 @@ def test_other_data_make_no_entry(folder: Path, images: Callable[..., str]) -> N
 def test_a_card_of_local_data_brings_none(folder: Path, images: Callable[..., str]) -> None:
     evaluation = hs.evaluate([folder], data=images(), card=True)
     assert evaluation.cards == (folder / "README.md",)
-    assert not (folder / PLACE).parent.exists()
+    assert not (folder / EVAL_RESULTS).parent.exists()
 
 
-def test_eval_card_writes_it_for_data_of_the_hub(
-    folder: Path, images: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hydrasurgeon.data import libraries, sources
-
-    spec = images()
-
-    def read(name: str, rest: str) -> object:
-        samples = sources.open_data(spec)
-        samples.spec = name
-        return samples
-
-    monkeypatch.setitem(sources.SCHEMES, "hf", read)
-    assert libraries.read_hub is not read
-    evaluation = hs.evaluate([folder], data="hf:me/bands:test", card=True)
-    assert evaluation.cards == (folder / "README.md", folder / PLACE)
-    (written,) = yaml.safe_load((folder / PLACE).read_text(encoding="utf-8"))
+def test_eval_card_writes_it_for_data_of_the_hub(folder: Path, bands: str) -> None:
+    evaluation = hs.evaluate([folder], data=bands, card=True)
+    assert evaluation.hub is None
+    assert evaluation.cards == (folder / "README.md", folder / EVAL_RESULTS)
+    (written,) = yaml.safe_load((folder / EVAL_RESULTS).read_text(encoding="utf-8"))
     assert written["dataset"] == {"id": "me/bands", "task_id": "default"}
-    (folder / PLACE).unlink()
-    hs.evaluate([folder], data="hf:me/bands:test", card=True, limit=10)
-    assert not (folder / PLACE).exists()  # a part of the samples is no benchmark
+    (folder / EVAL_RESULTS).unlink()
+    hs.evaluate([folder], data=bands, card=True, limit=10)
+    assert not (folder / EVAL_RESULTS).exists()  # a part of the samples is no benchmark
+
+
+def test_it_does_not_keep_a_directory_from_being_replaced(folder: Path, bands: str) -> None:
+    """The folder is ours with it; with somebody's file beside it, it is not."""
+    hs.evaluate([folder], data=bands, card=True)
+    again = {"method": "random", "keep": 2, "out": f"{folder}/", "force": True}
+    theirs = folder / EVAL_RESULTS.parent / "theirs.yaml"
+    theirs.write_text("[]")
+    source = folder.parent / "vit.safetensors"
+    with pytest.raises(OutputError, match=r"did not write \(\.eval_results\)"):
+        hs.prune(source, **again)
+    theirs.unlink()
+    hs.prune(source, **again)
+    assert not (folder / EVAL_RESULTS.parent).exists()
+
+
+def test_card_and_results_are_pushed_as_one_commit(
+    hub: FakeHub, folder: Path, bands: str, images: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    source = folder.parent / "vit.safetensors"
+    hs.prune(source, method="random", keep=2, out=f"{folder}/", force=True, push_to_hub="me/x")
+    repo = hub.repos["me/x"]
+    pushed = {**repo.files}
+    assert run(["eval", str(folder), "--data", bands, "--card", "--push-to-hub", "me/x"]) == 0
+    assert f"uploaded to {hub.url}/me/x" in capsys.readouterr().out
+    assert repo.commits == ["hydrasurgeon prune", "hydrasurgeon eval"]
+    changed = {name for name, content in repo.files.items() if pushed.get(name) != content}
+    assert changed == {"README.md", ".eval_results/hydrasurgeon.yaml"}
+    for name in changed:
+        assert repo.files[name] == (folder / name).read_bytes()
+    assert 'hs.load("timm:me/x")' in repo.files["README.md"].decode()
+    # A directory that was written without a push tells the hub's readers their address, too.
+    hs.prune(source, method="random", keep=2, out=f"{folder}/", force=True)
+    evaluation = hs.evaluate([folder], data=images(), card=True, push_to_hub="me/x")
+    assert evaluation.hub == f"{hub.url}/me/x"
+    assert 'hs.load("timm:me/x")' in repo.files["README.md"].decode()
+    assert repo.files["README.md"] == (folder / "README.md").read_bytes()
+
+
+def test_a_push_is_refused_before_any_work(
+    hub: FakeHub, folder: Path, images: Callable[..., str]
+) -> None:
+    before = (folder / "README.md").read_bytes()
+    other = hs.prune(folder.parent / "vit.safetensors", method="random", keep=2, out=f"{folder.parent / 'other'}/").path  # fmt: skip
+    hub.repos["me/x"] = Repo()
+    for folders, options, says in (
+        ([folder], {"push_to_hub": "me/x"}, "eval uploads model cards"),
+        ([folder], {"push_to_hub": "me/y", "card": True}, "no such repository"),
+        ([folder, other], {"push_to_hub": "me/x", "card": True}, "one repository"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            hs.evaluate(folders, data=images(), **options)
+    assert not any("/commit/" in request for request in hub.asked)
+    assert (folder / "README.md").read_bytes() == before
+
+
+def test_a_push_that_breaks_off_says_how_to_go_on(hub: FakeHub, folder: Path, bands: str) -> None:
+    hub.repos["me/x"], hub.broken = Repo(), "/commit/"
+    with pytest.raises(OutputError, match=r"me/x: was not uploaded, but .* is written") as refused:
+        hs.evaluate([folder], data=bands, card=True, push_to_hub="me/x")
+    assert f"`hf upload me/x {folder} . --include 'README.md'" in str(refused.value.hint)
+    assert "--include '.eval_results/hydrasurgeon.yaml'`" in str(refused.value.hint)
+    assert (folder / EVAL_RESULTS).is_file()
+    assert 'hs.load("DIR")' in (folder / "README.md").read_text()

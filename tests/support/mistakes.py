@@ -330,6 +330,7 @@ MISTAKES = (
     Mistake("An assertion about no model in the report", 'eval vit --data data.npz --assert "hydra:id.ece<=0.1"', 2),
     Mistake("No class names", "eval clip --data data.npz", 2, clip),
     Mistake("No model card to write into", "eval vit --data data.npz --card", 2),
+    Mistake("A model card to push that is not written", "eval vit --data data.npz --push-to-hub me/vit", 2),
     Mistake("A device that is none", "eval vit --data data.npz --device tpu", 2),
     Mistake("A precision that is none", "eval vit --data data.npz --dtype float65", 2),
     Mistake("A batch size that is none", "eval vit --data data.npz --batch-size many", 2),
