@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,14 @@ from hydrasurgeon.lookup import nearest
 __all__ = ["read_hub", "read_torchvision"]
 
 
+BOUND = r"(?:-?[0-9]{1,18})?"
+"""One end of a slice of a split."""
+SLICE = re.compile(
+    rf"[^\[\]]+(?:\[{BOUND}:{BOUND}\])?|[^\[\]]+\[(?:-?[0-9]{{1,3}}%)?:(?:-?[0-9]{{1,3}}%)?\]"
+)
+"""A split or a slice of it, in samples or in per cent, as the datasets library writes them."""
+
+
 def read_hub(spec: str, rest: str) -> Samples:
     """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is `hf:name[/config]:split`."""
     from datasets import config as settings
@@ -30,12 +39,7 @@ def read_hub(spec: str, rest: str) -> Samples:
     # Older versions run the script of a data set if whoever sits there agrees to it.
     settings.HF_DATASETS_TRUST_REMOTE_CODE = False
 
-    name, colon, split = rest.rpartition(":")
-    if not colon or not name:
-        raise DataError(
-            f"{spec}: names no split",
-            hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.",
-        )
+    name, split = _name_and_split(spec, rest)
     first, *others = parts = name.split("/")
     # Two parts may be an organisation and a name, or a name and a config.
     attempts = [("/".join(parts[:2]), parts[2] if len(parts) > 2 else None)]
@@ -57,6 +61,24 @@ def read_hub(spec: str, rest: str) -> Samples:
         f"{spec}: cannot be loaded ({reason(failures[0])})",
         hint="Check name, config and split; the hub must be reachable or the set cached.",
     ) from failures[0]
+
+
+def _name_and_split(spec: str, rest: str) -> tuple[str, str]:
+    """`name:split`; the split may be a slice, `train[:3000]`, or several joined by +."""
+    name, colon, split = rest.partition("[")[0].rpartition(":")
+    split += rest[len(name) + len(colon) + len(split) :]
+    if not colon or not name:
+        raise DataError(
+            f"{spec}: names no split",
+            hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.",
+        )
+    for part in split.split("+"):
+        if not SLICE.fullmatch(part):
+            raise DataError(
+                f"{spec}: {part or 'nothing'} is no split, nor a slice of one",
+                hint="Write 'train[:3000]', 'train[-500:]' or 'train[50%:80%]', in quotes: shells read brackets, too.",
+            )
+    return name, split
 
 
 def _check_name(spec: str, name: str) -> None:

@@ -37,6 +37,8 @@ __all__ = [
 
 SEVERITY = re.compile(r"[0-9]{1,9}")
 """Of a shift, as it is typed."""
+SLICE = re.compile(r"\[[^\]]*:[^\]]*\]")
+"""The part of a hub data set's split that is read, which is not part of its name."""
 NAMED = re.compile(r"([\w-]+)=(.+)")
 """NAME=D."""
 
@@ -259,7 +261,7 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
     rest = text.removeprefix("near:").removeprefix("far:")
     name, spec = _split(rest)
     if name is None:
-        name = Path(rest.rpartition(":")[2]).stem
+        name = Path(SLICE.sub("", rest).rpartition(":")[2]).stem
     if not is_name(name) or not spec:
         raise UsageError(f"--ood {text}: not near:NAME=D or far:NAME=D")
     return group, name, spec

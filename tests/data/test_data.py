@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.families.transforms import eval_transform, train_transform
+from hydrasurgeon.measuring.sets import labelled_sets, parse_ood
 
 PREPROCESS = {
     "input_size": [1, 28, 28],
@@ -161,6 +163,52 @@ def test_hub_sets_go_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
         open_data("hf:missing/set:test")
     with pytest.raises(DataError, match="names no split"):
         open_data("hf:missing")
+
+
+@pytest.mark.parametrize(
+    ("split", "kept"),
+    [
+        ("train", range(20)), ("train[:3]", range(3)), ("train[50%:]", range(10, 20)), ("train[-2:]", [18, 19]), ("train[:-15]", range(5)),
+        ("train[5:10]", range(5, 10)), ("train[10%:20%]", [2, 3]), ("train[:2]+train[-1:]", [0, 1, 19]), ("train+train[:1]", [*range(20), 0]),
+    ],
+)  # fmt: skip
+def test_slices_of_a_hub_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, kept: Sequence[int]
+) -> None:
+    """As the datasets library itself cuts them: here out of a folder of files."""
+    import datasets
+
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"t{i},{i % 2}\n" for i in range(20)))  # fmt: skip
+    load = datasets.load_dataset
+
+    def local(repo: str, config: str | None, split: str) -> object:
+        assert (repo, config) == ("org/name", "config")
+        return load("csv", data_files={"train": str(tmp_path / "train.csv")}, split=split, cache_dir=str(tmp_path / "cache"))  # fmt: skip
+
+    monkeypatch.setattr(datasets, "load_dataset", local)
+    samples = open_data(f"hf:org/name/config:{split}")
+    assert [samples.read(i) for i in range(len(samples))] == [f"t{i}" for i in kept]
+    assert samples.spec == f"hf:org/name/config:{split}"
+
+
+def test_a_slice_is_no_part_of_a_name() -> None:
+    slices = "hf:org/name:train[:50%]+train[-3:]"
+    assert parse_ood(slices) == ("far", "train+train", slices)
+    assert parse_ood(f"near:x={slices}") == ("near", "x", slices)
+    (labelled,) = labelled_sets(slices, None)
+    assert (labelled.name, labelled.spec) == ("name", slices)
+
+
+@pytest.mark.parametrize("split", ["train[3000]", "train[:3000", "train[:3000]]", "train[a:b]", "train[:50%:]", "train[10:50%]", "train[:1.5%]", "[:3]", "train[:3]+", "train[:3][:2]"])  # fmt: skip
+def test_a_bad_slice_is_told_before_the_hub_is_asked(
+    monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(DataError, match="is no split, nor a slice of one") as refused:
+        open_data(f"hf:org/name:{split}")
+    assert "'train[:3000]'" in str(refused.value.hint)
 
 
 def test_torchvision_sets(monkeypatch: pytest.MonkeyPatch) -> None:

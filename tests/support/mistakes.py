@@ -416,6 +416,7 @@ MISTAKES = (
     Mistake("Texts for a model of images", "eval vit --data d.jsonl", 5, text("d.jsonl", '{"text": "good film", "label": 0}\n')),
     Mistake("A demo set misspelt", "eval vit --data demo:tets", 5),
     Mistake("A hub set without a split", "eval vit --data hf:cifar100", 5),
+    Mistake("A slice of a hub set that is none", "eval vit --data hf:cifar100:test[3000]", 5),
     Mistake("A torchvision set misspelt", "eval vit --data torchvision:MINST:test", 5),
     Mistake("No samples", "eval vit --data data.npz --limit 0", 5),
     Mistake("Foreign data that is not there", "eval vit --data data.npz --ood near:far=gone.npz", 5),
