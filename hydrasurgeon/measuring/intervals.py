@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 __all__ = ["REPEATS", "bootstrap"]
 
@@ -16,19 +14,21 @@ REPEATS = 1000
 
 
 def bootstrap(
-    measure: Callable[[Int[Tensor, " sample"]], Mapping[str, float | None]],
-    count: int,
-    *,
+    measure: Callable[..., Mapping[str, float | None]],
+    *counts: int,
     level: float = 0.95,
     repeats: int = REPEATS,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """[low, high] of each measure, over resamples of `count` rows with replacement; without those that came to nothing."""
+    """[low, high] of each measure, over resamples with replacement; without those that came to nothing.
+
+    `measure` takes the rows that were drawn of each kind of sample, of which there are `counts`.
+    """
     random = torch.Generator().manual_seed(seed)
     drawn: dict[str, list[float]] = {}
     for _ in range(repeats):
-        rows = torch.randint(count, (count,), generator=random)
-        for name, value in measure(rows).items():
+        rows = [torch.randint(count, (count,), generator=random) for count in counts]
+        for name, value in measure(*rows).items():
             if value is not None and math.isfinite(value):
                 drawn.setdefault(name, []).append(value)
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)

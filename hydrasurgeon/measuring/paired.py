@@ -2,11 +2,13 @@
 
 Every resample weights each sample by how often it was drawn, and all models are measured with the same weights. A mean
 is then a product with the weights, and so is all that is told here: accuracy, Brier and NLL are means; ECE is made of a
-sum for each bin; AUROC is the mean of each sample's placement among those of the other kind (DeLong et al., 1988).
+sum for each bin; AUROC is the mean of each sample's placement among those of the other kind (DeLong et al., 1988). Only FPR95
+needs the weights themselves: those of foreign samples for its threshold, those of familiar ones for what lies above it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -69,23 +71,26 @@ def compared(
     """What differs from the reference, on samples that both have answered for."""
     generator = torch.Generator().manual_seed(seed)
     pair = (row, reference)
-    foreign = same_foreign(row, reference)
-    inside = torch.cat([_columns(each.inside) for each in pair], dim=1)
-    placements = [_placements(each) for each in pair] if foreign else []
-    if placements:
-        inside = torch.cat([inside, *(of_inside[:, None] for of_inside, _ in placements)], dim=1)
-    drawn = _resampled(inside, generator)
-    whole = inside.mean(dim=0, keepdim=True)
+    sets = range(len(row.foreign) if same_foreign(row, reference) else 0)
+    placements = [_placements(each) for each in pair] if sets else []
+    # Foreign samples are drawn first: they say from which score on a familiar one is flagged.
+    of_sets = [
+        _of_set([below[k] for _, below in placements], [each.foreign[k].scores[each.used] for each in pair], generator)
+        for k in sets
+    ]  # fmt: skip
+    columns = [_columns(each.inside) for each in pair]
+    columns += [above[:, None] for above, _ in placements]
+    scores = [each.scores[each.used] for each in pair] if sets else []
+    means, flagged = _of_inside(torch.cat(columns, dim=1), scores, [limits for _, limits in of_sets], generator)  # fmt: skip
     width = len(MEANS) + BINS + 1
-    metrics = [_metrics(torch.cat([whole, drawn])[:, at * width :][:, :width]) for at in (0, 1)]
+    metrics = [_metrics(means[:, at * width :][:, :width]) for at in (0, 1)]
     differences = {name: metrics[0][name] - metrics[1][name] for name in metrics[0]}
-    if placements:
+    if sets:
         # The placements of both kinds have the AUROC as their mean; each moves by its own samples.
-        of_drawn = torch.cat([whole, drawn])[:, 2 * width :]
-        outside = [_of_sets([sets[k] for _, sets in placements], generator) for k in range(len(row.foreign))]  # fmt: skip
-        moved = torch.stack(outside).mean(dim=0)
-        area = of_drawn + moved - moved[:1]
+        moved = torch.stack([of_set for of_set, _ in of_sets]).mean(dim=0)
+        area = means[:, 2 * width :] + moved - moved[:1]
         differences["auroc"] = area[:, 0] - area[:, 1]
+        differences["fpr95"] = flagged[:, 0] - flagged[:, 1]
     return tuple(_difference(name, values, level) for name, values in differences.items())
 
 
@@ -130,21 +135,46 @@ def _share_below(scores: Tensor, points: Tensor) -> Tensor:
     return (low + high).double() / 2 / len(order)
 
 
-def _of_sets(columns: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-    """Means of one OOD set's placements by each model: of the set, then of resamples."""
-    stacked = torch.stack(list(columns), dim=1)
-    return torch.cat([stacked.mean(dim=0, keepdim=True), _resampled(stacked, generator)])
+def _of_set(
+    placements: Sequence[Tensor], scores: Sequence[Tensor], generator: torch.Generator
+) -> tuple[Float[Tensor, "resample model"], Float[Tensor, "resample model"]]:
+    """Of one OOD set, first of itself and then of resamples: each model's mean placement, and the threshold that flags 95 % of it."""
+    stacked = torch.stack(list(placements), dim=1)
+    # As many as FPR95 must flag, less half a sample for what sums are off by.
+    needed = (max(1, math.ceil(0.95 * len(stacked) - 1e-9)) - 0.5) / len(stacked)
+    orders = [each.sort(descending=True) for each in scores]
+    means, thresholds = [], []
+    for weights in _weights(len(stacked), generator):
+        means.append(weights @ stacked)
+        limits = [order.values[(weights[:, order.indices].cumsum(dim=1) < needed).sum(dim=1)] for order in orders]  # fmt: skip
+        thresholds.append(torch.stack(limits, dim=1))
+    return torch.cat(means), torch.cat(thresholds)
 
 
-def _resampled(
-    columns: Float[Tensor, "sample column"], generator: torch.Generator
-) -> Float[Tensor, "resample column"]:
-    """Means of each column over resamples, with the same samples drawn in all columns."""
-    return torch.cat([weights @ columns for weights in _weights(len(columns), generator)])
+def _of_inside(
+    columns: Float[Tensor, "sample column"],
+    scores: Sequence[Tensor],
+    thresholds: Sequence[Float[Tensor, "resample model"]],
+    generator: torch.Generator,
+) -> tuple[Float[Tensor, "resample column"], Float[Tensor, "resample model"]]:
+    """Of the labelled set, first of itself and then of resamples: the mean of each column, and each model's FPR95, a mean over OOD sets."""
+    means, flagged = [], []
+    done = 0
+    for weights in _weights(len(columns), generator):
+        means.append(weights @ columns)
+        shares = torch.zeros(len(weights), len(scores), dtype=torch.float64)
+        for limits in thresholds:
+            for model, mine in enumerate(scores):
+                above = mine >= limits[done : done + len(weights), model, None]
+                shares[:, model] += (weights * above).sum(dim=1) / len(thresholds)
+        flagged.append(shares)
+        done += len(weights)
+    return torch.cat(means), torch.cat(flagged)
 
 
 def _weights(count: int, generator: torch.Generator) -> Iterator[Float[Tensor, "resample sample"]]:
-    """How often each sample was drawn, as a share of all that were."""
+    """How often each sample was drawn, as a share of all that were; first each once."""
+    yield torch.full((1, count), 1 / count, dtype=torch.float64)
     most = max(1, ELEMENTS // count)
     for start in range(0, REPEATS, most):
         rows = min(most, REPEATS - start)

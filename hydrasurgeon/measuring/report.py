@@ -70,6 +70,12 @@ class OodAverage(_Record):
     fpr95: float
     aupr: float
     aupr_id: float
+    ci: dict[str, tuple[float, float]] | None = None
+    """Bootstrap intervals."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 class OodResult(OodAverage):
@@ -78,10 +84,6 @@ class OodResult(OodAverage):
     n: int
     scores: dict[str, float] | None = None
     """AUROC by the other scores that were asked for."""
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 class ShiftResult(_Record):

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["inside", "over_sets", "rehearsed", "result"]
 
+FOREIGN = ("auroc", "fpr95", "aupr", "aupr_id")
+"""Metrics of OOD detection, which have means over data sets."""
+
 
 def result(
     predictions: Predictions,
@@ -42,17 +45,22 @@ def result(
     """
     from hydrasurgeon.measuring import metrics
     from hydrasurgeon.measuring.answers import answered, summary
+    from hydrasurgeon.measuring.ood_intervals import ood_intervals
 
     reading = reading or Reading(temperature, ood_scores=(ood_score,))
     row = answered(predictions, reading)
     if keep is not None:
         keep.append(row)
     shift = [shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift]
+    ends: list[dict[str, tuple[float, float]]] = [{} for _ in row.foreign]
+    of_groups: dict[str, dict[str, tuple[float, float]]] = {}
+    if reading.ci is not None:
+        ends, of_groups = ood_intervals(row, level=reading.ci, seed=reading.seed)
     ood = []
-    for each in row.foreign:
+    for each, ci in zip(row.foreign, ends, strict=True):
         auroc = {kind: metrics.auroc(row.scores[kind], each.scores[kind]) for kind in reading.ood_scores[1:]}  # fmt: skip
         values = metrics.ood_metrics(row.scores[row.used], each.scores[row.used])
-        ood.append(OodResult.model_validate({"name": each.name, "group": each.group, "n": len(each.scores[row.used]), "scores": auroc or None} | values))  # fmt: skip
+        ood.append(OodResult.model_validate({"name": each.name, "group": each.group, "n": len(each.scores[row.used]), "scores": auroc or None, "ci": ci or None} | values))  # fmt: skip
     groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
         "near": [o for o in ood if o.group == "near"], "far": [o for o in ood if o.group == "far"], "all": ood,
     }  # fmt: skip
@@ -62,7 +70,9 @@ def result(
         members=predictions.members,
         id=summary(row.inside, reading),
         ood=tuple(ood),
-        ood_average={name: _average(group) for name, group in groups.items() if group},
+        ood_average={
+            name: _average(group, of_groups.get(name)) for name, group in groups.items() if group
+        },
         shift=tuple(shift),
         shift_average=averaged(shift),
         diversity=Diversity(
@@ -128,11 +138,9 @@ def over_sets(on_first: Result, others: Sequence[SetResult], *, first: str) -> R
     return on_first.model_copy(update={"sets": sets, "sets_average": mean})
 
 
-def _average(group: Sequence[OodResult]) -> OodAverage:
+def _average(
+    group: Sequence[OodResult], ci: dict[str, tuple[float, float]] | None = None
+) -> OodAverage:
     """The mean over data sets, each counting the same."""
-    return OodAverage(
-        **{
-            name: sum(getattr(o, name) for o in group) / len(group)
-            for name in OodAverage.model_fields
-        }
-    )
+    means = {name: sum(getattr(o, name) for o in group) / len(group) for name in FOREIGN}
+    return OodAverage.model_validate({**means, "ci": ci})

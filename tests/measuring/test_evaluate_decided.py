@@ -95,7 +95,7 @@ def test_a_score_that_was_not_fitted(ready: Path) -> None:
 
 def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     monkeypatch.chdir(ready)
-    line = ["eval", "c", "--data", "data.npz", "--ood", "noise.npz", "--ci", "0.9", "--assert", "id.coverage>=0.1", "--assert", "id.ci.nll.0>=0", "--assert", "id.mis_auroc>=0"]  # fmt: skip
+    line = ["eval", "c", "--data", "data.npz", "--ood", "noise.npz", "--ci", "0.9", "--assert", "id.coverage>=0.1", "--assert", "id.ci.nll.0>=0", "--assert", "id.mis_auroc>=0", "--assert", "ood_average.far.ci.fpr95.1<=1"]  # fmt: skip
     assert run([*line, "--json", "-"]) == 0
     (found,) = json.loads(capfd.readouterr().out)["results"]
     assert set(found["id"]) == {
@@ -106,5 +106,7 @@ def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
         low, high = found["id"]["ci"][name]
         assert low <= found["id"][name] + 0.05
         assert high >= found["id"][name] - 0.05
+    low, high = found["ood"][0]["ci"]["fpr95"]
+    assert low <= found["ood"][0]["fpr95"] <= high
     assert run(line) == 0
     assert "covered" in capfd.readouterr().out

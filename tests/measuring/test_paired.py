@@ -42,11 +42,12 @@ def slow(a: Answered, b: Answered) -> dict[str, list[float]]:
         for each in (a, b):
             i, score = each.inside, each.scores["msp"][rows]
             areas = [metrics.auroc(score, s.scores["msp"][chosen]) for s, chosen in zip(each.foreign, outside, strict=True)]  # fmt: skip
+            flagged = [metrics.fpr95(score, s.scores["msp"][chosen]) for s, chosen in zip(each.foreign, outside, strict=True)]  # fmt: skip
             per.append(
                 {
                     "accuracy": float(i.correct[rows].double().mean()), "brier": float(i.brier[rows].mean()),
                     "nll": float(i.nll[rows].mean()), "ece": metrics.ece_of(i.confidence[rows], i.correct[rows]),
-                    "auroc": sum(areas) / len(areas),
+                    "auroc": sum(areas) / len(areas), "fpr95": sum(flagged) / len(flagged),
                 }
             )  # fmt: skip
         for name in per[0]:

@@ -278,7 +278,7 @@ def _method(material: Material) -> str:
 
     settings = material.report.settings
     facts = {key.replace("_", " "): plain(value) for key, value in settings.items() if value not in (None, [], (), False)}  # fmt: skip
-    facts["intervals"] = f"paired bootstrap over samples, {100 * material.level:.4g} %, seed {material.seed}; AUROC by placements"  # fmt: skip
+    facts["intervals"] = f"paired bootstrap over samples, {100 * material.level:.4g} %, seed {material.seed}; AUROC by placements, FPR95 on each draw"  # fmt: skip
     listed = "".join(
         f"<dt>{text_of(key)}</dt><dd>{text_of(value)}</dd>" for key, value in facts.items()
     )

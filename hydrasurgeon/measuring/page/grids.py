@@ -150,9 +150,10 @@ def _foreign(result: Result) -> Row:
     row: dict[Column, Entry] = {}
     averages = [(f"mean, {group}", value) for group, value in result.ood_average.items() if sum(o.group == group or group == "all" for o in result.ood) > 1]  # fmt: skip
     for name, values in [*((f"{o.name} ({o.group})", o) for o in result.ood), *averages]:
-        row[Column("AUROC", "higher", name)] = (values.auroc, None)
-        row[Column("FPR95", "lower", name)] = (values.fpr95, None)
-        row[Column("AUPR", "higher", name)] = (values.aupr, None)
+        ends = values.ci or {}
+        row[Column("AUROC", "higher", name)] = (values.auroc, ends.get("auroc"))
+        row[Column("FPR95", "lower", name)] = (values.fpr95, ends.get("fpr95"))
+        row[Column("AUPR", "higher", name)] = (values.aupr, ends.get("aupr"))
     return row
 
 

@@ -20,6 +20,7 @@ NAMES = {
     "nll": "NLL",
     "ece": "ECE",
     "auroc": "OOD AUROC",
+    "fpr95": "OOD FPR95",
 }
 """What a metric is called in a sentence."""
 LEVEL = 0.01

@@ -1,0 +1,93 @@
+"""Intervals of OOD detection: rows that are drawn are measured as `metrics` measures them, and the report holds what that comes to."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+
+from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.answers import answered
+from hydrasurgeon.measuring.intervals import bootstrap
+from hydrasurgeon.measuring.ood_intervals import Ranked, ood_intervals
+from hydrasurgeon.measuring.page.grids import Column, grids
+from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.measuring.reading import Reading
+from hydrasurgeon.measuring.report import Report, Result
+from hydrasurgeon.measuring.results import rehearsed, result
+from hydrasurgeon.measuring.sets import LabelledSet
+
+NAMES = ("auroc", "fpr95", "aupr", "aupr_id")
+
+
+def predictions(rows: int = 200) -> Predictions:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(rows) % 4
+    logits = torch.randn(rows, 2, 4, generator=generator)
+    logits[torch.arange(rows), :, labels] += 2
+    outside = torch.randn(120, 2, 4, generator=generator)
+    sets = (OodSet("a", "near", outside), OodSet("b", "far", 0.5 * outside[:70]), OodSet("c", "far", outside[:60]))  # fmt: skip
+    return Predictions("m", "hydra", logits, labels, sets)
+
+
+@pytest.mark.parametrize(("n", "m", "digits"), [(200, 120, 5), (30, 40, 0), (1, 1, 0), (50, 19, 1), (7, 21, 0)])  # fmt: skip
+def test_counting_gives_what_sorting_gives(n: int, m: int, digits: int) -> None:
+    generator = torch.Generator().manual_seed(n)
+    inside = torch.randn(n, generator=generator).double().round(decimals=digits)
+    outside = (torch.randn(m, generator=generator).double() + 0.5).round(decimals=digits)
+    ranked = Ranked(inside, outside)
+    for draw in range(20):
+        rows = [torch.randint(k, (k,), generator=generator) if draw else torch.arange(k) for k in (n, m)]  # fmt: skip
+        expected = metrics.ood_metrics(inside[rows[0]], outside[rows[1]])
+        assert ranked.metrics(*rows) == pytest.approx(expected, abs=1e-12)
+
+
+def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None:
+    row = answered(predictions(), Reading())
+    inside, outside = row.scores["msp"], [each.scores["msp"] for each in row.foreign]
+
+    def slow(rows: torch.Tensor, *chosen: torch.Tensor) -> dict[str, float]:
+        sets = [metrics.ood_metrics(inside[rows], o[c]) for o, c in zip(outside, chosen, strict=True)]  # fmt: skip
+        one = {f"{at} {name}": each[name] for at, each in enumerate(sets) for name in NAMES}
+        return one | {f"far {name}": (sets[1][name] + sets[2][name]) / 2 for name in NAMES}
+
+    expected = bootstrap(slow, len(inside), *map(len, outside), level=0.9, seed=3)
+    of_sets, of_groups = ood_intervals(row, level=0.9, seed=3)
+    assert [*of_groups] == ["near", "far", "all"]
+    assert of_groups["near"] == of_sets[0]
+    for name in NAMES:
+        for at, each in enumerate(of_sets):
+            assert each[name] == pytest.approx(expected[f"{at} {name}"], abs=1e-9)
+        assert of_groups["far"][name] == pytest.approx(expected[f"far {name}"], abs=1e-9)
+
+
+@functools.cache
+def measured(ci: float | None) -> Result:
+    return result(predictions(), reading=Reading(ci=ci))
+
+
+def test_the_report_holds_them_where_they_were_asked_for() -> None:
+    plain = measured(None).model_dump()
+    assert not any("ci" in each for each in (*plain["ood"], *plain["ood_average"].values()))
+    values = measured(0.9).model_dump()
+    assert [set(each["ci"]) for each in values["ood"]] == [set(NAMES)] * 3
+    for each in (*values["ood"], *values["ood_average"].values()):
+        low, high = each["ci"]["fpr95"]
+        assert low < each["fpr95"] < high
+        assert math.isfinite(high - low)
+    assert Result.model_validate_json(measured(0.9).model_dump_json()) == measured(0.9)
+    # What `--assert` may name is known before models run.
+    before = rehearsed("m", [LabelledSet("x", "x", None)], ["near:a=b"], [], Reading(ci=0.9))
+    assert before.ood[0].ci is not None
+    assert set(before.ood_average["near"].ci or {}) == set(NAMES)
+
+
+def test_the_page_s_table_shows_them() -> None:
+    row = measured(0.9)
+    table = grids(Report(settings={}, results=(row,)))[1]
+    for column, ci in ((Column("FPR95", "lower", "a (near)"), row.ood[0].ci), (Column("FPR95", "lower", "mean, far"), row.ood_average["far"].ci)):  # fmt: skip
+        cell = table.rows[0][table.columns.index(column)]
+        assert ci is not None
+        assert (cell.low, cell.high) == tuple(f"{end:.3f}" for end in ci["fpr95"])
