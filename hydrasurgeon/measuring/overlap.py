@@ -1,11 +1,12 @@
-"""Foreign data that is not foreign: exact duplicates of the labelled samples, which no score can tell from them."""
+"""Data that should be apart and are not: exact duplicates, byte for byte."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
@@ -14,7 +15,33 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.measuring.predictions import Predictions
 
-__all__ = ["in_predictions", "in_samples"]
+__all__ = ["apart", "in_predictions", "in_samples"]
+
+
+def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
+    """Refuse a set that is another one over again, or holds all of the first; a warning for each that shares some with the first.
+
+    With each set goes its option.
+    """
+    seen: dict[str, str] = {}
+    notes = []
+    (option, first), *_ = sets
+    for mine, samples in sets:
+        called = f"{mine} {visible(samples.spec)}"
+        content = samples.content_hash()
+        count = 0 if samples is first else samples.shared_with(first)
+        if content in seen:
+            raise DataError(f"{called}: holds the same samples as {seen[content]}", hint=rule)
+        if count and first.shared_with(samples) == len(first):
+            raise DataError(f"{called}: holds all samples of {option} {visible(first.spec)}", hint=rule)  # fmt: skip
+        seen[content] = called
+        if count:
+            notes.append(f"{called}: {_shared(count, samples, first)}; {rule[0].lower()}{rule[1:-1]}")  # fmt: skip
+    return notes
+
+
+def _shared(count: int, samples: Samples, other: Samples) -> str:
+    return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte"  # fmt: skip
 
 
 def in_samples(inside: Samples, foreign: Iterable[tuple[str, Any, Samples]]) -> Iterator[str]:
@@ -23,7 +50,7 @@ def in_samples(inside: Samples, foreign: Iterable[tuple[str, Any, Samples]]) -> 
         count = samples.shared_with(inside)
         if count:
             yield (
-                f"OOD set {visible(name)}: {count:,} of its {len(samples):,} samples are in {visible(inside.spec)} too, byte for byte; "
+                f"OOD set {visible(name)}: {_shared(count, samples, inside)}; "
                 "what no model can tell apart makes every OOD figure worse"
             )
 

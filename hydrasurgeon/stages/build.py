@@ -22,6 +22,7 @@ from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageEr
 from hydrasurgeon.files.atomic import SUFFIX, real
 from hydrasurgeon.files.locks import claims, hold, releases_claims
 from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.measuring.overlap import apart
 from hydrasurgeon.run import Run, RunKeywords, takes
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
     _check(arguments)
     out, picture, work = _outputs(checkpoint, arguments)
     opened = _opened(checkpoint, arguments)
-    sets = _opened_data(opened, arguments)
+    sets, odd = _opened_data(opened, arguments)
     from hydrasurgeon.runtime.processes import joined
     from hydrasurgeon.stages.build_choice import chosen
     from hydrasurgeon.stages.build_search import searched
@@ -222,7 +223,7 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
     return Built(
         path=None if arguments.dry_run else out, rows=outcome.rows, front=outcome.front, members=outcome.labels,
         objective=arguments.goal, estimate=outcome.estimate, optimism=outcome.optimism,
-        script=outcome.script, work=work, notes=outcome.notes,
+        script=outcome.script, work=work, notes=(*odd, *outcome.notes),
     )  # fmt: skip
 
 
@@ -301,8 +302,10 @@ def _opened(checkpoint: str | Path, arguments: BuildArguments) -> Checkpoint:
     return named
 
 
-def _opened_data(opened: Checkpoint, arguments: BuildArguments) -> dict[str, list[Samples]]:
-    """What is read: training, validation and foreign data, all different."""
+def _opened_data(
+    opened: Checkpoint, arguments: BuildArguments
+) -> tuple[dict[str, list[Samples]], list[str]]:
+    """What is read: training, validation and foreign data, all different; and what is odd about them."""
     from hydrasurgeon.data import fit_classes, open_data
 
     model = opened.manifest.model
@@ -313,21 +316,14 @@ def _opened_data(opened: Checkpoint, arguments: BuildArguments) -> dict[str, lis
 
     sets = {"data": [labelled(arguments.data)], "val": [labelled(arguments.val)]}
     sets["ood"] = [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood]  # fmt: skip
-    seen: dict[str, str] = {}
-    for option, samples in (("--val", sets["val"][0]), ("--data", sets["data"][0]), *(("--ood", s) for s in sets["ood"])):  # fmt: skip
-        content = samples.content_hash()
-        if content in seen:
-            raise DataError(
-                f"{option} {samples.spec}: holds the same samples as {seen[content]}",
-                hint="What members are chosen by must be neither trained on nor foreign.",
-            )
-        seen[content] = f"{option} {samples.spec}"
+    in_turn = [("--val", sets["val"][0]), ("--data", sets["data"][0]), *(("--ood", s) for s in sets["ood"])]  # fmt: skip
+    notes = apart(in_turn, "What members are chosen by must be neither trained on nor foreign.")
     if len(sets["val"][0]) < FEWEST:
         raise DataError(
             f"--val {arguments.val}: has {len(sets['val'][0])} samples",
             hint=f"A choice that two halves judge needs at least {FEWEST}.",
         )
-    return sets
+    return sets, notes
 
 
 def _make(commands: Sequence[Command], out: Path, arguments: BuildArguments) -> None:

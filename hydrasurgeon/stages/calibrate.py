@@ -16,12 +16,13 @@ from hydrasurgeon.checkpoints.class_names import (
 )
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
-from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.decided import STORED, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.measuring.overlap import apart
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.output import Output, OutputKeywords
 from hydrasurgeon.stages.calibrate_cascade import CascadeKeywords, CascadeOptions
@@ -143,7 +144,7 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    notes = (named.note, *result.notes) if named.note else result.notes
+    notes = (*([named.note] if named.note else []), *data.notes, *result.notes)
     return Calibrated(target.path, written, notes, tuple(skipped), hub)
 
 
@@ -192,6 +193,8 @@ class _Data:
     fit: Samples | None
     ood: tuple[Samples, ...]
     records: Mapping[str, DataRecord]
+    notes: tuple[str, ...]
+    """What is odd about them."""
 
 
 def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
@@ -213,15 +216,10 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
     foreign = tuple(open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood)  # fmt: skip
     every = [val, *([] if fit is None else [fit]), *foreign]
     records = {f"{i}": DataRecord(**samples.fingerprint()) for i, samples in enumerate(every)}
-    contents = [samples.content_hash() for samples in every]
-    for samples, content in list(zip(every, contents, strict=True))[1:]:
-        if content == contents[0]:
-            option = "--fit-data" if samples is fit else "--ood"
-            raise DataError(
-                f"{option} {samples.spec}: holds the same samples as --data {val.spec}",
-                hint="What certifies must be neither what was fitted on nor foreign.",
-            )
-    return _Data(val, fit, foreign, records)
+    options = ["--data", *([] if fit is None else ["--fit-data"]), *["--ood"] * len(foreign)]
+    rule = "What certifies must be neither what was fitted on nor foreign."
+    notes = apart(list(zip(options, every, strict=True)), rule)
+    return _Data(val, fit, foreign, records, tuple(notes))
 
 
 @dataclass(frozen=True)

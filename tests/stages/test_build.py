@@ -218,6 +218,15 @@ def test_data_that_are_the_same(task: Task) -> None:
             task.build(**more)
 
 
+def test_data_that_are_partly_the_same(task: Task) -> None:
+    arrays = {**np.load(task.data)}
+    arrays["images"][:2] = np.load(task.val)["images"][:2]
+    np.savez(task.folder / "mixed.npz", **arrays)
+    notes = task.build(data=str(task.folder / "mixed.npz"), dry_run=True).notes
+    assert notes[0].startswith("--data mixed.npz: 2 of its ")
+    assert " samples are in val.npz too, byte for byte; what members are chosen by" in notes[0]
+
+
 def test_a_work_folder_of_other_work(task: Task) -> None:
     task.build()
     with pytest.raises(UsageError, match=r"another .*score limit \(40, now 30\)"):

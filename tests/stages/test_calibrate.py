@@ -215,6 +215,25 @@ def test_auto_takes_foreign_data_where_there_are_any(tmp_path: Path) -> None:
     assert [r.rows for r in found.manifest.history[-1].data] == [120, 120, 120]
 
 
+def test_samples_that_are_both_fitted_on_and_certified_by_are_counted(tmp_path: Path) -> None:
+    VIT.write(tmp_path / "source")
+    data, train, noise = images(tmp_path), images(tmp_path, "train", seed=5), images(tmp_path, "noise", noise=True)  # fmt: skip
+    inputs = {"ood_score": "auto", "ood": [noise], "out": tmp_path / "c.safetensors", "force": True}
+    clean = hs.calibrate(tmp_path / "source", data=data, fit_data=train, **inputs)
+    assert not any("byte for byte" in note for note in clean.notes)
+    pixels = np.load(train)["images"]
+    pixels[[3, 40, 90]] = np.load(data)["images"][[0, 1, 0]]
+    np.savez(train, images=pixels, labels=np.load(train)["labels"])
+    pixels = np.load(noise)["images"]
+    pixels[7] = np.load(data)["images"][5]
+    np.savez(noise, images=pixels)
+    notes = hs.calibrate(tmp_path / "source", data=data, fit_data=train, **inputs).notes
+    assert notes[:2] == (
+        "--fit-data train.npz: 3 of its 120 samples are in val.npz too, byte for byte; what certifies must be neither what was fitted on nor foreign",
+        "--ood noise.npz: 1 of its 120 samples are in val.npz too, byte for byte; what certifies must be neither what was fitted on nor foreign",
+    )  # fmt: skip
+
+
 def test_refusals(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
     data, source = images(tmp_path), tmp_path / "source"
@@ -224,6 +243,11 @@ def test_refusals(tmp_path: Path) -> None:
     np.savez(tmp_path / "turned.npz", images=np.load(data)["images"][::-1])
     with pytest.raises(DataError, match="holds the same samples as --data"):
         hs.calibrate(source, ood=[str(tmp_path / "turned.npz")], **target)
+    more = np.load(images(tmp_path, "more", seed=7))
+    both = {key: np.concatenate([np.load(data)[key], more[key]]) for key in ("images", "labels")}
+    np.savez(tmp_path / "both.npz", **both)
+    with pytest.raises(DataError, match=r"--fit-data .*both.npz: holds all samples of --data .*val.npz"):  # fmt: skip
+        hs.calibrate(source, fit_data=str(tmp_path / "both.npz"), ood_score="rmds", **target)
     with pytest.raises(DataError, match="cannot promise a risk"):
         hs.calibrate(source, risk=0.01, ood_score="msp", **target)
     with pytest.raises(DataError, match="cannot promise a coverage"):
