@@ -18,10 +18,14 @@ from hydrasurgeon.measuring.sets import parse_ood
 from hydrasurgeon.sharing.onnx import silent
 
 if TYPE_CHECKING:
+    from hydrasurgeon.decision.state import State
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.sharing.onnx import Exported
 
 __all__ = ["Compared", "quantised"]
+
+OF_STATE = ("flagged", "coverage", "answered")
+"""What thresholds of a decision state amount to: they were fitted on the float model, so that neither more nor less is as good."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,11 @@ class Compared:
 
     @property
     def worse(self) -> dict[str, float]:
-        """By how much each metric is worse: less accuracy, less AUROC, more ECE."""
+        """By how much each metric is worse: less accuracy, less AUROC, more ECE, another share that the decision state flags, covers or answers."""
+        changes = {name: self.after[name] - value for name, value in self.before.items()}
         return {
-            name: (1 if name == "ece" else -1) * (self.after[name] - value)
-            for name, value in self.before.items()
+            name: abs(change) if name in OF_STATE else change if name == "ece" else -change
+            for name, change in changes.items()
         }
 
 
@@ -94,10 +99,21 @@ def _metrics(
     probs, scores, labels = _answers(session, outputs, model, samples)
     assert labels is not None
     measures = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
+    if model.state is not None:
+        measures |= _of_state(model.state, probs, scores, labels)
     for name, others in foreign.items():
         area = auroc(scores, _answers(session, outputs, model, others)[1])
         measures[f"auroc.{name}"] = float("nan") if area is None else area
     return measures
+
+
+def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> dict[str, float]:
+    """What the thresholds of a decision state make of these answers: the share flagged, covered by its sets, and answered."""
+    covered = state.conformal.sets(probs).gather(1, labels[:, None])[:, 0]
+    shares = {"flagged": scores > state.ood.threshold, "coverage": covered}
+    if state.abstention is not None:
+        shares["answered"] = probs.amax(dim=-1) >= state.abstention.threshold
+    return {name: float(share.double().mean()) for name, share in shares.items()}
 
 
 def _answers(

@@ -91,7 +91,7 @@ class ExportArguments(ClassNames):
     ood: Sequence[str] = ()
     """int8: foreign data that must be told as well as before."""
     tolerance: float = 0.01
-    """int8: by how much accuracy, ECE and AUROC may be worse."""
+    """int8: by how much accuracy, ECE and AUROC may be worse, and what a decision state flags, covers and answers another share."""
     limit: int | None = None
     """int8: compare on a random so many samples of each."""
 

@@ -55,10 +55,13 @@ def test_figures_are_those_of_the_files(prepared: Any, tmp_path: Path) -> None:
 
 
 def _run(file: Path, model: Any, data: str) -> Any:
+    return sharing._answers(_session(file), ("logits", "probs"), model, sharing.open_data(data))
+
+
+def _session(file: Path) -> Any:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(file.read_bytes())
-    return sharing._answers(session, ("logits", "probs"), model, sharing.open_data(data))
+    return onnxruntime.InferenceSession(file.read_bytes())
 
 
 def test_an_answer_that_got_worse_is_not_kept(
@@ -75,6 +78,56 @@ def test_an_answer_that_got_worse_is_not_kept(
     assert not (tmp_path / "v.onnx").exists()
     assert run([*line, "--tolerance", "0.06", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["int8"]["after"]["auroc.noise"] == 0.75
+
+
+def test_thresholds_of_the_float_model_are_tried(tmp_path: Path) -> None:
+    """A score or a confidence that moved as a whole leaves AUROC and accuracy as they were."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "v")
+    data = family.data(tmp_path, rows=160)
+    other = hs.evaluate([tmp_path / "v"], data=data, device="cpu").report.results[0].id
+    path = hs.calibrate(tmp_path / "v", data=data, ood_score="msp", risk=0.9, id_flagged=0.3, out=tmp_path / "c.safetensors").path  # fmt: skip
+    made = export(path, out=tmp_path / "c.onnx", int8=True, check=data, tolerance=1.0)
+    compared = made.quantised
+    assert compared is not None
+    assert compared.before["accuracy"] == pytest.approx(other.accuracy, abs=1e-9)
+    report = hs.evaluate([path], data=data, device="cpu").report.results[0]
+    assert report.id.coverage is not None
+    # Thresholds are some sample's own score, and rounding may put that sample on either side.
+    assert compared.before["coverage"] == pytest.approx(report.id.coverage, abs=1.5 / 160)
+    rows = [json.loads(line) for line in hs.predict(path, data=data, out=tmp_path / "p.jsonl", device="cpu").path.read_text().splitlines()]  # fmt: skip
+    assert compared.before["flagged"] == pytest.approx(
+        sum(row["unfamiliar"] for row in rows) / 160, abs=1.5 / 160
+    )
+    model = hs.load(path, device="cpu")
+    assert model.state is not None
+    probs, scores, labels = sharing._answers(_session(made.path), made.outputs, model, sharing.open_data(data))  # fmt: skip
+    assert labels is not None
+    assert compared.after["flagged"] == float((scores > model.state.ood.threshold).double().mean())
+    assert compared.after["answered"] == float((probs.amax(1) >= model.state.abstention.threshold).double().mean())  # fmt: skip
+    # More or less, what moved by more than is allowed is not kept.
+    for change in (0.2, -0.2):
+        before = {**compared.before, "flagged": 0.3}
+        assert sharing.Compared(before, {**before, "flagged": 0.3 + change}).worse["flagged"] == pytest.approx(0.2)  # fmt: skip
+
+
+def test_a_score_that_moved_as_a_whole_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "v")
+    data = family.data(tmp_path, rows=160)
+    path = hs.calibrate(tmp_path / "v", data=data, ood_score="msp", out=tmp_path / "c.safetensors").path  # fmt: skip
+    answers, moved = sharing._answers, iter([0.0, 10.0])
+
+    def later(*arguments: Any) -> Any:
+        probs, scores, labels = answers(*arguments)
+        return probs, scores + next(moved), labels
+
+    monkeypatch.setattr(sharing, "_answers", later)
+    with pytest.raises(CheckFailed, match=r"on .*: flagged: 0\.\d+ before, 1\.0000 in int8$"):
+        export(path, out=tmp_path / "c.onnx", int8=True, check=data, tolerance=0.5)
+    assert not (tmp_path / "c.onnx").exists()
 
 
 def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
