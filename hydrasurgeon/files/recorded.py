@@ -11,6 +11,7 @@ from hydrasurgeon.files.manifest import Step
 
 __all__ = [
     "CalibrateOptions",
+    "ExportOptions",
     "FinetuneOptions",
     "FuseOptions",
     "InitOptions",
@@ -110,6 +111,13 @@ class CalibrateOptions(RunOptions):
     budget: float | None = None
 
 
+class ExportOptions(StepOptions):
+    """Of the one format that is a checkpoint again."""
+
+    format: Literal["padded"]
+    member: Annotated[int, Field(ge=0)] | None = None
+
+
 class InitOptions(StepOptions):
     spec: str
 
@@ -120,6 +128,7 @@ OPTIONS: dict[str, type[StepOptions]] = {
     "finetune": FinetuneOptions,
     "fuse": FuseOptions,
     "calibrate": CalibrateOptions,
+    "export": ExportOptions,
     "init": InitOptions,
 }
 """What each command that can be run again writes about itself."""

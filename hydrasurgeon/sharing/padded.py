@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.hydra_layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.heads import Kept
@@ -42,6 +44,7 @@ class Padded:
 
 def padded(opened: Checkpoint, member: int | None) -> Padded:
     """A pruned model, or one member of a hydra, as a whole model; CheckFailed where that answers otherwise."""
+    opened = undecided(opened)
     kept, arrays = _member(opened, member)
     towers, axes = opened.manifest.towers, head_axes(opened.weights.values())
     planned, weights = [], {}
@@ -53,12 +56,15 @@ def padded(opened: Checkpoint, member: int | None) -> Padded:
         planned.append(Planned(name, dtype, tuple(array.shape), partial(whole, array)))
         weights[name] = to_weights(array, dtype, name=name, path=opened.path)
     model, every = opened.manifest.model, all_kept(towers)
+    entry = step(
+        "export", args={"format": "padded", "member": member}, inputs=[opened.record(opened.digests())]
+    )  # fmt: skip
+    history = (*opened.manifest.history, entry)
     module = opened.family.build(model, towers, every)
     assign(module, weights, opened.path)
 
     def manifest(sha256: str) -> SingleManifest:
-        # No decision state and no history: what is written is another library's checkpoint, which a new history may begin with.
-        return SingleManifest(kind="backbone", model=model, towers=towers, kept=every, weights_sha256=sha256)  # fmt: skip
+        return SingleManifest(kind="backbone", model=model, towers=towers, kept=every, weights_sha256=sha256, history=history)  # fmt: skip
 
     whole_model = Classifier(module, manifest("0" * 64), lambda sample: sample).double().eval()
     return Padded(planned, manifest, _difference(opened, whole_model, member or 0))

@@ -13,6 +13,7 @@ from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
 from hydrasurgeon.files.recorded import (
+    ExportOptions,
     FinetuneOptions,
     FuseOptions,
     PruneOptions,
@@ -24,6 +25,7 @@ from hydrasurgeon.files.tensors import as_float
 from hydrasurgeon.run import Run
 from hydrasurgeon.surgery.derivation import (
     Derived,
+    compare,
     compare_fused,
     compare_pruned,
     contains,
@@ -102,6 +104,11 @@ def _derived(made: _Made, parents: Sequence[Found], inputs: Inputs) -> Iterator[
         yield from _fused(made, parents, inputs)
     elif isinstance(made.options, PruneOptions) and len(parents) == 1:
         yield from _pruned(made, made.options, parents[0], inputs)
+    elif isinstance(made.options, ExportOptions) and len(parents) == 1:
+        from hydrasurgeon.sharing.padded import padded
+
+        whole = padded(parents[0].checkpoint, made.options.member)
+        yield _bits(made, compare(made.child, whole.planned))
     elif isinstance(made.options, FinetuneOptions) and len(parents) == 1:
         yield from _tuned(made, made.options, parents[0])
     else:

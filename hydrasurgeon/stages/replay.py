@@ -22,6 +22,7 @@ from hydrasurgeon.files.history import command_line, installed, lineage
 from hydrasurgeon.files.manifest import HEADER_KEY, Step
 from hydrasurgeon.files.recorded import (
     CalibrateOptions,
+    ExportOptions,
     FinetuneOptions,
     FuseOptions,
     InitOptions,
@@ -211,6 +212,10 @@ class _Replaying:
             from hydrasurgeon.stages.calibrate import calibrate
 
             calibrate(inputs[0], out=out, **recorded, **shared)
+        elif isinstance(options, ExportOptions):
+            from hydrasurgeon.stages.export import export
+
+            export(inputs[0], out=out, **recorded)
         else:
             assert isinstance(options, InitOptions)
             from hydrasurgeon.tuning.start import fresh

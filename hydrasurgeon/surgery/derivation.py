@@ -18,7 +18,15 @@ from hydrasurgeon.surgery.fusion import plan_fusion
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["Derived", "compare_fused", "compare_pruned", "contains", "repaired_names", "same_model"]
+__all__ = [
+    "Derived",
+    "compare",
+    "compare_fused",
+    "compare_pruned",
+    "contains",
+    "repaired_names",
+    "same_model",
+]
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ def compare_pruned(
 ) -> Derived:  # fmt: skip
     """The child against the parent with the child's heads cut out; `without` are tensors not to look at."""
     planned = plan_pruning(parent.checkpoint, single(child.checkpoint).kept, {}, repaired)
-    return _compare(child, planned, without)
+    return compare(child, planned, without)
 
 
 def compare_fused(child: Found, members: Sequence[Found]) -> Derived:
@@ -48,13 +56,13 @@ def compare_fused(child: Found, members: Sequence[Found]) -> Derived:
         [member.digests for member in members],
         average_mlp=fusion.mlp == "average",
     )
-    derived = _compare(child, plan.planned, ())
+    derived = compare(child, plan.planned, ())
     if plan.trunk != fusion.trunk:
         derived = replace(derived, differing=(f"trunk of {plan.trunk} layers", *derived.differing))
     return derived
 
 
-def _compare(child: Found, planned: Sequence[Planned], without: Collection[str]) -> Derived:
+def compare(child: Found, planned: Sequence[Planned], without: Collection[str] = ()) -> Derived:
     tensors = child.checkpoint.tensors
     plans = {plan.name: plan for plan in planned if plan.name not in without}
     stored = {name for name in tensors if name not in without}

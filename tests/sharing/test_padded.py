@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edited import edited
 from tiny_families import FAMILIES, LAYERS, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, member
 
@@ -84,8 +85,42 @@ def test_what_is_written_can_be_pruned_again(tmp_path: Path) -> None:
     assert opened.manifest.kind == "backbone"
     assert opened.manifest.kept == {"text": ((0, 1, 2, 3),) * LAYERS}
     assert opened.manifest.decision is None
+    parent, step = open_checkpoint(pruned), opened.manifest.history[-1]
+    assert opened.manifest.history[:-1] == parent.manifest.history
+    assert (step.command, dict(step.args), step.inputs) == ("export", {"format": "padded"}, (parent.record(parent.digests()),))  # fmt: skip
+    assert "hydrasurgeon export m.safetensors --format padded" in (made.path / "README.md").read_text()  # fmt: skip
     again = member(made.path, family, RAGGED, tmp_path / "again.safetensors")
     assert open_checkpoint(again).digests() == open_checkpoint(pruned).digests()
+
+
+@pytest.mark.slow
+def test_it_says_what_it_came_from_and_that_can_be_proven(tmp_path: Path) -> None:
+    """Of a calibrated hydra's member, whose history is no chain, and of what is made of that."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
+    data = family.data(tmp_path, rows=160)
+    ready = hs.calibrate(hydra, data=data, ood_score="msp", out=tmp_path / "c.safetensors").path
+    made = export(ready, format="padded", member=0, out=f"{tmp_path}/w/")
+    history = open_checkpoint(made.path).manifest.history
+    assert [each.command for each in history] == ["prune"] * 3 + ["fuse", "export"]
+    assert dict(history[-1].args) == {"format": "padded", "member": 0}
+    assert history[-1].inputs[0].sha256 == open_checkpoint(hydra).manifest.weights_sha256
+    again = member(made.path, family, RAGGED, tmp_path / "again.safetensors")
+    for path in (made.path, again):
+        checks = hs.verify(path, parents=tmp_path).checks
+        assert all(check.holds is not False for check in checks), checks
+        assert any(check.name == "w = export c.safetensors" and "bit for bit" in check.detail for check in checks)  # fmt: skip
+        replayed = hs.replay(path, folder=tmp_path)
+        assert replayed.holds, replayed.checks
+    # The script that replay prints, too.
+    assert "hydrasurgeon export " in hs.replay(made.path, folder=tmp_path, dry_run=True).script
+    # Another number is not what the export made.
+    forged = edited(made.path, tmp_path / "f.safetensors", lambda name, tensor: tensor + ("norm" in name))  # fmt: skip
+    (check,) = [c for c in hs.verify(forged, parents=tmp_path).checks if "export" in c.name]
+    assert check.holds is False
+    assert "is another" in check.detail
 
 
 def test_a_model_that_would_answer_otherwise_is_not_written(
