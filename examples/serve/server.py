@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from inputs import IMAGES, body_of, image_in, text_in
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from starlette.requests import ClientDisconnect
 from torch.utils.data import default_collate
 
 import hydrasurgeon as hs
@@ -112,6 +113,9 @@ def app_of(model: Any, *, batch: int = 32, wait: float = 0.005, queue: int = 256
             content = await body_of(request)
             sample = text_in(content) if texts else await asyncio.to_thread(image_in, content, model.transform)  # fmt: skip
             return await batcher.ask(sample)
+        except ClientDisconnect:
+            batcher.answers.labels("gone").inc()
+            return {}  # nobody reads it
         except HTTPException as error:
             batcher.answers.labels(f"refused {error.status_code}").inc()
             raise
