@@ -21,7 +21,7 @@ from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import IdResult
 from hydrasurgeon.measuring.smooth import smooth_ece
 
-__all__ = ["Answered", "Answers", "Foreign", "answered", "answers", "summary"]
+__all__ = ["Answered", "Answers", "Foreign", "answered", "answers", "in_pieces", "summary"]
 
 # Logits that are worked on at a time: 4 MB of them, so that what is made of them stays near the processor.
 ELEMENTS = 1 << 20
@@ -96,7 +96,7 @@ def answers(logits: Logits, labels: Labels, reading: Reading) -> Answers:
     """Each sample's answer, as it is read."""
     joined: dict[str, Tensor] = {}
     done = 0
-    for rows, truth in _in_pieces(logits, labels):
+    for rows, truth in in_pieces(logits, labels):
         piece = _piece(rows, truth, reading)
         # Made at once: small tensors kept from each piece would tear the memory that the next one could use.
         joined = joined or {
@@ -108,7 +108,8 @@ def answers(logits: Logits, labels: Labels, reading: Reading) -> Answers:
     return Answers(labels=labels, **joined)
 
 
-def _in_pieces(logits: Logits, labels: Labels) -> Iterator[tuple[Tensor, Tensor]]:
+def in_pieces(logits: Logits, labels: Labels) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some rows at a time, so that what is made of them stays small."""
     most = max(1, ELEMENTS // max(1, logits[:1].numel()))
     yield from zip(logits.split(most), labels.split(most), strict=True)
 

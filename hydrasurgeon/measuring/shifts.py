@@ -43,9 +43,13 @@ def shifted(
 ) -> ShiftResult:
     """What is left under one shift."""
     from hydrasurgeon.measuring import metrics
+    from hydrasurgeon.measuring.answers import in_pieces
 
-    probs = reading.probs(logits)
-    accuracy, brier = metrics.accuracy(probs, labels), metrics.brier(probs, labels)
+    accuracy = brier = 0.0
+    for rows, truth in in_pieces(logits, labels):
+        probs, share = reading.probs(rows), len(rows) / len(labels)
+        accuracy += share * metrics.accuracy(probs, truth)
+        brier += share * metrics.brier(probs, truth)
     return ShiftResult(name=name, severity=severity, accuracy=accuracy, brier=brier)
 
 

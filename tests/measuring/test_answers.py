@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.decision.conformal import Conformal
 from hydrasurgeon.measuring import answers as module
 from hydrasurgeon.measuring import curves, metrics, selective
 from hydrasurgeon.measuring.answers import answers, summary
 from hydrasurgeon.measuring.reading import Reading
+from hydrasurgeon.measuring.shifts import shifted
 
 
 def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:
@@ -34,6 +37,33 @@ def test_pieces_of_any_size_make_the_metrics_of_the_whole(
     assert measured.set_size == selective.set_size(sets)
     confidence, predicted = probs.max(dim=-1)
     assert measured.aurc == pytest.approx(selective.aurc(confidence, predicted == labels))
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor holds that is made in the block."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        # A view of what is there takes no memory.
+        if isinstance(made, torch.Tensor) and not made._is_view() and "split" not in str(func):
+            self.numbers = max(self.numbers, made.numel())
+        return made
+
+
+def test_a_shifted_set_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, labels = logits(rows=1000, classes=20), torch.arange(1000) % 20
+    whole = shifted("fog", 3, z, labels, Reading(1.7))
+    probs = metrics.mean_probs(z, 1.7)
+    assert whole.accuracy == pytest.approx(metrics.accuracy(probs, labels), abs=1e-14)
+    assert whole.brier == pytest.approx(metrics.brier(probs, labels), abs=1e-14)
+    monkeypatch.setattr(module, "ELEMENTS", 70 * 3 * 20)
+    with Largest() as largest:
+        pieces = shifted("fog", 3, z, labels, Reading(1.7))
+    assert pieces.accuracy == pytest.approx(whole.accuracy, abs=1e-14)
+    assert pieces.brier == pytest.approx(whole.brier, abs=1e-14)
+    assert largest.numbers == 70 * 3 * 20
 
 
 @pytest.mark.parametrize("kind", ["msp", "entropy", "energy", "max-logit", "mi", "gen"])
