@@ -34,7 +34,7 @@ def probed(report: ProbeReport, *, json: bool, quiet: bool) -> None:
 
 
 def _proposition(about: Proposition) -> None:
-    losses, gradient, hessian = about.losses, about.gradient, about.hessian
+    losses, hessian = about.losses, about.hessian
     show(f"Proposition 1, {len(about.removed)} heads removed by {about.method}, {about.samples} samples of {about.clean}")  # fmt: skip
     show(f"noisy: {about.noisy}")
     rows = (
@@ -43,13 +43,21 @@ def _proposition(about: Proposition) -> None:
         Row("gap", (f"{losses.gap:.4f}", f"{losses.gap_pruned:.4f}")),
     )
     show_table(Table("loss", (Column("all heads"), Column("without them")), rows))
-    show("gradient: ∇L_noisy·δθ ≥ 0 ", VERDICTS[gradient.holds], f": {gradient.noisy:.4g} (clean {gradient.clean:.4g})")  # fmt: skip
-    show(
-        "Hessian: mean diagonal of H_noisy − H_clean > 0 ", VERDICTS[hessian.mean_holds],
-        f": {hessian.mean:.3g} ± {hessian.error:.1g} over {about.draws} draws, {100 * hessian.positive_heads:.0f} % of heads",
+    show_table(_conditions(about))
+    show(f"± over {about.draws} draws; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")  # fmt: skip
+
+
+def _conditions(about: Proposition) -> Table:
+    """The two conditions and the conclusion, each with its number, and what to see it beside."""
+    losses, gradient, hessian = about.losses, about.gradient, about.hessian
+    rows = (
+        ("∇L_noisy·δθ ≥ 0", gradient.holds, f"{gradient.noisy:.4g}", f"clean {gradient.clean:.4g}"),
+        ("mean diag(H_noisy − H_clean) > 0", hessian.mean_holds, f"{hessian.mean:.3g}", f"± {hessian.error:.1g}"),
+        ("δθᵀ(H_noisy − H_clean)δθ > 0", hessian.along_holds, f"{hessian.along:.4g}", ""),
+        ("so the gap widens", losses.widens, f"{losses.gap_pruned - losses.gap:.4g}", ""),
     )  # fmt: skip
-    show("Hessian: δθᵀ(H_noisy − H_clean)δθ > 0 ", VERDICTS[hessian.along_holds], f": {hessian.along:.4g}")  # fmt: skip
-    show("conclusion: the gap widens ", VERDICTS[losses.widens])
+    columns = (Column("", left=True), Column("value"), Column("beside", left=True))
+    return Table("conditions", columns, tuple(Row(name, (VERDICTS[holds], value, beside)) for name, holds, value, beside in rows))  # fmt: skip
 
 
 def _by_layer(each: Separation) -> Table:

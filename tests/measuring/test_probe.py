@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.cells import cell_len
 from tiny_families import Family, thoroughly
 from torch import Tensor
 from torch.func import functional_call
@@ -353,5 +354,6 @@ def test_on_the_command_line(tiny: MAKE, images: SPEC, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     for part in ("Proposition 1, 6 heads removed by taylor", "∇L_noisy·δθ ≥ 0", "the gap widens", "distance of far", "layer 2", "most important by taylor"):  # fmt: skip
         assert part in shown
+    assert max(map(cell_len, shown.splitlines())) <= 80
     assert run([*line, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "hydrasurgeon.probe/1"
