@@ -49,6 +49,11 @@ class Gate:
         """Whether every row goes on, whatever its score: the hydra itself then answers."""
         return self.low == -math.inf and self.high == math.inf
 
+    @property
+    def needs_features(self) -> bool:
+        """Whether it looks at a score that may be fitted on features."""
+        return self.score not in OWN_SCORES
+
     def lets(self, scores: Scores) -> Bool[Tensor, " sample"]:
         return (scores >= self.low) & (scores <= self.high)
 
