@@ -12,7 +12,12 @@ __all__ = ["cascade_lines", "data_lines", "decision_lines"]
 
 CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}  # fmt: skip
 """How a report says what chose the OOD score."""
-GATES = {"msp": "1 − probability", "either": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
+GATES = {
+    "msp": "1 − probability",
+    "either": "1 − probability",
+    "entropy": "entropy",
+    "disagreement": "disagreement",
+}
 """What a cascade's gate looks at; else the OOD score."""
 
 

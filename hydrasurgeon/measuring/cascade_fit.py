@@ -156,9 +156,7 @@ def _may_be_certified(candidate: Candidate, hydra: Sides, most: float) -> bool:
     return candidate.drops["accuracy"] + 196 * deviation <= most
 
 
-def _within(
-    every: Sequence[Sequence[Candidate]], most: float, hydra: Sides
-) -> Candidate | None:
+def _within(every: Sequence[Sequence[Candidate]], most: float, hydra: Sides) -> Candidate | None:
     """Of what each family has of the most rows that the budget pays for, the one that loses least.
 
     Among gates that see what is doubtful and what is foreign, it is the one whose OOD scores are ordered most as the hydra's:

@@ -98,7 +98,9 @@ def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:
     started = hydra.start(inputs)
     whole = run(hydra.finish, started) if hydra.going_on > MOSTLY else None
     starters = list(cascade.starters)
-    first = run(hydra.part(cascade.starters).finish, started) if whole is None else whole.of(starters)
+    first = (
+        run(hydra.part(cascade.starters).finish, started) if whole is None else whole.of(starters)
+    )
     looked_at = None if first.features is None else first.features.float().cpu()
     going = goes_on(state, cascade, _precise(first.logits), looked_at)
     rows = going.nonzero()[:, 0]

@@ -209,7 +209,9 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     found = model.decide(inputs)
     assert sorted(found.members_run.tolist()) == [1] * 4 + [3] * 3
     model.module.going_on = 1.0
-    torch.testing.assert_close(model.decide(inputs).ood_score, found.ood_score, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        model.decide(inputs).ood_score, found.ood_score, rtol=1e-6, atol=1e-6
+    )
     mean = torch.stack([standard(m).double() for m in range(3)]).mean(0)
     expected = torch.where(found.members_run == 3, mean, first)
     torch.testing.assert_close(found.ood_score.double(), expected, rtol=1e-4, atol=1e-4)
