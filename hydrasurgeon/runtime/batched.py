@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -104,9 +105,11 @@ class _SideBySide:
             self.used += places
             return parameters[0]
         if alike and len(ids) == len(parameters) and not ids & self._tied:
-            whole = torch.stack([p.detach() for p in parameters])
-            for parameter, view in zip(parameters, whole, strict=True):
-                parameter.data = view
+            whole = _lying(parameters)
+            if whole is None:
+                whole = torch.stack([p.detach() for p in parameters])
+                for parameter, view in zip(parameters, whole, strict=True):
+                    parameter.data = view
             self.used += places
             self._tied |= ids
             return whole
@@ -124,6 +127,21 @@ class _SideBySide:
         made = [module.bias.detach() for module in (modules[:1] if shared else modules)]
         self.copies.append(made[0] if shared else torch.stack([filled(one) for one in made]))
         return self.copies[-1]
+
+
+def _lying(parameters: Sequence[Tensor]) -> Tensor | None:
+    """[member, …] of parameters that lie in one storage at even distances: a part of a hydra then leaves the whole's in place."""
+    first, *others = parameters
+    offsets = [p.storage_offset() for p in parameters]
+    step = offsets[1] - offsets[0]
+    even = all(later - sooner == step for sooner, later in pairwise(offsets))
+    storage = first.untyped_storage().data_ptr()
+    if step < first.numel() or not even or not first.is_contiguous():
+        return None
+    if any(p.untyped_storage().data_ptr() != storage or not p.is_contiguous() for p in others):
+        return None
+    shape, strides = (len(parameters), *first.shape), (step, *first.stride())
+    return first.detach().as_strided(shape, strides, offsets[0])
 
 
 class _Layer:
@@ -179,6 +197,7 @@ class _Attention:
         )  # fmt: skip
         self.q_norm = _together([site.q_norm for site in sites], beside, dims=5)
         self.k_norm = _together([site.k_norm for site in sites], beside, dims=5)
+        self.normed = self.q_norm is not _as_it_is or self.k_norm is not _as_it_is
 
     def __call__(self, x: MemberRows, batch: int, bias: Tensor | None) -> MemberRows:
         members = len(x)
@@ -189,10 +208,11 @@ class _Attention:
         made = [first(asking), *(product(x) for product in others)]
         q, k, v = (part for projected in made for part in self._heads(projected, batch))
         # Norms may differ between members: [member, batch, head, token, head_dim].
-        q, k = (
-            norm(part.unflatten(0, (members, batch))).flatten(0, 1)
-            for norm, part in ((self.q_norm, q), (self.k_norm, k))
-        )
+        if self.normed:
+            q, k = (
+                norm(part.unflatten(0, (members, batch))).flatten(0, 1)
+                for norm, part in ((self.q_norm, q), (self.k_norm, k))
+            )
         q, k = placed(self.site, q, k)
         sequences = x.view(members * batch, -1, x.shape[-1])
         mask = layer_bias(self.site, sequences, bias, (), self.tokens)

@@ -1,19 +1,22 @@
 """Cascaded inference of a hydra: the trunk once, its first members, and only rows that are still open go on to the others.
 
 What the first members start from is kept, so that the others go on from it with a smaller batch; they run stacked or one by
-one as hydras of their own do. A gate without bounds is the hydra itself, in one pass.
+one as hydras of their own do. A gate without bounds is the hydra itself, in one pass; where nearly all recent rows went on, one pass
+of all members is less work than two, and the gate is asked afterwards: rows that it stops still get their first members' answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hydrasurgeon.decision.cascaded import Said, gate_scores
+from hydrasurgeon.decision.cascaded import Said, goes_on
 from hydrasurgeon.decision.gate import Cascade
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import Classifier
 
 __all__ = ["Cascading", "cascade_in", "mean_probs", "rows_in", "said"]
+
+MOSTLY = 0.8
+"""Where a larger share of the recent rows went on, all members run as one: the gate then tells only which answers stand."""
+RECENT = 64
+"""Rows that make up a recent share: one batch of a server, or so many requests of one row."""
 
 
 def cascade_in(model: Any) -> tuple[State, Cascade]:
@@ -43,39 +51,92 @@ def rows_in(inputs: Any) -> int:
     return len(first)
 
 
+@dataclass(frozen=True)
+class _Output:
+    """What some members make of some rows."""
+
+    logits: Float[Tensor, "row member klass"]
+    features: Float[Tensor, "row member width"] | None
+
+    def at(self, rows: Tensor) -> _Output:
+        return _Output(self.logits[rows], None if self.features is None else self.features[rows])
+
+    def of(self, members: Sequence[int]) -> _Output:
+        places = list(members)
+        features = None if self.features is None else self.features[:, places]
+        return _Output(self.logits[:, places], features)
+
+    def beside(self, other: _Output, order: Sequence[int]) -> _Output:
+        """These members and the other's, which stand in this order, as the file numbers them."""
+        # Place i of the whole is place back[i] of the order.
+        back = [order.index(member) for member in range(len(order))]
+        features = None
+        if self.features is not None and other.features is not None:
+            features = torch.cat([self.features, other.features], dim=1)[:, back]
+        return _Output(torch.cat([self.logits, other.logits], dim=1)[:, back], features)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """What ran for one batch: its first members' answers, which rows go on, and what all members say of these."""
+
+    first: _Output
+    went: Int[Tensor, " row"]
+    """On the model's device, as the outputs are."""
+    whole: _Output | None
+    """Of the rows that went on, members as the file numbers them; None where there is no such row."""
+
+
+def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:
+    """First members, gate, and the others for the rows that it lets through."""
+    state, cascade = cascade_in(model)
+    hydra: Hydra = model.module
+
+    def run(call: Callable[[Any], Tensor], argument: Any) -> _Output:
+        return _Output(call(argument), None) if read is None else _Output(*read.of(call, argument))
+
+    started = hydra.start(inputs)
+    whole = run(hydra.finish, started) if hydra.going_on > MOSTLY else None
+    starters = list(cascade.starters)
+    first = (
+        run(hydra.part(cascade.starters).finish, started) if whole is None else whole.of(starters)
+    )
+    looked_at = None if first.features is None else first.features.float().cpu()
+    going = goes_on(state, cascade, _precise(first.logits), looked_at)
+    rows = going.nonzero()[:, 0]
+    hydra.going_on += (len(rows) / len(going) - hydra.going_on) * min(1.0, len(going) / RECENT)
+    went, every = rows.to(first.logits.device), len(rows) == len(going)
+    if not len(rows):
+        return _Passes(first, went, None)
+    if whole is not None:
+        return _Passes(first, went, whole if every else whole.at(went))
+    more = run(hydra.part(cascade.followers).finish, started if every else started.at(went))
+    return _Passes(first, went, (first if every else first.at(went)).beside(more, cascade.order))
+
+
 @torch.inference_mode()
 def said(model: Any, inputs: Any, read: Reading | None = None) -> list[Said]:
     """What the members that ran said, of the rows that stopped early and of those that went on; on the model's device."""
     state, cascade = cascade_in(model)
-    hydra: Hydra = model.module
-    if read is None and cascade.gate.score == "ood" and state.needs_features:
+    if read is None and cascade.gate.needs_features and state.needs_features:
         with reading(model) as listening:
             return said(model, inputs, listening)
-
-    def run(call: Callable[[Any], Tensor], argument: Any) -> tuple[Tensor, Tensor | None]:
-        return (call(argument), None) if read is None else read.of(call, argument)
-
-    every = tuple(range(len(cascade.order)))
+    every, count = tuple(range(len(cascade.order))), rows_in(inputs)
     if cascade.gate.everything:
-        return [Said(torch.arange(rows_in(inputs)), every, *run(hydra, inputs))]
-    started = hydra.start(inputs)
-    logits, features = run(hydra.part(cascade.starters).finish, started)
-    looked_at = None if features is None else features.float().cpu()
-    going = cascade.gate.lets(gate_scores(state, cascade, _precise(logits), looked_at))
-    stopped, went = (~going).nonzero()[:, 0], going.nonzero()[:, 0]
-    early = Said(stopped, cascade.starters, *_at(stopped, logits, features))
-    if len(went) == 0:
-        return [early]
-    there = went.to(logits.device)
-    more = run(hydra.part(cascade.followers).finish, started.at(there))
-    # Members as the file numbers them: place i of the whole is place back[i] of the order.
-    back = torch.tensor(cascade.order).argsort().to(logits.device)
-    late = [
-        None if one is None or other is None else torch.cat([one[there], other], dim=1)[:, back]
-        for one, other in zip((logits, features), more, strict=True)
+        logits, features = (model.module(inputs), None) if read is None else read.of(model.module, inputs)  # fmt: skip
+        return [Said(torch.arange(count), every, logits, features)]
+    passes = _passes(model, inputs, read)
+    first, went = passes.first, passes.went
+    if passes.whole is None:
+        return [Said(torch.arange(count), cascade.starters, first.logits, first.features)]
+    stays = torch.ones(count, dtype=torch.bool, device=went.device)
+    stays[went] = False
+    stopped = stays.nonzero()[:, 0]
+    early = first.at(stopped)
+    return [
+        Said(stopped.cpu(), cascade.starters, early.logits, early.features),
+        Said(went.cpu(), every, passes.whole.logits, passes.whole.features),
     ]
-    assert late[0] is not None
-    return [early, Said(went, every, late[0], late[1])]
 
 
 def _precise(logits: Tensor) -> Tensor:
@@ -83,25 +144,27 @@ def _precise(logits: Tensor) -> Tensor:
     return logits.cpu() if logits.dtype == torch.float64 else logits.float().cpu()
 
 
-def _at(rows: Tensor, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    there = rows.to(logits.device)
-    return logits[there], None if features is None else features[there]
+def _mean(logits: Tensor) -> Float[Tensor, "batch klass"]:
+    return logits.float().softmax(dim=-1).mean(dim=1)
 
 
-def _in_order(parts: Sequence[Said], values: Sequence[Tensor]) -> Tensor:
-    """What was found for each part, in the order of the rows."""
-    order = torch.cat([part.rows for part in parts]).argsort()
-    whole = torch.cat(list(values))
-    return whole[order.to(whole.device)]
-
-
+@torch.inference_mode()
 def mean_probs(model: Any, inputs: Any) -> Float[Tensor, "batch klass"]:
     """Class probabilities: the mean over the members that ran."""
+    state, cascade = cascade_in(model)
     if not rows_in(inputs):
-        cascade_in(model)
         return torch.zeros(0, model.manifest.model.num_classes)
-    parts = said(model, inputs)
-    return _in_order(parts, [part.logits.float().softmax(dim=-1).mean(dim=1) for part in parts])
+    if cascade.gate.everything:
+        return _mean(model.module(inputs))
+    reads = cascade.gate.needs_features and state.needs_features
+    with reading(model) if reads else nullcontext() as read:
+        passes = _passes(model, inputs, read)
+    if passes.whole is None:
+        return _mean(passes.first.logits)
+    late = _mean(passes.whole.logits)
+    if len(passes.went) == len(passes.first.logits):
+        return late
+    return _mean(passes.first.logits).index_copy_(0, passes.went, late)
 
 
 class Cascading(nn.Module):

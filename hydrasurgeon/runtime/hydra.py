@@ -94,6 +94,8 @@ class Hydra(nn.Module):
         self._grouped: Grouped | None = None
         self._can_group = True
         self._parts: dict[tuple[int, ...], Hydra] = {}
+        self.going_on = 0.0
+        """Of the rows that a cascade met lately, the share that went on to all members."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy takes its own modules apart, rather than to run those of the original."""

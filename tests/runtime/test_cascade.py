@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,9 @@ def test_every_family_answers_as_a_loop_over_rows(family: Family, tmp_path: Path
         model.state = state(Gate(score, low=bound), first)
         slow = slowly(model, inputs, ROWS)
         assert sorted(len(each) for each in slow) == [first] * 4 + [3] * 3
-        for mode in ("stacked", "apart"):
-            model.module.mode = mode
+        for mode, lately in (("stacked", 0.0), ("apart", 0.0), ("auto", 1.0)):
+            # Where nearly all rows went on lately, all members run first, and the gate is asked afterwards.
+            model.module.mode, model.module.going_on = mode, lately
             for quick, reference in zip(quickly(model, inputs, ROWS), slow, strict=True):
                 torch.testing.assert_close(quick, reference, rtol=0, atol=1e-10)
 
@@ -206,9 +208,23 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     model.state = replace(given, ood=OodRule("mds", 0.5, 0.05, fitted))
     found = model.decide(inputs)
     assert sorted(found.members_run.tolist()) == [1] * 4 + [3] * 3
+    model.module.going_on = 1.0
+    torch.testing.assert_close(
+        model.decide(inputs).ood_score, found.ood_score, rtol=1e-6, atol=1e-6
+    )
     mean = torch.stack([standard(m).double() for m in range(3)]).mean(0)
     expected = torch.where(found.members_run == 3, mean, first)
     torch.testing.assert_close(found.ood_score.double(), expected, rtol=1e-4, atol=1e-4)
+    # A gate on either lets them go on too, and whom msp finds doubtful.
+    doubt = 1 - logits[:, ORDER[0]].softmax(-1).amax(-1).double()
+    low = float(doubt.sort().values[-2:].mean())
+    either = Gate("either", low=low, ood_low=given.cascade.gate.low)  # type: ignore[union-attr]
+    model.state = replace(state(either), ood=OodRule("mds", 0.5, 0.05, fitted))
+    both = (doubt >= low) | (first >= either.ood_low)
+    for lately in (0.0, 1.0):
+        model.module.going_on = lately
+        assert model.decide(inputs).members_run.tolist() == torch.where(both, 3, 1).tolist()
+    model.state = replace(given, ood=OodRule("mds", 0.5, 0.05, fitted))
     # Where nobody asks for scores the gate looks at them all the same.
     each = logits.softmax(-1)
     probs = torch.where((found.members_run == 3)[:, None], each.mean(1), each[:, ORDER[0]])
@@ -254,3 +270,49 @@ def test_parameters_that_change_change_the_cascade(tmp_path: Path) -> None:
             torch.testing.assert_close(after, changed, rtol=0, atol=1e-12)
     assert not torch.allclose(changed, whole)
     assert not torch.allclose(torch.stack(before), changed)
+
+
+def test_rows_that_keep_going_on_are_answered_in_one_pass(tmp_path: Path) -> None:
+    """As many passes as recent rows make worth while: two at first, then one, and two again where rows stop."""
+    model = hydra(tmp_path, FAMILIES["timm ViT"])
+    inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
+    first, rest = model.module.part(ORDER[:1]), model.module.part(ORDER[1:])
+    passes: list[Any] = []
+    for part in (model.module, first, rest):
+        part.finish = partial(_counted, passes, part, part.finish)
+    for gate, expected in ((Gate("msp", low=-1.0), [first, rest]), (Gate("msp", low=2.0), [model.module])):  # fmt: skip
+        model.state = state(gate)
+        model.predict(inputs, cascade=True)
+        assert passes == expected
+        for _ in range(40):
+            model.predict(inputs, cascade=True)
+        passes.clear()
+    model.predict(inputs, cascade=True)
+    assert passes == [first]
+    assert model.module.going_on < 0.1
+
+
+def _counted(passes: list[Any], part: Any, finish: Any, started: Any) -> Any:
+    passes.append(part)
+    return finish(started)
+
+
+def test_the_whole_and_its_parts_share_what_lies_side_by_side(tmp_path: Path) -> None:
+    """In turn they run on the same tensors: nothing is laid anew, and nothing moves."""
+    model = hydra(tmp_path, FAMILIES["timm ViT"])
+    inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
+    model.module.mode = "stacked"
+    pairs = [model.module.part(pair) for pair in ((0, 1), (0, 2), (1, 2))]
+    with torch.inference_mode():
+        for _ in range(2):
+            whole = model(inputs)
+            for pair, at in zip(pairs, ([0, 1], [0, 2], [1, 2]), strict=True):
+                part = pair.finish(model.module.start(inputs))
+                torch.testing.assert_close(part, whole[:, at], rtol=0, atol=1e-12)
+        laid = [each._grouped for each in (model.module, *pairs)]
+        assert all(each is not None and each.holds for each in laid)
+        torch.testing.assert_close(model(inputs), whole, rtol=0, atol=0)
+        # Against the order in which they lie there is no one tensor of them: they are laid anew.
+        turned = model.module.part((2, 0)).finish(model.module.start(inputs))
+        torch.testing.assert_close(turned, whole[:, [2, 0]], rtol=0, atol=1e-12)
+        torch.testing.assert_close(model(inputs), whole, rtol=0, atol=1e-12)
