@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.lowrank import halves, is_half, whole_of
 from hydrasurgeon.files.header import ITEMSIZE
+from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.scan import finite, spoiled
 from hydrasurgeon.files.tensors import (
     BLOCK_BYTES,
@@ -142,5 +143,5 @@ def check_whole(checkpoint: Checkpoint, what: str) -> None:
         return
     raise UsageError(
         f"{what}: {checkpoint.name} keeps low-rank pairs, which libraries that load a directory do not know",
-        hint=f"Write NAME.safetensors, or merge them first: hydrasurgeon prune {checkpoint.name} --mask HEADS.json -o DIR/",
+        hint=f"Write NAME.safetensors, or merge them first: hydrasurgeon prune {checkpoint.name} --mask {sidecar(checkpoint.path).name} -o DIR/",
     )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
-from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.files.manifest import sidecar
+from hydrasurgeon.files.tensors import Planned, TensorFile, Tensors, weights_sha256, whole
 from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
-__all__ = ["sums", "with_changes"]
+__all__ = ["changed_tensors", "reshaped", "sums", "with_changes"]
 
 
 def with_changes(
@@ -56,3 +60,29 @@ def sums(path: Path) -> dict[str, Tensor]:
         for name, tensor in stored.items()
         if not name.endswith((".lora_a", ".lora_b"))
     }  # fmt: skip
+
+
+def changed_tensors(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> Path:
+    """The file with other tensors and their hash, as someone would send it."""
+    with safe_open(path, "np") as file:
+        header = dict(file.metadata())
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    sidecar(path).unlink(missing_ok=True)
+    stored = Tensors([TensorFile(path)])
+    manifest = json.loads(header["hydrasurgeon"])
+    manifest["weights_sha256"] = weights_sha256(stored, stored.digests())
+    save_file(tensors, path, {**header, "hydrasurgeon": json.dumps(manifest)})
+    return path
+
+
+def reshaped(path: Path, name: str, shape: tuple[int, ...] | None) -> None:
+    """The file with ones of this shape as one of its tensors, or without it."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors.pop(name)
+        if shape is not None:
+            tensors[name] = torch.ones(shape)
+
+    changed_tensors(path, change)

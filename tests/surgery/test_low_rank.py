@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 from edited import edited
-from low_rank import sums, with_changes
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from low_rank import changed_tensors, sums, with_changes
+from safetensors.torch import load_file
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, logits, member
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, UsageError
 from hydrasurgeon.families.hf_encoder import modeling_hydrasurgeon as modelling
 from hydrasurgeon.files.manifest import sidecar
-from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
+from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.tensors import to_tensor
 from hydrasurgeon.stages.evaluate import evaluate
@@ -246,21 +245,6 @@ def test_calibrated_and_cut_again(vit: Path, tmp_path: Path) -> None:
         hs.score(changed, method="magnitude", out=f"{tmp_path}/scored/")
     assert not (tmp_path / "dir").exists()
     assert not (tmp_path / "scored").exists()
-
-
-def changed_tensors(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> Path:
-    """The file with other tensors and their hash, as someone would send it."""
-    with safe_open(path, "np") as file:
-        header = dict(file.metadata())
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
-    sidecar(path).unlink(missing_ok=True)
-    stored = Tensors([TensorFile(path)])
-    manifest = json.loads(header["hydrasurgeon"])
-    manifest["weights_sha256"] = weights_sha256(stored, stored.digests())
-    save_file(tensors, path, {**header, "hydrasurgeon": json.dumps(manifest)})
-    return path
 
 
 HOSTILE: list[tuple[str, str, Callable[[dict[str, Tensor], str], Any]]] = [
