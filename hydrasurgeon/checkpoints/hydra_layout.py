@@ -13,7 +13,7 @@ from hydrasurgeon.checkpoints.expected import check_dtypes, decision_shapes, exp
 from hydrasurgeon.checkpoints.lowrank import Half, added
 from hydrasurgeon.errors import Disagreement
 from hydrasurgeon.families.lowrank import halves, is_half, whole_of, with_pairs
-from hydrasurgeon.families.weights import Weight, head_axes
+from hydrasurgeon.families.weights import Weight, by_name, head_axes
 from hydrasurgeon.files.manifest import HydraManifest, Tower
 from hydrasurgeon.files.tensors import (
     THREADS,
@@ -150,14 +150,15 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     shared = expected_shapes(weights, towers, union)
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
     shapes = {name: shape for name, shape in shared.items() if name not in apart}
+    changed: set[str] = set()  # halves of pairs that some member has for itself
     for member, (kept, table) in enumerate(zip(kepts, member_tables(checkpoint, len(kepts)), strict=True)):  # fmt: skip
         cut = expected_shapes(table, towers, kept)
-        pairs = [name for name in table if name not in weights]
-        own = {name for name in pairs if PREFIX.format(member, name) in tensors}
-        shapes |= {PREFIX.format(member, name): cut[name] for name in (apart & shared.keys()) | own}
-        apart |= own
-        if common := {name: table[name] for name in pairs if name not in own}:
-            shapes |= expected_shapes(common, towers, union)
+        pairs = {name: weight for name, weight in table.items() if name not in weights}
+        personal = {name for name in pairs if PREFIX.format(member, name) in tensors}
+        shapes |= {PREFIX.format(member, name): cut[name] for name in apart | personal}
+        common = [weight for name, weight in pairs.items() if name not in personal]
+        shapes |= expected_shapes(by_name(common), towers, union)
+        changed |= personal
     for name, shape in shapes.items():
         if name not in tensors:
             raise Disagreement(f"{path}: tensor {name} is missing")
@@ -170,7 +171,7 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     if foreign is not None:
         raise Disagreement(f"{path}: tensor {foreign} belongs to none of {len(kepts)} members")
     check_dtypes(tensors, shapes, path)
-    longest = shared_layers(weights, towers, kepts, apart)
+    longest = shared_layers(weights, towers, kepts, apart | changed)
     if manifest.fusion.trunk > longest:
         raise Disagreement(
             f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share {longest}"
