@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError, Disagreement
+from hydrasurgeon.families.lowrank import is_half
 from hydrasurgeon.families.weights import Weight, head_axes
 from hydrasurgeon.files.decided import PREFIX, shapes_of
 from hydrasurgeon.files.manifest import Manifest, SingleManifest, Tower
@@ -50,11 +51,12 @@ def check_single(checkpoint: Checkpoint, manifest: SingleManifest) -> None:
             raise wrong(
                 f"{path}: tensor {name} has shape {tensors[name].shape}, {source} with these heads needs {shape}"
             )
-    if checkpoint.recorded and checkpoint.family.names(manifest.model, tensors) is None:
-        shapes |= decision_shapes(manifest)
-        foreign = next((name for name in tensors if name not in shapes), None)
-        if foreign is not None:
-            raise wrong(f"{path}: tensor {foreign} is not part of {source}")
+    listed = {*shapes, *decision_shapes(manifest)}
+    # What a family picks out of a file by name leaves the rest of it lying; a half of a pair never.
+    lies = checkpoint.family.names(manifest.model, tensors) is not None or not checkpoint.recorded
+    foreign = next((n for n in tensors if n not in listed and (is_half(n) or not lies)), None)
+    if foreign is not None:
+        raise wrong(f"{path}: tensor {foreign} is not part of {source}")
     check_dtypes(tensors, shapes, path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hydrasurgeon.checkpoints.lowrank import in_effect
 from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.files.tensors import as_float
@@ -12,7 +13,7 @@ __all__ = ["score"]
 
 
 def score(subject: Subject) -> HeadScores:
-    checkpoint, manifest = subject.checkpoint, single(subject.checkpoint)
+    checkpoint, manifest = in_effect(subject.checkpoint), single(subject.checkpoint)
     scores: HeadScores = {}
     for tower in subject.towers:
         for layer, row in enumerate(manifest.kept[tower]):

@@ -181,10 +181,9 @@ class Tensors(Mapping[str, TensorInfo]):
     def rows(self, name: str) -> Iterator[Raw]:
         """The tensor as arrays of a few rows of its first dimension, one behind the other; a scalar is one row."""
         shape = self[name].shape or (1,)
-        file, stored = self._home[name]
         row = self[name].nbytes // max(1, shape[0])
         most = max(1, BLOCK_BYTES // max(1, row)) * row
-        for block in file.blocks(stored, most=most):
+        for block in self.blocks(name, most=most):
             yield block.reshape((-1, *shape[1:]))
 
     def digests(self) -> dict[str, str]:

@@ -27,6 +27,7 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
         about = {
             "path": str(inspection.path),
             "parameters": inspection.parameters,
+            "low_rank": inspection.low_rank,
             "in_memory": inspection.in_memory,
             "bytes": inspection.nbytes,
             "dtypes": list(inspection.dtypes),
@@ -49,6 +50,11 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
     if inspection.in_memory != inspection.parameters:
         copies = (
             f" ({inspection.in_memory / 1e6:.2f} M at work, where members have copies of heads)"
+        )
+    if inspection.low_rank:
+        copies = (
+            f", {inspection.low_rank / 1e6:.2f} M of them in low-rank changes"
+            f" ({inspection.in_memory / 1e6:.2f} M at work, where these are part of their matrices)"
         )
     show(f"  {inspection.parameters / 1e6:.2f} M parameters{copies}, {size(inspection.nbytes)} as {dtypes}")  # fmt: skip
     for name, tower in manifest.towers.items():

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
+from hydrasurgeon.checkpoints.lowrank import in_effect
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.heads import Kept, positions
@@ -29,7 +30,7 @@ class LoadedBackbone:
     def __init__(
         self, checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32"
     ) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint = in_effect(checkpoint)
         self.manifest = single(checkpoint)
         self.device, self.dtype = device_of(device), dtype_of(dtype)
         names = set(self._empty(self.manifest.kept).state_dict())

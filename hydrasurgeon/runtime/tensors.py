@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "device_of",
     "dtype_of",
     "plan_module",
+    "plan_tensors",
     "to_raw",
     "to_tensor",
     "to_weights",
@@ -86,10 +88,14 @@ def dtype_of(name: str) -> torch.dtype:
 
 def plan_module(module: nn.Module) -> list[Planned]:
     """Every tensor of a live module, as it will be written."""
-    from hydrasurgeon.runtime.tensors import to_raw
+    return plan_tensors(module.state_dict())
+
+
+def plan_tensors(tensors: Mapping[str, Tensor]) -> list[Planned]:
+    """Tensors by their names in files, as they will be written."""
 
     def plan(name: str, tensor: Tensor) -> Planned:
         raw, dtype = to_raw(tensor)
         return Planned(name, dtype, tuple(tensor.shape), lambda: whole(raw))
 
-    return [plan(name, tensor) for name, tensor in module.state_dict().items()]
+    return [plan(name, tensor) for name, tensor in tensors.items()]

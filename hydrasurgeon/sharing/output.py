@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
+from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.manifest import Manifest, ManifestT
 from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.sharing.upload import Repository, destination, publish
@@ -57,6 +58,11 @@ class Target:
     shard: int | None
     """Bytes of weights in one file of a directory."""
     repository: Repository | None
+
+    @property
+    def loads_elsewhere(self) -> bool:
+        """Whether other libraries are to load it: a directory, or a repository's."""
+        return self.path.suffix != SUFFIX or self.repository is not None
 
     def save(
         self,

@@ -15,6 +15,7 @@ from hydrasurgeon.checkpoints.class_names import (
     with_class_names,
 )
 from hydrasurgeon.checkpoints.decided import undecided
+from hydrasurgeon.checkpoints.lowrank import check_whole
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.decided import STORED, Decision
@@ -118,6 +119,8 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
         arguments.out, repository=repository,
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
     )  # fmt: skip
+    if target.loads_elsewhere:
+        check_whole(named, f"calibrate -o {target.path}")
     _check_score(named, arguments.ood_score)
     arguments.check_members(named)
     named.digests()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, Unpack, cast
 
 from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, naming_options
+from hydrasurgeon.checkpoints.lowrank import MERGED, merged_plans
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
@@ -19,7 +20,7 @@ from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.files.shards import check_count
 from hydrasurgeon.lookup import need
 from hydrasurgeon.run import Run, RunKeywords, takes
-from hydrasurgeon.runtime.tensors import plan_module
+from hydrasurgeon.runtime.tensors import plan_module, plan_tensors
 from hydrasurgeon.sharing.output import Output, OutputKeywords
 from hydrasurgeon.tuning import lora
 from hydrasurgeon.tuning.start import (
@@ -150,14 +151,16 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         module, _training(module, material, arguments), arguments, state,
         save_every=arguments.save_every, resume=arguments.resume,
     )  # fmt: skip
-    if recipe.lora_rank is not None:
-        lora.merge(module)
+    pairs = {} if recipe.lora_rank is None else lora.detach(module)
     entry = _entry(checkpoint, material, arguments)
     manifest = manifest_after(material.source.manifest, material.model, entry)
     if not trained.is_main:
         return Finetuned(target.path, manifest(UNKNOWN), trained)
     files = material.source.files
-    written = target.save(plan_module(module), manifest, files=files)
+    planned = [*plan_module(module), *plan_tensors(pairs)]
+    if target.loads_elsewhere:
+        planned = merged_plans(planned, target.path)
+    written = target.save(planned, manifest, files=files)
     state.clear()
     hub = target.publish(written, files, bars=arguments.progress is not None)
     notes = [] if material.source.note is None else [material.source.note]
@@ -165,6 +168,8 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         notes.append(f"trained by the recipe {arguments.recipe}, as no --recipe was given")
     if arguments.resume and not interrupted:
         notes.append("nothing was left to resume: trained from the beginning")
+    if pairs and target.loads_elsewhere:
+        notes.append(MERGED)
     return Finetuned(target.path, written, trained, tuple(notes), hub)
 
 

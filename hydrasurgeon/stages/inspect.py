@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoints.hydra_layout import member_sources
+from hydrasurgeon.checkpoints.hydra_layout import member_values
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.families.lowrank import is_half
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.files.manifest import HydraManifest, Manifest
+from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.plots import check_plot
-from hydrasurgeon.slicing import sliced_shape
 
 __all__ = ["Inspection", "inspect"]
 
@@ -23,8 +24,11 @@ class Inspection:
     manifest: Manifest
     parameters: int
     """Numbers that the file holds."""
+    low_rank: int
+    """Of these, numbers in low-rank pairs."""
     in_memory: int
-    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own copies of heads."""
+    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own copies of heads, and of every
+    matrix that a pair of theirs changes."""
     nbytes: int
     dtypes: tuple[str, ...]
     recorded: bool
@@ -48,14 +52,12 @@ def inspect(
 
         draw_head_maps(head_maps(opened.manifest, opened.name), picture)
     tensors = opened.tensors
-    stored = sum(math.prod(t.shape) for name, t in tensors.items() if not name.startswith(PREFIX))
     return Inspection(
         path=opened.path,
         manifest=opened.manifest,
-        parameters=stored,
-        in_memory=_in_memory(opened, opened.manifest)
-        if opened.manifest.kind == "hydra"
-        else stored,
+        parameters=_numbers(opened, lambda _: True),
+        low_rank=_numbers(opened, is_half),
+        in_memory=_in_memory(opened),
         nbytes=tensors.nbytes,
         dtypes=tuple(sorted({info.dtype for info in tensors.values()})),
         recorded=opened.recorded,
@@ -63,12 +65,16 @@ def inspect(
     )
 
 
-def _in_memory(opened: Checkpoint, manifest: HydraManifest) -> int:
-    """Members that take the same heads of a tensor share them; any others have rows of their own."""
-    tensors, sources = opened.tensors, member_sources(opened, manifest)
-    return sum(
-        math.prod(tensors[source.stored].shape)
-        if source.at is None or source.spec is None
-        else math.prod(sliced_shape(tensors[source.stored].shape, len(source.at), spec=source.spec, head_dim=source.head_dim))
-        for source in {source for member in sources for source in member.values()}
-    )  # fmt: skip
+def _in_memory(opened: Checkpoint) -> int:
+    """Members that run the same heads of a tensor share them; any others have rows of their own, low-rank changes in them."""
+    tensors, manifest = opened.tensors, opened.manifest
+    if manifest.kind != "hydra":
+        return _numbers(opened, lambda name: not is_half(name))
+    values = {v for member in member_values(opened, manifest) for v in member.values()}
+    return sum(math.prod(value.base.shape(tensors)) for value in values)
+
+
+def _numbers(opened: Checkpoint, counts: Callable[[str], bool]) -> int:
+    """In tensors of the model; a decision state is no part of it."""
+    model = ((n, info) for n, info in opened.tensors.items() if not n.startswith(PREFIX))
+    return sum(math.prod(info.shape) for name, info in model if counts(name))

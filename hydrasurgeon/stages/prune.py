@@ -15,6 +15,7 @@ from hydrasurgeon.checkpoints.class_names import (
     with_class_names,
 )
 from hydrasurgeon.checkpoints.decided import undecided
+from hydrasurgeon.checkpoints.lowrank import MERGED, has_pairs, merged_plans
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
@@ -120,13 +121,15 @@ def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
     repaired, data = _repair(opened, choice, arguments)
     hashes: dict[str, str] = {}
     manifest = _manifest_of(opened, choice, _entry(opened, key, data, arguments), hashes)
-    written = target.save(
-        plan_pruning(opened, choice.kept, hashes, repaired), manifest, files=opened.files
-    )
+    planned, merging = plan_pruning(opened, choice.kept, hashes, repaired), False
+    if target.loads_elsewhere and has_pairs(opened):
+        planned, merging = merged_plans(planned, opened.path), True
+    written = target.save(planned, manifest, files=opened.files)
     clear_search(target.path, label)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
     removed = count(single(opened).kept) - count(choice.kept)
     notes = (opened.note, *choice.notes) if opened.note else choice.notes
+    notes += (MERGED,) if merging else ()
     return Pruned(target.path, written, removed, notes, hub)
 
 

@@ -1,7 +1,8 @@
 """How a hydra lies in one file: equal tensors once, shared heads once, the rest per member (DESIGN section 3).
 
 A tensor under its own name serves all members; for a head tensor it then holds the union of the heads
-that any member keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
+that any member keeps, in rising order. A member's own tensor is named `members.<i>.<name>`. Members that low-rank
+changes were tuned of share what these are added to, and have the two halves of each pair for themselves.
 """
 
 from __future__ import annotations
@@ -56,38 +57,43 @@ def plan_fusion(
 ) -> FusionPlan:
     """Decide for every tensor whether the members can share it."""
     first = members[0]
-    axes = head_axes(first.weights.values())
+    tables = {name: weight for m in members for name, weight in m.weights.items()}
+    axes = head_axes(tables.values())
     kepts: list[Kept] = [single(member).kept for member in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
     spreads: dict[str, tuple[float, float]] = {}
     apart: set[str] = set()  # tensors of which members have one of their own
-    for name, weight in first.weights.items():
-        tower_layer = axes.get(name)
-        alike = (
-            tower_layer is None
-            or both[tower_layer[0]][tower_layer[1]] == union[tower_layer[0]][tower_layer[1]]
-        )
-        infos = {m.tensors[name].dtype for m in members}
-        if alike and len(infos) == 1 and len({d[name] for d in digests}) == 1:
-            planned.append(_copy(first, name, name, digests[0][name]))
-            continue
-        if average_mlp and weight.part == "mlp" and len(infos) == 1:
-            planned.append(_average(members, name, spreads))
-            continue
+    for name, weight in tables.items():
+        place = axes.get(name)
+        alike = place is None or both[place[0]][place[1]] == union[place[0]][place[1]]
         shared = None
-        if tower_layer is not None and not alike and len(infos) == 1:
-            shared = _union(members, name, kepts, union, tower_layer)
+        if not _comparable(members, name):
+            pass
+        elif alike and len({d[name] for d in digests}) == 1:
+            shared = _copy(first, name, name, digests[0][name])
+        elif average_mlp and weight.part == "mlp":
+            shared = _average(members, name, spreads)
+        elif place is not None and not alike:
+            shared = _union(members, name, kepts, union, place)
         if shared is not None:
             planned.append(shared)
-        else:
-            apart.add(name)
-            planned += [
-                _copy(m, name, PREFIX.format(i, name), digests[i][name])
-                for i, m in enumerate(members)
-            ]
+            continue
+        apart.add(name)
+        planned += [
+            _copy(member, name, PREFIX.format(i, name), digests[i][name])
+            for i, member in enumerate(members)
+            if name in member.weights
+        ]
     trunk = shared_layers(first.weights, first.manifest.towers, kepts, apart)
     return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members), spreads)
+
+
+def _comparable(members: Sequence[Checkpoint], name: str) -> bool:
+    """Whether all members have a tensor, in one dtype: low-rank pairs are not in every file, nor of one rank."""
+    if any(name not in member.weights for member in members):
+        return False
+    return len({(m.tensors[name].dtype, m.weights[name].shape) for m in members}) == 1
 
 
 def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:

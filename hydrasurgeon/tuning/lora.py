@@ -1,7 +1,7 @@
-"""Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections, merged into them at the end.
+"""Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections, and stays beside them.
 
-W + (alpha / rank) · B A, with B zero at the start. A tuned member is then like any other: a LoRA-Ensemble (Mühlematter et al., 2024) is
-three of them, of which `fuse` stores once whatever no change has touched.
+W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is three members tuned so, of which
+`fuse` stores W once.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.families.lowrank import changeable, halves
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from hydrasurgeon.families.base import Family
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.tuning.recipes import Recipe
 
-__all__ = ["attach", "merge", "trains"]
+__all__ = ["attach", "detach", "trains"]
 
-ATTENTION = ("attention", "output")
-"""Parts that are changed: projections to q, k and v, and W_O."""
-MARK = ".lora_"
-"""In the names of what trains."""
+MARK = "lora_"
+"""In the names of what trains; what stands before it depends on how files call the layer."""
 
 
 def attach(
@@ -52,7 +51,7 @@ def attach(
     layers = {
         name: layer
         for name, layer in module.named_modules()
-        if (weight := stored(name)) is not None and weight.part in ATTENTION and weight.heads is not None
+        if (weight := stored(name)) is not None and changeable(weight)
         if trainable(weight.name)
     }  # fmt: skip
     linear = {name for name, layer in layers.items() if isinstance(layer, nn.Linear)}
@@ -92,19 +91,27 @@ def trains(others: Callable[[str], bool], weights: Mapping[str, Weight]) -> Call
     """The changes, and what else the recipe trains of the classifier."""
 
     def trainable(name: str) -> bool:
-        if MARK in name:
-            return True
-        return name in weights and weights[name].part == "classifier" and others(name)
+        if name not in weights:
+            return MARK in name
+        return weights[name].part == "classifier" and others(name)
 
     return trainable
 
 
-def merge(module: nn.Module) -> None:
-    """Add the changes to the weights, and leave the module as it was built."""
+def detach(module: nn.Module) -> dict[str, Tensor]:
+    """Leave the module as it was built, and hand out the pairs by their names in files; the scale is a factor of B."""
+    from hydrasurgeon.families.disk_names import DiskNamed
+
+    pairs = {}
     for name, part in _changed(module).items():
-        part.merge()
         place, _, last = name.rpartition(".")
         setattr(module.get_submodule(place), last, part.get_base_layer())
+        (adapter,) = part.active_adapters
+        weight = f"{name}.weight"
+        a, b = halves(module.disk_name(weight) if isinstance(module, DiskNamed) else weight)
+        pairs[a] = part.lora_A[adapter].weight.detach()
+        pairs[b] = part.scaling[adapter] * part.lora_B[adapter].weight.detach()
+    return pairs
 
 
 def _changed(module: nn.Module) -> dict[str, Any]:

@@ -66,6 +66,16 @@ def scene(folder: Path) -> None:
     images(folder / "data.npz", classes=5)
 
 
+def paired(folder: Path, **without: tuple[int, ...] | None) -> None:
+    """Two members with low-rank changes, and one of them with another half: of this shape, or none."""
+    from low_rank import reshaped, with_changes
+
+    for seed, name in enumerate("ab"):
+        with_changes(folder / f"{name}.safetensors", folder / f"{name}2.safetensors", seed=seed)
+    for half, shape in without.items():
+        reshaped(folder / "a2.safetensors", f"blocks.0.attn.qkv.weight.{half}", shape)
+
+
 def spoiled(folder: Path) -> None:
     """The backbone with NaN in one tensor."""
     from edited import edited
@@ -280,6 +290,7 @@ MISTAKES = (
     Mistake("One member", "fuse a -o h", 2),
     Mistake("MLPs that are neither", "fuse a b -o h --mlp mean", 2),
     Mistake("A tolerance below zero", "fuse a b -o h --check data.npz --tolerance -1", 2),
+    Mistake("Low-rank changes for other libraries", "calibrate a2 --data data.npz -o folder/", 2, paired),
     Mistake("A recipe misspelt", "finetune vit --data data.npz --recipe imagnet -o t", 2),
     Mistake("A recipe whose package is not there", "finetune vit --data data.npz --recipe lora -o t", 6, without=("peft",)),
     Mistake("A field without a value", "finetune vit --data data.npz --recipe demo --set lr -o t", 2),
@@ -371,6 +382,8 @@ MISTAKES = (
     Mistake("An architecture that is not known", "inspect odd --arch timm:vit_nope", 4, bare("odd", {"encoder.weight": (4, 4)})),
     Mistake("A shard outside of the folder", "inspect shards", 3, folder_of("shards", {"config.json": '{"architecture": "vit_tiny_patch16_224", "num_classes": 5}', "model.safetensors.index.json": '{"weight_map": {"w": "../vit.safetensors"}}'})),
     Mistake("Weights that are no numbers", "prune spoiled --method random --keep 2 -o m", 3, spoiled),
+    Mistake("Half of a low-rank change", "inspect a2", 3, lambda f: paired(f, lora_a=None)),
+    Mistake("A low-rank change of two ranks", "fuse a2 b2 -o h", 3, lambda f: paired(f, lora_a=(3, 32))),
     Mistake("The state of an interrupted training, damaged", "finetune vit --data data.npz --recipe demo -o t --resume", 3, lambda f: (f / "t.training.safetensors").write_bytes(b"x")),
     Mistake("The state of an interrupted search, damaged", "score vit --method circuit --objective acc --remove 2 --data data.npz --device cpu", 3, text("vit.circuit-acc.search.json", '{"hydrasurgeon.state": "hydrasurgeon.search/3", "identity": "{}", "position": "{}", "sha256": "0"}')),
     Mistake("A manifest of other weights", "eval hydra --data data.npz", 3, bent),

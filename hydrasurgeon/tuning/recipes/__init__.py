@@ -86,7 +86,7 @@ class Recipe(BaseModel):
     max_length: Count | None = None
     """Tokens of a text."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights; they are merged at the end."""
+    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights, and keep them beside these."""
     lora_alpha: float = Field(8, gt=0)
     """What such changes are scaled by: alpha / rank."""
 
