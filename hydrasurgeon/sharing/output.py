@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.manifest import Manifest, ManifestT
 from hydrasurgeon.files.tensors import Planned
@@ -63,6 +64,18 @@ class Target:
     def loads_elsewhere(self) -> bool:
         """Whether other libraries are to load it: a directory, or a repository's."""
         return self.path.suffix != SUFFIX or self.repository is not None
+
+    def merges(self, *, pairs: bool) -> bool:
+        """Whether low-rank pairs are merged in what is written; a file with them is refused to a repository.
+
+        Only the path decides: `replay` repeats a command without its upload.
+        """
+        if pairs and self.loads_elsewhere and self.path.suffix == SUFFIX:
+            raise UsageError(
+                f"{self.path}: keeps low-rank pairs, which libraries that load a repository do not know",
+                hint="Give -o DIR/: it holds their sums, and is uploaded as it is.",
+            )
+        return pairs and self.loads_elsewhere
 
     def save(
         self,

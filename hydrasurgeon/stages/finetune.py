@@ -134,6 +134,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         arguments.out, repository=repository,
         inputs=[checkpoint, arguments.data, arguments.val, arguments.recipe, arguments.classes, arguments.template],
     )  # fmt: skip
+    merging = target.merges(pairs=recipe.lora_rank is not None)
     state_path = _state_path(target.path)
     interrupted = check_place(state_path, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(checkpoint, recipe, arguments)
@@ -158,7 +159,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         return Finetuned(target.path, manifest(UNKNOWN), trained)
     files = material.source.files
     planned = [*plan_module(module), *plan_tensors(pairs)]
-    if target.loads_elsewhere:
+    if merging:
         planned = merged_plans(planned, target.path)
     written = target.save(planned, manifest, files=files)
     state.clear()
@@ -168,7 +169,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         notes.append(f"trained by the recipe {arguments.recipe}, as no --recipe was given")
     if arguments.resume and not interrupted:
         notes.append("nothing was left to resume: trained from the beginning")
-    if pairs and target.loads_elsewhere:
+    if merging:
         notes.append(MERGED)
     return Finetuned(target.path, written, trained, tuple(notes), hub)
 

@@ -117,13 +117,14 @@ def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
         inputs=[checkpoint, arguments.mask, arguments.data, arguments.ood, arguments.classes, arguments.template],
         repository=repository,
     )  # fmt: skip
+    merging = target.merges(pairs=has_pairs(opened))
     choice = _choose(opened, key, arguments, target.path)
     repaired, data = _repair(opened, choice, arguments)
     hashes: dict[str, str] = {}
     manifest = _manifest_of(opened, choice, _entry(opened, key, data, arguments), hashes)
-    planned, merging = plan_pruning(opened, choice.kept, hashes, repaired), False
-    if target.loads_elsewhere and has_pairs(opened):
-        planned, merging = merged_plans(planned, opened.path), True
+    planned = plan_pruning(opened, choice.kept, hashes, repaired)
+    if merging:
+        planned = merged_plans(planned, opened.path)
     written = target.save(planned, manifest, files=opened.files)
     clear_search(target.path, label)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)

@@ -26,6 +26,8 @@ from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.tensors import to_tensor
+from hydrasurgeon.sharing.output import Target
+from hydrasurgeon.sharing.upload import Repository
 from hydrasurgeon.stages.evaluate import evaluate
 from hydrasurgeon.stages.export import export
 from hydrasurgeon.stages.inspect import inspect
@@ -245,6 +247,17 @@ def test_calibrated_and_cut_again(vit: Path, tmp_path: Path) -> None:
         hs.score(changed, method="magnitude", out=f"{tmp_path}/scored/")
     assert not (tmp_path / "dir").exists()
     assert not (tmp_path / "scored").exists()
+
+
+def test_a_file_with_pairs_is_no_repository(tmp_path: Path) -> None:
+    """What is written depends on the path alone: `replay` does not upload again."""
+    repository = Repository("someone/model", private=False)
+    for path, uploads, merges in (("m.safetensors", None, False), ("d", None, True), ("d", repository, True)):  # fmt: skip
+        assert Target(tmp_path / path, None, uploads).merges(pairs=True) == merges
+    file = Target(tmp_path / "m.safetensors", None, repository)
+    assert not file.merges(pairs=False)
+    with pytest.raises(UsageError, match="keeps low-rank pairs"):
+        file.merges(pairs=True)
 
 
 HOSTILE: list[tuple[str, str, Callable[[dict[str, Tensor], str], Any]]] = [
