@@ -12,12 +12,7 @@ __all__ = ["cascade_lines", "data_lines", "decision_lines"]
 
 CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}  # fmt: skip
 """How a report says what chose the OOD score."""
-GATES = {
-    "msp": "1 − probability",
-    "either": "1 − probability",
-    "entropy": "entropy",
-    "disagreement": "disagreement",
-}
+GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
 """What a cascade's gate looks at; else the OOD score."""
 
 
@@ -58,8 +53,6 @@ def cascade_lines(cascade: CascadeRecord, ood_score: str) -> list[str]:
     bounds = [f"from {gate.low:.4g}"] if gate.low is not None else []
     bounds += [f"to {gate.high:.4g}"] if gate.high is not None else []
     window = f"{score} {' '.join(bounds)}" if bounds else "every sample"
-    if gate.ood_low is not None:
-        window += f", or {ood_score} from {gate.ood_low:.4g}"
     names = {"accuracy": "accuracy", "auroc": "AUROC", "fpr95": "FPR95", "cov5": "coverage at 5 % risk"}  # fmt: skip
     drops = ", ".join(
         f"{names[name]} {drop.drop:+.1f} [{drop.low:+.1f}, {drop.high:+.1f}]"

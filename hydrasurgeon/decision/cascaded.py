@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.gate import Cascade, own_score
+from hydrasurgeon.decision.gate import OWN_SCORES, Cascade, own_score
 from hydrasurgeon.decision.probabilities import Logits, Scores
 from hydrasurgeon.decision.state import Decided, State, decide
 
-__all__ = ["Said", "decided_in_steps", "gate_scores", "goes_on", "in_steps", "step_state"]
+__all__ = ["Said", "decided_in_steps", "gate_scores", "in_steps", "step_state"]
 
 
 @dataclass(frozen=True)
@@ -54,27 +54,11 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
     )  # fmt: skip
 
 
-def goes_on(
-    state: State, cascade: Cascade, logits: Logits, features: Tensor | None
-) -> Bool[Tensor, " sample"]:
-    """Which rows the gate lets through, from what its first members said."""
-    gate = cascade.gate
-    going = gate.lets(gate_scores(state, cascade, logits, features))
-    if gate.score == "either":
-        going |= _ood(state, cascade, logits, features) >= gate.ood_low
-    return going
-
-
 def gate_scores(state: State, cascade: Cascade, logits: Logits, features: Tensor | None) -> Scores:
-    """What the gate's window is of, from what its first members said; of `either` it is msp."""
+    """What the gate looks at, from what its first members said."""
     kind = cascade.gate.score
-    if kind == "ood":
-        return _ood(state, cascade, logits, features)
-    return own_score("msp" if kind == "either" else kind, logits)
-
-
-def _ood(state: State, cascade: Cascade, logits: Logits, features: Tensor | None) -> Scores:
-    """The first members' OOD score."""
+    if kind in OWN_SCORES:
+        return own_score(kind, logits)
     return step_state(state, cascade, cascade.starters).ood_score(logits, features)
 
 
@@ -90,7 +74,7 @@ def in_steps(
 
     going = torch.ones(len(logits), dtype=torch.bool)
     if not cascade.gate.everything:
-        going = goes_on(state, cascade, *of(first))
+        going = cascade.gate.lets(gate_scores(state, cascade, *of(first)))
     parts = []
     for rows, members in ((~going, tuple(first)), (going, every)):
         some, some_features = of(members)

@@ -5,7 +5,6 @@ A score of the first members alone tells: rows go on where low ≤ score ≤ hig
     msp, entropy    of the mean of their probabilities
     disagreement    ½ Σ_c |p_1 − p_2|, total variation between the first two
     ood             the decision state's own OOD score
-    either          msp ≥ low, or the OOD score ≥ ood_low: what is doubtful, and what is foreign
 """
 
 from __future__ import annotations
@@ -39,13 +38,11 @@ def own_score(kind: str, logits: Logits) -> Scores:
 
 @dataclass(frozen=True)
 class Gate:
-    """A window on a score of the first members; of `either`, on two."""
+    """A window on a score of the first members."""
 
     score: str
     low: float = -math.inf
     high: float = math.inf
-    ood_low: float = math.inf
-    """Rows whose OOD score is at least this go on too; looked at by `either` alone."""
 
     @property
     def everything(self) -> bool:

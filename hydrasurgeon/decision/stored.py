@@ -125,10 +125,7 @@ def cascade_of(record: CascadeRecord) -> Cascade:
     low, high = record.gate.low, record.gate.high
     return Cascade(
         order=record.order, first=record.first,
-        gate=Gate(
-            record.gate.score, -math.inf if low is None else low, math.inf if high is None else high,
-            math.inf if record.gate.ood_low is None else record.gate.ood_low,
-        ),
+        gate=Gate(record.gate.score, -math.inf if low is None else low, math.inf if high is None else high),
         temperature=record.temperature, ood_threshold=record.ood_threshold,
         conformal=_conformal(record.conformal), abstention=_abstention(record.abstain),
     )  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from hydrasurgeon.files.decided_parts import (
     MAX_MEMBERS,
@@ -30,28 +30,16 @@ Points = Annotated[float, Field(ge=-100, le=100)]
 class GateRecord(Record):
     """Rows go on whose score, of the first members alone, lies from `low` to `high`; without a bound to that side, None."""
 
-    score: Literal["msp", "entropy", "ood", "disagreement", "either"]
-    """1 − max p and H(p) of the first members' mean; the state's OOD score; total variation between the first two; msp or OOD."""
+    score: Literal["msp", "entropy", "ood", "disagreement"]
+    """1 − max p and H(p) of the first members' mean; the state's OOD score; total variation between the first two."""
     low: float | None = None
     high: float | None = None
-    ood_low: float | None = None
-    """Of `either`: rows go on too whose OOD score is at least this; absent from other gates."""
 
     @model_validator(mode="after")
     def _window(self) -> GateRecord:
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"a window from {self.low:g} to {self.high:g}")
-        if (self.score == "either") != (self.ood_low is not None):
-            raise ValueError(f"{self.score}: ood_low is a bound of either, and of no other gate")
-        if self.score == "either" and (self.low is None or self.high is not None):
-            raise ValueError("either: takes low and ood_low, and nothing else")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Gates of one score say nothing of a second bound."""
-        absent = ("ood_low",) if self.ood_low is None else ()
-        return {name: value for name, value in handler(self).items() if name not in absent}
 
 
 class CascadeCost(Record):

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from hydrasurgeon.decision.cascaded import gate_scores, step_state
 from hydrasurgeon.decision.fitting import Outputs
-from hydrasurgeon.decision.gate import OWN_SCORES, Cascade, Gate
+from hydrasurgeon.decision.gate import Cascade, Gate
 from hydrasurgeon.decision.probabilities import Scores, mean_probs
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import fit_temperature
 from hydrasurgeon.measuring.cascade_cost import StepMacs
 from hydrasurgeon.measuring.metrics import DIGITS
 
-__all__ = ["Candidate", "Costs", "Drops", "Sides", "agreement", "drops_of", "families", "intervals", "sides", "worst"]  # fmt: skip
+__all__ = ["Candidate", "Costs", "Drops", "Sides", "drops_of", "families", "intervals", "sides", "worst"]  # fmt: skip
 
 SHARES = (
     0.9,
@@ -152,19 +152,6 @@ def drops_of(cascade: Sides, hydra: Sides) -> Drops:
     return {name: SIGNS.get(name, 100.0) * (whole[name] - part[name]) for name in MEASURES}
 
 
-def agreement(one: Sides, other: Sides) -> float:
-    """Spearman's correlation of their OOD scores over all samples, own and foreign."""
-    first, second = (_ranks(torch.cat([each.inside, *each.outside]).double()) for each in (one, other))  # fmt: skip
-    return float(torch.corrcoef(torch.stack([first, second]))[0, 1])
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Equal values share their middle rank."""
-    ordered = values.sort().values
-    below, upto = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
-    return (below + upto).double() / 2
-
-
 def worst(drops: Drops) -> float:
     return max(drops.values())
 
@@ -235,8 +222,6 @@ def families(
             if looked.ordered[0] == looked.ordered[-1]:
                 continue  # it tells nothing apart
             yield from _windows(looking, looked, (early, hydra), steps)
-        if len(starters) == 1 and state.ood.kind not in OWN_SCORES:
-            yield _either(state, cascade, first, (early, hydra), steps)
 
 
 def _starters(samples: Outputs) -> list[tuple[int, ...]]:
@@ -262,43 +247,6 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
         order=(*starters, *rest), first=len(starters), gate=Gate("msp"), temperature=fit_temperature(probs, samples.labels),
         ood_threshold=state.ood.threshold, conformal=state.conformal, abstention=state.abstention,
     )  # fmt: skip
-
-
-def _either(
-    state: State,
-    cascade: Cascade,
-    first: Sequence[Outputs],
-    answers: tuple[Sides, Sides],
-    steps: StepMacs,
-) -> list[Candidate]:
-    """A family of gates on msp or the OOD score: as many samples lie above one bound as above the other."""
-    seen = [[gate_scores(state, replace(cascade, gate=Gate(kind)), each.logits, each.features) for kind in ("msp", "ood")] for each in first]  # fmt: skip
-    doubts, oddness = (_Looked(scores, (), scores.double().sort().values) for scores in seen[0])
-    count = len(doubts.ordered)
-
-    def gate(above: int) -> Gate:
-        bounds = [looked.bound(above / count) for looked in (doubts, oddness)]
-        return Gate("either", low=bounds[0], ood_low=bounds[1])
-
-    def going(gate: Gate, scores: Sequence[Tensor]) -> Tensor:
-        return gate.lets(scores[0]) | (scores[1] >= gate.ood_low)
-
-    everything = Gate("msp")
-    gates = [everything]
-    for share in SHARES:
-        low, high = 0, round(share * count)
-        while low < high:  # the more samples above each, the more above either
-            middle = (low + high + 1) // 2
-            few = int(going(gate(middle), seen[0]).sum()) <= share * count
-            low, high = (middle, high) if few else (low, middle - 1)
-        gates += [gate(low)] if low else []
-    made = []
-    for each in gates:
-        rows = [going(each, scores) if each is not everything else torch.ones(len(scores[0]), dtype=torch.bool) for scores in seen]  # fmt: skip
-        mixed = answers[0].mixed(answers[1], rows)
-        share = float(rows[0].double().mean())
-        made.append(Candidate(replace(cascade, gate=each), steps, share, mixed, drops_of(mixed, answers[1])))  # fmt: skip
-    return made
 
 
 def _windows(

@@ -27,7 +27,6 @@ from hydrasurgeon.measuring.cascade_choice import (
     Candidate,
     Costs,
     Sides,
-    agreement,
     drops_of,
     families,
     intervals,
@@ -97,7 +96,7 @@ class CascadeFit:
         if wanted.budget is None:
             assert wanted.max_drop is not None
             return _dropping(self.families, wanted.max_drop, self.hydra, self.seed)
-        chosen = _within(self.families, wanted.budget * self.macs.single, self.hydra)
+        chosen = _within(self.families, wanted.budget * self.macs.single)
         if chosen is None:
             least = min(c.macs for family in self.families for c in family) / self.macs.single
             raise UsageError(
@@ -156,17 +155,10 @@ def _may_be_certified(candidate: Candidate, hydra: Sides, most: float) -> bool:
     return candidate.drops["accuracy"] + 196 * deviation <= most
 
 
-def _within(every: Sequence[Sequence[Candidate]], most: float, hydra: Sides) -> Candidate | None:
-    """Of what each family has of the most rows that the budget pays for, the one that loses least.
-
-    Among gates that see what is doubtful and what is foreign, it is the one whose OOD scores are ordered most as the hydra's:
-    a few hundred samples tell an order better than they tell drops.
-    """
+def _within(every: Sequence[Sequence[Candidate]], most: float) -> Candidate | None:
+    """Of what each family has of the most rows that the budget pays for, the one that loses least."""
     affordable = [next((c for c in family if c.macs <= most), None) for family in every]
     some = [c for c in affordable if c is not None]
-    both = [c for c in some if c.cascade.gate.score == "either"]
-    if both:
-        return max(both, key=lambda c: (agreement(c.answers, hydra), -c.macs))
     return min(some, key=lambda c: (worst(c.drops), c.macs)) if some else None
 
 
@@ -232,8 +224,7 @@ def _record(chosen: Candidate, cascade: Cascade, going: Tensor, macs: MacsOf) ->
     return {
         "order": cascade.order, "steps": (cascade.first, len(cascade.order)),
         "gate": GateRecord(
-            score=gate.score, low=gate.low if math.isfinite(gate.low) else None, high=gate.high if math.isfinite(gate.high) else None,
-            ood_low=gate.ood_low if gate.score == "either" else None,
+            score=gate.score, low=gate.low if math.isfinite(gate.low) else None, high=gate.high if math.isfinite(gate.high) else None
         ),
         "shares": (1.0, share), "cost": CascadeCost(first=first, rest=rest, expected=first + share * rest),
         "temperature": cascade.temperature, "ood_threshold": cascade.ood_threshold,

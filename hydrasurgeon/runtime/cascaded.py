@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hydrasurgeon.decision.cascaded import Said, goes_on
+from hydrasurgeon.decision.cascaded import Said, gate_scores
 from hydrasurgeon.decision.gate import Cascade
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
@@ -102,7 +102,7 @@ def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:
         run(hydra.part(cascade.starters).finish, started) if whole is None else whole.of(starters)
     )
     looked_at = None if first.features is None else first.features.float().cpu()
-    going = goes_on(state, cascade, _precise(first.logits), looked_at)
+    going = cascade.gate.lets(gate_scores(state, cascade, _precise(first.logits), looked_at))
     rows = going.nonzero()[:, 0]
     hydra.going_on += (len(rows) / len(going) - hydra.going_on) * min(1.0, len(going) / RECENT)
     went, every = rows.to(first.logits.device), len(rows) == len(going)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Stack
-from hydrasurgeon.decision.cascaded import goes_on, step_state
+from hydrasurgeon.decision.cascaded import gate_scores, step_state
 from hydrasurgeon.errors import CheckFailed, SurgeryError
 from hydrasurgeon.runtime.cascaded import cascade_in
 from hydrasurgeon.runtime.classifier import Classifier
@@ -76,7 +76,8 @@ class _First(_Step):
         started = hydra.start(inputs if "input_ids" in inputs else inputs["pixel_values"])
         logits, features = self.run(hydra.part(self.cascade.starters).finish, started)
         with ExactNumbers():
-            going = goes_on(self.state, self.cascade, logits.double(), features)
+            scores = gate_scores(self.state, self.cascade, logits.double(), features)
+            going = self.cascade.gate.lets(scores)
         carried = {} if features is None else {"features": features}
         if started.stack is not None:
             bias = started.stack.bias

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydrasurgeon.decision.cascaded import goes_on, in_steps
+from hydrasurgeon.decision.cascaded import in_steps
 from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
 from hydrasurgeon.decision.stored import cascade_of
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring.cascade_choice import Sides, agreement, drops_of, families, intervals
+from hydrasurgeon.measuring.cascade_choice import Sides, drops_of, intervals
 from hydrasurgeon.measuring.cascade_cost import StepMacs
 from hydrasurgeon.measuring.cascade_fit import CascadeFit, MacsOf, Wanted, answers_of
 from hydrasurgeon.measuring.metrics import auroc, fpr95
@@ -140,57 +140,3 @@ def test_drops_are_losses() -> None:
     for name, drop in drops_of(worse, better).items():
         sign = -1 if name == "fpr95" else 1
         assert drop == pytest.approx(100 * sign * (slowly(better)[name] - slowly(worse)[name]))
-
-
-def test_a_gate_on_either_lets_as_many_through_by_doubt_as_by_score() -> None:
-    """Its shares are what candidates are to let through, and its rows those that a loop finds."""
-    val, foreign = outputs(0, 300), [outputs(1, 200, foreign=True)]
-    state = fit_state(val, promise=Promise(), score="energy").state
-    every = [f for f in families(state, val, foreign, MACS.steps) if f[-1].cascade.gate.score == "either"]  # fmt: skip
-    assert [f[0].cascade.starters for f in every] == [(0,), (1,), (2,)]
-    for candidates in every:
-        assert candidates[0].share == 1
-        for one in candidates[1:]:
-            logits, gate = val.logits[:, list(one.cascade.starters)], one.cascade.gate
-            doubts = [1 - float(row[0].double().softmax(-1).max()) for row in logits]
-            scores = state.ood_score(logits, None).tolist()
-            above = [sum(s >= b for s in v) for v, b in ((doubts, gate.low), (scores, gate.ood_low))]  # fmt: skip
-            assert above[0] == above[1]
-            open_ = [d >= gate.low or s >= gate.ood_low for d, s in zip(doubts, scores, strict=True)]  # fmt: skip
-            assert goes_on(state, one.cascade, logits, None).tolist() == open_
-            assert one.share == sum(open_) / 300
-        shares = [one.share for one in candidates[1:]]
-        assert shares == sorted(shares, reverse=True)
-        # One more above each bound would have been too many.
-        assert all(wanted - 0.01 < share <= wanted for share, wanted in zip(shares, (0.9, 0.8, 0.7), strict=False))  # fmt: skip
-
-
-def test_within_a_budget_the_member_that_orders_as_the_hydra_comes_first() -> None:
-    """Of three members one says what the hydra says of what is foreign, and the others say nothing of it."""
-    val, foreign = outputs(0, 400, noise=0.5), [outputs(1, 200, 0.5, foreign=True)]
-    random = torch.Generator().manual_seed(5)
-    for each in (val, *foreign):
-        for member in (0, 1):  # their size, which energy looks at, is anything
-            each.logits[:, member] *= torch.rand(len(each.logits), 1, generator=random) * 2
-        each.logits[:, 2] *= 3
-    state = fit_state(val, promise=Promise(), score="energy").state
-    record, _ = CascadeFit(state, val, foreign, MACS, seed=0).record(Wanted(budget=1.2))
-    assert (record.gate.score, record.order[0]) == ("either", 2)
-    assert cascade_of(record).gate.ood_low == record.gate.ood_low
-    assert record.shares[1] == pytest.approx(0.25, abs=0.06)
-
-
-def test_agreement_is_a_correlation_of_ranks() -> None:
-    """Against a plain count of who lies below whom, with ties."""
-    one, other = some_sides(1), some_sides(2)
-
-    def ranks(sides: Sides) -> list[float]:
-        values = [v for part in (sides.inside, *sides.outside) for v in part.tolist()]
-        return [sum((v < w) + 0.5 * (v == w) for v in values) for w in values]
-
-    x, y = ranks(one), ranks(other)
-    mean = sum(x) / len(x)
-    cross = sum((a - mean) * (b - mean) for a, b in zip(x, y, strict=True))
-    norms = [sum((a - mean) ** 2 for a in each) ** 0.5 for each in (x, y)]
-    assert agreement(one, other) == pytest.approx(cross / norms[0] / norms[1], abs=1e-12)
-    assert agreement(one, one) == pytest.approx(1.0)

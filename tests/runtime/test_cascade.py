@@ -215,16 +215,6 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     mean = torch.stack([standard(m).double() for m in range(3)]).mean(0)
     expected = torch.where(found.members_run == 3, mean, first)
     torch.testing.assert_close(found.ood_score.double(), expected, rtol=1e-4, atol=1e-4)
-    # A gate on either lets them go on too, and whom msp finds doubtful.
-    doubt = 1 - logits[:, ORDER[0]].softmax(-1).amax(-1).double()
-    low = float(doubt.sort().values[-2:].mean())
-    either = Gate("either", low=low, ood_low=given.cascade.gate.low)  # type: ignore[union-attr]
-    model.state = replace(state(either), ood=OodRule("mds", 0.5, 0.05, fitted))
-    both = (doubt >= low) | (first >= either.ood_low)
-    for lately in (0.0, 1.0):
-        model.module.going_on = lately
-        assert model.decide(inputs).members_run.tolist() == torch.where(both, 3, 1).tolist()
-    model.state = replace(given, ood=OodRule("mds", 0.5, 0.05, fitted))
     # Where nobody asks for scores the gate looks at them all the same.
     each = logits.softmax(-1)
     probs = torch.where((found.members_run == 3)[:, None], each.mean(1), each[:, ORDER[0]])

@@ -21,7 +21,6 @@ from tiny_members import KEPTS, member, tune
 import hydrasurgeon as hs
 from hydrasurgeon.decision.conformal import Conformal
 from hydrasurgeon.decision.gate import Cascade, Gate, own_score
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import OodRule, State
 from hydrasurgeon.errors import CheckpointError, OutputError, SurgeryError
 from hydrasurgeon.sharing.cascade_onnx import two_graphs
@@ -92,29 +91,6 @@ def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_pat
         for key, value in (("probabilities", right.probs), ("uncertainty", right.total), ("ood_score", right.ood_score)):  # fmt: skip
             np.testing.assert_allclose(answers[key][sure], value.numpy()[sure], rtol=0, atol=1e-5)
     assert 0.3 < float((scores >= bound).double().mean()) < 0.5
-
-
-def test_a_gate_on_either_of_two_scores(tmp_path: Path) -> None:
-    """Rows go on that msp finds doubtful, or energy foreign: in onnxruntime those that go on here."""
-    family = FAMILIES["timm ViT"]
-    model = hydra(tmp_path, family, tuned=True)
-    inputs = many(family, 200)
-    with torch.inference_mode():
-        first = model(inputs)[:, [ORDER[0]]]
-    seen = {kind: ON_LOGITS[kind](first, 1.0) for kind in ("msp", "energy")}
-    low, ood_low = (float(scores.quantile(0.8)) for scores in seen.values())
-    made = state(Gate("either", low=low, ood_low=ood_low))
-    model.state = replace(made, ood=OodRule("energy", 0.4, 0.05))
-    graphs = two_graphs(model)
-    (tmp_path / "c.first.onnx").write_bytes(graphs.first)
-    (tmp_path / "c.rest.onnx").write_bytes(graphs.rest)
-    answers, right = runner(tmp_path / "c.onnx")(fed(inputs)), model.decide(inputs)
-    clear = (((seen["msp"] - low).abs() > 1e-5) & ((seen["energy"] - ood_low).abs() > 1e-5)).numpy()
-    assert answers["went_on"][clear].tolist() == (right.members_run == 3).numpy()[clear].tolist()
-    for scores, bound in zip(seen.values(), (low, ood_low), strict=True):
-        assert answers["went_on"][clear & (scores >= bound).numpy()].all()
-    assert 0.2 < answers["went_on"].mean() < 0.4
-    np.testing.assert_allclose(answers["probabilities"][clear], right.probs.numpy()[clear], rtol=0, atol=1e-5)  # fmt: skip
 
 
 def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:

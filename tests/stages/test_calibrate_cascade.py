@@ -191,12 +191,6 @@ def test_a_single_model_has_no_cascade(made: Path) -> None:
         (lambda c: c["gate"].update(score="disagreement"), "the first two members"),
         (lambda c: c["gate"].update(low=2.0, high=1.0), "a window from 2 to 1"),
         (lambda c: c["gate"].update(low=None, high=None), "a gate without bounds"),
-        (lambda c: c["gate"].update(score="either"), "ood_low is a bound of either"),
-        (lambda c: c["gate"].update(ood_low=1.0), "ood_low is a bound of either"),
-        (
-            lambda c: c["gate"].update(score="either", low=None, ood_low=1.0),
-            "takes low and ood_low",
-        ),
         (lambda c: c["cost"].update(expected=0.1), "expected is 0.1"),
         (lambda c: c.update(shares=[0.5, 0.5]), "every row comes to the first step"),
         (lambda c: c.update(certified=True), "says other than"),

@@ -383,8 +383,7 @@ def _cascade(record: dict[str, Any], random: Random, numbers: tuple[Any, ...]) -
     """Members twice or never, steps and windows that contradict, costs and shares that do not add up, thresholds of anything."""
     record[random.choice(("order", "steps", "shares", "gate", "drops", "cost", "conformal", "certified", "budget"))] = random.choice((
         record["order"][::-1], [0, 0, 1], [1, 2], [0, 1, 2, 3], list(range(5000)), [0, 2**40], [2, 3], [1, 1], [1.0, 2.0], [0, 3],
-        {"score": random.choice(("msp", "entropy", "ood", "disagreement", "either", text(random))), "low": random.choice(numbers), "high": random.choice(numbers)},
-        {"score": "either", "low": random.choice(numbers), "ood_low": random.choice(numbers)},
+        {"score": random.choice(("msp", "entropy", "ood", "disagreement", text(random))), "low": random.choice(numbers), "high": random.choice(numbers)},
         {**record["cost"], "expected": random.choice(numbers)}, {"first": 1.0, "rest": 0.0, "expected": 1.0}, {}, True, False, value(random),
         {"accuracy": {"drop": random.choice(numbers), "low": 0.0, "high": 0.0}}, random.choice(numbers),
     ))  # fmt: skip
