@@ -16,6 +16,7 @@ from torch import Tensor
 from hydrasurgeon.decision.gate import Cascade, own_score
 from hydrasurgeon.decision.probabilities import Logits, Scores
 from hydrasurgeon.decision.state import Decided, State, decide
+from hydrasurgeon.files.mixture import among
 
 __all__ = ["Said", "decided_in_steps", "gate_scores", "goes_on", "in_steps", "step_state"]
 
@@ -51,6 +52,7 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
         conformal=cascade.conformal,
         abstention=cascade.abstention,
         cascade=None,
+        mixture=among(state.mixture, members),
     )  # fmt: skip
 
 
@@ -70,7 +72,8 @@ def gate_scores(state: State, cascade: Cascade, logits: Logits, features: Tensor
     kind = cascade.gate.score
     if kind == "ood":
         return _ood(state, cascade, logits, features)
-    return own_score("msp" if kind == "either" else kind, logits)
+    own = "msp" if kind == "either" else kind
+    return own_score(own, logits, among(state.mixture, cascade.starters))
 
 
 def _ood(state: State, cascade: Cascade, logits: Logits, features: Tensor | None) -> Scores:
