@@ -123,8 +123,8 @@ def fit_joint(logits: Logits, labels: Labels, mixture: Mixture | None = None) ->
     if len(logits) > count:
         rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]
         logits, labels = logits[rows], labels[rows]
-    found = (_descend(logits, labels, Joint(*start), mixture) for start in STARTS)
-    return min((Joint(1.0, 1.0), *found), key=lambda joint: nll(joint(logits, mixture), labels))
+    descended = (_descend(logits, labels, Joint(*start), mixture) for start in STARTS)
+    return min((Joint(1.0, 1.0), *descended), key=lambda joint: nll(joint(logits, mixture), labels))
 
 
 def _descend(logits: Logits, labels: Labels, start: Joint, mixture: Mixture | None) -> Joint:

@@ -314,6 +314,7 @@ MISTAKES = (
     Mistake("A coverage of everything", "calibrate vit --data data.npz --coverage 1 -o c", 2),
     Mistake("A budget that is none", "build vit --data data.npz --val gone.npz --budget fast -o h", 2),
     Mistake("Members chosen by foreign data that are not given", "build vit --data data.npz --val gone.npz --objective avg -o h", 2),
+    Mistake("Weights that are not to be fitted", "build vit --data data.npz --val gone.npz --weights 2,1 -o h", 2),
     Mistake("Neither so many members nor auto", "build vit --data data.npz --val gone.npz --members many -o h", 2),
     Mistake("Members chosen by what they are tuned on", "build vit --data data.npz --val data.npz -o h", 5),
     Mistake("Members that disagree, of a model without", "calibrate vit --data data.npz --ood-score mi -o c", 2),
