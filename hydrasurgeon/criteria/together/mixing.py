@@ -20,7 +20,7 @@ from hydrasurgeon.criteria.together.choice import Pool
 from hydrasurgeon.criteria.together.objective import Answers, Objective
 from hydrasurgeon.files.mixture import Mixture, parse_mixture
 
-__all__ = ["Weighed", "fitted", "text_of", "weigh"]
+__all__ = ["Weighed", "fitted", "mixture_for", "of_truth", "weigh"]
 
 ROUNDS = 10_000
 """Of expectation maximisation, at most."""
