@@ -1,9 +1,11 @@
-"""Whether members should count differently in a hydra's mean: weights fitted to validation data against equal ones.
+"""Whether members should count differently in a hydra's mean: weights fitted to validation data against equal ones, with and without build's guard.
 
     p = Σ_m w_m p_m        w on the simplex with the smallest NLL on validation data, by expectation maximisation (the problem is convex)
 
-For each task and seed of benchmarks/answers.py: its hydra's members (three) and, of the demo's trainings, the Deep Ensemble. Fitted on all validation
-samples and, as a choice is judged, on random fewer; reported on test data and near foreign data. Writes benchmarks/results/weights.json.
+Guarded weights are `build --weights fit`'s: taken where each half of the validation data says of the other half's weights that they are worth more than
+equal ones by over a standard error, by NLL and by `avg` (accuracy and AUROC of the foreign data that choose). For each task and seed of
+benchmarks/answers.py: its hydra's members (three) and, of the demo's trainings, the Deep Ensemble. Fitted on all validation samples and, as a choice is
+judged, on random fewer; reported on test data and near foreign data. Writes benchmarks/results/weights.json.
 
     python benchmarks/weights.py fashion-mnist --shared ../shared --cache DIR --seeds 1 2 3
 """
@@ -16,59 +18,70 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from answers import TASKS, Answers, together
+from answers import TASKS, Answers, Task, together
 from surgery import machine
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import member_probs, nll
+from hydrasurgeon.criteria.together.mixing import mixture_for, weigh
+from hydrasurgeon.criteria.together.objective import Answers as Choosable
+from hydrasurgeon.criteria.together.objective import objective_of
+from hydrasurgeon.decision.probabilities import mean_probs, nll
+from hydrasurgeon.files.mixture import Mixture
 from hydrasurgeon.measuring.metrics import accuracy, auroc
 
 RESULTS = Path(__file__).parent / "results" / "weights.json"
-ROUNDS = 2000
-"""Of expectation maximisation; weights of three members settle within some hundred."""
 FEW = 200
 """Validation samples of the smaller fit."""
 DRAWS = 5
 """Random subsets that the smaller fit is averaged over."""
 
 
-def fitted(of_truth: Tensor) -> Tensor:
-    """From each member's probability of the true class, [sample, member]."""
-    weights = torch.full(
-        of_truth.shape[1:], 1 / of_truth.shape[1], dtype=torch.float64, device=of_truth.device
-    )
-    for _ in range(ROUNDS):
-        shares = of_truth * weights
-        weights = (shares / shares.sum(dim=1, keepdim=True)).mean(dim=0)
-    return weights
+def seen(answers: Answers, chooses: str, rows: Tensor) -> list[Choosable]:
+    """What each member says of these validation samples and of the foreign ones that choose."""
+    val, foreign = answers.sets["val"], answers.sets[chooses]
+    assert val.labels is not None
+    return [
+        Choosable(val.logits[rows, m], val.labels[rows], (foreign.logits[:, m],))
+        for m in range(val.logits.shape[1])
+    ]
 
 
-def figures(answers: Answers, weights: Tensor, near: str) -> dict[str, float]:
-    def mean(name: str) -> Tensor:
-        return (member_probs(answers.sets[name].logits) * weights[:, None]).sum(dim=1)
-
-    test, labels = mean("test"), answers.sets["test"].labels
+def figures(answers: Answers, mixture: Mixture | None, near: str) -> dict[str, float]:
+    test, labels = mean_probs(answers.sets["test"].logits, mixture=mixture), answers.sets["test"].labels  # fmt: skip
     assert labels is not None
-    area = auroc(1 - test.amax(dim=1), 1 - mean(near).amax(dim=1))
+    outside = mean_probs(answers.sets[near].logits, mixture=mixture)
+    area = auroc(1 - test.amax(dim=1), 1 - outside.amax(dim=1))
     assert area is not None
     return {"nll": nll(test, labels), "accuracy": accuracy(test, labels), "near": area}
 
 
-def compared(answers: Answers, near: str) -> dict[str, Any]:
-    val = answers.sets["val"]
-    assert val.labels is not None
-    of_truth = member_probs(val.logits).gather(2, val.labels[:, None, None].expand(-1, val.logits.shape[1], 1))[..., 0]  # fmt: skip
-    weights = fitted(of_truth)
-    equal = torch.full_like(weights, 1 / len(weights))
-    few = []
-    for seed in range(DRAWS):
-        rows = torch.randperm(len(of_truth), generator=torch.Generator().manual_seed(seed))[:FEW]
-        few.append(figures(answers, fitted(of_truth[rows]), near))
+def ways(answers: Answers, task: Task, rows: Tensor) -> dict[str, Any]:
+    """Fitted to these samples, and guarded by two objectives."""
+    members, near = seen(answers, task.chooses, rows), task.near[0]
+    every = {"fitted": figures(answers, mixture_for(members), near)}
+    for objective in ("nll", "avg"):
+        weighed = weigh(objective_of(objective), members)
+        mixture = mixture_for(members) if weighed.taken else None
+        every[f"guarded by {objective}"] = figures(answers, mixture, near) | weighed.to_json()
+    return every
+
+
+def compared(answers: Answers, task: Task) -> dict[str, Any]:
+    count = len(answers.sets["val"].logits)
+    few = [
+        ways(answers, task, torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:FEW])
+        for seed in range(DRAWS)
+    ]  # fmt: skip
+    every = ways(answers, task, torch.arange(count))
     return {
-        "samples": len(of_truth), "weights": weights.tolist(), "equal": figures(answers, equal, near),
-        "fitted": figures(answers, weights, near),
-        f"fitted on {FEW}": {key: sum(each[key] for each in few) / DRAWS for key in few[0]},
+        "samples": count, "weights": every["guarded by nll"]["fitted"], "equal": figures(answers, None, task.near[0]), **every,
+        **{f"{way} on {FEW}": averaged([each[way] for each in few]) for way in every},
     }  # fmt: skip
+
+
+def averaged(each: list[dict[str, Any]]) -> dict[str, float]:
+    """`taken` becomes the share of the draws in which the weights were."""
+    return {key: sum(one[key] for one in each) / len(each) for key in each[0] if key != "fitted"}
 
 
 def main() -> None:
@@ -85,10 +98,10 @@ def main() -> None:
     rows, singles = {}, []
     for seed in arguments.seeds:
         models = task.answers(arguments.cache / arguments.task, arguments.shared, seed)
-        rows[f"hydra, seed {seed}"] = compared(models["hydra"], task.near[0])
+        rows[f"hydra, seed {seed}"] = compared(models["hydra"], task)
         singles.append(models["single"])
     if arguments.task == "fashion-mnist":
-        rows["Deep Ensemble"] = compared(together(singles), task.near[0])
+        rows["Deep Ensemble"] = compared(together(singles), task)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
     results["machine"] = machine()
     results["tasks"][arguments.task] = rows

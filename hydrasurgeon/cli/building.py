@@ -93,6 +93,14 @@ def build(
             help="Tune the chosen members too, and keep them where that is worth more.",
         ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="fit",
+            help="Fit how much each member counts, taken where that is worth more on samples it was not fitted to.",
+        ),
+    ] = None,
     calibrate: Annotated[
         bool,
         typer.Option("--calibrate/--no-calibrate", help="Fit a decision state at the end."),
@@ -129,7 +137,7 @@ def build(
         built = stage(
             checkpoint, data=data, val=val, out=out, ood=ood or [], budget=budget, objective=objective,
             members=members, max_drop=max_drop, candidates=candidates, criteria=criteria, search=search, score_limit=score_limit,
-            tune=tune, calibrate=calibrate, cache=cache, plot=plot, dry_run=dry_run, arch=arch, force=force,
+            tune=tune, weights=weights, calibrate=calibrate, cache=cache, plot=plot, dry_run=dry_run, arch=arch, force=force,
             **class_names, **shown,
         )  # fmt: skip
     render.built(built, json=json, quiet=quiet)

@@ -237,6 +237,7 @@ def fuse(
     mlp: Annotated[
         str, typer.Option("--mlp", help="average (the paper's) or separate (exact).")
     ] = "average",
+    weights: options.MemberWeights = None,
     check: Annotated[
         str | None,
         typer.Option("--check", metavar="D", help="Compare with the members on this data."),
@@ -260,6 +261,6 @@ def fuse(
 
     with shared.progress(run, quiet=quiet) as shown:
         fused = stage(
-            members, out=out, mlp=mlp, check=check, tolerance=tolerance, **class_names, **output, **shown
+            members, out=out, mlp=mlp, weights=weights, check=check, tolerance=tolerance, **class_names, **output, **shown
         )  # fmt: skip
     render.fused(fused, json=json, quiet=quiet)

@@ -27,6 +27,7 @@ __all__ = [
     "Layers",
     "Limit",
     "McDropout",
+    "MemberWeights",
     "Method",
     "Objective",
     "OodScore",
@@ -268,6 +269,14 @@ def printed(arguments: list[str], suffixes: Mapping[str, tuple[str, ...]]) -> li
     return words
 
 
+MemberWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="W1,W2,…",
+        help="How much each member counts in the mean of their probabilities, such as 2,1,1; all alike if not given.",
+    ),
+]
 McDropout = Annotated[
     int | None,
     typer.Option(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.probabilities import Labels, nll
+from hydrasurgeon.decision.probabilities import Labels, Probs, Scores, nll
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import (
     FITTED,
@@ -30,6 +30,7 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import OodRule, State
 from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, fit_temperature
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.mixture import Mixture, among
 
 __all__ = ["Fitted", "Outputs", "Promise", "fit_state", "flag_threshold", "halves"]
 
@@ -47,13 +48,30 @@ class Outputs:
     features: Float[Tensor, "sample member width"] | None
     """None where only scores of the logits are asked for."""
     labels: Int[Tensor, " sample"] | None = None
+    mixture: Mixture | None = None
+    """The weights of the members that said it."""
 
     def at(self, rows: Tensor) -> Outputs:
         return Outputs(
             self.logits[rows],
             None if self.features is None else self.features[rows],
             None if self.labels is None else self.labels[rows],
+            self.mixture,
         )
+
+    def among(self, members: Sequence[int]) -> Outputs:
+        """The same of some members, in this order."""
+        at = list(members)
+        features = None if self.features is None else self.features[:, at]
+        return Outputs(self.logits[:, at], features, self.labels, among(self.mixture, members))
+
+    def probs(self, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
+        """Calibrated."""
+        return calibrated(self.logits, temperature, joint, self.mixture)
+
+    def scores(self, kind: str, fitted: EnsembleScore | None) -> Scores:
+        """How unfamiliar they look."""
+        return scores_of(kind, self.logits, self.features, fitted, mixture=self.mixture)
 
 
 @dataclass(frozen=True)
@@ -121,10 +139,10 @@ def fit_state(
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, zero_shot)
     assert fitting.labels is not None
     assert certifying.labels is not None
-    probs = calibrated(certifying.logits, temperature, joint)
+    probs = certifying.probs(temperature, joint)
     penalty = None
     if promise.conformal == "raps":
-        fitting_probs = calibrated(fitting.logits, temperature, joint)
+        fitting_probs = fitting.probs(temperature, joint)
         penalty = fit_penalty(fitting_probs, fitting.labels, coverage=promise.coverage)
     conformal = fit_conformal(
         probs, certifying.labels, method=promise.conformal, coverage=promise.coverage, penalty=penalty
@@ -133,9 +151,9 @@ def fit_state(
     if promise.risk is not None:
         confidence, label = probs.max(dim=-1)
         abstention = fit_abstention(confidence, label == certifying.labels, risk=promise.risk, delta=promise.delta)  # fmt: skip
-    inside = scores_of(kind, certifying.logits, certifying.features, fitted)
+    inside = certifying.scores(kind, fitted)
     rule = OodRule(kind, flag_threshold(inside, promise.id_flagged), promise.id_flagged, fitted)
-    state = State(temperature, joint, rule, conformal, abstention)
+    state = State(temperature, joint, rule, conformal, abstention, mixture=val.mixture)
     rows = len(fitting.logits), len(certifying.logits)
     return Fitted(state, before, after, rows, auroc, tuple(dict.fromkeys(notes)))
 
@@ -195,8 +213,10 @@ def _calibration(
 
 def _constants(outputs: Outputs) -> _Constants:
     labels = _labels(outputs)
-    joint = fit_joint(outputs.logits, labels) if outputs.logits.shape[1] > 1 else None
-    return _Constants(fit_temperature(calibrated(outputs.logits), labels), joint)
+    joint = None
+    if outputs.logits.shape[1] > 1:
+        joint = fit_joint(outputs.logits, labels, outputs.mixture)
+    return _Constants(fit_temperature(outputs.probs(), labels), joint)
 
 
 def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
@@ -205,11 +225,11 @@ def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
     for constants, part in pairs:
         labels = _labels(part)
         losses = {
-            "before": nll(calibrated(part.logits), labels),
-            "temperature": nll(calibrated(part.logits, constants.temperature), labels),
+            "before": nll(part.probs(), labels),
+            "temperature": nll(part.probs(constants.temperature), labels),
         }
         if constants.joint is not None:
-            losses["joint"] = nll(calibrated(part.logits, joint=constants.joint), labels)
+            losses["joint"] = nll(part.probs(joint=constants.joint), labels)
         for name, loss in losses.items():
             totals[name] = totals.get(name, 0.0) + len(labels) * loss
     count = sum(len(part.logits) for _, part in pairs)
@@ -270,7 +290,7 @@ def _fit(kind: str, evidence: Sequence[Evidence] | None, held: Outputs) -> Ensem
 
 def _auroc(kind: str, fitted: EnsembleScore | None, held: Outputs, other: Outputs) -> float:
     """P(a foreign sample scores above one held back), ties counting half."""
-    inside = scores_of(kind, held.logits, held.features, fitted).sort().values
-    outside = scores_of(kind, other.logits, other.features, fitted)
+    inside = held.scores(kind, fitted).sort().values
+    outside = other.scores(kind, fitted)
     below = torch.searchsorted(inside, outside) + torch.searchsorted(inside, outside, right=True)
     return float(below.double().mean() / 2 / len(inside))

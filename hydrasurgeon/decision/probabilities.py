@@ -1,4 +1,4 @@
-"""Member logits → probabilities: p = 1/M Σ_m softmax(z_m), and temperature after averaging; in float64."""
+"""Member logits → probabilities: p = Σ_m w_m softmax(z_m), w_m = 1/M unless told otherwise, and temperature after averaging; in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["TINY", "Labels", "Logits", "Probs", "Scores", "in_pieces", "mean_probs", "member_probs", "nll", "tempered"]  # fmt: skip
+from hydrasurgeon.files.mixture import Mixture
+
+__all__ = ["TINY", "Labels", "Logits", "Probs", "Scores", "in_pieces", "mean_probs", "member_probs", "nll", "over_members", "tempered"]  # fmt: skip
 
 Logits = Float[Tensor, "sample member klass"]
 Probs = Float[Tensor, "sample klass"]
@@ -23,9 +25,17 @@ def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
     return logits.double().softmax(dim=-1)
 
 
-def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
-    """p = 1/M Σ_m softmax(z_m), then softmax(ln p / T): temperature acts after averaging."""
-    return tempered(member_probs(logits).mean(dim=1), temperature)
+def over_members(values: Tensor, mixture: Mixture | None, dim: int = 1) -> Tensor:
+    """Every mean over members there is: Σ_m w_m v_m along `dim`, the plain mean without a mixture."""
+    if mixture is None:
+        return values.mean(dim=dim)
+    weights = torch.tensor(mixture, dtype=values.dtype, device=values.device)
+    return (values * weights.reshape(-1, *[1] * (values.dim() - dim - 1))).sum(dim=dim)
+
+
+def mean_probs(logits: Logits, temperature: float = 1.0, mixture: Mixture | None = None) -> Probs:
+    """p = Σ_m w_m softmax(z_m), then softmax(ln p / T): temperature acts after averaging."""
+    return tempered(over_members(member_probs(logits), mixture), temperature)
 
 
 def tempered(probs: Probs, temperature: float) -> Probs:

@@ -22,6 +22,7 @@ from hydrasurgeon.files.decided_parts import (
     JointRecord,
     PenaltyRecord,
 )
+from hydrasurgeon.files.mixture import Mixture
 
 __all__ = [
     "abstain_record",
@@ -98,7 +99,9 @@ def _ood(rule: OodRule, auroc: Mapping[str, float], chosen_by: str) -> OodRecord
     return OodRecord.model_validate(about)
 
 
-def state_of(decision: Decision, tensors: Mapping[str, Tensor]) -> State:
+def state_of(
+    decision: Decision, tensors: Mapping[str, Tensor], mixture: Mixture | None = None
+) -> State:
     """The state that a manifest and the tensors it names make."""
     ood, joint, abstain = decision.ood, decision.joint, decision.abstain
     fitted = None
@@ -117,6 +120,7 @@ def state_of(decision: Decision, tensors: Mapping[str, Tensor]) -> State:
         conformal=_conformal(decision.conformal),
         abstention=_abstention(abstain),
         cascade=None if decision.cascade is None else cascade_of(decision.cascade),
+        mixture=mixture,
     )
 
 

@@ -1,7 +1,9 @@
 """Calibration by one number, or by two for an ensemble: temperature, and JUCAL (Heiss et al., arXiv 2602.20153).
 
-    temperature   p ∝ (1/M Σ_m softmax(z_m))^(1/T)                       pool, then calibrate
-    joint         p = 1/M Σ_m softmax((z̄ + e (z_m − z̄)) / a)             z̄ = 1/M Σ_m z_m
+    temperature   p ∝ (Σ_m w_m softmax(z_m))^(1/T)                       pool, then calibrate
+    joint         p = Σ_m w_m softmax((z̄ + e (z_m − z̄)) / a)             z̄ = Σ_m w_m z_m
+
+with w_m = 1/M unless the hydra weighs its members.
 
 `a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members are apart.
 Both are chosen by the NLL on labelled data that the members have not seen.
@@ -25,7 +27,9 @@ from hydrasurgeon.decision.probabilities import (
     in_pieces,
     mean_probs,
     nll,
+    over_members,
 )
+from hydrasurgeon.files.mixture import Mixture
 
 __all__ = ["Joint", "calibrated", "fit_joint", "fit_temperature"]
 
@@ -46,22 +50,27 @@ class Joint:
     aleatoric: float
     epistemic: float
 
-    def members(self, logits: Logits) -> Float[Tensor, "sample member klass"]:
+    def members(
+        self, logits: Logits, mixture: Mixture | None = None
+    ) -> Float[Tensor, "sample member klass"]:
         """What each member says, calibrated."""
         z = logits.double()
-        mean = z.mean(dim=1, keepdim=True)
+        mean = over_members(z, mixture)[:, None]
         return ((mean + self.epistemic * (z - mean)) / self.aleatoric).softmax(dim=-1)
 
-    def __call__(self, logits: Logits) -> Probs:
-        return self.members(logits).mean(dim=1)
+    def __call__(self, logits: Logits, mixture: Mixture | None = None) -> Probs:
+        return over_members(self.members(logits, mixture), mixture)
 
 
-def calibrated(logits: Logits, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
+def calibrated(
+    logits: Logits, temperature: float = 1.0, joint: Joint | None = None, mixture: Mixture | None = None
+) -> Probs:  # fmt: skip
     """Probabilities by the joint calibration where there is one, else by temperature."""
-    pieces = in_pieces(logits, ROWS)
-    return torch.cat(
-        [mean_probs(rows, temperature) if joint is None else joint(rows) for rows in pieces]
-    )
+
+    def one(rows: Logits) -> Probs:
+        return mean_probs(rows, temperature, mixture) if joint is None else joint(rows, mixture)
+
+    return torch.cat([one(rows) for rows in in_pieces(logits, ROWS)])
 
 
 def fit_temperature(probs: Probs, labels: Labels) -> float:
@@ -105,7 +114,7 @@ MOST = 1 << 22
 STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
 
 
-def fit_joint(logits: Logits, labels: Labels) -> Joint:
+def fit_joint(logits: Logits, labels: Labels, mixture: Mixture | None = None) -> Joint:
     """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts.
 
     Of more samples than `MOST` logits stand for, a random part tells: two numbers need no more.
@@ -114,13 +123,13 @@ def fit_joint(logits: Logits, labels: Labels) -> Joint:
     if len(logits) > count:
         rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]
         logits, labels = logits[rows], labels[rows]
-    candidates = [Joint(1.0, 1.0), *(_descend(logits, labels, Joint(*start)) for start in STARTS)]
-    return min(candidates, key=lambda joint: nll(joint(logits), labels))
+    descended = (_descend(logits, labels, Joint(*start), mixture) for start in STARTS)
+    return min((Joint(1.0, 1.0), *descended), key=lambda joint: nll(joint(logits, mixture), labels))
 
 
-def _descend(logits: Logits, labels: Labels, start: Joint) -> Joint:
+def _descend(logits: Logits, labels: Labels, start: Joint, mixture: Mixture | None) -> Joint:
     z = logits.detach().double()
-    mean = z.mean(dim=1, keepdim=True)
+    mean = over_members(z, mixture)[:, None]
     apart = z - mean
     bounds = math.log(LOW), math.log(HIGH)
     with torch.inference_mode(False), torch.enable_grad():
@@ -134,7 +143,8 @@ def _descend(logits: Logits, labels: Labels, start: Joint) -> Joint:
         def loss() -> torch.Tensor:
             optimizer.zero_grad()
             aleatoric, epistemic = point.clamp(*bounds).exp()
-            probs = ((mean + epistemic * apart) / aleatoric).softmax(dim=-1).mean(dim=1)
+            each = ((mean + epistemic * apart) / aleatoric).softmax(dim=-1)
+            probs = over_members(each, mixture)
             value = -probs.gather(1, truth[:, None]).clamp_min(TINY).log().mean()
             value.backward()  # type: ignore[no-untyped-call]
             return value

@@ -22,6 +22,7 @@ from pydantic import (
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import check_structure, parse_json, read_bytes
+from hydrasurgeon.files.mixture import check_mixture
 from hydrasurgeon.heads import Layers
 
 __all__ = [
@@ -209,6 +210,8 @@ class Member(_Record):
 class Fusion(_Record):
     mlp: Literal["average", "separate"]
     trunk: int = Field(ge=0, le=MAX_COUNT)
+    weights: Annotated[tuple[float, ...], AfterValidator(check_mixture)] | None = None
+    """The members' weights in the mean of their probabilities; absent where all count alike."""
 
 
 class Input(_Record):
@@ -253,6 +256,9 @@ class _Manifest(_Record):
             layers = next(iter(self.towers.values())).layers
             if self.fusion.trunk > layers:
                 raise ValueError(f"a trunk of {self.fusion.trunk} layers, the tower has {layers}")
+            weights = self.fusion.weights
+            if weights is not None and len(weights) != len(self.members):
+                raise ValueError(f"{len(weights)} weights for {len(self.members)} members")
             selections = [member.kept for member in self.members]
         else:
             if self.kept is None or self.members is not None or self.fusion is not None:
@@ -289,6 +295,8 @@ class _Manifest(_Record):
 
     def _plain(self) -> dict[str, Any]:
         plain = self.model_dump(mode="json")
+        if plain["fusion"] is not None and plain["fusion"]["weights"] is None:
+            del plain["fusion"]["weights"]
         optional = ("kept", "members", "fusion", "decision")
         return {
             **{

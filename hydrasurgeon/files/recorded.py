@@ -94,6 +94,7 @@ class FinetuneOptions(RunOptions):
 
 class FuseOptions(NamedOptions):
     mlp: Literal["average", "separate"] = "average"
+    weights: str | None = None
 
 
 class CalibrateOptions(RunOptions):

@@ -19,7 +19,7 @@ from torch import Tensor
 from hydrasurgeon.decision.cascaded import gate_scores, step_state
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.decision.gate import Cascade, Gate
-from hydrasurgeon.decision.probabilities import Scores, mean_probs
+from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import fit_temperature
 from hydrasurgeon.measuring.cascade_cost import StepMacs
@@ -212,7 +212,7 @@ def families(
     for starters in _starters(samples):
         cascade = _plain(state, samples, starters)
         of_starters = step_state(state, cascade, starters)
-        first = [_of(each, starters) for each in (samples, *foreign)]
+        first = [each.among(starters) for each in (samples, *foreign)]
         early = sides(of_starters, first[0], first[1:])
         steps = costs(starters)
         for kind in ("disagreement",) if len(starters) == 2 else ("msp", "entropy", "ood"):
@@ -233,15 +233,10 @@ def _starters(samples: Outputs) -> list[tuple[int, ...]]:
     return [*((member,) for member in best), *pairs]
 
 
-def _of(outputs: Outputs, members: tuple[int, ...]) -> Outputs:
-    features = None if outputs.features is None else outputs.features[:, list(members)]
-    return Outputs(outputs.logits[:, list(members)], features, outputs.labels)
-
-
 def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade:
     """These members first, calibrated by a temperature of their own; everything goes on."""
     assert samples.labels is not None
-    probs = mean_probs(samples.logits[:, list(starters)])
+    probs = samples.among(starters).probs()
     rest = tuple(m for m in range(samples.logits.shape[1]) if m not in starters)
     return Cascade(
         order=(*starters, *rest), first=len(starters), gate=Gate("msp"), temperature=fit_temperature(probs, samples.labels),

@@ -197,7 +197,7 @@ def _drops(
 ) -> dict[str, DropRecord]:
     """Against the hydra, on samples that chose nothing."""
     hydra = sides(state, samples, foreign)
-    first = [_first(each, cascade) for each in (samples, *foreign)]
+    first = [each.among(cascade.starters) for each in (samples, *foreign)]
     early = sides(step_state(state, cascade, cascade.starters), first[0], first[1:])
     going = [in_steps(state, cascade, each.logits, each.features)[1] for each in (samples, *foreign)]  # fmt: skip
     mixed = early.mixed(hydra, going)
@@ -206,12 +206,6 @@ def _drops(
         name: DropRecord(drop=drop, low=ends[name][0], high=ends[name][1])
         for name, drop in drops_of(mixed, hydra).items()
     }
-
-
-def _first(outputs: Outputs, cascade: Cascade) -> Outputs:
-    at = list(cascade.starters)
-    features = None if outputs.features is None else outputs.features[:, at]
-    return Outputs(outputs.logits[:, at], features, outputs.labels)
 
 
 def _record(chosen: Candidate, cascade: Cascade, going: Tensor, macs: MacsOf) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.files.mixture import among
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import Result
 
@@ -70,7 +71,8 @@ class InSteps(Reading):
             torch.zeros(len(logits), dtype=torch.float64) for _ in range(2)
         )
         for rows, members in _by_step(logits, cascade):
-            each = super().apart(logits[rows][:, list(members)])
+            early = replace(self, mixture=among(self.mixture, members))
+            each = Reading.apart(early, logits[rows][:, list(members)])
             information[rows], disagreement[rows] = (values.double() for values in each)
         return information, disagreement
 
@@ -125,10 +127,10 @@ def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[
             for part in (each.on_cpu() for each in said(model, inputs, read)):
                 _check(part.logits, model, samples)
                 whole[part.rows[:, None], torch.tensor(part.members)] = part.logits
-                rule = step_state(state, cascade, part.members).ood
+                rule = step_state(state, cascade, part.members)
                 for kind, values in batch_scores.items():
                     if len(part.rows):
-                        values[part.rows] = scores_of(kind, part.logits, part.features, rule.fitted).double()  # fmt: skip
+                        values[part.rows] = scores_of(kind, part.logits, part.features, rule.ood.fitted, mixture=rule.mixture).double()  # fmt: skip
             index.append(batch.index)
             logits.append(whole)
             labels += [] if batch.labels is None else [batch.labels]
@@ -187,11 +189,11 @@ def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed
     expected = full.cost.macs if cascade.gate.everything else round(steps.expected(share))
     predictions = Predictions(
         full.name, full.kind, logits, labels, tuple(foreign), tuple(shifted),
-        full.cost.model_copy(update={"expected_macs": expected}), inside,
+        full.cost.model_copy(update={"expected_macs": expected}), inside, state.mixture,
     )  # fmt: skip
     steps_reading = InSteps(
         reading.temperature, reading.joint, kinds, score_temperature=1.0, conformal=cascade.conformal,
-        ci=reading.ci, seed=reading.seed, state=state,
+        ci=reading.ci, seed=reading.seed, mixture=state.mixture, state=state,
     )  # fmt: skip
     with torch.inference_mode():
         row = result(predictions, reading=steps_reading, keep=keep)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.mixture import joined
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.visible import visible
@@ -39,6 +40,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
             for s in first.shift
         ),
         cost=_in_turn([cost for cost in costs if cost is not None]) if all(costs) else None,
+        mixture=joined([(each.members, each.mixture) for each in every]),
     )  # fmt: skip
 
 

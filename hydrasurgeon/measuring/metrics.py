@@ -26,6 +26,7 @@ from hydrasurgeon.decision.probabilities import (
 from hydrasurgeon.decision.scores.fitted import check_score
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS, mutual_information
 from hydrasurgeon.decision.temperature import fit_temperature
+from hydrasurgeon.files.mixture import Mixture
 
 __all__ = [
     "BINS",
@@ -147,22 +148,35 @@ def disagreement(logits: Logits) -> float:
     return float(disagreements(logits).mean())
 
 
-def disagreements(logits: Logits) -> Scores:
-    """The same of each sample."""
+def disagreements(logits: Logits, mixture: Mixture | None = None) -> Scores:
+    """The same of each sample; a pair of members counts by the product of their weights.
+
+    Σ_{i<j} w_i w_j [c_i ≠ c_j] / Σ_{i<j} w_i w_j = (1 − Σ_c W_c²) / (1 − Σ_m w_m²), W_c being the weight of those that say c.
+    """
     votes = logits.argmax(dim=-1)
     members = votes.shape[1]
     if members < 2:
         return torch.zeros(len(votes), dtype=torch.float64)
+    if mixture is not None:
+        weights = torch.tensor(mixture, dtype=torch.float64)
+        of_class = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
+        of_class.scatter_add_(1, votes, weights.expand(votes.shape))
+        pairs = (1 - weights.square().sum()).clamp_min(
+            TINY
+        )  # 0 where one member has all the weight
+        return ((1 - of_class.square().sum(dim=-1)) / pairs).clamp(0.0, 1.0)
     # Of the n (n − 1) / 2 pairs, those of one class: counted class by class, however many members there are.
     counts = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
     counts.scatter_add_(1, votes, torch.ones(votes.shape, dtype=torch.float64))
     return 1 - (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
 
 
-def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
+def ood_score(
+    logits: Logits, kind: str, temperature: float = 1.0, mixture: Mixture | None = None
+) -> Scores:
     """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
     check_score(kind, tuple(ON_LOGITS))
-    return ON_LOGITS[kind](logits, temperature).round(decimals=DIGITS)
+    return ON_LOGITS[kind](logits, temperature, mixture).round(decimals=DIGITS)
 
 
 def id_metrics(logits: Logits, labels: Labels, temperature: float = 1.0) -> dict[str, float]:

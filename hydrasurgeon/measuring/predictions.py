@@ -22,6 +22,7 @@ from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import MAX_CLASSES
+from hydrasurgeon.files.mixture import Mixture, check_mixture
 from hydrasurgeon.files.names import is_name
 from hydrasurgeon.files.tensors import TensorFile, TensorInfo
 from hydrasurgeon.measuring.report import Cost
@@ -87,6 +88,8 @@ class Predictions:
     cost: Cost | None = None
     scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
     """The same of the ID set."""
+    mixture: Mixture | None = None
+    """The weights that its members have in their mean; None where all count alike."""
 
     @property
     def members(self) -> int:
@@ -110,6 +113,8 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     if predictions.cost is not None:
         # A time is true of one machine at one moment, and would change the file on every run.
         about["cost"] = predictions.cost.model_dump(exclude={"latency_ms"})
+    if predictions.mixture is not None:
+        about["weights"] = predictions.mixture
     content = save(
         {name: tensor.contiguous().clone() for name, tensor in tensors.items()},
         # One entry alone: safetensors writes several in an order that differs from file to file.
@@ -157,6 +162,7 @@ def read_predictions(path: Path) -> Predictions:
         shift=tuple(shifts),
         cost=None if about.cost is None else Cost(**about.cost.model_dump(), latency_ms=None),
         scores=contents.scores("scores.", rows=len(logits)),
+        mixture=about.mixture_of(logits.shape[1], path),
     )
 
 
@@ -186,6 +192,7 @@ class _About(BaseModel):
     ood: list[tuple[Name, Group]] = []
     shift: list[tuple[Name, Count | None]] = []
     cost: _AboutCost | None = None
+    weights: Annotated[tuple[float, ...], AfterValidator(check_mixture)] | None = None
 
     @model_validator(mode="after")
     def _each_once(self) -> _About:
@@ -193,6 +200,14 @@ class _About(BaseModel):
         if any(len(set(names)) != len(names) for names in keys):
             raise ValueError("names a set twice")
         return self
+
+    def mixture_of(self, members: int, path: Path) -> Mixture | None:
+        if self.weights is not None and len(self.weights) != members:
+            raise DataError(
+                f"{path}: its description has {len(self.weights)} weights, logits has {members} members",
+                hint="Write the file again with eval --predictions.",
+            )
+        return self.weights
 
 
 def _about(path: Path, text: str | None) -> _About:

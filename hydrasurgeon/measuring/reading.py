@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.decision.temperature import Joint
     from hydrasurgeon.files.decided import Decision
+    from hydrasurgeon.files.mixture import Mixture
     from hydrasurgeon.measuring.predictions import Predictions
 
 __all__ = ["Reading", "fitted_among", "ood_scores", "reading_of", "rehearsal", "scores_in"]
@@ -41,17 +42,22 @@ class Reading:
     ci: float | None = None
     """The level of bootstrap intervals."""
     seed: int = 0
+    mixture: Mixture | None = None
+    """The members' weights; None where all count alike."""
 
     def probs(self, logits: Tensor) -> Tensor:
         from hydrasurgeon.decision.temperature import calibrated
 
-        return calibrated(logits, self.temperature, self.joint)
+        return calibrated(logits, self.temperature, self.joint, self.mixture)
 
     def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """How far members are apart on each sample: mutual information, and whether they disagree."""
         from hydrasurgeon.measuring import metrics
 
-        return metrics.mutual_information(logits), metrics.disagreements(logits)
+        return (
+            metrics.mutual_information(logits, self.mixture),
+            metrics.disagreements(logits, self.mixture),
+        )
 
     def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
         """How foreign samples look by one score: one that came with the logits, or a function of them."""
@@ -64,7 +70,9 @@ class Reading:
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
         most = max(1, ELEMENTS // max(1, logits[:1].numel()))
-        return torch.cat([metrics.ood_score(rows, kind, at) for rows in logits.split(most)])
+        return torch.cat(
+            [metrics.ood_score(rows, kind, at, self.mixture) for rows in logits.split(most)]
+        )
 
 
 def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
@@ -125,13 +133,15 @@ def reading_of(
     temperature: Callable[[], float] | None,
     ci: float | None,
     seed: int,
+    mixture: Mixture | None = None,
 ) -> Reading:
     """By the decision state, unless there is none or a temperature is asked for."""
     if state is None or temperature is not None:
         heat = 1.0 if temperature is None else temperature()
-        return Reading(heat, ood_scores=kinds, ci=ci, seed=seed)
+        return Reading(heat, ood_scores=kinds, ci=ci, seed=seed, mixture=mixture)
     return Reading(
-        state.temperature, state.joint, kinds, score_temperature=1.0, conformal=state.conformal, ci=ci, seed=seed
+        state.temperature, state.joint, kinds, score_temperature=1.0, conformal=state.conformal, ci=ci, seed=seed,
+        mixture=mixture,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.files.mixture import Mixture, joined
 from hydrasurgeon.measuring.report import Result
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.run import Run
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.scores.fitted import EnsembleScore
     from hydrasurgeon.measuring.timing import SideBySide
 
-__all__ = ["How", "name_of", "run_models", "with_time"]
+__all__ = ["How", "mixture_among", "name_of", "run_models", "with_time"]
 
 # Samples in the batch whose time the table shows.
 TIMED = 16
@@ -54,7 +55,7 @@ class How:
 
         piece = collected(model, samples, self.run, features=True, skipped=self.skipped)
         assert piece.features is not None
-        scores = fitted(piece.features, piece.logits).round(decimals=DIGITS)
+        scores = fitted(piece.features, piece.logits, model.mixture).round(decimals=DIGITS)
         return piece.logits, piece.labels, {fitted.kind: scores}
 
 
@@ -112,8 +113,14 @@ def run_models(
         shift=tuple(shifted),
         scores=inside,
         cost=cost_of(models, first(1)),  # a text without the padding that others bring
+        mixture=mixture_among(models),
     )
     return predictions, logits(sets.val) if sets.val is not None else None
+
+
+def mixture_among(models: Sequence[Any]) -> Mixture | None:
+    """The weights of all their members, run as one."""
+    return joined([(model.members, model.mixture) for model in models])
 
 
 def with_time(measured: Result, milliseconds: float | None) -> Result:

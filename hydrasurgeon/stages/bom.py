@@ -24,6 +24,7 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.history import command_line, installed
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.heads import count
 from hydrasurgeon.lookup import need
 from hydrasurgeon.visible import visible
@@ -151,6 +152,8 @@ def _heads(manifest: Manifest) -> dict[str, object]:
     for i, member in enumerate(manifest.members):
         facts[f"member_{i}.heads_kept"] = count(member.kept)
         facts[f"member_{i}.weights_sha256"] = member.sha256
+    if manifest.fusion.weights is not None:
+        facts["fusion.weights"] = shown(manifest.fusion.weights)
     return facts | {"fusion.mlp": manifest.fusion.mlp, "fusion.trunk": manifest.fusion.trunk}
 
 

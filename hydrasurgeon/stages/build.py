@@ -27,6 +27,7 @@ from hydrasurgeon.run import Run, RunKeywords, takes
 
 if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.budget import Budget
+    from hydrasurgeon.criteria.together.mixing import Weighed
     from hydrasurgeon.criteria.together.row import Row
     from hydrasurgeon.data import Samples
     from hydrasurgeon.stages.build_steps import Command
@@ -63,6 +64,8 @@ class Built:
     script: str
     work: Path
     notes: tuple[str, ...] = ()
+    weighed: Weighed | None = None
+    """The members' weights and whether they were taken, where they were to be fitted."""
     is_main: bool = True
     """False in the processes of torchrun that only run candidates."""
 
@@ -72,6 +75,7 @@ class Built:
             "estimate": self.estimate, "optimism": self.optimism, "members": list(self.members),
             "rows": [row.to_json() for row in self.rows], "front": [row.to_json() for row in self.front],
             "work": str(self.work), "script": self.script, "notes": list(self.notes),
+            **({} if self.weighed is None else {"weights": self.weighed.to_json()}),
         }  # fmt: skip
 
 
@@ -91,6 +95,7 @@ class BuildKeywords(ClassNamesKeywords, RunKeywords, total=False):
     search: str
     score_limit: int
     tune: str | None
+    weights: str | None
     calibrate: bool
     cache: str | Path | None
     plot: str | Path | None
@@ -129,6 +134,8 @@ class BuildArguments(ClassNames, Run):
     """Samples of the training data that heads are scored, and members repaired, on."""
     tune: str | None = None
     """A recipe that the chosen members are tuned by, where that helps."""
+    weights: str | None = None
+    """fit: how much each member counts is fitted to the validation data, and taken where that is worth more on samples it was not fitted to."""
     calibrate: bool = True
     """Fit a decision state at the end."""
     cache: str | Path | None = None
@@ -223,7 +230,7 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
     return Built(
         path=None if arguments.dry_run else out, rows=outcome.rows, front=outcome.front, members=outcome.labels,
         objective=arguments.goal, estimate=outcome.estimate, optimism=outcome.optimism,
-        script=outcome.script, work=work, notes=(*odd, *outcome.notes),
+        script=outcome.script, work=work, notes=(*odd, *outcome.notes), weighed=outcome.weighed,
     )  # fmt: skip
 
 
@@ -252,6 +259,11 @@ def _check(arguments: BuildArguments) -> None:
     wanted = arguments.members
     if wanted != "auto" and not (str(wanted).isdigit() and 1 <= int(wanted) <= MOST_MEMBERS):
         raise UsageError(f"--members {wanted}: neither auto nor a number from 1 to {MOST_MEMBERS}")
+    if arguments.weights not in (None, "fit"):
+        raise UsageError(
+            f"--weights {arguments.weights}: can be fit alone",
+            hint="`hydrasurgeon fuse --weights 2,1,1` takes weights of your own.",
+        )
     if arguments.tune is not None:
         from hydrasurgeon.tuning.recipes import load_recipe
 

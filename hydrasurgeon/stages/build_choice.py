@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.together.answers import answers_of
 from hydrasurgeon.criteria.together.choice import Choice, Estimate, Pool, choose, estimate
+from hydrasurgeon.criteria.together.mixing import Weighed, mixture_for, weigh
 from hydrasurgeon.criteria.together.objective import Answers, guarded, objective_of
 from hydrasurgeon.criteria.together.row import Row, averaged, measured
 from hydrasurgeon.errors import SurgeryError
@@ -38,6 +39,8 @@ class Outcome:
     """That make it out of the scored backbone; the last writes the output."""
     script: str
     notes: tuple[str, ...] = ()
+    weighed: Weighed | None = None
+    """The members' weights, where they were to be fitted."""
 
 
 def chosen(search: Search, arguments: BuildArguments, *, work: Path, out: Path) -> Outcome:
@@ -52,12 +55,23 @@ def chosen(search: Search, arguments: BuildArguments, *, work: Path, out: Path) 
     if arguments.tune is not None:
         more, tuned = making.tuned(choice.members, choosing, budget)
         rows += [*more, replace(built, name="the choice, not tuned")]
-    commands, notes = making.commands(choice.members, tuned=tuned is not None)
-    built = built if tuned is None else replace(tuned, name="what was built")
+    built = built if tuned is None else replace(tuned.row, name="what was built")
+    weighed = None
+    if arguments.weights is not None and len(choice.members) > 1:
+        weighed = weigh(choosing.objective, choosing.read(choice.members) if tuned is None else tuned.answers)  # fmt: skip
+        if weighed.taken:
+            rows.append(replace(built, name="the choice, all members alike"))
+            worth = choosing.worth(judged, weighs=True) if tuned is None else _halved(tuned.answers, weighs=True)  # fmt: skip
+            built = replace(built, worth=worth, crossed=True)
+    commands, notes = making.commands(
+        choice.members, tuned=tuned is not None, weights=weighed.text if weighed is not None and weighed.taken else None
+    )  # fmt: skip
+    if arguments.weights is not None and weighed is None:
+        notes += ("--weights fit: one member was chosen, which needs no weight",)
     return Outcome(
         (*rows, built), tuple(front),
         tuple(search.candidates[i].label for i in choice.members), judged.value, judged.optimism, tuple(commands),
-        script([*search.commands, *commands], work=work, out=out), notes,
+        script([*search.commands, *commands], work=work, out=out), notes, weighed,
     )  # fmt: skip
 
 
@@ -92,10 +106,15 @@ class _Choosing:
 
     def row(self, name: str, choice: Choice, judged: Estimate) -> Row:
         """Measured where it was not chosen: each half of the samples judges the other half's choice."""
+        return Row(name, len(choice.members), self.cost(choice.members), self.worth(judged), crossed=True)  # fmt: skip
+
+    def worth(self, judged: Estimate, *, weighs: bool = False) -> dict[str, float]:
+        """What such a choice, and perhaps its weights, are worth on the samples of the other half."""
         parts = []
         for half, halfs in zip((1, 0), judged.choices, strict=True):
-            parts.append(measured([answers.halves()[half] for answers in self.read(halfs.members)]))
-        return Row(name, len(choice.members), self.cost(choice.members), averaged(parts), crossed=True)  # fmt: skip
+            answers = [each.halves() for each in self.read(halfs.members)]
+            parts.append(_on(half, answers, weighs=weighs))
+        return averaged(parts)
 
     def plain(self, name: str, members: Sequence[int]) -> Row:
         """Measured on the same halves, where nothing was chosen."""
@@ -121,6 +140,14 @@ class _Choosing:
         return rows
 
 
+@dataclass(frozen=True)
+class _Tuned:
+    """The tuned hydra that is worth more than the one that is not."""
+
+    row: Row
+    answers: list[Answers]
+
+
 class _Making:
     """The commands that make members and the hydra."""
 
@@ -129,7 +156,7 @@ class _Making:
         self.source = work / "scored.safetensors"
 
     def commands(
-        self, members: Sequence[int], *, tuned: bool
+        self, members: Sequence[int], *, tuned: bool, weights: str | None = None
     ) -> tuple[list[Command], tuple[str, ...]]:
         """Prune, tune, fuse, calibrate; what is already there is not made again."""
         pruned = [self.pruning(i) for i in members if i]
@@ -141,7 +168,7 @@ class _Making:
         calibrate = self.arguments.calibrate
         last = files[0]
         if len(files) > 1:
-            fusing = self.fusion(files)
+            fusing = self.fusion(files, weights)
             commands.append(fusing if calibrate else replace(fusing, out=self.out))
             last = fusing.out or last
         notes: tuple[str, ...] = ()
@@ -194,14 +221,16 @@ class _Making:
         }  # fmt: skip
         return Command("calibrate", (source,), keywords, self.out)
 
-    def fusion(self, files: Sequence[Path]) -> Command:
-        key = hashlib.sha256("\n".join(file.name for file in files).encode()).hexdigest()[:12]
+    def fusion(self, files: Sequence[Path], weights: str | None = None) -> Command:
+        parts = [*(file.name for file in files), *([] if weights is None else [weights])]
+        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
         out = self.work / f"hydra-{key}.safetensors"
-        return Command("fuse", tuple(files), {"mlp": "separate", **self.arguments.names}, out)
+        keywords = {"mlp": "separate", "weights": weights, **self.arguments.names}
+        return Command("fuse", tuple(files), keywords, out)
 
     def tuned(
         self, members: Sequence[int], choosing: _Choosing, budget: Budget
-    ) -> tuple[list[Row], Row | None]:
+    ) -> tuple[list[Row], _Tuned | None]:
         """The single model and the members given the same steps; the hydra of those where it is worth more, within the budget."""
         files = [self.source, *(self.source if not i else self.member(i) for i in members)]
         steps = [self.pruning(i) for i in members if i]
@@ -215,6 +244,7 @@ class _Making:
             assert fusing.out is not None
             made = fusing.out
         rows, worth = [], []
+        answers: list[Answers] = []
         for name, file in (("single model, tuned alike", single), ("the choice, tuned", made)):
             answers, cost = self._run(file)
             rows.append(Row(name, len(answers), cost, _halved(answers)))
@@ -222,7 +252,7 @@ class _Making:
             worth.append(pool.worth(range(len(answers))))
         better = worth[1] > choosing.pool.worth(members)
         fits = budget.unit != "ms" and rows[1].cost[budget.unit] <= budget.most * (1 + 1e-9)
-        return rows, rows[1] if better and fits else None
+        return rows, _Tuned(rows[1], answers) if better and fits else None
 
     def _run(self, file: Path) -> tuple[list[Answers], dict[str, float]]:
         """What a tuned file answers, and what it costs, counted as it runs."""
@@ -246,6 +276,12 @@ class _Making:
             command.run(device=self.arguments.device, progress=self.arguments.progress)
 
 
-def _halved(members: Sequence[Answers]) -> dict[str, float]:
+def _halved(members: Sequence[Answers], *, weighs: bool = False) -> dict[str, float]:
     halves = [each.halves() for each in members]
-    return averaged([measured([pair[half] for pair in halves]) for half in (1, 0)])
+    return averaged([_on(half, halves, weighs=weighs) for half in (1, 0)])
+
+
+def _on(half: int, members: Sequence[tuple[Answers, Answers]], *, weighs: bool) -> dict[str, float]:
+    """What members are worth on one half of the samples, by weights that the other half fitted if they are weighed."""
+    mixture = mixture_for([halves[1 - half] for halves in members]) if weighs else None
+    return measured([halves[half] for halves in members], mixture)

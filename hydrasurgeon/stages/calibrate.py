@@ -250,7 +250,7 @@ def _fit(
 
     def outputs(samples: Samples) -> Outputs:
         piece = collected(model, samples, arguments, features=features, skipped=skipped)
-        return Outputs(piece.logits, piece.features, piece.labels)
+        return Outputs(piece.logits, piece.features, piece.labels, model.mixture)
 
     val = outputs(data.val)
     foreign: list[Outputs] = []

@@ -24,7 +24,7 @@ from hydrasurgeon.measuring.reading import (
 )
 from hydrasurgeon.measuring.report import Result
 from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
-from hydrasurgeon.measuring.running import How, name_of, run_models, with_time
+from hydrasurgeon.measuring.running import How, mixture_among, name_of, run_models, with_time
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_classes,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.data.corruptions import Corruption
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.files.decided import Decision
+    from hydrasurgeon.files.mixture import Mixture
     from hydrasurgeon.measuring.answers import Answered
     from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.stages.evaluate import EvaluateArguments
@@ -98,8 +99,10 @@ def of_models(
         )
         heat = None
         if arguments.temperature is not None:
-            heat = partial(_fitted, temperature, val_logits)
-        reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
+            heat = partial(_fitted, temperature, val_logits, mixture_among(models))
+        reading = reading_of(
+            state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed, mixture=mixture_among(models)
+        )  # fmt: skip
         row = result(predicted, reading=reading, keep=mine)
         row = with_shifts(row, one_by_one, partial(how.logits, models), reading)
         if further:
@@ -152,7 +155,7 @@ def of_files(
     """The results that predictions files amount to, each or all of them as one ensemble, and what is odd about them."""
     if not arguments.predictions_in:
         return [], []
-    heat = _fitted(temperature, None)
+    heat = _fitted(temperature, None, None)
     results: list[Result] = []
     notes: list[str] = []
     for name, predictions in _stored(arguments.predictions_in, together=together):
@@ -160,7 +163,9 @@ def of_files(
             check_classes(answered[0].name, answered[0].classes, predictions.name, predictions.logits.shape[-1])  # fmt: skip
         notes += in_predictions(predictions)
         kinds = scores_in(arguments.ood_score, predictions, name)
-        reading = Reading(heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed)
+        reading = Reading(
+            heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed, mixture=predictions.mixture
+        )  # fmt: skip
         results.append(result(predictions, reading=reading, keep=answered))
     return results, notes
 
@@ -201,7 +206,7 @@ def decision_of(job: Sequence[Checkpoint], arguments: EvaluateArguments) -> Deci
     return job[0].manifest.decision if len(job) == 1 and not arguments.no_decision else None
 
 
-def _fitted(fixed: float | None, val: Any) -> float:
+def _fitted(fixed: float | None, val: Any, mixture: Mixture | None) -> float:
     """The given temperature, or the one that suits logits and labels of the validation set."""
     from hydrasurgeon.measuring import metrics
 
@@ -212,4 +217,4 @@ def _fitted(fixed: float | None, val: Any) -> float:
             "--temperature fit: a predictions file has no validation set",
             hint="Give the temperature as a number.",
         )
-    return metrics.fit_temperature(metrics.mean_probs(val[0]), val[1])
+    return metrics.fit_temperature(metrics.mean_probs(val[0], mixture=mixture), val[1])

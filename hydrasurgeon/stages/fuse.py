@@ -21,6 +21,7 @@ from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, Usag
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Fusion, HydraManifest, Member
+from hydrasurgeon.files.mixture import Mixture, as_given, parse_mixture
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.output import Output, OutputKeywords
@@ -67,6 +68,7 @@ class FuseKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=False)
 
     out: Required[str | Path]
     mlp: str
+    weights: str | Sequence[float] | None
     check: str | None
     tolerance: float
 
@@ -78,6 +80,8 @@ class FuseArguments(ClassNames, Output, Run):
     out: str | Path
     mlp: str = "average"
     """average (the paper's) or separate (exact)."""
+    weights: str | Sequence[float] | None = None
+    """How much each member counts in the mean of their probabilities, such as 2,1,1; None: all alike."""
     check: str | None = None
     """Data on which the hydra is compared with its members."""
     tolerance: float = 0.02
@@ -97,6 +101,9 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
     if len(members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
     arguments = FuseArguments(**keywords)
+    mixture = None
+    if arguments.weights is not None:
+        mixture = parse_mixture(arguments.weights, len(members))
     repository = arguments.repository()
     opened = _opened(members, arguments)
     target = arguments.claim(
@@ -105,7 +112,7 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
     )  # fmt: skip
     digests = [sound_digests(member) for member in opened]
     plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
-    manifest = _manifest_of(opened, digests, plan, arguments)
+    manifest = _manifest_of(opened, digests, plan, arguments, mixture)
     written = target.save(plan.planned, manifest, files=opened[0].files)
     agreement = None
     if arguments.check is not None:
@@ -160,12 +167,17 @@ def _manifest_of(
     digests: Sequence[dict[str, str]],
     plan: FusionPlan,
     arguments: FuseArguments,
+    mixture: Mixture | None,
 ) -> Callable[[str], HydraManifest]:
     """The hydra's manifest, once the hash of its weights is there."""
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
     entry = step(
         "fuse",
-        args={"mlp": arguments.mlp, **naming_options(arguments.classes, arguments.template)},
+        args={
+            "mlp": arguments.mlp,
+            "weights": as_given(arguments.weights),
+            **naming_options(arguments.classes, arguments.template),
+        },
         inputs=[member.record(d) for member, d in zip(opened, digests, strict=True)],
         seed=arguments.seed,
     )
@@ -181,7 +193,9 @@ def _manifest_of(
                 for member, d in zip(opened, digests, strict=True)
             ),
             fusion=Fusion(
-                mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk
+                mlp="average" if arguments.mlp == "average" else "separate",
+                trunk=plan.trunk,
+                weights=mixture,
             ),
             weights_sha256=sha256,
             history=(*merged(member.manifest.history for member in opened), entry),
@@ -247,6 +261,7 @@ def _first_difference(left: object, right: object) -> tuple[object, object]:
 def _agreement(opened: Sequence[Checkpoint], target: Path, data: str, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
     from hydrasurgeon.data import open_data
+    from hydrasurgeon.decision.probabilities import over_members
     from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.inference import logits_of
@@ -258,9 +273,12 @@ def _agreement(opened: Sequence[Checkpoint], target: Path, data: str, run: Run) 
         return logits_of(models, samples, run)
 
     alone, labels = logits(opened)
-    together, _ = logits([open_checkpoint(target)])
+    made = open_checkpoint(target)
+    together, _ = logits([made])
+    fusion = made.manifest.fusion
     p, q = member_probs(alone), member_probs(together)
-    mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)
+    mixture = None if fusion is None else fusion.weights
+    mean_p, mean_q = over_members(p, mixture), over_members(q, mixture)
     tiny = 1e-300
     kl = (mean_p * (mean_p.clamp_min(tiny).log() - mean_q.clamp_min(tiny).log())).sum(dim=1).mean()
     return Agreement(

@@ -8,6 +8,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from drawn_answers import CANDIDATES, CLASSES, ROWS, answers
 
 from hydrasurgeon.criteria.together.budget import parse_budgets
 from hydrasurgeon.criteria.together.choice import Pool, choose, estimate
@@ -16,23 +17,6 @@ from hydrasurgeon.criteria.together.row import measured
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
-
-CANDIDATES, ROWS, CLASSES = 7, 60, 4
-
-
-def answers(seed: int = 0, rows: int = ROWS, count: int = CANDIDATES) -> list[Answers]:
-    """Models that agree in part, on one familiar set and two foreign ones."""
-    random = torch.Generator().manual_seed(seed)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=random)
-
-    labels = torch.randint(CLASSES, (rows,), generator=random)
-    truth = torch.nn.functional.one_hot(labels, CLASSES) * 2.0
-    return [
-        Answers(truth + 1.5 * drawn(rows, CLASSES), labels, (drawn(rows // 2, CLASSES), 2 * drawn(rows, CLASSES)))
-        for _ in range(count)
-    ]  # fmt: skip
 
 
 def pool(name: str, everyone: Sequence[Answers]) -> Pool:

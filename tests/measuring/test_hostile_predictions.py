@@ -125,6 +125,23 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ([0.5, 0.3, 0.2], "has 3 weights, logits has 2 members"),
+        ([0.5, 0.6], "add up to 1.1"),
+        ([1.5, -0.5], "not positive"),
+        ("1,1", "weights"),
+    ],
+)
+def test_weights_of_other_members(weights: Any, says: str, tmp_path: Path) -> None:
+    logits = torch.zeros(4, 2, 3)
+    labels = torch.zeros(4, dtype=torch.int64)
+    path = write(tmp_path / "p.safetensors", about={"weights": weights}, logits=logits, labels=labels)  # fmt: skip
+    with pytest.raises(DataError, match=says):
+        read_predictions(path)
+
+
 @pytest.mark.parametrize(("name", "about", "says"), DESCRIPTIONS, ids=[d[0] for d in DESCRIPTIONS])
 def test_descriptions_that_do_not_fit(name: str, about: Any, says: str, tmp_path: Path) -> None:
     path = write(tmp_path / "p.safetensors", about=about)

@@ -45,7 +45,8 @@ def hydra(folder: Path, family: Family, *, tuned: bool) -> hs.Classifier:
     parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
     if tuned:
         parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(parts)]
-    return hs.load(hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path, device="cpu")  # fmt: skip
+    weights = "5,2,1" if tuned else None
+    return hs.load(hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate", weights=weights).path, device="cpu")  # fmt: skip
 
 
 def state(gate: Gate, first: int = 1) -> State:
@@ -78,7 +79,7 @@ def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_pat
     with torch.inference_mode():
         scores = own_score(score, model(inputs)[:, list(ORDER[:first])])
     bound = float(scores.quantile(0.6))
-    model.state = state(Gate(score, low=bound), first)
+    model.state = replace(state(Gate(score, low=bound), first), mixture=model.mixture)
     made = two_graphs(model)
     (tmp_path / "c.first.onnx").write_bytes(made.first)
     (tmp_path / "c.rest.onnx").write_bytes(made.rest)

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.criteria.together.objective import Answers, Objective
+from hydrasurgeon.files.mixture import Mixture
 
 __all__ = ["Choice", "Estimate", "Pool", "choose", "estimate"]
 
@@ -87,9 +88,15 @@ class Pool:
 
         return part(True), part(False)
 
-    def sums(self, members: Sequence[int]) -> list[Tensor]:
-        """Over nothing: zeros."""
-        return [term[list(members)].sum(dim=0) for term in self.terms]
+    def sums(self, members: Sequence[int], mixture: Mixture | None = None) -> list[Tensor]:
+        """Over nothing: zeros. With a mixture M Σ_m w_m t_m, of which the objectives take the mean."""
+        if mixture is None:
+            return [term[list(members)].sum(dim=0) for term in self.terms]
+        weights = torch.tensor(mixture, dtype=torch.float64) * len(members)
+        return [
+            torch.tensordot(weights.to(term.dtype), term[list(members)], dims=1)
+            for term in self.terms
+        ]
 
     def worth(self, members: Sequence[int]) -> float:
         return self.objective.value(self.sums(members), len(members), self.labels)
@@ -118,20 +125,28 @@ class Pool:
 
     def difference(self, one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
         """How much more `one` is worth than `other`, and the standard error of that: both on the same draws of samples."""
-        ours, theirs = self.sums(one), self.sums(other)
-        dice = torch.Generator().manual_seed(0)
+        drawn = self.redrawn(
+            (self.sums(one), self.sums(other)), (len(one), len(other)), repeats=RESAMPLES, seed=0
+        )
+        return self.worth(one) - self.worth(other), float(drawn.float().std())
+
+    def redrawn(
+        self, sums: tuple[list[Tensor], list[Tensor]], counts: tuple[int, int], *, repeats: int, seed: int
+    ) -> Float[Tensor, " repeat"]:  # fmt: skip
+        """How much more the first sums, over so many members, are worth than the second, on draws of the samples."""
+        dice = torch.Generator().manual_seed(seed)
         drawn = []
-        for _ in range(RESAMPLES):
-            rows = [torch.randint(len(each), (len(each),), generator=dice) for each in ours]
+        for _ in range(repeats):
+            rows = [torch.randint(len(each), (len(each),), generator=dice) for each in sums[0]]
             if self.objective.behind:
                 rows[-1] = rows[0]
             labels = self.labels[rows[0]]
             values = [
-                self.objective.value([total[at] for total, at in zip(sums, rows, strict=True)], count, labels)
-                for sums, count in ((ours, len(one)), (theirs, len(other)))
+                self.objective.value([total[at] for total, at in zip(totals, rows, strict=True)], count, labels)
+                for totals, count in zip(sums, counts, strict=True)
             ]  # fmt: skip
             drawn.append(values[0] - values[1])
-        return self.worth(one) - self.worth(other), float(torch.tensor(drawn).std())
+        return torch.tensor(drawn, dtype=torch.float64)
 
 
 def choose(

@@ -200,8 +200,16 @@ def _fusion(m: dict[str, Any], random: Random) -> Any:
     if m.get("fusion") is None:
         m["kind"] = random.choice(("backbone", "member", "hydra", "x", None))
         return m
-    what = random.randrange(4)
-    if what == 0:
+    what = random.randrange(5)
+    if what == 4:
+        count = len(m["members"])
+        weights = random.choice(
+            ([1 / count] * count, [0.5] * count, [0.0] * count, [1.0], [*[0.5] * (count - 1), -1.0], [1, 2], [1e308] * count, [5e-324, 1.0], "1,1", value(random))
+        )  # fmt: skip
+        m["fusion"]["weights"] = weights
+        if random.random() < 0.5 and m["history"]:
+            m["history"][-1]["args"]["weights"] = random.choice(("1,1", "2,1", "0,0", "nan,1", "1", weights))  # fmt: skip
+    elif what == 0:
         m["fusion"]["trunk"] = random.choice((0, 1, 2, 3, 4, 6, 2**70, -1, True, 1.0))
     elif what == 1:
         m["fusion"]["mlp"] = random.choice(("average", "separate", "x"))
