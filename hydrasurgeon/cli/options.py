@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import whole_number
 
 __all__ = [
     "Arch",
@@ -221,18 +222,20 @@ def batch(text: str) -> int | None:
     """A number, or None for auto."""
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) < 1:
+    size = whole_number(text)
+    if not size:
         raise UsageError(f"--batch-size {text}: neither a positive number nor auto")
-    return int(text)
+    return size
 
 
 def keep_count(text: str | None) -> int | str | None:
     """A number, auto, or nothing."""
     if text is None or text == "auto":
         return text
-    if not text.isdigit():
+    count = whole_number(text)
+    if count is None:
         raise UsageError(f"--keep {text}: neither a number nor auto")
-    return int(text)
+    return count
 
 
 def pairs(entries: list[str]) -> dict[str, str]:

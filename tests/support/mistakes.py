@@ -157,6 +157,14 @@ def other_cascade(folder: Path) -> None:
     sidecar(lambda m: m["decision"]["cascade"].update(order=[0, 1, 2], steps=[1, 3]), "ready")(folder)  # fmt: skip
 
 
+def built(folder: Path) -> None:
+    """What a build keeps its work in, as `work`."""
+    import hydrasurgeon as hs
+
+    data, val = (str(folder / f"{name}.npz") for name in ("data", "val"))
+    hs.build(folder / "vit", data=data, val=val, criteria="magnitude", candidates=2, calibrate=False, dry_run=True, cache=folder / "work", out=folder / "h", device="cpu")  # fmt: skip
+
+
 def loud(folder: Path) -> None:
     """The backbone with a classifier whose products have no float32."""
     from edited import edited
@@ -312,6 +320,14 @@ MISTAKES = (
     Mistake("A budget that is none", "build vit --data data.npz --val gone.npz --budget fast -o h", 2),
     Mistake("Members chosen by foreign data that are not given", "build vit --data data.npz --val gone.npz --objective avg -o h", 2),
     Mistake("Neither so many members nor auto", "build vit --data data.npz --val gone.npz --members many -o h", 2),
+    Mistake("A budget that no candidate is within", "build vit --data data.npz --val val.npz --criteria magnitude --budget macs=0.1 -o h", 4, various),
+    Mistake("A search of circuits misspelt", "build vit --data data.npz --val gone.npz --search fats -o h", 2),
+    Mistake("Candidates by a criterion that is none", "build vit --data data.npz --val gone.npz --criteria tailor -o h", 2),
+    Mistake("More members than candidates", "build vit --data data.npz --val val.npz --criteria magnitude --candidates 2 --members 5 -o h", 2, various),
+    Mistake("Another build's work folder", "build vit --data data.npz --val val.npz --criteria magnitude --cache work -o h", 2, lambda f: (various(f), built(f), various(f, rows=100))),
+    Mistake("Another model's scores in the work folder", "build vit --data data.npz --val val.npz --criteria magnitude --candidates 2 --no-calibrate --device cpu --cache work -o h", 3, lambda f: (various(f), built(f), [shutil.copy(f / f"small{end}", f / "work" / f"scored{end}") for end in (".safetensors", ".heads.json")])),
+    Mistake("Members to be tuned on data without labels", "build vit --data bare.npz --val data.npz --tune demo -o h", 5, lambda f: images(f / "bare.npz", classes=5, labels=False)),
+    Mistake("Members chosen by foreign data that they are tuned on", "build vit --data data.npz --val val.npz --ood data.npz -o h", 5, various),
     Mistake("Members chosen by what they are tuned on", "build vit --data data.npz --val data.npz -o h", 5),
     Mistake("Members that disagree, of a model without", "calibrate vit --data data.npz --ood-score mi -o c", 2),
     Mistake("A score of class names for a model without", "calibrate vit --data data.npz --ood-score mcm -o c", 2),
