@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrasurgeon.errors import MissingDependency
 
-__all__ = ["did_you_mean", "imported", "nearest", "need", "whole_number"]
+__all__ = ["LARGEST", "did_you_mean", "imported", "nearest", "need", "whole_number"]
 
 # What a package is called where it is installed from, if not as it is imported.
 INSTALLED_AS = {
@@ -21,8 +21,8 @@ INSTALLED_AS = {
 }
 
 
-DIGITS = 18
-"""Of numbers that are typed: more would not fit into a manifest."""
+LARGEST = 2**63 - 1
+"""What fits into a manifest, and what torch and numpy take as a seed."""
 
 
 def imported(place: str) -> Any:
@@ -33,7 +33,10 @@ def imported(place: str) -> Any:
 
 def whole_number(text: str) -> int | None:
     """What plain digits say, None for any other text: `²` is a digit too, and Python reads no more than 4,300 of them."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
+    if not (text.isascii() and text.isdigit() and len(text.lstrip("0")) <= len(str(LARGEST))):
+        return None
+    number = int(text)
+    return number if number <= LARGEST else None
 
 
 def nearest(word: str, words: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:

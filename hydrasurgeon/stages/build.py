@@ -125,7 +125,7 @@ class BuildArguments(ClassNames, Run):
     criteria: str | None = None
     """Criteria by which candidates are pruned, with commas between them."""
     search: str = "fast"
-    """How circuits are searched: exact, fast or naive."""
+    """How circuits are searched: exact, fast, naive or attribution."""
     score_limit: int = 1000
     """Samples of the training data that heads are scored, and members repaired, on."""
     tune: str | None = None
@@ -229,6 +229,7 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
 def _check(arguments: BuildArguments) -> None:
     """Options that go together."""
     from hydrasurgeon.criteria import check_search, criterion
+    from hydrasurgeon.criteria.together.budget import check_enough
     from hydrasurgeon.criteria.together.objective import needs_foreign, objective_of
 
     objective_of(arguments.goal)
@@ -252,6 +253,7 @@ def _check(arguments: BuildArguments) -> None:
     wanted = arguments.members
     if wanted != "auto" and not 1 <= (whole_number(str(wanted)) or 0) <= MOST_MEMBERS:
         raise UsageError(f"--members {wanted}: neither auto nor a number from 1 to {MOST_MEMBERS}")
+    check_enough(arguments.wanted, arguments.candidates + 1)
     if arguments.tune is not None:
         from hydrasurgeon.tuning.recipes import load_recipe
 

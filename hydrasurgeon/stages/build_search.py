@@ -18,6 +18,7 @@ from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.criteria import WITHOUT_DATA
 from hydrasurgeon.criteria.together.answers import Cache, Trial, replace_fields
+from hydrasurgeon.criteria.together.budget import check_enough
 from hydrasurgeon.criteria.together.candidates import (
     Candidate,
     candidates,
@@ -193,11 +194,7 @@ def searched(
     made = candidates(
         manifest, {key: manifest.scores[key] for key in arguments.keys}, number=arguments.candidates, seed=arguments.seed
     )  # fmt: skip
-    if arguments.wanted is not None and len(made) < arguments.wanted:
-        raise UsageError(
-            f"--members {arguments.wanted}: there are {len(made)} candidates",
-            hint="Ask for fewer members, or more --candidates.",
-        )
+    check_enough(arguments.wanted, len(made))
     paper = _papers(backbone, arguments)
     everyone = [*made, *paper]
     foreign = tuple(sets["ood"])

@@ -266,7 +266,7 @@ MISTAKES = (
     Mistake("No such option", "inspect vit --jsn", 2, theirs=True),
     Mistake("An option without its value", "prune vit --keep", 2, theirs=True),
     Mistake("A checkpoint is missing", "inspect", 2, theirs=True),
-    Mistake("A number is wanted", "eval vit --data data.npz --limit many", 2, theirs=True),
+    Mistake("A number is wanted", "eval vit --data data.npz --limit many", 2),
     Mistake("A criterion that needs data", "score --method taylor vit", 2),
     Mistake("A criterion misspelt", "prune --method rnadom --keep 2 vit", 2),
     Mistake("No scores yet", "prune --method taylor --keep 2 vit", 2),
@@ -310,6 +310,7 @@ MISTAKES = (
     Mistake("Nothing to evaluate on", "eval vit", 2),
     Mistake("An ensemble of one", "eval vit --data data.npz --ensemble", 2),
     Mistake("Dropout of a model without", "eval vit --data data.npz --mc-dropout 5", 4),
+    Mistake("Dropout of stored predictions", "eval --predictions-in p.safetensors --mc-dropout 5", 2, lambda f: predictions(f / "p.safetensors")),
     Mistake("Dropout of a hydra", "eval hydra --data data.npz --mc-dropout 5", 4),
     Mistake("One file for two models' logits", "eval vit a --data data.npz --predictions p.safetensors", 2),
     Mistake("A temperature to fit on nothing", "eval vit --data data.npz --temperature fit", 2),
@@ -468,6 +469,9 @@ MISTAKES = (
     Mistake("A reference that no result is called", "eval vit a --data data.npz --html r.html --reference b", 2),
     Mistake("A reference without a report", "eval vit a --data data.npz --reference a", 2),
     Mistake("A report that is there already", "eval vit --data data.npz --html r.html", 2, text("r.html", "mine")),
+    Mistake("Markdown in a file that ends as no Markdown does", "eval vit a --data data.npz --markdown r.html", 2),
+    Mistake("A page and a table on one stream", "eval vit --data data.npz --html - --markdown -", 2),
+    Mistake("A graph on stdout", "export vit -o -", 2),
     Mistake("Two results on one stream", "eval vit --data data.npz --json - --markdown -", 2),
     Mistake("Predictions that are not finite", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32))),
     Mistake("Predictions without the score that is asked for", "eval --predictions-in p.safetensors --ood-score vilo", 2, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(8, np.float32)})),
@@ -478,6 +482,9 @@ MISTAKES = (
     Mistake("CAHP without its packages", "score --method cahp --data data.npz vit", 6, without=("kmedoids", "kneed")),
     Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxscript", "onnxruntime")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
+    Mistake("A front without matplotlib", "build vit --data data.npz --val gone.npz --plot front.png -o h", 6, without=("matplotlib",)),
+    Mistake("A heat map without matplotlib", "score --method magnitude vit -o h --plot p.svg", 6, without=("matplotlib",)),
+    Mistake("A probe's picture without matplotlib", "probe vit --data data.npz --plot p.svg", 6, without=("matplotlib",)),
     Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
     Mistake("A tracker without its package", "eval vit --data data.npz --log mlflow", 6, without=("mlflow",)),
     Mistake("A tracker misspelt", "eval vit --data data.npz --log wandbb", 2),
@@ -504,8 +511,12 @@ def run_mistake(mistake: Mistake, folder: Path) -> Outcome:
     return Outcome(code, _without_figures(message), left)
 
 
+KEPT = {"h.build", "work"}
+"""Folders that a build keeps its scores in, to be used by the next one."""
+
+
 def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}  # fmt: skip
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and not KEPT & {*path.parts}}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -556,6 +567,6 @@ they fail when a message or an exit code is another one than here. Each is made 
 members `a` and `b` of it, their hydra `hydra`, another backbone `small` and labelled images `data.npz`; `0.…` and `0a1b2c…`
 stand for figures and hashes of random weights.
 
-Messages go to stderr, and a mistake leaves no file behind; only what `fuse --check` finds wanting stays, to be looked at. Exit
+Messages go to stderr, and a mistake leaves no file behind; only what `fuse --check` finds wanting stays, to be looked at, and what a `build` has worked out, to be used again. Exit
 code 0 is success, 130 and 143 follow SIGINT and SIGTERM. Anything with a traceback is a bug, and we would like to hear of it.
 """
