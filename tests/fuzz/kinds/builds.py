@@ -48,14 +48,14 @@ def _state(random: Random, bases: Bases) -> Attempt:
         from hydrasurgeon.measuring.planned_cost import TimeModel
         from hydrasurgeon.stages.build_search import State
 
-        time = State(folder / "build.json", IDENTITY).read()
+        time = State(folder / "work" / "build.json", IDENTITY).read()
         if time is None:
             return None
         assert isinstance(time, TimeModel)
         assert min(time.start, time.layer, time.mac, time.error) >= 0
         return State(out / "build.json", IDENTITY).write(time)
 
-    return Attempt({"build.json": said}, call, _command(bases), writes=True)
+    return Attempt({"work/build.json": said}, call, _command(bases), writes=True)
 
 
 def _answers(random: Random, bases: Bases) -> Attempt:
@@ -67,13 +67,15 @@ def _answers(random: Random, bases: Bases) -> Attempt:
     for name, tensors in zip(_names(), sets, strict=True):
         changed = mutated(about, random) if random.random() < 0.2 else about
         content = _file(tensors, to_json(changed), random)
-        files[f"answers/{name}"] = damaged(content, random) if random.random() < 0.05 else content
+        files[f"work/answers/{name}"] = (
+            damaged(content, random) if random.random() < 0.05 else content
+        )
 
     def call(folder: Path, out: Path) -> object:
         from hydrasurgeon.criteria.together.choice import Pool, choose
         from hydrasurgeon.criteria.together.objective import objective_of
 
-        cache = _cache(folder)
+        cache = _cache(folder / "work")
         answers = [cache.read(candidate) for candidate in _candidates()]
         pool = Pool.gathered(objective_of("avg"), iter(answers), len(answers))
         choice = choose(pool, pools=[[0, 1]], members=None, affordable=lambda members: True)
@@ -88,7 +90,7 @@ def _command(bases: Bases) -> tuple[str, ...]:
     data, ood = _arrays(bases.folder)
     return (
         "build", str(bases.path("scored")), "--data", data, "--val", str(_val(bases.folder)), "--ood", ood, "--criteria", "magnitude",
-        "--candidates", "1", "--no-calibrate", "--dry-run", "--device", "cpu", "--quiet", "--cache", "{}", "-o", "{out}/b.safetensors",
+        "--candidates", "1", "--no-calibrate", "--dry-run", "--device", "cpu", "--quiet", "--cache", "{}/work", "-o", "{out}/b.safetensors",
     )  # fmt: skip
 
 
