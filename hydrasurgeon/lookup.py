@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrasurgeon.errors import MissingDependency
 
-__all__ = ["did_you_mean", "imported", "nearest", "need"]
+__all__ = ["LARGEST", "did_you_mean", "imported", "nearest", "need", "whole_number"]
 
 # What a package is called where it is installed from, if not as it is imported.
 INSTALLED_AS = {
@@ -21,10 +21,22 @@ INSTALLED_AS = {
 }
 
 
+LARGEST = 2**63 - 1
+"""What fits into a manifest, and what torch and numpy take as a seed."""
+
+
 def imported(place: str) -> Any:
     """What stands at `module:attribute`; the module is imported now."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def whole_number(text: str) -> int | None:
+    """What plain digits say, None for any other text: `²` is a digit too, and Python reads no more than 4,300 of them."""
+    if not (text.isascii() and text.isdigit() and len(text.lstrip("0")) <= len(str(LARGEST))):
+        return None
+    number = int(text)
+    return number if number <= LARGEST else None
 
 
 def nearest(word: str, words: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -53,6 +53,7 @@ def image_in(content: bytes, transform: Any) -> Any:
 def text_in(content: bytes) -> str:
     try:
         text = json.loads(content)["text"]
+        str(text).encode()  # a lone surrogate is no character: the whole batch would fail by it
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise HTTPException(422, 'the body is not {"text": "…"}') from error
     if not isinstance(text, str) or not text.strip():

@@ -78,13 +78,13 @@ def run(arguments: list[str]) -> int:
     """Run one command in this process and return its exit code; a bug keeps its traceback."""
     from hydrasurgeon import render
 
-    if arguments[:1] == ["bench"]:
-        arguments = options.spread(arguments, "--vs")
-    if arguments[:1] == ["eval"]:
-        arguments = options.printed(
-            arguments, {"--markdown": (".md", ".markdown", ".txt"), "--latex": (".tex", ".txt")}
-        )
     try:
+        if arguments[:1] == ["bench"]:
+            arguments = options.spread(arguments, "--vs")
+        if arguments[:1] == ["eval"]:
+            arguments = options.printed(
+                arguments, {"--markdown": (".md", ".markdown", ".txt"), "--latex": (".tex", ".txt")}
+            )
         # Help is the one text that typer prints itself.
         with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():
             code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")

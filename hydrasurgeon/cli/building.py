@@ -75,7 +75,10 @@ def build(
         ),
     ] = None,
     search: Annotated[
-        str, typer.Option("--search", metavar="HOW", help="Of circuits: exact, fast or naive.")
+        str,
+        typer.Option(
+            "--search", metavar="HOW", help="Of circuits: exact, fast, naive or attribution."
+        ),
     ] = "fast",
     score_limit: Annotated[
         int,
@@ -133,7 +136,7 @@ def build(
     from hydrasurgeon import render
     from hydrasurgeon.stages.build import build as stage
 
-    with shared.progress(run, quiet=quiet or dry_run) as shown:
+    with shared.progress(run, quiet=quiet) as shown:
         built = stage(
             checkpoint, data=data, val=val, out=out, ood=ood or [], budget=budget, objective=objective,
             members=members, max_drop=max_drop, candidates=candidates, criteria=criteria, search=search, score_limit=score_limit,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import LARGEST, whole_number
 
 __all__ = [
     "Arch",
@@ -189,15 +191,34 @@ Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float1
 BatchSize = Annotated[
     str, typer.Option("--batch-size", metavar="N|auto", help="Samples in one pass.")
 ]
-# What fits into a manifest, and what torch and numpy take as a seed.
-LARGEST = 2**63 - 1
+
+
+def count_for(option: str) -> Callable[[str | int], int]:
+    """What reads an option's number: help says nothing of the largest there is."""
+
+    def read(text: str | int) -> int:
+        number = whole_number(str(text))
+        if number is None:
+            raise UsageError(f"{option} {text}: not a whole number", hint=f"0 to {LARGEST:,}.")
+        return number
+
+    return read
+
+
 Seed = Annotated[
     int,
-    typer.Option("--seed", min=0, max=LARGEST, help="Every random choice follows from it."),
+    typer.Option(
+        "--seed",
+        metavar="N",
+        parser=count_for("--seed"),
+        help="Every random choice follows from it.",
+    ),
 ]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", metavar="N", min=0, max=LARGEST, help="Use a random N of the samples."),
+    typer.Option(
+        "--limit", metavar="N", parser=count_for("--limit"), help="Use a random N of the samples."
+    ),
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and name them.")
@@ -222,18 +243,20 @@ def batch(text: str) -> int | None:
     """A number, or None for auto."""
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) < 1:
+    size = whole_number(text)
+    if not size:
         raise UsageError(f"--batch-size {text}: neither a positive number nor auto")
-    return int(text)
+    return size
 
 
 def keep_count(text: str | None) -> int | str | None:
     """A number, auto, or nothing."""
     if text is None or text == "auto":
         return text
-    if not text.isdigit():
+    count = whole_number(text)
+    if count is None:
         raise UsageError(f"--keep {text}: neither a number nor auto")
-    return int(text)
+    return count
 
 
 def pairs(entries: list[str]) -> dict[str, str]:
@@ -260,11 +283,20 @@ def spread(arguments: list[str], option: str) -> list[str]:
     return words
 
 
+PAGES = {".html", ".htm", ".md", ".tex", ".json", ".csv", ".log", ".out"}
+"""No checkpoint ends so: who writes one behind an option means a file."""
+
+
 def printed(arguments: list[str], suffixes: Mapping[str, tuple[str, ...]]) -> list[str]:
     """`--markdown` alone → `--markdown -`: it takes the next word only where that ends as such a file does, or is `-`."""
     words: list[str] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         alone = word in suffixes and following != "-" and not following.endswith(suffixes[word])
+        if alone and Path(following).suffix in PAGES:
+            raise UsageError(
+                f"{word} {following}: must end in {' or '.join(suffixes[word])}",
+                hint=f"Write {word}={following} to call it so.",
+            )
         words += [word, "-"] if alone else [word]
     return words
 

@@ -153,7 +153,7 @@ def showing_options(
     html: Annotated[
         str | None,
         typer.Option(
-            "--html", metavar="F", help="Write the report as one page that opens offline."
+            "--html", metavar="F|-", help="Write the report as one page that opens offline; - is stdout."
         ),
     ] = None,
     markdown: Annotated[
@@ -194,7 +194,8 @@ def card_options(
 
 def check_stdout(*, json: str | None, showing: ShowingKeywords) -> None:
     """Two results on one stream are none."""
-    printed = [option for option, place in (("--json", json), ("--markdown", showing.get("markdown")), ("--latex", showing.get("latex"))) if place == "-"]  # fmt: skip
+    places = {"--json": json, **{f"--{kind}": showing.get(kind) for kind in ("html", "markdown", "latex")}}  # fmt: skip
+    printed = [option for option, place in places.items() if place == "-"]
     if len(printed) > 1:
         raise UsageError(
             f"{printed[0]} -, {printed[1]} -: both would be printed",

@@ -14,7 +14,9 @@ __all__ = [
     "CRITERIA",
     "OBJECTIVES",
     "OOD_SCORES",
+    "SEARCHES",
     "WITHOUT_DATA",
+    "check_search",
     "criterion",
     "objective_of",
     "score_key",
@@ -32,6 +34,13 @@ CRITERIA = {
 """Name → where the criterion stands."""
 CIRCUIT = "circuit"
 """The criterion that ranks heads by removing them."""
+SEARCHES = {
+    "exact": "hydrasurgeon.criteria.circuits.exact:Exact",
+    "fast": "hydrasurgeon.criteria.circuits.fast:Fast",
+    "naive": "hydrasurgeon.criteria.circuits.naive:Naive",
+    "attribution": "hydrasurgeon.criteria.circuits.attribution:Attribution",
+}
+"""Name → where the search of a circuit stands."""
 OBJECTIVES = ("acc", "ood", "avg")
 """What a circuit can keep."""
 OOD_SCORES = ("msp", "entropy", "gen", "energy", "max-logit")
@@ -111,13 +120,24 @@ def _check_ood_score(name: str) -> None:
     raise UsageError(f"--ood-score {name}: {why}", hint=f"Available: {', '.join(OOD_SCORES)}.")
 
 
-def criterion(name: str) -> Callable[[Subject], HeadScores | Verdict | Removal]:
+def check_search(name: str) -> None:
+    """Refuse a search that there is not."""
+    if name not in SEARCHES:
+        raise UsageError(
+            f"--search {name}: no such search{did_you_mean(name, SEARCHES)}",
+            hint=f"Available: {', '.join(SEARCHES)}.",
+        )
+
+
+def criterion(
+    name: str, *, option: str = "--method"
+) -> Callable[[Subject], HeadScores | Verdict | Removal]:
     """The criterion behind a method's name or a score's key (`circuit-avg`)."""
     if name.startswith(f"{CIRCUIT}-"):
         name = CIRCUIT
     if name not in CRITERIA:
         raise UsageError(
-            f"--method {name}: no such criterion{did_you_mean(name, CRITERIA)}",
+            f"{option} {name}: no such criterion{did_you_mean(name, CRITERIA)}",
             hint=f"Available: {', '.join(CRITERIA)}.",
         )
     judge: Callable[[Subject], HeadScores | Verdict | Removal] = imported(CRITERIA[name])

@@ -23,6 +23,7 @@ from hydrasurgeon.heads import (
     parse_towers,
     removal_order,
 )
+from hydrasurgeon.lookup import whole_number
 
 __all__ = ["kept_from_file", "movable", "select"]
 
@@ -155,13 +156,12 @@ def _further(score: Score, candidates: Sequence[Head], remove: int) -> str:
 
 def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -> list[Head]:
     """N of the first P heads to go, drawn without replacement (paper B.5)."""
-    wanted, slash, pool = sample.partition("/")
-    if not slash or not wanted.isdigit() or not pool.isdigit():
+    n, p = (whole_number(part) for part in (*sample.split("/", 1), "")[:2])
+    if n is None or p is None:
         raise UsageError(
             f"--sample {sample}: not N/P",
             hint="Write for example 48/100: remove 48 of the first 100.",
         )
-    n, p = int(wanted), int(pool)
     order = _order(score, candidates)
     if not 0 < n <= p or p > len(order):
         raise SurgeryError(

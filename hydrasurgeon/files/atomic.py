@@ -26,6 +26,7 @@ __all__ = [
     "check_folder",
     "claim",
     "fill",
+    "make_folder",
     "not_written",
     "output_file",
     "output_path",
@@ -99,6 +100,14 @@ def claim(
             f"{taken[0]}: already exists", hint=f"Give --force to replace it, or another {option}."
         )
     return path
+
+
+def make_folder(path: Path) -> None:
+    """A folder to keep work in, with those above it; there may be one."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be made ({error.strerror})") from error
 
 
 def check_folder(path: Path) -> None:

@@ -17,7 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from hydrasurgeon.anatomy.layers import after_attention, run_block
@@ -77,10 +77,10 @@ class SiteSize(_Record):
 class TimeModel(_Record):
     """Milliseconds of a batch: start + layer · layers run + mac · multiply-adds, each at least 0."""
 
-    start: float
-    layer: float
-    mac: float
-    error: float
+    start: float = Field(ge=0)
+    layer: float = Field(ge=0)
+    mac: float = Field(ge=0)
+    error: float = Field(ge=0)
     """Largest share by which a hydra that was timed is missed."""
 
     @classmethod

@@ -40,7 +40,7 @@ class Showing:
     """How a report is shown."""
 
     html: str | Path | None = None
-    """Where the report is written as one page."""
+    """Where the report is written as one page; - is stdout."""
     markdown: str | Path | None = None
     """Where its tables are written as Markdown; - is stdout."""
     latex: str | Path | None = None
@@ -59,7 +59,7 @@ class Showing:
         files = {"html": self.html, "markdown": self.markdown, "latex": self.latex}
         return Places(
             {
-                kind: STDOUT if place == STDOUT and kind != "html" else claimed(place, f"--{kind}")
+                kind: STDOUT if place == STDOUT else claimed(place, f"--{kind}")
                 for kind, place in files.items()
                 if place is not None
             }

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.data import Batches, Samples, by_length, fit_classes, open_data
-from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.measuring.sets import parse_ood
 from hydrasurgeon.sharing.onnx import silent
 
 if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
+    from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.sharing.onnx import Exported
 
-__all__ = ["Compared", "quantised"]
+__all__ = ["Compared", "Trial", "opened_trial", "quantised"]
 
 OF_STATE = ("flagged", "coverage", "answered")
 """What thresholds of a decision state amount to: they were fitted on the float model, so that neither more nor less is as good."""
@@ -45,15 +46,30 @@ class Compared:
         }
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What answers are compared on."""
+
+    samples: Samples
+    foreign: dict[str, Samples]
+
+
+def opened_trial(about: Model, *, check: str, ood: Sequence[str], limit: int | None) -> Trial:
+    """Open the data, before a graph is made in vain."""
+    samples = open_data(check, limit=limit)
+    foreign: dict[str, Samples] = {}
+    for _, name, spec in map(parse_ood, ood):
+        if name in foreign:
+            raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
+        foreign[name] = open_data(spec, limit=limit)
+    return Trial(fit_classes(samples, num_classes=about.num_classes, labels=about.labels), foreign)
+
+
 def quantised(
-    made: Exported, model: Classifier, *, check: str, ood: Sequence[str], tolerance: float, limit: int | None
-) -> tuple[Exported, Compared]:  # fmt: skip
+    made: Exported, model: Classifier, trial: Trial, *, tolerance: float
+) -> tuple[Exported, Compared]:
     """The file in int8, and what that changes; CheckFailed where something is worse by more than `tolerance`."""
-    about = model.manifest.model
-    samples = fit_classes(
-        open_data(check, limit=limit), num_classes=about.num_classes, labels=about.labels
-    )
-    foreign = {name: open_data(spec, limit=limit) for _, name, spec in map(parse_ood, ood)}
+    samples, foreign = trial.samples, trial.foreign
     content = _int8(made.content)
     compared = Compared(
         *(_metrics(each, made.outputs, model, samples, foreign) for each in (made.content, content))
@@ -65,7 +81,7 @@ def quantised(
     ]
     if broken:
         raise CheckFailed(
-            f"export --int8: worse by more than {tolerance:g} on {check}: {'; '.join(broken)}",
+            f"export --int8: worse by more than {tolerance:g} on {samples.spec}: {'; '.join(broken)}",
             hint="Nothing was written: allow more with --tolerance, or export without --int8.",
         )
     return replace(made, content=content), compared

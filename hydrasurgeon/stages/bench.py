@@ -15,6 +15,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
+from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cascade_run import FULL, check_cascades
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.run import Progress, takes
@@ -282,10 +283,10 @@ def _points(
 
 
 def _batches(text: str) -> list[int]:
-    sizes = [part.strip() for part in text.split(",")]
-    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+    sizes = [whole_number(part.strip()) or 0 for part in text.split(",")]
+    if not all(sizes):
         raise UsageError(f"--batch {text}: not a list of positive numbers", hint="Write 1,4,16.")
-    return [int(size) for size in sizes]
+    return sizes
 
 
 def _dtypes(text: str) -> list[str]:

@@ -19,9 +19,10 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.criteria import score_key
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageError
-from hydrasurgeon.files.atomic import SUFFIX, real
+from hydrasurgeon.files.atomic import SUFFIX, make_folder, real
 from hydrasurgeon.files.locks import claims, hold, releases_claims
 from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.overlap import apart
 from hydrasurgeon.run import Run, RunKeywords, takes
 
@@ -129,7 +130,7 @@ class BuildArguments(ClassNames, Run):
     criteria: str | None = None
     """Criteria by which candidates are pruned, with commas between them."""
     search: str = "fast"
-    """How circuits are searched: exact, fast or naive."""
+    """How circuits are searched: exact, fast, naive or attribution."""
     score_limit: int = 1000
     """Samples of the training data that heads are scored, and members repaired, on."""
     tune: str | None = None
@@ -215,8 +216,6 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
 
     with joined() as world:  # once: processes that part cannot meet again
         search = searched(opened, checkpoint, work, sets, arguments)
-        for budget in arguments.budgets:
-            search.costs.check(budget)
         world.gather(None)
     if not world.is_main:
         return Built(None, (), (), (), arguments.goal, 0.0, 0.0, "", work, is_main=False)
@@ -236,7 +235,8 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
 
 def _check(arguments: BuildArguments) -> None:
     """Options that go together."""
-    from hydrasurgeon.criteria import criterion
+    from hydrasurgeon.criteria import check_search, criterion
+    from hydrasurgeon.criteria.together.budget import check_enough
     from hydrasurgeon.criteria.together.objective import needs_foreign, objective_of
 
     objective_of(arguments.goal)
@@ -246,9 +246,10 @@ def _check(arguments: BuildArguments) -> None:
             hint="Give --ood D, or --objective acc or nll.",
         )
     for key in arguments.keys:
-        criterion(key)
+        criterion(key, option="--criteria")
         if key in ("circuit-avg", "circuit-ood") and not arguments.ood:
             raise UsageError(f"--criteria {key}: needs foreign data", hint="Give --ood D, or circuit-acc.")  # fmt: skip
+    check_search(arguments.search)
     if not arguments.keys:
         raise UsageError("--criteria: names none", hint="Such as taylor,fisher.")
     for option, number in (("--candidates", arguments.candidates), ("--score-limit", arguments.score_limit)):  # fmt: skip
@@ -257,8 +258,9 @@ def _check(arguments: BuildArguments) -> None:
     if not 0 <= arguments.max_drop <= 100:
         raise UsageError(f"--max-drop {arguments.max_drop:g}: must lie between 0 and 100 points")
     wanted = arguments.members
-    if wanted != "auto" and not (str(wanted).isdigit() and 1 <= int(wanted) <= MOST_MEMBERS):
+    if wanted != "auto" and not 1 <= (whole_number(str(wanted)) or 0) <= MOST_MEMBERS:
         raise UsageError(f"--members {wanted}: neither auto nor a number from 1 to {MOST_MEMBERS}")
+    check_enough(arguments.wanted, arguments.candidates + 1)
     if arguments.weights not in (None, "fit"):
         raise UsageError(
             f"--weights {arguments.weights}: can be fit alone",
@@ -291,10 +293,7 @@ def _outputs(checkpoint: str | Path, arguments: BuildArguments) -> tuple[Path, P
     work = arguments.work
     if work.exists() and not work.is_dir():
         raise OutputError(f"{work}: is no folder", hint="Give another --cache.")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{work}: cannot be made ({error.strerror})") from error
+    make_folder(work.parent)
     hold(real(work), option="--cache")
     return out, picture, work
 

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import BaseModel, ConfigDict
+
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
+from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.criteria import WITHOUT_DATA
 from hydrasurgeon.criteria.together.answers import Cache, Trial, replace_fields
+from hydrasurgeon.criteria.together.budget import check_enough
 from hydrasurgeon.criteria.together.candidates import (
     Candidate,
     candidates,
@@ -22,12 +26,12 @@ from hydrasurgeon.criteria.together.candidates import (
     read_tower,
 )
 from hydrasurgeon.data.perturbed import Perturbed
-from hydrasurgeon.errors import OutputError, UsageError
-from hydrasurgeon.files.atomic import SUFFIX, sweep, write_text
+from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
+from hydrasurgeon.files.atomic import SUFFIX, make_folder, sweep, write_text
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import Resumable, Work, there
-from hydrasurgeon.measuring.planned_cost import CostModel
+from hydrasurgeon.measuring.planned_cost import CostModel, TimeModel
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.stages.build_steps import Command
 
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Search", "scored", "searched"]
 
-BUILD = Work("build", "hydrasurgeon.build-state", 1)
+BUILD = Work("build", "hydrasurgeon.build-state", 2)
 """What a work folder's state calls itself."""
 MOST_STATE = 4 << 20
 """Bytes of a work folder's state."""
@@ -52,21 +56,34 @@ PAPER = (48 / 144, 100 / 144)
 """The paper's hydras lose so large a share of all heads, drawn from those that go first (section 5)."""
 
 
+class Position(BaseModel):
+    """What cannot be had again as it was."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    time: TimeModel | None
+
+
 class State(Resumable):
     """What a work folder belongs to, and what was timed for it."""
 
     work: ClassVar[Work] = BUILD
 
-    def read(self) -> CostModel | None:
-        """The costs, where they are known; refused where the folder belongs to other work."""
+    def read(self) -> TimeModel | None:
+        """The times, where they are known; refused where the folder belongs to other work."""
         if not there(self.path):
             self._check_empty()
             return None
         with self.judged(), self._told():
             texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
-            position = self.position(texts, most=MOST_STATE)
-            costs = position["costs"]
-            return None if costs is None else CostModel.model_validate(costs)
+            return Position.model_validate(self.position(texts, most=MOST_STATE)).time
+
+    def _damaged(self, why: str) -> CheckpointError:
+        """Without its state a folder is of no use."""
+        return CheckpointError(
+            super()._damaged(why).message,
+            hint=f"Delete {self.path.parent}, or give another --cache.",
+        )
 
     def _check_empty(self) -> None:
         """What lies in a folder without a state may come from anywhere."""
@@ -88,8 +105,8 @@ class State(Resumable):
                 hint="Repeat that build, give another --cache, or delete the folder.",
             ) from error
 
-    def write(self, costs: CostModel | None) -> None:
-        said = self.texts({"costs": None if costs is None else costs.model_dump()})
+    def write(self, time: TimeModel | None) -> None:
+        said = self.texts(Position(time=time).model_dump())
         write_text(self.path, json.dumps(said) + "\n")
 
 
@@ -162,25 +179,22 @@ def searched(
     from hydrasurgeon.criteria.together.budget import Costs
 
     identity = _identity(opened, sets, arguments)
+    make_folder(work)
     state = State(work / "build.json", identity)
     with joined() as world:
-        costs = state.read()
+        time = state.read()
         world.gather(None)  # before anyone writes
         if world.is_main:
             _tidy(work)
-            if costs is None and not there(state.path):
+            if time is None and not there(state.path):
                 state.write(None)
     commands = scored(opened, place, work, arguments)
-    backbone = _scored_backbone(commands, work, arguments)
+    backbone = _scored_backbone(commands, work, arguments, weights=identity["weights"])
     manifest = single(backbone)
     made = candidates(
         manifest, {key: manifest.scores[key] for key in arguments.keys}, number=arguments.candidates, seed=arguments.seed
     )  # fmt: skip
-    if arguments.wanted is not None and len(made) < arguments.wanted:
-        raise UsageError(
-            f"--members {arguments.wanted}: there are {len(made)} candidates",
-            hint="Ask for fewer members, or more --candidates.",
-        )
+    check_enough(arguments.wanted, len(made))
     paper = _papers(backbone, arguments)
     everyone = [*made, *paper]
     foreign = tuple(sets["ood"])
@@ -191,18 +205,18 @@ def searched(
         replace_fields(arguments, limit=arguments.score_limit), arguments,
     )  # fmt: skip
     cache = Cache(work, trial, identity | {"perturbed": bool(foreign)})
-    cache.fill(everyone)
-    timed = arguments.budgets[0].unit == "ms"
-    if costs is None or (timed and costs.time is None):
-        costs = _costs(trial, timed=timed)
+    model = _costs(trial, time, timed=arguments.budgets[0].unit == "ms")
+    if model.time != time:
         with joined() as world:  # all processes choose by the same times
-            costs = world.gather(costs)[0]
+            model = world.gather(model)[0]
             if world.is_main:
-                state.write(costs)
+                state.write(model.time)
+    costs = Costs(model, manifest.kept, everyone)
+    for budget in arguments.budgets:  # before candidates run
+        costs.check(budget)
+    cache.fill(everyone)
     numbers = tuple(range(len(made), len(everyone)))
-    return Search(
-        backbone, tuple(everyone), numbers, cache, Costs(costs, manifest.kept, everyone), tuple(commands)
-    )  # fmt: skip
+    return Search(backbone, tuple(everyone), numbers, cache, costs, tuple(commands))
 
 
 def _tidy(work: Path) -> None:
@@ -246,12 +260,12 @@ def _identity(
 
 
 def _scored_backbone(
-    commands: Sequence[Command], work: Path, arguments: BuildArguments
+    commands: Sequence[Command], work: Path, arguments: BuildArguments, *, weights: str
 ) -> Checkpoint:
-    """The copy that carries all scores; what is missing is computed."""
+    """The copy that carries all scores; what is missing is computed, and other weights are refused."""
     target = work / "scored.safetensors"
     with joined() as world:
-        present = set(open_checkpoint(target).manifest.scores) if target.exists() else set()
+        present = _recorded(target, weights) if target.exists() else set()
         present = world.gather(present)[0]  # before anyone writes
         for command, key in zip(commands, arguments.keys, strict=True):
             if key not in present:
@@ -260,6 +274,17 @@ def _scored_backbone(
     return with_class_names(
         open_checkpoint(target), classes=arguments.classes, templates=arguments.template, names=names_in(arguments.val)
     )  # fmt: skip
+
+
+def _recorded(target: Path, weights: str) -> set[str]:
+    """What a copy that is there was scored by."""
+    copy = undecided(open_checkpoint(target))
+    if copy.record(copy.digests()).sha256 != weights:
+        raise CheckpointError(
+            f"{target}: holds other weights than what is to be built from",
+            hint="Delete the folder, or give another --cache.",
+        )
+    return set(copy.manifest.scores)
 
 
 def _papers(backbone: Checkpoint, arguments: BuildArguments) -> list[Candidate]:
@@ -281,7 +306,8 @@ def _papers(backbone: Checkpoint, arguments: BuildArguments) -> list[Candidate]:
     ]
 
 
-def _costs(trial: Trial, *, timed: bool) -> CostModel:
+def _costs(trial: Trial, time: TimeModel | None, *, timed: bool) -> CostModel:
+    """Counted anew; timed where that is asked for, and once."""
     from hydrasurgeon.data import Batches, moved
     from hydrasurgeon.measuring import planned_cost
 
@@ -295,4 +321,6 @@ def _costs(trial: Trial, *, timed: bool) -> CostModel:
         return moved(next(iter(few)).inputs, backbone.device, backbone.dtype)
 
     costs = planned_cost.cost_model(backbone, first(1))
+    if time is not None:
+        return costs.model_copy(update={"time": time})
     return planned_cost.timed(costs, backbone, first(BATCH), runs=RUNS) if timed else costs

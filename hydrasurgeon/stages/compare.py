@@ -17,6 +17,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.manifest import Manifest, Tower, read_manifest
 from hydrasurgeon.heads import Head, Kept, all_heads
+from hydrasurgeon.lookup import whole_number
 
 __all__ = ["Comparison", "Overlap", "compare", "divergence", "overlap"]
 
@@ -148,12 +149,13 @@ def _selection(spec: str) -> _Selection:
             )
         return _Selection(name, manifest, manifest.kept, note)
     members = manifest.members
-    if not number.isdigit() or int(number) >= len(members):
+    which = whole_number(number)
+    if which is None or which >= len(members):
         raise UsageError(
             f"{spec}: which member of the hydra?",
             hint=f"Write {text}#0 to {text}#{len(members) - 1}.",
         )
-    return _Selection(name, manifest, members[int(number)].kept, note)
+    return _Selection(name, manifest, members[which].kept, note)
 
 
 def _check_alike(first: _Selection, second: _Selection) -> None:

@@ -142,6 +142,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     """
     arguments = EvaluateArguments(**keywords)
     if arguments.mc_dropout is not None:
+        if not checkpoints:
+            raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")  # fmt: skip
         arguments = replace(arguments, no_decision=True)
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)

@@ -24,7 +24,7 @@ from hydrasurgeon.run import takes
 
 if TYPE_CHECKING:
     from hydrasurgeon.sharing.onnx import Exported
-    from hydrasurgeon.sharing.quantised import Compared
+    from hydrasurgeon.sharing.quantised import Compared, Trial
 
 __all__ = ["Export", "export"]
 
@@ -116,6 +116,8 @@ def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export
         return _padded(opened, arguments, inputs)
     if arguments.cascade:
         return _in_steps(opened, arguments, inputs)
+    if arguments.out is not None and str(arguments.out) == "-":
+        raise UsageError("-o -: a graph is checked as a file", hint="Give -o FILE.")
     target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
     path = output_file(target, option="-o", force=arguments.force, inputs=inputs)
     if not opened.manifest.model.num_classes:
@@ -155,6 +157,16 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
         from hydrasurgeon.sharing.pt2 import check_compiler
 
         check_compiler()
+    trial: Trial | None = None
+    if arguments.int8:
+        from hydrasurgeon.sharing.quantised import opened_trial
+
+        trial = opened_trial(
+            opened.manifest.model,
+            check=str(arguments.check),
+            ood=arguments.ood,
+            limit=arguments.limit,
+        )
     from hydrasurgeon.runtime.classifier import as_classifier
 
     model = as_classifier(opened, device="cpu")
@@ -168,13 +180,10 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
         from hydrasurgeon.sharing.onnx import OPSET, to_onnx
 
         made, opset = to_onnx(model), OPSET
-    if arguments.int8:
+    if trial is not None:
         from hydrasurgeon.sharing.quantised import quantised
 
-        made, compared = quantised(
-            made, model, check=str(arguments.check), ood=arguments.ood,
-            tolerance=arguments.tolerance, limit=arguments.limit,
-        )  # fmt: skip
+        made, compared = quantised(made, model, trial, tolerance=arguments.tolerance)
     write_bytes(path, made.content)
     return Export(
         path, len(made.content), made.inputs, made.outputs, made.max_difference, opset, arguments.format, quantised=compared

@@ -29,6 +29,7 @@ from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Score, SingleManifest, Step
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.heads import Kept, count
+from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.run import Run, RunKeywords, takes
 from hydrasurgeon.sharing.output import Output, OutputKeywords
 from hydrasurgeon.surgery.compensate import check_compensation, repaired_tensors
@@ -237,7 +238,8 @@ def _score(
 def _needed(remove: int | None, sample: str | None) -> int | None:
     """How long a removal order must be to remove, or to draw from, so many."""
     pool = sample.partition("/")[2] if sample is not None else ""
-    return int(pool) if pool.isdigit() else remove
+    count = whole_number(pool)
+    return remove if count is None else count
 
 
 def _repair(

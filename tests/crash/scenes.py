@@ -13,6 +13,8 @@ SEARCH = "--method circuit --objective acc --data d.npz --limit 16 --device cpu 
 CALIBRATE = "calibrate vit --data d.npz --ood-score vim --device cpu -o {}"
 PAGES = "eval --predictions-in {}.safetensors --html r.html --markdown r.md --latex r.tex {}"
 BUILD = "build vit --data d.npz --val v.npz --criteria magnitude,taylor --candidates 3 --members 2 --budget macs=3 --score-limit 16 --device cpu"
+CASCADE = "calibrate h --data d.npz --ood-score msp --device cpu --cascade --max-drop 100"
+PROBE = "probe vit --data d.npz --method magnitude --corrupt contrast:1 --limit 8 --draws 1 --device cpu --json r.json --plot p.svg"
 PAIR = ("m.safetensors", "m.heads.json")
 TUNED = ("t.safetensors", "t.heads.json")
 
@@ -83,6 +85,12 @@ SCENES = (
     Scene("predict: rows", "predict vit --data d.npz --batch-size 8 --device cpu -o r.jsonl", (("r.jsonl",),)),
     Scene("predict: table over a table", "predict vit --data d.npz --batch-size 8 --device cpu -o r.csv --force", (("r.csv",),), ("predict m1 --data d.npz --device cpu -o r.csv",)),
     Scene("build: file", f"{BUILD} --no-calibrate -o m", (PAIR,), work="m.build/", every=5),
+    Scene("build: a hydra, its decision state and the front", f"{BUILD} --plot p.svg -o d/", (("d/",), ("p.svg",)), work="d.build/", every=5),
+    Scene("calibrate: cascade, file", f"{CASCADE} -o m", (PAIR,), ("fuse m1 m2 -o h",)),
+    Scene("probe: report and picture, over others", f"{PROBE} --force", (("r.json",), ("p.svg",)), (PROBE.replace("contrast:1", "fog:1"),)),
+    Scene("inspect: a heat map over a heat map", "inspect vit --plot p.svg --force", (("p.svg",),), ("score vit --method magnitude", "inspect vit --plot p.svg", "score vit --method random")),
+    Scene("export: padded, folder over a folder", "export m1 --format padded -o d/ --force", (("d/",),), ("export m2 --format padded -o d/",)),
+    Scene("export: a cascade's two graphs", "export c --cascade -o x.onnx", (("x.first.onnx", "x.rest.onnx"),), ("fuse m1 m2 -o h", f"{CASCADE} -o c")),
     Scene("export: over an export", "export vit -o x.onnx --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
 )  # fmt: skip
 SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")

@@ -220,6 +220,17 @@ def test_on_stdout_instead_of_the_tables(
     assert capsys.readouterr().out == printed
 
 
+def test_a_page_on_stdout(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "r.html"
+    assert run(["eval", "--predictions-in", str(files[0]), "--html", str(page)]) == 0
+    capsys.readouterr()
+    assert run(["eval", "--predictions-in", str(files[0]), "--html", "-"]) == 0
+    assert capsys.readouterr().out.rstrip() == page.read_text(encoding="utf-8").rstrip()
+    assert [path.name for path in tmp_path.iterdir() if path.name == "-"] == []
+
+
 def test_what_is_refused(files: list[Path], tmp_path: Path) -> None:
     taken = tmp_path / "r.html"
     taken.write_text("mine")

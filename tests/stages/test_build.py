@@ -22,7 +22,15 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.criteria.together import answers as answering
 from hydrasurgeon.criteria.together.choice import Choice
 from hydrasurgeon.criteria.together.mixing import Weighed
-from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import (
+    CheckpointError,
+    DataError,
+    HydraError,
+    OutputError,
+    SurgeryError,
+    UsageError,
+)
+from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.planned_cost import stored
 from hydrasurgeon.measuring.predictions import read_predictions
@@ -238,9 +246,11 @@ def test_one_member_needs_no_weight(task: Task) -> None:
         ({"ood": [], "criteria": "circuit-ood"}, UsageError, "needs foreign data"),
         ({"members": 9, "candidates": 3}, UsageError, "there are 4 candidates"),
         ({"members": 99}, UsageError, "neither auto nor a number"),
+        ({"members": "²"}, UsageError, "neither auto nor a number"),
+        ({"search": "fats"}, UsageError, "did you mean fast"),
         ({"candidates": 0}, UsageError, "must be at least 1"),
         ({"max_drop": -1}, UsageError, "must lie between 0 and 100"),
-        ({"criteria": "tailor"}, UsageError, "did you mean taylor"),
+        ({"criteria": "tailor"}, UsageError, "--criteria tailor: no such criterion (did you mean taylor"),
         ({"tune": "nope"}, UsageError, "nope"),
         ({"members": 3, "budget": "macs=1.01"}, SurgeryError, "no 3 candidates cost at most macs=1.01"),
     ],
@@ -284,6 +294,57 @@ def test_a_work_folder_of_other_work(task: Task) -> None:
     state.write_text(json.dumps({**json.loads(state.read_text()), "position": "{}"}))
     with pytest.raises(HydraError, match="damaged"):
         task.build(force=True)
+
+
+def _said(path: Path, **change: Any) -> None:
+    """Stored answers with other tensors."""
+    with safe_open(path, "pt") as file:
+        texts = file.metadata()
+    save_file({**load_file(path), **change}, path, metadata=texts)
+
+
+def _state(path: Path, position: Any) -> None:
+    """A state that says this, with the right hash."""
+    texts = {**json.loads(path.read_text()), "position": json.dumps(position)}
+    texts["sha256"] = content_hash({k: v for k, v in texts.items() if k != "sha256"}, "")
+    path.write_text(json.dumps(texts))
+
+
+def test_a_work_folder_that_somebody_changed(task: Task) -> None:
+    few: dict[str, Any] = {"criteria": "magnitude", "candidates": 3, "calibrate": False, "force": True}  # fmt: skip
+    task.build(**few)
+    work = task.folder / "hydra.build"
+    first = sorted((work / "answers").iterdir())[0]
+    changes: list[tuple[Path, Any, str]] = [
+        (first, lambda: _said(first, logits=torch.rand(40, 1, 3), labels=torch.arange(40) % 3), "answers other samples than the rest"),
+        (first, lambda: _said(first, labels=torch.zeros(90, dtype=torch.int64)), "answers other samples than the rest"),
+        (first, lambda: _said(first, **{"ood.0.logits": torch.rand(9, 1, 3)}), "answers other samples than the rest"),
+        (first, lambda: _said(first, logits=torch.full((90, 1, 3), math.nan)), "the next build makes it anew"),
+        (first, lambda: first.write_text("mine"), "the next build makes it anew"),
+        (work / "build.json", lambda: _state(work / "build.json", []), "damaged"),
+        (work / "build.json", lambda: _state(work / "build.json", {}), "damaged"),
+        (work / "build.json", lambda: _state(work / "build.json", {"time": {"start": -1, "layer": 0, "mac": 0, "error": 0}}), "damaged"),
+        (work / "build.json", lambda: (work / "build.json").write_text("[" * 9999), f"Delete {work}"),
+    ]  # fmt: skip
+    for path, change, says in changes:
+        before = path.read_bytes()
+        change()
+        with pytest.raises(CheckpointError) as caught:
+            task.build(**few)
+        assert says in f"{caught.value.message} {caught.value.hint}"
+        path.write_bytes(before)
+    task.build(**few)
+    hs.prune(task.backbone, method="random", keep=1, out=work / "scored.safetensors", force=True)
+    with pytest.raises(CheckpointError, match=r"scored\.safetensors: holds other weights"):
+        task.build(**few)
+
+
+def test_a_budget_that_nothing_is_within_costs_no_search(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering.Cache, "fill", lambda *_: pytest.fail("candidates ran"))
+    with pytest.raises(SurgeryError, match="the cheapest candidate costs macs=0"):
+        task.build(budget="macs=0.1")
 
 
 def test_outputs_are_checked_first(task: Task) -> None:

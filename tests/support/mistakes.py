@@ -157,6 +157,14 @@ def other_cascade(folder: Path) -> None:
     sidecar(lambda m: m["decision"]["cascade"].update(order=[0, 1, 2], steps=[1, 3]), "ready")(folder)  # fmt: skip
 
 
+def built(folder: Path) -> None:
+    """What a build keeps its work in, as `work`."""
+    import hydrasurgeon as hs
+
+    data, val = (str(folder / f"{name}.npz") for name in ("data", "val"))
+    hs.build(folder / "vit", data=data, val=val, criteria="magnitude", candidates=2, calibrate=False, dry_run=True, cache=folder / "work", out=folder / "h", device="cpu")  # fmt: skip
+
+
 def loud(folder: Path) -> None:
     """The backbone with a classifier whose products have no float32."""
     from edited import edited
@@ -258,7 +266,7 @@ MISTAKES = (
     Mistake("No such option", "inspect vit --jsn", 2, theirs=True),
     Mistake("An option without its value", "prune vit --keep", 2, theirs=True),
     Mistake("A checkpoint is missing", "inspect", 2, theirs=True),
-    Mistake("A number is wanted", "eval vit --data data.npz --limit many", 2, theirs=True),
+    Mistake("A number is wanted", "eval vit --data data.npz --limit many", 2),
     Mistake("A criterion that needs data", "score --method taylor vit", 2),
     Mistake("A criterion misspelt", "prune --method rnadom --keep 2 vit", 2),
     Mistake("No scores yet", "prune --method taylor --keep 2 vit", 2),
@@ -305,6 +313,7 @@ MISTAKES = (
     Mistake("Nothing to evaluate on", "eval vit", 2),
     Mistake("An ensemble of one", "eval vit --data data.npz --ensemble", 2),
     Mistake("Dropout of a model without", "eval vit --data data.npz --mc-dropout 5", 4),
+    Mistake("Dropout of stored predictions", "eval --predictions-in p.safetensors --mc-dropout 5", 2, lambda f: predictions(f / "p.safetensors")),
     Mistake("Dropout of a hydra", "eval hydra --data data.npz --mc-dropout 5", 4),
     Mistake("One file for two models' logits", "eval vit a --data data.npz --predictions p.safetensors", 2),
     Mistake("A temperature to fit on nothing", "eval vit --data data.npz --temperature fit", 2),
@@ -316,6 +325,14 @@ MISTAKES = (
     Mistake("Members chosen by foreign data that are not given", "build vit --data data.npz --val gone.npz --objective avg -o h", 2),
     Mistake("Weights that are not to be fitted", "build vit --data data.npz --val gone.npz --weights 2,1 -o h", 2),
     Mistake("Neither so many members nor auto", "build vit --data data.npz --val gone.npz --members many -o h", 2),
+    Mistake("A budget that no candidate is within", "build vit --data data.npz --val val.npz --criteria magnitude --budget macs=0.1 -o h", 4, various),
+    Mistake("A search of circuits misspelt", "build vit --data data.npz --val gone.npz --search fats -o h", 2),
+    Mistake("Candidates by a criterion that is none", "build vit --data data.npz --val gone.npz --criteria tailor -o h", 2),
+    Mistake("More members than candidates", "build vit --data data.npz --val val.npz --criteria magnitude --candidates 2 --members 5 -o h", 2, various),
+    Mistake("Another build's work folder", "build vit --data data.npz --val val.npz --criteria magnitude --cache work -o h", 2, lambda f: (various(f), built(f), various(f, rows=100))),
+    Mistake("Another model's scores in the work folder", "build vit --data data.npz --val val.npz --criteria magnitude --candidates 2 --no-calibrate --device cpu --cache work -o h", 3, lambda f: (various(f), built(f), [shutil.copy(f / f"small{end}", f / "work" / f"scored{end}") for end in (".safetensors", ".heads.json")])),
+    Mistake("Members to be tuned on data without labels", "build vit --data bare.npz --val data.npz --tune demo -o h", 5, lambda f: images(f / "bare.npz", classes=5, labels=False)),
+    Mistake("Members chosen by foreign data that they are tuned on", "build vit --data data.npz --val val.npz --ood data.npz -o h", 5, various),
     Mistake("Members chosen by what they are tuned on", "build vit --data data.npz --val data.npz -o h", 5),
     Mistake("Members that disagree, of a model without", "calibrate vit --data data.npz --ood-score mi -o c", 2),
     Mistake("A score of class names for a model without", "calibrate vit --data data.npz --ood-score mcm -o c", 2),
@@ -456,6 +473,9 @@ MISTAKES = (
     Mistake("A reference that no result is called", "eval vit a --data data.npz --html r.html --reference b", 2),
     Mistake("A reference without a report", "eval vit a --data data.npz --reference a", 2),
     Mistake("A report that is there already", "eval vit --data data.npz --html r.html", 2, text("r.html", "mine")),
+    Mistake("Markdown in a file that ends as no Markdown does", "eval vit a --data data.npz --markdown r.html", 2),
+    Mistake("A page and a table on one stream", "eval vit --data data.npz --html - --markdown -", 2),
+    Mistake("A graph on stdout", "export vit -o -", 2),
     Mistake("Two results on one stream", "eval vit --data data.npz --json - --markdown -", 2),
     Mistake("Predictions that are not finite", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32))),
     Mistake("Predictions without the score that is asked for", "eval --predictions-in p.safetensors --ood-score vilo", 2, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(8, np.float32)})),
@@ -466,6 +486,9 @@ MISTAKES = (
     Mistake("CAHP without its packages", "score --method cahp --data data.npz vit", 6, without=("kmedoids", "kneed")),
     Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxscript", "onnxruntime")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
+    Mistake("A front without matplotlib", "build vit --data data.npz --val gone.npz --plot front.png -o h", 6, without=("matplotlib",)),
+    Mistake("A heat map without matplotlib", "score --method magnitude vit -o h --plot p.svg", 6, without=("matplotlib",)),
+    Mistake("A probe's picture without matplotlib", "probe vit --data data.npz --plot p.svg", 6, without=("matplotlib",)),
     Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
     Mistake("A tracker without its package", "eval vit --data data.npz --log mlflow", 6, without=("mlflow",)),
     Mistake("A tracker misspelt", "eval vit --data data.npz --log wandbb", 2),
@@ -492,8 +515,12 @@ def run_mistake(mistake: Mistake, folder: Path) -> Outcome:
     return Outcome(code, _without_figures(message), left)
 
 
+KEPT = {"h.build", "work"}
+"""Folders that a build keeps its scores in, to be used by the next one."""
+
+
 def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}  # fmt: skip
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and not KEPT & {*path.parts}}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -544,6 +571,6 @@ they fail when a message or an exit code is another one than here. Each is made 
 members `a` and `b` of it, their hydra `hydra`, another backbone `small` and labelled images `data.npz`; `0.…` and `0a1b2c…`
 stand for figures and hashes of random weights.
 
-Messages go to stderr, and a mistake leaves no file behind; only what `fuse --check` finds wanting stays, to be looked at. Exit
+Messages go to stderr, and a mistake leaves no file behind; only what `fuse --check` finds wanting stays, to be looked at, and what a `build` has worked out, to be used again. Exit
 code 0 is success, 130 and 143 follow SIGINT and SIGTERM. Anything with a traceback is a bug, and we would like to hear of it.
 """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydrasurgeon.criteria import OOD_SCORES
+from hydrasurgeon.criteria import OOD_SCORES, SEARCHES, check_search
 from hydrasurgeon.criteria.base import CircuitOptions, Refinement, Removal, Subject
 from hydrasurgeon.criteria.circuits.effects import check_reached
 from hydrasurgeon.criteria.circuits.greedy import Circuit, extract
@@ -21,20 +21,13 @@ from hydrasurgeon.criteria.circuits.stability import bootstrap
 from hydrasurgeon.criteria.circuits.state import SearchState
 from hydrasurgeon.criteria.circuits.swaps import refine
 from hydrasurgeon.criteria.circuits.two_towers import numbered
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Head
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.runtime.processes import World, joined
 
-__all__ = ["SEARCHES", "score"]
+__all__ = ["score"]
 
-SEARCHES = {
-    "exact": "hydrasurgeon.criteria.circuits.exact:Exact",
-    "fast": "hydrasurgeon.criteria.circuits.fast:Fast",
-    "naive": "hydrasurgeon.criteria.circuits.naive:Naive",
-    "attribution": "hydrasurgeon.criteria.circuits.attribution:Attribution",
-}
-"""Name → where the search stands."""
 IDENTITY = "identity"
 """Where the settings hold a hash of all that the order depends on, but for its length."""
 FEW = 100
@@ -136,10 +129,7 @@ def _problem(
 
 
 def _search(name: str) -> Callable[[Problem], Search]:
-    if name not in SEARCHES:
-        raise UsageError(
-            f"--search {name}: no such search", hint=f"Available: {', '.join(SEARCHES)}."
-        )
+    check_search(name)
     search: Callable[[Problem], Search] = imported(SEARCHES[name])
     return search
 

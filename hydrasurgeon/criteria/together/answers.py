@@ -19,7 +19,8 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.criteria.together.candidates import Candidate, first_changed
 from hydrasurgeon.criteria.together.objective import Answers
 from hydrasurgeon.data import Samples
-from hydrasurgeon.errors import DataError, OutputError
+from hydrasurgeon.errors import CheckpointError, DataError
+from hydrasurgeon.files.atomic import make_folder
 from hydrasurgeon.measuring.predictions import (
     OodSet,
     Predictions,
@@ -38,6 +39,8 @@ __all__ = ["Cache", "Trial", "answers_of", "replace_fields"]
 
 SIDE_BY_SIDE = 8
 """Candidates that run together."""
+ANEW = "Delete {}: the next build makes it anew."
+"""What to do with an answer that cannot be one."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Cache:
         self.folder = folder / "answers"
         self.trial = trial
         self.identity = json.dumps(identity, sort_keys=True)
+        self._first: Predictions | None = None
+        """What was read first; all answer the same samples."""
 
     def place(self, candidate: Candidate) -> Path:
         said: dict[str, Any] = {"kept": candidate.kept, "compensate": candidate.compensate}
@@ -93,22 +98,27 @@ class Cache:
                     mine = [(place, each) for place, each in said if place in missing]
                 everyone = [each for part in world.gather(mine) for each in part]
                 if world.is_main:
-                    self._make_folder()
+                    make_folder(self.folder)
                     for place, predictions in everyone:
                         write_predictions(predictions, place)
                 done += len(everyone)
                 self.trial.run.tick("candidates", done, len(candidates))
             world.gather(None)  # nobody reads before everything is written
 
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{self.folder}: cannot be made ({error.strerror})") from error
-
     def read(self, candidate: Candidate) -> Answers:
         """What one that was run answered; samples in an order of their own, in which halves are alike."""
-        return shuffled(read_predictions(self.place(candidate)))
+        place = self.place(candidate)
+        try:
+            said = read_predictions(place)
+        except DataError as error:
+            raise CheckpointError(error.message, hint=ANEW.format(place)) from error
+        first = self._first = self._first or said
+        if _shapes(said) != _shapes(first) or not torch.equal(said.labels, first.labels):
+            raise CheckpointError(
+                f"{place}: answers other samples than the rest of {self.folder}",
+                hint=ANEW.format(self.folder),
+            )
+        return shuffled(said)
 
     def _run(self, backbone: LoadedBackbone, chunk: Sequence[Candidate]) -> list[Predictions]:
         """A few candidates on all sets, in one pass over each."""
@@ -169,6 +179,12 @@ class _Several(Classifier):
     @property
     def members(self) -> int:
         return self._count
+
+
+def _shapes(said: Predictions) -> list[Any]:
+    """What must be alike of all answers."""
+    foreign = [None if each.logits is None else each.logits.shape for each in said.ood]
+    return [said.logits.shape, *foreign]
 
 
 def shuffled(said: Predictions) -> Answers:

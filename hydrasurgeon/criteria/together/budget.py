@@ -13,7 +13,7 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.measuring.planned_cost import CostModel, Part
 
-__all__ = ["Budget", "Costs", "parse_budgets"]
+__all__ = ["Budget", "Costs", "check_enough", "parse_budgets"]
 
 Unit = Literal["macs", "params", "ms"]
 BUDGET = re.compile(r"(macs|params|ms)=([0-9.,e+-]+)")
@@ -45,6 +45,15 @@ def parse_budgets(text: str) -> list[Budget]:
     if not all(0 < number < 1e9 for number in numbers):
         raise UsageError(f"--budget {text}: must be above 0", hint=hint)
     return [Budget(match[1], number) for number in numbers]  # type: ignore[arg-type]
+
+
+def check_enough(members: int | None, candidates: int) -> None:
+    """Refuse more members than there are candidates, the backbone among them."""
+    if members is not None and candidates < members:
+        raise UsageError(
+            f"--members {members}: there are {candidates} candidates",
+            hint="Ask for fewer members, or more --candidates.",
+        )
 
 
 class Costs:

@@ -16,7 +16,7 @@ LATEX = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
 """The same in LaTeX."""
 ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$", "·": r"$\cdot$", "<": r"\textless{}", ">": r"\textgreater{}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$", "·": r"$\cdot$", "<": r"\textless{}", "|": r"\textbar{}", ">": r"\textgreater{}",
 }  # fmt: skip
 """Characters that mean something to LaTeX, and how they are printed."""
 

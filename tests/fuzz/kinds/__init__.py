@@ -1,4 +1,4 @@
-"""The eight kinds of hostile input: how files come in from somewhere else."""
+"""The nine kinds of hostile input: how files come in from somewhere else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ KINDS = {
         Kind("datasets", "data sets: npz, jsonl, csv, parquet, lists, folders, tar", 60),
         Kind("predictions", "predictions files", 60),
         Kind("states", "states of interrupted searches and trainings", 12),
+        Kind("builds", "work folders of build: its state, and candidates' answers", 12),
         Kind("choices", "masks, recipes, class names and templates", 40),
-        Kind("images", "images", 526),
+        Kind("images", "images", 514),
     )
 }
