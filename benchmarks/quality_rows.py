@@ -283,7 +283,7 @@ def built(tune: bool, shop: Workshop) -> Row:
         task, specs = shop.task, shop.place.specs
         hs.build(
             shop.base, data=specs["train"], val=specs["val"], ood=[specs[task.chooses]], out=out, budget="macs=2.0", candidates=task.candidates,
-            criteria=task.criteria, score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", force=True, cache=shop.folder / "build",
+            score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", dtype=shop.place.dtype, force=True, cache=shop.folder / "build",
         )  # fmt: skip
         print(f"{shop.place.name} {shop.seed}: built", flush=True)
     return Row(shop.answers(out), shop._macs(out) / shop._macs(shop.base))
