@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 
 import torch
@@ -277,16 +280,32 @@ def hydra_circ(tuned: bool, behind: bool, shop: Workshop) -> Row:
 
 
 def built(tune: bool, shop: Workshop) -> Row:
-    """What `build` makes within twice the single model's multiply-adds."""
+    """What `build` makes within twice the single model's multiply-adds; members tuned where that is worth more on validation data."""
     out = shop.folder / f"built{'-tuned' if tune else ''}.safetensors"
     if not out.exists():
         task, specs = shop.task, shop.place.specs
         hs.build(
             shop.base, data=specs["train"], val=specs["val"], ood=[specs[task.chooses]], out=out, budget="macs=2.0", candidates=task.candidates,
             score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", dtype=shop.place.dtype, force=True, cache=shop.folder / "build",
+            tune=str(recipe(shop)) if tune else None,
         )  # fmt: skip
         print(f"{shop.place.name} {shop.seed}: built", flush=True)
     return Row(shop.answers(out), shop._macs(out) / shop._macs(shop.base))
+
+
+def recipe(shop: Workshop) -> Path:
+    """The task's recipe with its fields, as a file."""
+    text = resources.files("hydrasurgeon.tuning.recipes").joinpath(f"{shop.task.recipe}.toml").read_text()  # fmt: skip
+    fields = tomllib.loads(text)
+    tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], dict)}
+    fields["lr_grid"] = []
+    fields |= {name: float(value) if "." in value or "e" in value else int(value) for name, value in shop.task.tuning.items()}  # fmt: skip
+    lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    for table, values in tables.items():
+        lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]  # fmt: skip
+    out = shop.folder / "tuning.toml"
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return out
 
 
 SINGLES = {
@@ -307,6 +326,7 @@ ROWS: dict[str, Callable[[Workshop], Row]] = {
     "Hydra (Taylor) behind a trunk, training-free": partial(hydra_taylor, False, True),
     "Hydra (Circ) behind a trunk, training-free": partial(hydra_circ, False, True),
     "built within 2x": partial(built, False),
+    "built within 2x, tuned": partial(built, True),
     "Hydra (Taylor), tuned": partial(hydra_taylor, True, False),
     "Hydra (Circ), tuned": partial(hydra_circ, True, False),
     "Hydra (Taylor) behind a trunk, tuned": partial(hydra_taylor, True, True),
