@@ -73,7 +73,7 @@ def task(checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path,
             budget: hs.build(
                 checkpoint, data=options.train, val=options.val, ood=[options.choose], out=folder / f"hydra-{seed}.safetensors",
                 budget=f"macs={budget}", candidates=options.candidates, seed=seed, calibrate=False, dry_run=True, device="cpu",
-                criteria=options.criteria, score_limit=options.score_limit, dtype=options.dtype,
+                criteria=options.criteria, score_limit=options.score_limit, dtype=options.dtype, search=options.search,
                 cache=options.caches / f"seed-{seed}" / "build" if options.caches else None,
             )
             for budget in budgets
@@ -179,7 +179,11 @@ def models(options: argparse.Namespace, temporary: Path) -> tuple[Sequence[Path]
     options.choose, options.near = specs[about.chooses], specs[about.near[0]]
     options.far = [specs[name] for name in about.far]
     options.dtype, options.caches = place.dtype, place.cache
-    options.candidates, options.score_limit = about.candidates, about.limit
+    options.candidates, options.score_limit, options.search = (
+        about.candidates,
+        about.limit,
+        about.search,
+    )
     bases = [path for _, path in place.ensemble(1)]
     return bases, bases
 
@@ -201,7 +205,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="trained models, as benchmarks/quality.py keeps them")  # fmt: skip
     parser.add_argument("--only", type=int, action="append", help="seeds, of those that are counted")  # fmt: skip
     options = parser.parse_args()
-    options.dtype, options.caches = "float32", None
+    options.dtype, options.caches, options.search = "float32", None, "fast"
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
     results["machine"] = machine() | {"torch": version("torch")}
     if options.task == "choosing":

@@ -287,7 +287,7 @@ def built(tune: bool, shop: Workshop) -> Row:
         hs.build(
             shop.base, data=specs["train"], val=specs["val"], ood=[specs[task.chooses]], out=out, budget="macs=2.0", candidates=task.candidates,
             score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", dtype=shop.place.dtype, force=True, cache=shop.folder / "build",
-            tune=str(recipe(shop)) if tune else None,
+            search=task.search, tune=str(recipe(shop)) if tune else None,
         )  # fmt: skip
         print(f"{shop.place.name} {shop.seed}: built", flush=True)
     return Row(shop.answers(out), shop._macs(out) / shop._macs(shop.base))

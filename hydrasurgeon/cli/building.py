@@ -75,7 +75,10 @@ def build(
         ),
     ] = None,
     search: Annotated[
-        str, typer.Option("--search", metavar="HOW", help="Of circuits: exact, fast or naive.")
+        str,
+        typer.Option(
+            "--search", metavar="HOW", help="Of circuits: exact, fast, naive or attribution."
+        ),
     ] = "fast",
     score_limit: Annotated[
         int,

@@ -123,7 +123,7 @@ class BuildArguments(ClassNames, Run):
     criteria: str | None = None
     """Criteria by which candidates are pruned, with commas between them."""
     search: str = "fast"
-    """How circuits are searched: exact, fast or naive."""
+    """How circuits are searched: exact, fast, naive or attribution."""
     score_limit: int = 1000
     """Samples of the training data that heads are scored, and members repaired, on."""
     tune: str | None = None
