@@ -5,6 +5,7 @@ uncalibrated, so that only the choice counts. `random` is the mean of 100 triple
 Tasks are added to benchmarks/results/build.json one by one:
 
     python benchmarks/build.py fashion-mnist
+    python benchmarks/build.py minilm|dinov2 --shared ../shared --cache FOLDER      as benchmarks/quality_tasks.py makes them
     python benchmarks/build.py NAME --checkpoint c.safetensors --train D --val D --choose D --test D --near D --far D
     python benchmarks/build.py choosing        how long a choice among 200 candidates takes
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quality_tasks import TASKS, Place
 from surgery import machine
 
 import hydrasurgeon as hs
@@ -38,6 +40,7 @@ from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages import build_search
 
+ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "build.json"
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
 MODELS = ("backbone", "independent-2", "independent-3")
@@ -70,7 +73,8 @@ def task(checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path,
             budget: hs.build(
                 checkpoint, data=options.train, val=options.val, ood=[options.choose], out=folder / f"hydra-{seed}.safetensors",
                 budget=f"macs={budget}", candidates=options.candidates, seed=seed, calibrate=False, dry_run=True, device="cpu",
-                criteria=options.criteria, score_limit=options.score_limit,
+                criteria=options.criteria, score_limit=options.score_limit, dtype=options.dtype, search=options.search,
+                cache=options.caches / f"seed-{seed}" / "build" if options.caches else None,
             )
             for budget in budgets
         }  # fmt: skip
@@ -163,6 +167,27 @@ def choosing() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def models(options: argparse.Namespace, temporary: Path) -> tuple[Sequence[Path], Sequence[Path]]:
+    """The checkpoints, one a seed, and those that are a Deep Ensemble; of a task that is known with its data."""
+    shipped = [DEMO / f"{name}.safetensors" for name in MODELS]
+    if options.checkpoint or options.task not in TASKS or options.task == "fashion-mnist":
+        return (options.checkpoint, ()) if options.checkpoint else (shipped, shipped)
+    place = Place(options.task, (options.cache or temporary) / options.task, options.shared)
+    about, specs = place.task, place.specs
+    for name in ("train", "val", "test"):
+        setattr(options, name, specs[name])
+    options.choose, options.near = specs[about.chooses], specs[about.near[0]]
+    options.far = [specs[name] for name in about.far]
+    options.dtype, options.caches = place.dtype, place.cache
+    options.candidates, options.score_limit, options.search = (
+        about.candidates,
+        about.limit,
+        about.search,
+    )
+    bases = [path for _, path in place.ensemble(1)]
+    return bases, bases
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("task", nargs="?", default="fashion-mnist")
@@ -176,24 +201,29 @@ def main() -> None:
     parser.add_argument("--score-limit", type=int, default=1000)
     parser.add_argument("--budget", default="1.5,2.3")
     parser.add_argument("--folder", type=Path, help="where scores and answers are kept")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")  # fmt: skip
+    parser.add_argument("--cache", type=Path, help="trained models, as benchmarks/quality.py keeps them")  # fmt: skip
+    parser.add_argument("--only", type=int, action="append", help="seeds, of those that are counted")  # fmt: skip
     options = parser.parse_args()
+    options.dtype, options.caches, options.search = "float32", None, "fast"
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
     results["machine"] = machine() | {"torch": version("torch")}
     if options.task == "choosing":
         results["choosing"] = choosing()
     else:
-        options.far = options.far or ["demo:digits"]
-        shipped = [DEMO / f"{name}.safetensors" for name in MODELS]
-        sources = options.checkpoint or shipped
-        independent = () if options.checkpoint else shipped
         with tempfile.TemporaryDirectory() as temporary:
             folder = options.folder or Path(temporary)
-            folder.mkdir(exist_ok=True)
-            seeds = {
-                str(seed): task(sources[(seed - 1) % len(sources)], options, seed, folder, independent)
-                for seed in range(1, options.seeds + 1)
-            }  # fmt: skip
-        results["tasks"][options.task] = {"seeds": seeds, "budgets": options.budget}
+            folder.mkdir(parents=True, exist_ok=True)
+            sources, independent = models(options, Path(temporary))
+            options.far = options.far or ["demo:digits"]
+            about = results["tasks"].setdefault(options.task, {"seeds": {}})
+            about |= {"budgets": options.budget, "dtype": options.dtype}
+            for seed in options.only or range(1, options.seeds + 1):
+                row = task(sources[(seed - 1) % len(sources)], options, seed, folder, independent)
+                results = json.loads(RESULTS.read_text()) | {"machine": results["machine"]}
+                results["tasks"].setdefault(options.task, about)["seeds"][str(seed)] = row
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        return
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -3,7 +3,8 @@
 Tasks, data and models stand in benchmarks/quality_tasks.py, the compared models in benchmarks/quality_rows.py, the ablations in
 benchmarks/quality_ablations.py. Everything that is made (weights, logits) lies in --cache, and is not made again; each piece, one row of one seed,
 is added to benchmarks/results/quality.json as it comes, so that a run may be stopped and go on. With --shared the data and weights of the two
-tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer foreign sets and the demo's Deep Ensemble.
+tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer foreign sets and the demo's Deep Ensemble. Its
+rivals of benchmarks/rivals_trained.py want torch-uncertainty, one of the development packages (`pip install torch-uncertainty`), or are left out.
 
     python benchmarks/quality.py fashion-mnist [--piece "Deep Ensemble"] [--seeds 1,2,3] [--shared ../shared] [--cache FOLDER] [--ablations]
 """
@@ -24,6 +25,7 @@ from answers import Answers
 from quality_ablations import ABLATIONS
 from quality_rows import ROWS, Row, Workshop
 from quality_tasks import TASKS, Place, Task
+from rivals_trained import Absent
 from surgery import machine
 from torch import Tensor
 
@@ -153,6 +155,9 @@ def main() -> None:
                 began = time.process_time()
                 try:
                     result = measured(place.task, rows[name](shop), seed)
+                except Absent as word:
+                    print(f"left out: {word}", flush=True)
+                    continue
                 except Exception:  # the other pieces do not need this one
                     traceback.print_exc()
                     continue

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 
 import torch
 from answers import Answers, together
 from quality_tasks import Place, Task
 from rivals import Laplace, duo
+from rivals_trained import RIVALS, multiply_adds, rival
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -96,6 +100,24 @@ class Workshop:
                         parts.setdefault(key, []).append(tensor if key == "labels" else tensor.float())  # fmt: skip
         order = torch.cat([batch.index for batch in batches]).argsort()
         return {key: torch.cat(tensors)[order] for key, tensors in parts.items()}
+
+    def logits(self, name: str, made: Callable[[], Classifier]) -> Answers:
+        """Logits alone, on what is reported and on what calibrates; each set kept in a file, and the model made if one is not there."""
+        folder = self.folder / "answers" / name
+        sets = {}
+        model: Classifier | None = None
+        for source in self.place.sources:
+            if source in ("train", "perturbed"):
+                continue
+            kept = folder / f"{source}.safetensors"
+            if not kept.exists():
+                model = model or made()
+                tensors = self.ran(model, source, features=False)
+                folder.mkdir(parents=True, exist_ok=True)
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, kept)
+            read = load_file(kept)
+            sets[source] = Outputs(read["logits"], None, read.get("labels"))
+        return Answers(sets, [])
 
     def scored(self, criterion: str, *, layers: str | None = None, remove: int | None = None) -> Path:  # fmt: skip
         """The base with this criterion's scores in its manifest."""
@@ -184,25 +206,24 @@ def single_more(shop: Workshop) -> Row:
 def mc_dropout(shop: Workshop) -> Row:
     """Tuned by the same steps with dropout, which then stays on."""
     path = shop.tuned(shop.base, 0, dropout=CHANCE)
-    folder = shop.folder / "answers" / "mc-dropout"
-    folder.mkdir(parents=True, exist_ok=True)
-    sets = {}
-    model: Classifier | None = None
-    for name in shop.place.sources:
-        if name in ("train", "perturbed"):
-            continue
-        kept = folder / f"{name}.safetensors"
-        if not kept.exists():
-            if model is None:
-                model = as_classifier(open_checkpoint(path), device="cpu")
-                for each in family_of(model.manifest.model).dropouts(model.module):
-                    each.p = float(CHANCE)
-                model = Sampled(MonteCarlo(model.module, PASSES, shop.seed), model.manifest, model.transform).eval()  # fmt: skip
-            tensors = shop.ran(model, name, features=False)
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, kept)
-        read = load_file(kept)
-        sets[name] = Outputs(read["logits"], None, read.get("labels"))
-    return Row(Answers(sets, []), float(PASSES), features=False)
+
+    def model() -> Classifier:
+        loaded = as_classifier(open_checkpoint(path), device="cpu")
+        for each in family_of(loaded.manifest.model).dropouts(loaded.module):
+            each.p = float(CHANCE)
+        return Sampled(MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform).eval()  # fmt: skip
+
+    return Row(shop.logits("mc-dropout", model), float(PASSES), features=False)
+
+
+def trained_rival(name: str, shop: Workshop) -> Row:
+    """From random weights, by the same steps as the base."""
+
+    def model() -> Classifier:
+        base = as_classifier(open_checkpoint(shop.base), device="cpu")
+        return rival(name, shop.place, shop.seed, shop.folder, base)
+
+    return Row(shop.logits(name.lower(), model), multiply_adds(name), features=False)
 
 
 def laplace(shop: Workshop) -> Row:
@@ -277,16 +298,32 @@ def hydra_circ(tuned: bool, behind: bool, shop: Workshop) -> Row:
 
 
 def built(tune: bool, shop: Workshop) -> Row:
-    """What `build` makes within twice the single model's multiply-adds."""
+    """What `build` makes within twice the single model's multiply-adds; members tuned where that is worth more on validation data."""
     out = shop.folder / f"built{'-tuned' if tune else ''}.safetensors"
     if not out.exists():
         task, specs = shop.task, shop.place.specs
         hs.build(
             shop.base, data=specs["train"], val=specs["val"], ood=[specs[task.chooses]], out=out, budget="macs=2.0", candidates=task.candidates,
-            criteria=task.criteria, score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", force=True, cache=shop.folder / "build",
+            score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", dtype=shop.place.dtype, force=True, cache=shop.folder / "build",
+            search=task.search, tune=str(recipe(shop)) if tune else None,
         )  # fmt: skip
         print(f"{shop.place.name} {shop.seed}: built", flush=True)
     return Row(shop.answers(out), shop._macs(out) / shop._macs(shop.base))
+
+
+def recipe(shop: Workshop) -> Path:
+    """The task's recipe with its fields, as a file."""
+    text = resources.files("hydrasurgeon.tuning.recipes").joinpath(f"{shop.task.recipe}.toml").read_text()  # fmt: skip
+    fields = tomllib.loads(text)
+    tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], dict)}
+    fields["lr_grid"] = []
+    fields |= {name: float(value) if "." in value or "e" in value else int(value) for name, value in shop.task.tuning.items()}  # fmt: skip
+    lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    for table, values in tables.items():
+        lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]  # fmt: skip
+    out = shop.folder / "tuning.toml"
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return out
 
 
 SINGLES = {
@@ -301,12 +338,14 @@ ROWS: dict[str, Callable[[Workshop], Row]] = {
     "LoRA-Ensemble": lora,
     "Last-layer Laplace": laplace,
     "Asymmetric Duo": asymmetric_duo,
+    **{name: partial(trained_rival, name) for name in RIVALS},
     **{f"{name}, training-free": partial(one, c, False) for name, c in SINGLES.items() if c.partition("-")[0] in CRITERIA},
     "Hydra (Taylor), training-free": partial(hydra_taylor, False, False),
     "Hydra (Circ), training-free": partial(hydra_circ, False, False),
     "Hydra (Taylor) behind a trunk, training-free": partial(hydra_taylor, False, True),
     "Hydra (Circ) behind a trunk, training-free": partial(hydra_circ, False, True),
     "built within 2x": partial(built, False),
+    "built within 2x, tuned": partial(built, True),
     "Hydra (Taylor), tuned": partial(hydra_taylor, True, False),
     "Hydra (Circ), tuned": partial(hydra_circ, True, False),
     "Hydra (Taylor) behind a trunk, tuned": partial(hydra_taylor, True, True),

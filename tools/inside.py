@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-__all__ = ["CORRUPTIONS", "PROBE", "corruptions", "probe"]
+__all__ = ["CORRUPTIONS", "PROBE", "corruptions", "insights", "probe"]
 
 CORRUPTIONS = ("<!-- corruptions: tools/render_docs.py writes them from benchmarks/results/corruptions.json -->", "<!-- end of corruptions -->")  # fmt: skip
 PROBE = ("<!-- probe: tools/render_docs.py writes it from benchmarks/results/probe.json -->", "<!-- end of probe -->")  # fmt: skip
@@ -56,6 +56,31 @@ def probe(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def insights(results: dict[str, Any]) -> list[tuple[str, str, bool, str]]:
+    """What the paper says of the inside: where, the claim, whether it held, and in how many cases."""
+    rows = [row for methods in results["conditions"].values() for row in methods.values()]
+    curved = sum(row["hessian"]["mean_holds"] for row in rows)
+    widened = sum(row["losses"]["widens"] for row in rows)
+    both = [row["losses"]["widens"] for row in rows if row["gradient"]["holds"] and row["hessian"]["along_holds"]]  # fmt: skip
+    changes = [change for kinds in results["separation"].values() for change in _changes(kinds)]
+    more = sum(all(part > 0 for part in change) for change in changes)
+    where = "([docs/probe.md](probe.md))"
+    return [
+        ("3.2, B.1", "The loss is more curved on noisy data: the mean difference of the Hessians' diagonals is positive", curved == len(rows), f"in {curved} of {len(rows)} removals {where}"),
+        ("3.2", "Proposition 1: where both conditions hold, pruning widens the gap between noisy and clean loss", bool(both) and all(both), f"both hold along the removal in {len(both)} of {len(rows)}, of which {sum(both)} widen; the gap widens in {widened} of all {where}"),
+        ("B.2, Table 5", "CircOOD's heads tell foreign data further apart, in Euclidean and in Mahalanobis distance", more == len(changes), f"both grow in {more} of {len(changes)} cases {where}"),
+    ]  # fmt: skip
+
+
+def _changes(kinds: dict[str, Any]) -> list[list[float]]:
+    """Of each foreign set: how much further it lies from a circuit's heads than from all, by both distances."""
+    sets = [key for key in kinds["dense"] if key not in ("auroc", "accuracy")]
+    return [
+        [kinds["circuit"][name][key] - kinds["dense"][name][key] for key in ("euclidean", "mahalanobis")]
+        for name in sets
+    ]  # fmt: skip
+
+
 def _in_words(rows: list[dict[str, Any]]) -> str:
     count = len(rows)
     first = sum(row["gradient"]["holds"] for row in rows)
@@ -81,11 +106,10 @@ def _separation(rows: dict[str, Any]) -> list[str]:
         "| model | foreign | Euclidean, whole → circuit | Mahalanobis | AUROC (msp) |",
         "|---|---|---:|---:|---:|",
     ]
-    changes = []
+    changes = [change for kinds in rows.values() for change in _changes(kinds)]
     for name, kinds in rows.items():
         for foreign in (key for key in kinds["dense"] if key not in ("auroc", "accuracy")):
             whole, part = kinds["dense"][foreign], kinds["circuit"][foreign]
-            changes.append([part[key] - whole[key] for key in ("euclidean", "mahalanobis")])
             auroc = [kinds[kind]["auroc"][foreign] for kind in ("dense", "circuit")]
             pairs = [f"{whole[key]:.2f} → {part[key]:.2f}" for key in ("euclidean", "mahalanobis")]
             lines.append(f"| {name} | {foreign} | {pairs[0]} | {pairs[1]} | {auroc[0]:.3f} → {auroc[1]:.3f} |")  # fmt: skip

@@ -588,7 +588,7 @@ def main() -> None:
         put_between(ROOT / "docs" / "probe.md", *PROBE, probe(looked))
     quality = result("quality")
     if quality is not None:
-        (ROOT / "docs" / "evidence.md").write_text(evidence(quality), encoding="utf-8")
+        (ROOT / "docs" / "evidence.md").write_text(evidence(quality, looked), encoding="utf-8")
     tried = reliability(result("fuzz"), result("crash"))
     (ROOT / "docs" / "reliability.md").write_text(tried, encoding="utf-8")
 

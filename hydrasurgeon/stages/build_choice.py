@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -163,8 +163,9 @@ class _Making:
         files = [self.source if not i else self.member(i) for i in members]
         commands = list(pruned)
         if tuned:
-            commands += [self.tuning(file) for file in files]
-            files = [self.tuned_name(file) for file in files]
+            behind = self.behind(members)
+            commands += [self.tuning(file, behind) for file in files]
+            files = [self.tuned_name(file, behind) for file in files]
         calibrate = self.arguments.calibrate
         last = files[0]
         if len(files) > 1:
@@ -196,22 +197,34 @@ class _Making:
             del keywords["compensate"]
         return Command("prune", (self.source,), keywords, self.member(number))
 
-    def tuned_name(self, file: Path) -> Path:
+    def behind(self, members: Sequence[int]) -> dict[str, str]:
+        """Fields of the recipe that let a trunk be: only the layers in which members differ are tuned, so that they still share the others."""
+        from hydrasurgeon.tuning.recipes import load_recipe
+
+        model = self.search.costs.model
+        trunk = model.trunk([self.search.costs.parts[i] for i in members])
+        if not trunk:
+            return {}
+        last = load_recipe(str(self.arguments.tune), {}).last_blocks
+        own = len(model.layers) - trunk
+        return {"last_blocks": str(own if last is None else min(own, last))}
+
+    def tuned_name(self, file: Path, fields: Mapping[str, str]) -> Path:
         """Another recipe of the same name, or one that was edited, gives another file."""
         from hydrasurgeon.tuning.recipes import load_recipe
 
         recipe = str(self.arguments.tune)
-        content = hashlib.sha256(repr(load_recipe(recipe, {})).encode()).hexdigest()[:8]
+        content = hashlib.sha256(repr(load_recipe(recipe, fields)).encode()).hexdigest()[:8]
         name = f"{file.name.removesuffix('.safetensors')}-{Path(recipe).stem}-{content}"
         return self.work / f"{name}.safetensors"
 
-    def tuning(self, file: Path) -> Command:
+    def tuning(self, file: Path, fields: Mapping[str, str]) -> Command:
         arguments = self.arguments
         keywords = {
-            "recipe": arguments.tune, "data": arguments.data, "freeze": "mlp,embedding", **arguments.names,
-            "limit": arguments.limit, "seed": arguments.seed,
+            "recipe": arguments.tune, "data": arguments.data, "freeze": "mlp,embedding", "set": fields or None,
+            **arguments.names, "limit": arguments.limit, "seed": arguments.seed,
         }  # fmt: skip
-        return Command("finetune", (file,), keywords, self.tuned_name(file))
+        return Command("finetune", (file,), keywords, self.tuned_name(file, fields))
 
     def calibration(self, source: Path) -> Command:
         arguments = self.arguments
@@ -232,11 +245,13 @@ class _Making:
         self, members: Sequence[int], choosing: _Choosing, budget: Budget
     ) -> tuple[list[Row], _Tuned | None]:
         """The single model and the members given the same steps; the hydra of those where it is worth more, within the budget."""
-        files = [self.source, *(self.source if not i else self.member(i) for i in members)]
-        steps = [self.pruning(i) for i in members if i]
-        for command in [*steps, *(self.tuning(file) for file in dict.fromkeys(files))]:
+        behind = self.behind(members)
+        files = {i: self.source if not i else self.member(i) for i in members}
+        tunings = [self.tuning(self.source, {}), *(self.tuning(files[i], behind) for i in members)]
+        for command in [*(self.pruning(i) for i in members if i), *tunings]:
             self.make(command)
-        single, *ours = (self.tuned_name(file) for file in files)
+        single = self.tuned_name(self.source, {})
+        ours = [self.tuned_name(files[i], behind) for i in members]
         made = ours[0]
         if len(ours) > 1:
             fusing = self.fusion(ours)

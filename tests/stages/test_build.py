@@ -237,6 +237,25 @@ def test_one_member_needs_no_weight(task: Task) -> None:
     assert "--weights fit: one member was chosen, which needs no weight" in built.notes
 
 
+def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the layers in which they differ are tuned, so that a tuned hydra costs about what the choice does."""
+    search: list[Any] = []
+    chosen = build_choice.chosen
+
+    def behind(found: Any, arguments: Any, **more: Any) -> Any:
+        search.append(found)
+        late = [i for i, c in enumerate(found.candidates) if c.layers and not c.repairs]
+        monkeypatch.setattr(build_choice, "choose", lambda pool, **how: Choice(late[:2], 1.0))
+        return chosen(found, arguments, **more)
+
+    monkeypatch.setattr(build_choice, "chosen", behind)
+    built = task.build(tune="demo", limit=60, candidates=24, budget="macs=9", calibrate=False)
+    rows = {row.name: row for row in built.rows}
+    # The first layer behind the trunk shares its projections only as long as nobody tunes them.
+    tuned, plain = (rows[f"the choice, {how}"].cost["macs"] for how in ("tuned", "not tuned"))
+    assert plain <= tuned <= plain + 0.05
+
+
 @pytest.mark.parametrize(
     ("more", "error", "says"),
     [

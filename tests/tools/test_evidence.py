@@ -41,6 +41,22 @@ def test_gains_are_paired_by_seed(page: Any) -> None:
     assert page.gain(table, "a", "b", "auroc_mean").seeds == 2
 
 
+def test_severe_shifts_are_claims_of_their_own(page: Any) -> None:
+    """Brier scores count the other way round."""
+    kinds = {"shift_accuracy": 0.6, "shift_accuracy_4": 0.5, "shift_accuracy_5": 0.4, "shift_brier": 0.5}  # fmt: skip
+    hydra = {str(seed): dict(kinds) for seed in (1, 2, 3)}
+    ensemble = {seed: {"shift_accuracy": 0.65, "shift_accuracy_4": 0.4, "shift_accuracy_5": 0.3, "shift_brier": 0.4} for seed in hydra}  # fmt: skip
+    shift = {"Hydra (Taylor), tuned": hydra, "Deep Ensemble": ensemble}
+    lines = page._claims({"some": {"rows": {}, "shift": shift}}, None)
+    verdicts = {line.split("|")[2].strip(): line.split("|")[3].strip() for line in lines if line.startswith("| E.1")}  # fmt: skip
+    assert verdicts == {
+        "Under ImageNet-C's corruptions Hydra (Taylor) is more accurate than the single model": "not measured yet",
+        "… and within a point of a Deep Ensemble": "**not held**",
+        "… and more accurate than a Deep Ensemble at severities 4 and 5": "**held**",
+        "… with Brier scores within a point of a Deep Ensemble's": "**not held**",
+    }  # fmt: skip
+
+
 def test_the_goal_takes_the_best_hydra_within_the_cost(page: Any) -> None:
     table = {
         "Single": rows(0.7, 0.7, 0.7), "Deep Ensemble": rows(0.8, 0.8, 0.8, macs=3.0),
@@ -58,8 +74,9 @@ def test_the_page_is_what_the_results_say(page: Any) -> None:
     path = ROOT / "benchmarks" / "results" / "quality.json"
     results = json.loads(path.read_text())
     text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
-    assert text == page.evidence(results), "run tools/render_docs.py"
-    names = {name for task in results["tasks"].values() for kind in ("rows", "ablations") for name in task.get(kind, {})}  # fmt: skip
+    looked = json.loads((path.parent / "probe.json").read_text())
+    assert text == page.evidence(results, looked), "run tools/render_docs.py"
+    names = {name for task in results["tasks"].values() for kind in ("rows", "ablations", "shift") for name in task.get(kind, {})}  # fmt: skip
     assert names
     for claim in page.CLAIMS:
         row = f"| {claim.where} | {claim.says} |"

@@ -1,0 +1,84 @@
+"""The paper's Tables 13 and 14 in small: accuracy and Brier scores under ImageNet-C's corruptions, of models that benchmarks/quality.py made.
+
+All fifteen at five severities, on the first samples of the task's test data. It reads what lies in quality.py's --cache, makes what is not there,
+and adds its figures to benchmarks/results/quality.json.
+
+    python benchmarks/quality_shift.py fashion-mnist --cache FOLDER [--shared ../shared] [--seeds 1,2,3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quality import RESULTS, ROOT
+from quality_rows import CIRCUITS, Workshop
+from quality_tasks import Place
+
+import hydrasurgeon as hs
+
+LIMIT = 300
+"""Samples of the test data; each is spoiled seventy-five times."""
+
+
+def hydra(name: str, shop: Workshop) -> list[Path]:
+    """The tuned hydra of quality.py, as one file."""
+    out = shop.folder / f"shift-{name}.safetensors"
+    if not out.exists():
+        if name == "taylor":
+            members = [shop.tuned(shop.member("taylor", draw=i + 1), i) for i in range(3)]
+        else:
+            members = [shop.tuned(shop.member(criterion), 0) for criterion in CIRCUITS]
+        hs.fuse(members, out=out, mlp="separate", force=True)
+    return [out]
+
+
+MODELS: dict[str, Callable[[Workshop], Sequence[Path]]] = {
+    "Single": lambda shop: [shop.base],
+    "Deep Ensemble": lambda shop: [path for _, path in shop.place.ensemble(shop.seed)],
+    "Taylor, tuned": lambda shop: [shop.tuned(shop.member("taylor"), 0)],
+    "Hydra (Taylor), tuned": lambda shop: hydra("taylor", shop),
+    "Hydra (Circ), tuned": lambda shop: hydra("circ", shop),
+    "built within 2x": lambda shop: [shop.folder / "built.safetensors"],
+}
+
+
+def measured(paths: Sequence[Path], place: Place) -> dict[str, Any]:
+    evaluation = hs.evaluate(
+        list(paths), data=place.specs["test"], limit=LIMIT, corrupt=["all"], ensemble=len(paths) > 1, no_decision=True, device="cpu",
+        dtype=place.dtype,
+    )  # fmt: skip
+    average = evaluation.report.results[0].shift_average
+    assert average is not None
+    found: dict[str, Any] = {"shift_accuracy": average.accuracy, "shift_brier": average.brier}
+    for severity, mean in average.severities.items():
+        found |= {f"shift_accuracy_{severity}": mean.accuracy, f"shift_brier_{severity}": mean.brier}  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("task", choices=("fashion-mnist", "dinov2"))
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")  # fmt: skip
+    parser.add_argument("--cache", type=Path, required=True, help="quality.py's")
+    options = parser.parse_args()
+    place = Place(options.task, options.cache / options.task, options.shared)
+    for seed in map(int, options.seeds.split(",")):
+        shop = Workshop(place, seed)
+        for name, make in MODELS.items():
+            results = json.loads(RESULTS.read_text())
+            if str(seed) in results["tasks"][options.task].get("shift", {}).get(name, {}):
+                continue
+            cells = measured(make(shop), place)
+            results = json.loads(RESULTS.read_text())
+            results["tasks"][options.task].setdefault("shift", {}).setdefault(name, {})[str(seed)] = cells  # fmt: skip
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            print(options.task, seed, name, cells["shift_accuracy"], cells["shift_brier"], flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
