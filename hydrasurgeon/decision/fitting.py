@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.probabilities import Labels, nll
+from hydrasurgeon.decision.probabilities import Labels
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import (
     FITTED,
@@ -28,7 +28,7 @@ from hydrasurgeon.decision.scores.fitted import (
 )
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import OodRule, State
-from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, fit_temperature
+from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, nll_of, temperature_of
 from hydrasurgeon.errors import DataError
 
 __all__ = ["Fitted", "Outputs", "Promise", "fit_state", "flag_threshold", "halves"]
@@ -48,7 +48,7 @@ class Outputs:
     """None where only scores of the logits are asked for."""
     labels: Int[Tensor, " sample"] | None = None
 
-    def at(self, rows: Tensor) -> Outputs:
+    def at(self, rows: Tensor | slice) -> Outputs:
         return Outputs(
             self.logits[rows],
             None if self.features is None else self.features[rows],
@@ -115,8 +115,8 @@ def fit_state(
     held = fitting
     if evidence is None and val.features is not None:
         cut = int(SHARE * len(fitting.logits))
-        evidence = _gathered(fitting.at(torch.arange(cut)), classifiers, seed)
-        held = fitting.at(torch.arange(cut, len(fitting.logits)))
+        evidence = _gathered(fitting.at(slice(cut)), classifiers, seed)
+        held = fitting.at(slice(cut, None))
     temperature, joint, before, after = _calibration(fitting, certifying)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, zero_shot)
     assert fitting.labels is not None
@@ -185,8 +185,8 @@ def _calibration(
     if joint is not None:
         cut = len(fitting.logits) // 2
         first, second = (
-            fitting.at(torch.arange(cut)),
-            fitting.at(torch.arange(cut, len(fitting.logits))),
+            fitting.at(slice(cut)),
+            fitting.at(slice(cut, None)),
         )
         inner = _crossed((_constants(first), second), (_constants(second), first))
         joint = joint if inner["joint"] < inner["temperature"] else None
@@ -196,7 +196,7 @@ def _calibration(
 def _constants(outputs: Outputs) -> _Constants:
     labels = _labels(outputs)
     joint = fit_joint(outputs.logits, labels) if outputs.logits.shape[1] > 1 else None
-    return _Constants(fit_temperature(calibrated(outputs.logits), labels), joint)
+    return _Constants(temperature_of(outputs.logits, labels), joint)
 
 
 def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
@@ -205,11 +205,11 @@ def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
     for constants, part in pairs:
         labels = _labels(part)
         losses = {
-            "before": nll(calibrated(part.logits), labels),
-            "temperature": nll(calibrated(part.logits, constants.temperature), labels),
+            "before": nll_of(part.logits, labels),
+            "temperature": nll_of(part.logits, labels, constants.temperature),
         }
         if constants.joint is not None:
-            losses["joint"] = nll(calibrated(part.logits, joint=constants.joint), labels)
+            losses["joint"] = nll_of(part.logits, labels, joint=constants.joint)
         for name, loss in losses.items():
             totals[name] = totals.get(name, 0.0) + len(labels) * loss
     count = sum(len(part.logits) for _, part in pairs)

@@ -22,12 +22,13 @@ from hydrasurgeon.decision.probabilities import (
     Labels,
     Logits,
     Probs,
+    by_pieces,
     in_pieces,
     mean_probs,
     nll,
 )
 
-__all__ = ["Joint", "calibrated", "fit_joint", "fit_temperature"]
+__all__ = ["Joint", "calibrated", "fit_joint", "fit_temperature", "nll_of", "temperature_of"]
 
 # Between what every calibration constant is sought: beyond, one class has it all, or all have the same.
 LOW, HIGH = 0.05, 20.0
@@ -58,19 +59,34 @@ class Joint:
 
 def calibrated(logits: Logits, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
     """Probabilities by the joint calibration where there is one, else by temperature."""
-    pieces = in_pieces(logits, ROWS)
-    return torch.cat(
-        [mean_probs(rows, temperature) if joint is None else joint(rows) for rows in pieces]
+    return by_pieces(
+        lambda rows: mean_probs(rows, temperature) if joint is None else joint(rows), logits, ROWS
     )
 
 
-def fit_temperature(probs: Probs, labels: Labels) -> float:
-    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it).
+def nll_of(
+    logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None
+) -> float:
+    """`nll` of what is calibrated, without all of it at once."""
+    pieces = zip(in_pieces(logits, ROWS), in_pieces(labels, ROWS), strict=True)
+    of_truth = [calibrated(rows, temperature, joint).gather(1, truth[:, None]) for rows, truth in pieces]  # fmt: skip
+    return nll(torch.cat(of_truth), torch.zeros_like(labels))
 
-    −ln softmax(ln p / T)_y = ln Σ_c exp(ln p_c / T) − ln p_y / T, some rows at a time, each less its largest.
-    """
-    logs = probs.clamp_min(TINY).log_()
-    logs -= logs.amax(dim=-1, keepdim=True)
+
+def fit_temperature(probs: Probs, labels: Labels) -> float:
+    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it)."""
+    return _temperature(probs.clamp_min(TINY).log_(), labels)
+
+
+def temperature_of(logits: Logits, labels: Labels) -> float:
+    """`fit_temperature` of what logits make, of which only the logarithms are held."""
+    return _temperature(by_pieces(lambda rows: mean_probs(rows).clamp_min_(TINY).log_(), logits, ROWS), labels)  # fmt: skip
+
+
+def _temperature(logs: Probs, labels: Labels) -> float:
+    """−ln softmax(ln p / T)_y = ln Σ_c exp(ln p_c / T) − ln p_y / T, some rows at a time, each less its largest."""
+    for piece in in_pieces(logs, ROWS):
+        piece -= piece.amax(dim=-1, keepdim=True)
     of_truth = logs.gather(1, labels[:, None])[:, 0]
     pieces = logs.split(max(1, ELEMENTS // logs.shape[-1]))
     least = math.log(TINY)
