@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import Labels, Probs, Scores
+from hydrasurgeon.decision.probabilities import Labels, Probs, Scores, in_pieces
 from hydrasurgeon.errors import DataError
 
 __all__ = ["METHODS", "Conformal", "Method", "Penalty", "fit_conformal", "fit_penalty", "quantile", "samples_needed"]  # fmt: skip
@@ -30,6 +30,8 @@ METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
 WEIGHTS = (0.001, 0.01, 0.1, 0.2, 0.5)
 # Sums of probabilities in another order differ by less: what a set holds must not depend on it.
 ROUNDING = 1e-12
+# Samples that are scored at a time.
+ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def fit_conformal(
     penalty: Penalty | None = None,
 ) -> Conformal:
     """Calibrate on samples that neither the model nor its temperature, nor `penalty`, was fitted on."""
-    of_truth = conformity(probs, method, penalty).gather(1, labels[:, None])[:, 0]
+    pieces = zip(in_pieces(probs, ROWS), in_pieces(labels, ROWS), strict=True)
+    of_truth = torch.cat([conformity(rows, method, penalty).gather(1, truth[:, None])[:, 0] for rows, truth in pieces])  # fmt: skip
     return Conformal(method, coverage, quantile(of_truth, coverage), penalty)
 
 

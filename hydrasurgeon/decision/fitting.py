@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
-from hydrasurgeon.decision.probabilities import Labels, Probs, Scores, nll
+from hydrasurgeon.decision.probabilities import Labels, Probs, Scores
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import (
     FITTED,
@@ -28,7 +28,7 @@ from hydrasurgeon.decision.scores.fitted import (
 )
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import OodRule, State
-from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, fit_temperature
+from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, nll_of, temperature_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.mixture import Mixture, among
 
@@ -51,7 +51,7 @@ class Outputs:
     mixture: Mixture | None = None
     """The weights of the members that said it."""
 
-    def at(self, rows: Tensor) -> Outputs:
+    def at(self, rows: Tensor | slice) -> Outputs:
         return Outputs(
             self.logits[rows],
             None if self.features is None else self.features[rows],
@@ -133,8 +133,8 @@ def fit_state(
     held = fitting
     if evidence is None and val.features is not None:
         cut = int(SHARE * len(fitting.logits))
-        evidence = _gathered(fitting.at(torch.arange(cut)), classifiers, seed)
-        held = fitting.at(torch.arange(cut, len(fitting.logits)))
+        evidence = _gathered(fitting.at(slice(cut)), classifiers, seed)
+        held = fitting.at(slice(cut, None))
     temperature, joint, before, after = _calibration(fitting, certifying)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, zero_shot)
     assert fitting.labels is not None
@@ -203,8 +203,8 @@ def _calibration(
     if joint is not None:
         cut = len(fitting.logits) // 2
         first, second = (
-            fitting.at(torch.arange(cut)),
-            fitting.at(torch.arange(cut, len(fitting.logits))),
+            fitting.at(slice(cut)),
+            fitting.at(slice(cut, None)),
         )
         inner = _crossed((_constants(first), second), (_constants(second), first))
         joint = joint if inner["joint"] < inner["temperature"] else None
@@ -216,7 +216,7 @@ def _constants(outputs: Outputs) -> _Constants:
     joint = None
     if outputs.logits.shape[1] > 1:
         joint = fit_joint(outputs.logits, labels, outputs.mixture)
-    return _Constants(fit_temperature(outputs.probs(), labels), joint)
+    return _Constants(temperature_of(outputs.logits, labels, outputs.mixture), joint)
 
 
 def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
@@ -225,11 +225,13 @@ def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
     for constants, part in pairs:
         labels = _labels(part)
         losses = {
-            "before": nll(part.probs(), labels),
-            "temperature": nll(part.probs(constants.temperature), labels),
+            "before": nll_of(part.logits, labels, mixture=part.mixture),
+            "temperature": nll_of(part.logits, labels, constants.temperature, mixture=part.mixture),
         }
         if constants.joint is not None:
-            losses["joint"] = nll(part.probs(joint=constants.joint), labels)
+            losses["joint"] = nll_of(
+                part.logits, labels, joint=constants.joint, mixture=part.mixture
+            )
         for name, loss in losses.items():
             totals[name] = totals.get(name, 0.0) + len(labels) * loss
     count = sum(len(part.logits) for _, part in pairs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydrasurgeon.files.mixture import Mixture
 
-__all__ = ["TINY", "Labels", "Logits", "Probs", "Scores", "in_pieces", "mean_probs", "member_probs", "nll", "over_members", "tempered"]  # fmt: skip
+__all__ = ["TINY", "Labels", "Logits", "Probs", "Scores", "by_pieces", "in_pieces", "mean_probs", "member_probs", "nll", "over_members", "tempered"]  # fmt: skip
 
 Logits = Float[Tensor, "sample member klass"]
 Probs = Float[Tensor, "sample klass"]
@@ -47,6 +47,21 @@ def tempered(probs: Probs, temperature: float) -> Probs:
 def nll(probs: Probs, labels: Labels) -> float:
     """mean −ln p_y; a probability of exactly 0 counts as 1e-300."""
     return float(-probs.gather(1, labels[:, None]).clamp_min(TINY).log().mean())
+
+
+def by_pieces(function: Callable[[Tensor], Tensor], rows: Tensor, most: int) -> Tensor:
+    """What a function makes of each row, so many rows at a time; beside the result no more than one piece is held."""
+    first, *others = in_pieces(rows, most)
+    made = function(first)
+    if not others:
+        return made
+    whole = made.new_empty(len(rows), *made.shape[1:])
+    whole[: len(made)] = made
+    done = len(made)
+    for piece in others:
+        whole[done : done + len(piece)] = function(piece)
+        done += len(piece)
+    return whole
 
 
 def in_pieces(rows: Tensor, most: int) -> Sequence[Tensor]:

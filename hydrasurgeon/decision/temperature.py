@@ -24,6 +24,7 @@ from hydrasurgeon.decision.probabilities import (
     Labels,
     Logits,
     Probs,
+    by_pieces,
     in_pieces,
     mean_probs,
     nll,
@@ -31,7 +32,7 @@ from hydrasurgeon.decision.probabilities import (
 )
 from hydrasurgeon.files.mixture import Mixture
 
-__all__ = ["Joint", "calibrated", "fit_joint", "fit_temperature"]
+__all__ = ["Joint", "calibrated", "fit_joint", "fit_temperature", "nll_of", "temperature_of"]
 
 # Between what every calibration constant is sought: beyond, one class has it all, or all have the same.
 LOW, HIGH = 0.05, 20.0
@@ -70,16 +71,36 @@ def calibrated(
     def one(rows: Logits) -> Probs:
         return mean_probs(rows, temperature, mixture) if joint is None else joint(rows, mixture)
 
-    return torch.cat([one(rows) for rows in in_pieces(logits, ROWS)])
+    return by_pieces(one, logits, ROWS)
+
+
+def nll_of(
+    logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None, mixture: Mixture | None = None
+) -> float:  # fmt: skip
+    """`nll` of what is calibrated, without all of it at once."""
+    pieces = zip(in_pieces(logits, ROWS), in_pieces(labels, ROWS), strict=True)
+    of_truth = [calibrated(rows, temperature, joint, mixture).gather(1, truth[:, None]) for rows, truth in pieces]  # fmt: skip
+    return nll(torch.cat(of_truth), torch.zeros_like(labels))
 
 
 def fit_temperature(probs: Probs, labels: Labels) -> float:
-    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it).
+    """The T in [0.05, 20] with the smallest NLL, by golden-section search over ln T (NLL is unimodal in it)."""
+    return _temperature(probs.clamp_min(TINY).log_(), labels)
 
-    −ln softmax(ln p / T)_y = ln Σ_c exp(ln p_c / T) − ln p_y / T, some rows at a time, each less its largest.
-    """
-    logs = probs.clamp_min(TINY).log_()
-    logs -= logs.amax(dim=-1, keepdim=True)
+
+def temperature_of(logits: Logits, labels: Labels, mixture: Mixture | None = None) -> float:
+    """`fit_temperature` of what logits make, of which only the logarithms are held."""
+
+    def logs(rows: Logits) -> Probs:
+        return mean_probs(rows, mixture=mixture).clamp_min_(TINY).log_()
+
+    return _temperature(by_pieces(logs, logits, ROWS), labels)
+
+
+def _temperature(logs: Probs, labels: Labels) -> float:
+    """−ln softmax(ln p / T)_y = ln Σ_c exp(ln p_c / T) − ln p_y / T, some rows at a time, each less its largest."""
+    for piece in in_pieces(logs, ROWS):
+        piece -= piece.amax(dim=-1, keepdim=True)
     of_truth = logs.gather(1, labels[:, None])[:, 0]
     pieces = logs.split(max(1, ELEMENTS // logs.shape[-1]))
     least = math.log(TINY)

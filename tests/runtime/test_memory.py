@@ -1,0 +1,77 @@
+"""What `calibrate` holds at a time: the answers once, and once more in float64, not several times over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peak import Peak
+
+from hydrasurgeon.data.samples import Arrays
+from hydrasurgeon.decision import conformal, temperature
+from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
+from hydrasurgeon.decision.probabilities import mean_probs, nll
+from hydrasurgeon.decision.scores import fitted
+from hydrasurgeon.decision.temperature import Joint, fit_temperature, nll_of, temperature_of
+from hydrasurgeon.run import Run
+from hydrasurgeon.runtime import outputs
+
+ROWS, CLASSES = 4000, 50
+
+
+def answers() -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.arange(ROWS) % CLASSES
+    logits = torch.randn(ROWS, 1, CLASSES, generator=torch.Generator().manual_seed(0))
+    logits[torch.arange(ROWS), 0, labels] += 3
+    return logits, labels
+
+
+def test_collected_answers_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces come in any order, and rows that could not be read leave no gap."""
+    logits, labels = answers()
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
+
+    def pieces(*_: Any, left_out: int = 0, **__: Any) -> Iterator[outputs.Piece]:
+        for index in order[: ROWS - left_out].split(40):
+            yield outputs.Piece(index, logits[index], logits[index] + 1, labels[index])
+
+    samples = Arrays("x", np.zeros((ROWS, 1, 1), np.uint8))
+    monkeypatch.setattr(outputs, "pieces", pieces)
+    with Peak() as peak:
+        whole = outputs.collected(None, samples, Run(), features=True)  # type: ignore[arg-type]
+    assert torch.equal(whole.logits, logits)
+    assert whole.features is not None
+    assert torch.equal(whole.features, logits + 1)
+    assert torch.equal(whole.labels, labels)
+    assert torch.equal(whole.index, torch.arange(ROWS))
+    assert peak.bytes < 1.3 * 2 * logits.nbytes
+    monkeypatch.setattr(outputs, "pieces", lambda *_, **__: pieces(left_out=300))
+    part = outputs.collected(None, samples, Run(), features=True)  # type: ignore[arg-type]
+    kept = order[:-300].sort().values
+    assert torch.equal(part.index, kept)
+    assert torch.equal(part.logits, logits[kept])
+
+
+def test_a_state_is_fitted_beside_one_half_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (temperature, conformal, fitted):
+        monkeypatch.setattr(module, "ROWS", 100)
+    monkeypatch.setattr(temperature, "ELEMENTS", 100 * CLASSES)
+    logits, labels = answers()
+    with Peak() as peak:
+        fit_state(Outputs(logits, None, labels), promise=Promise(), score="msp")
+    half = ROWS // 2 * CLASSES * 8
+    # Its halves in float32 are as much again.
+    assert peak.bytes < 1.25 * (logits.nbytes + half)
+
+
+@pytest.mark.parametrize("rows", [1, 70, 5000])
+def test_pieces_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(temperature, "ROWS", rows)
+    logits, labels = (each[:300] for each in answers())
+    assert temperature_of(logits, labels) == fit_temperature(mean_probs(logits), labels)
+    assert nll_of(logits, labels, 1.3) == nll(mean_probs(logits, 1.3), labels)
+    joint = Joint(1.4, 0.7)
+    assert nll_of(logits, labels, joint=joint) == pytest.approx(nll(joint(logits), labels), rel=1e-14)  # fmt: skip
