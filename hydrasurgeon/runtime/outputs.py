@@ -59,19 +59,22 @@ def collected(
     model: Classifier, samples: Samples, run: Run, *, features: bool, skipped: list[str] | None = None
 ) -> Piece:  # fmt: skip
     """All of them, in the order of the samples."""
-    parts = list(pieces(model, samples, run, features=features, skipped=skipped))
-    if not parts:
+    whole: dict[str, Tensor] = {}
+    read = torch.zeros(len(samples), dtype=torch.bool)
+    for piece in pieces(model, samples, run, features=features, skipped=skipped):
+        read[piece.index] = True
+        for name, values in (("logits", piece.logits), ("features", piece.features), ("labels", piece.labels)):  # fmt: skip
+            if values is not None:
+                # Each row goes to its place at once: pieces that wait to be joined would take the memory twice.
+                if name not in whole:
+                    whole[name] = values.new_empty(len(samples), *values.shape[1:])
+                whole[name][piece.index] = values
+    if not whole:
         raise DataError(
             f"{samples.spec}: none of its {len(samples)} samples can be read",
             hint="Run without --skip-bad to see what is wrong with the first.",
         )
-    index = torch.cat([part.index for part in parts])
-    order = index.argsort()
-
-    def joined(tensors: list[Tensor | None]) -> Tensor | None:
-        present = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(present)[order] if present else None
-
-    logits = torch.cat([part.logits for part in parts])[order]
-    read = joined([part.features for part in parts])
-    return Piece(index[order], logits, read, joined([part.labels for part in parts]))
+    if not read.all():
+        whole = {name: values[read] for name, values in whole.items()}
+    index = read.nonzero().flatten()
+    return Piece(index, whole["logits"], whole.get("features"), whole.get("labels"))
