@@ -206,8 +206,8 @@ class _Making:
         if not trunk:
             return {}
         last = load_recipe(str(self.arguments.tune), {}).last_blocks
-        own = len(model.layers) - trunk
-        return {"last_blocks": str(own if last is None else min(own, last))}
+        later = len(model.layers) - trunk
+        return {"last_blocks": str(later if last is None else min(later, last))}
 
     def tuned_name(self, file: Path, fields: Mapping[str, str]) -> Path:
         """Another recipe of the same name, or one that was edited, gives another file."""

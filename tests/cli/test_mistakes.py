@@ -27,7 +27,9 @@ def test_a_mistake_ends_as_the_page_says(mistake: Mistake, start: Path, tmp_path
     outcome = run_mistake(mistake, tmp_path)
     assert outcome.code == mistake.code, outcome.message
     assert outcome.left == (
-        [] if "fuse a2" not in mistake.line else ["h.heads.json", "h.safetensors"]
+        ["h.heads.json", "h.safetensors"]
+        if mistake.line.startswith("fuse a2 b2 -o h --check")
+        else []
     )
     assert outcome.message.startswith("error: ")
     assert "Traceback" not in outcome.message

@@ -298,7 +298,7 @@ MISTAKES = (
     Mistake("One member", "fuse a -o h", 2),
     Mistake("MLPs that are neither", "fuse a b -o h --mlp mean", 2),
     Mistake("A weight too few", "fuse a b -o h --weights 1", 2),
-    Mistake("Weights that are no numbers", "fuse a b -o h --weights 1:2", 2),
+    Mistake("Members' weights that are no numbers", "fuse a b -o h --weights 1:2", 2),
     Mistake("A member that is not to count", "fuse a b -o h --weights 1,0", 2),
     Mistake("A tolerance below zero", "fuse a b -o h --check data.npz --tolerance -1", 2),
     Mistake("Low-rank changes for other libraries", "calibrate a2 --data data.npz -o folder/", 2, paired),
