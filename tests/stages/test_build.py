@@ -384,8 +384,8 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     family.write(tmp_path / "source")
     built = hs.build(
-        tmp_path / "source", data=family.data(tmp_path), val=family.data(tmp_path / "val", rows=27), out=tmp_path / "h.safetensors",
-        ood=[family.data(tmp_path / "foreign", rows=31)], criteria="taylor,headmap,magnitude", candidates=10, members=2, budget="macs=3", calibrate=False,
+        tmp_path / "source", data=family.data(tmp_path), val=family.data(tmp_path / "val", rows=27, seed=1), out=tmp_path / "h.safetensors",
+        ood=[family.data(tmp_path / "foreign", rows=31, seed=2)], criteria="taylor,headmap,magnitude", candidates=10, members=2, budget="macs=3", calibrate=False,
         batch_size=27,
     )  # fmt: skip
     assert built.objective == "avg"
