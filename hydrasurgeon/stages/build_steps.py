@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.visible import visible
 
@@ -34,7 +35,7 @@ class Command:
         """Run the stage in this process."""
         stage = imported(STAGES[self.stage])
         source: Any = list(self.inputs) if self.stage == "fuse" else self.inputs[0]
-        out = {} if self.out is None else {"out": self.out}
+        out = {} if self.out is None else {"out": f"{self.out}{self.slash}"}
         keywords = {name: value for name, value in self.keywords.items() if value is not None}
         return stage(source, **keywords, **out, **more)
 
@@ -43,7 +44,12 @@ class Command:
         words = [self.stage, *(_place(path, work) for path in self.inputs)]
         for name, value in self.keywords.items():
             words += _option(name, value)
-        return [*words, *([] if self.out is None else ["-o", _place(self.out, work)])]
+        return [*words, *([] if self.out is None else ["-o", _place(self.out, work) + self.slash])]
+
+    @property
+    def slash(self) -> str:
+        """What makes a name a folder's: a path has lost it."""
+        return "" if self.out is None or self.out.name.endswith(SUFFIX) else "/"
 
 
 def _place(path: Path, work: Path) -> str:

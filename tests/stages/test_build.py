@@ -67,7 +67,8 @@ class Task:
     def build(self, out: str = "hydra", **more: Any) -> Any:
         settings: dict[str, Any] = {"criteria": "taylor,magnitude", "candidates": 8, "ood": [self.ood], "score_limit": 40, "batch_size": 32}  # fmt: skip
         settings |= {"data": self.data, "val": self.val, "budget": "macs=2"} | more
-        return hs.build(self.backbone, out=self.folder / f"{out}.safetensors", **settings)
+        name = out if out.endswith("/") else f"{out}.safetensors"
+        return hs.build(self.backbone, out=f"{self.folder}/{name}", **settings)
 
 
 @pytest.fixture
@@ -235,6 +236,17 @@ def test_one_member_needs_no_weight(task: Task) -> None:
     built = task.build(weights="fit", members=1, calibrate=False)
     assert built.weighed is None
     assert "--weights fit: one member was chosen, which needs no weight" in built.notes
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_a_folder_is_written_as_one(calibrate: bool, task: Task) -> None:
+    """`-o DIR/`: paths lose the slash, and the last command wrote a file of that name."""
+    built = task.build("folder/", calibrate=calibrate)
+    assert built.path == task.folder / "folder"
+    assert open_checkpoint(f"{built.path}/").manifest.history
+    assert not (task.folder / "folder.safetensors").exists()
+    (last,) = [line for line in built.script.splitlines()[-1:] if "-o" in line]
+    assert last.endswith("/folder/")
 
 
 def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
