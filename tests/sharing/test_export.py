@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging.handlers
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckFailed, MissingDependency, OutputError, UsageError
+from hydrasurgeon.sharing import pt2
 from hydrasurgeon.stages.export import export
 
 # Each captures two graphs, which takes seconds.
@@ -99,6 +101,21 @@ def test_a_compiled_package_agrees(tmp_path: Path) -> None:
     inputs = FAMILIES["timm ViT"].inputs(rows=5)
     expected = hs.load(pruned, device="cpu").predict(inputs)
     torch.testing.assert_close(package(inputs)[1], expected, rtol=0, atol=1e-5)
+
+
+def test_compiling_tells_nothing_of_cuda() -> None:
+    """Of what torch's own compiler logs, a machine without a GPU does not hear that it has none; and no less besides."""
+    logger, heard = logging.getLogger("torch.utils.cpp_extension"), logging.handlers.BufferingHandler(9)  # fmt: skip
+    logger.addHandler(heard)
+    try:
+        with pt2.without_cuda_warning():
+            logger.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local")
+            logger.warning("something else")
+        logger.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/opt")
+    finally:
+        logger.removeHandler(heard)
+    said = [record.getMessage() for record in heard.buffer]
+    assert said == ["something else", "No CUDA runtime is found, using CUDA_HOME='/opt'"]
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
