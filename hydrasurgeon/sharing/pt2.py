@@ -20,8 +20,9 @@ from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.sharing.onnx import TOLERANCE, Exported
 from hydrasurgeon.sharing.program import Captured, about, captured_program, differences
+from hydrasurgeon.sharing.trial import Answer, by_name
 
-__all__ = ["check_compiler", "to_pt2", "without_cuda_warning"]
+__all__ = ["check_compiler", "in_a_program", "to_pt2", "without_cuda_warning"]
 
 ABOUT = "hydrasurgeon.json"
 """The extra file in a .pt2 that tells labels, thresholds and weights."""
@@ -91,6 +92,24 @@ def _compiled(captured: Captured, path: Path) -> Callable[..., Any]:
         )  # fmt: skip
         read: Callable[..., Any] = aoti_load_package(str(path))
     return read
+
+
+def in_a_program(made: Exported, path: Path, *, aot: bool) -> Answer:
+    """The answers of the file's bytes, laid at `path` to be read."""
+    path.write_bytes(made.content)
+    if aot:
+        from torch._inductor import aoti_load_package
+
+        run: Callable[..., Any] = aoti_load_package(str(path))
+    else:
+        run = torch.export.load(path).module()
+
+    @torch.inference_mode()
+    def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
+        named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
+        return by_name(made.outputs, run(*(named[name] for name in made.inputs)))
+
+    return answer
 
 
 def _difference(run: Callable[..., Any], captured: Captured) -> float:

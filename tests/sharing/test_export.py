@@ -159,10 +159,12 @@ def test_outputs_that_are_nan_are_not_kept(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"aot": True}, "--aot: belongs to --format pt2"),
+        ({"ood": ["d.npz"]}, "--ood: is compared beside labelled data"),
+        ({"check": "d.npz", "format": "padded"}, "--check: tries one graph"),
+        ({"check": "d.npz", "cascade": True}, "--check: tries one graph"),
         ({"member": 0}, "--member: belongs to --format padded"),
         ({"int8": True, "format": "pt2"}, "--int8: belongs to --format onnx"),
         ({"int8": True}, "--int8: needs data"),
-        ({"check": "d.npz"}, "belong to --int8"),
         ({"int8": True, "check": "d.npz", "tolerance": -1.0}, "--tolerance -1: must lie"),
     ],
 )
