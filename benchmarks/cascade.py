@@ -45,9 +45,9 @@ from hydrasurgeon.decision.gate import Cascade, Gate
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.stored import cascade_of
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring.cascade_choice import Sides, drops_of, sides
-from hydrasurgeon.measuring.cascade_cost import StepMacs, single_macs, step_macs
-from hydrasurgeon.measuring.cascade_fit import CascadeFit, MacsOf, Wanted
+from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, sides
+from hydrasurgeon.measuring.cascades.cost import StepMacs, single_macs, step_macs
+from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import as_classifier

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
-__all__ = ["cascades"]
+__all__ = ["CASCADES", "cascades"]
 
+CASCADES = ("<!-- cascades: tools/render_docs.py writes them from benchmarks/results/cascade.json -->", "<!-- end of cascades -->")  # fmt: skip
 TASKS = {
     "fashion-mnist": "Fashion-MNIST ViTs, no trunk",
     "trunk": "demo ViT, a trunk of half the layers",

@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median
 from typing import Any
 
-__all__ = ["decision", "figures", "prediction"]
+from tabled import table
 
+__all__ = ["WORTH", "decision", "figures", "prediction"]
+
+WORTH = ("<!-- figures: tools/render_docs.py writes them from benchmarks/results/decision.json -->", "<!-- end of figures -->")  # fmt: skip
 TASKS = {"fashion-mnist": "Fashion-MNIST ViTs", "dinov2": "DINOv2-small", "minilm": "MiniLM"}
 CHOSEN_BY = {"foreign": "with `--ood`", "perturbed": "without"}
 # What was aimed at, in points of mean AUROC: how far `auto` may stay behind the best score, and behind msp.
 BEHIND_BEST, BEHIND_MSP = 0.5, 0.2
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 class Setting:

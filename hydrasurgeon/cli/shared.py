@@ -98,7 +98,7 @@ def class_name_options(
 
 
 class Quantisation(TypedDict):
-    """The part of `export` that is about int8."""
+    """The part of `export` that is about int8, and about the data that a file is tried on."""
 
     int8: bool
     check: str | None
@@ -113,14 +113,16 @@ def quantisation_options(
     ] = False,
     check: Annotated[
         str | None,
-        typer.Option("--check", metavar="D", help="int8: labelled data to compare answers on."),
+        typer.Option(
+            "--check", metavar="D", help="onnx, pt2: labelled data to compare answers on."
+        ),
     ] = None,
     ood: Annotated[
         list[str] | None,
         typer.Option(
             "--ood",
             metavar="[near|far:]NAME=D",
-            help="int8: foreign data to be told as well as before; repeatable.",
+            help="--check: foreign data to be told as well as before; repeatable.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -128,12 +130,12 @@ def quantisation_options(
         typer.Option(
             "--tolerance",
             metavar="X",
-            help="int8: by how much accuracy, ECE and AUROC may be worse.",
+            help="--check: by how much accuracy, ECE and AUROC may be worse.",
         ),
     ] = 0.01,
     limit: options.Limit = None,
 ) -> Quantisation:
-    """Whether and how far answers may change in int8."""
+    """Whether weights get 8 bits, and how far answers on the user's data may change."""
     return {"int8": int8, "check": check, "ood": ood or [], "tolerance": tolerance, "limit": limit}
 
 

@@ -13,6 +13,7 @@ from hydrasurgeon.render.tables import Column, Row, Table
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Score
+    from hydrasurgeon.sharing.trial import Compared
     from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned
     from hydrasurgeon.stages.fuse import Fused
@@ -229,7 +230,6 @@ def _pushed(hub: str | None) -> None:
 
 
 def exported(done: Export, *, json: bool, quiet: bool) -> None:
-    compared = done.quantised
     if json:
         return as_json(
             {
@@ -241,7 +241,8 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
                 "outputs": list(done.outputs),
                 "max_difference": done.max_difference,
                 "opset": done.opset,
-                "int8": None if compared is None else {"before": compared.before, "after": compared.after},
+                "int8": _both(done.quantised),
+                "check": _both(done.checked),
             }
         )  # fmt: skip
     if quiet:
@@ -256,7 +257,12 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
     if done.beside is not None:
         show((str(done.beside), "bold"), ": of the rows that go on")
     show(path, f"{graph}{opset}; {ran} differs from torch by at most {done.max_difference:.2g}")
-    if compared is not None:
-        changes = [f"{name} {value:.4f} → {compared.after[name]:.4f}" for name, value in compared.before.items()]  # fmt: skip
-        show(f"  in int8: {', '.join(changes)}")
+    for what, compared in (("in int8", done.quantised), ("in the file", done.checked)):
+        if compared is not None:
+            changes = [f"{name} {value:.4f} → {compared.after[name]:.4f}" for name, value in compared.before.items()]  # fmt: skip
+            show(f"  {what}: {', '.join(changes)}")
     return None
+
+
+def _both(compared: Compared | None) -> dict[str, dict[str, float]] | None:
+    return None if compared is None else {"before": compared.before, "after": compared.after}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,15 @@ from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.sharing.onnx import TOLERANCE, Exported
 from hydrasurgeon.sharing.program import Captured, about, captured_program, differences
+from hydrasurgeon.sharing.trial import Answer, by_name
 
-__all__ = ["check_compiler", "to_pt2"]
+__all__ = ["check_compiler", "in_a_program", "to_pt2", "without_cuda_warning"]
 
 ABOUT = "hydrasurgeon.json"
 """The extra file in a .pt2 that tells labels, thresholds and weights."""
+
+NO_CUDA = "No CUDA runtime is found"
+"""How the warning begins that a torch built with CUDA logs where there is no GPU."""
 
 
 def to_pt2(model: Classifier, *, aot: bool) -> Exported:
@@ -56,10 +61,30 @@ def _saved(captured: Captured, path: Path) -> Callable[..., Any]:
     return read
 
 
+@contextlib.contextmanager
+def without_cuda_warning() -> Iterator[None]:
+    """A machine without a GPU compiles for its processor, and is not warned that there is no CUDA."""
+    # By name: its module warns while it is imported.
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    logger.addFilter(_says_more)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_says_more)
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(NO_CUDA)
+
+
 def _compiled(captured: Captured, path: Path) -> Callable[..., Any]:
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        without_cuda_warning(),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         aoti_compile_and_package(
             captured.program, package_path=str(path),
@@ -67,6 +92,24 @@ def _compiled(captured: Captured, path: Path) -> Callable[..., Any]:
         )  # fmt: skip
         read: Callable[..., Any] = aoti_load_package(str(path))
     return read
+
+
+def in_a_program(made: Exported, path: Path, *, aot: bool) -> Answer:
+    """The answers of the file's bytes, laid at `path` to be read."""
+    path.write_bytes(made.content)
+    if aot:
+        from torch._inductor import aoti_load_package
+
+        run: Callable[..., Any] = aoti_load_package(str(path))
+    else:
+        run = torch.export.load(path).module()
+
+    @torch.inference_mode()
+    def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
+        named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
+        return by_name(made.outputs, run(*(named[name] for name in made.inputs)))
+
+    return answer
 
 
 def _difference(run: Callable[..., Any], captured: Captured) -> float:

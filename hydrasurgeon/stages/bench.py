@@ -16,7 +16,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.lookup import whole_number
-from hydrasurgeon.measuring.cascade_run import FULL, check_cascades
+from hydrasurgeon.measuring.cascades.run import FULL, check_cascades
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.run import Progress, takes
 from hydrasurgeon.stages.bench_data import CASCADE, Real, Through, check_cascade, expected_macs

@@ -78,8 +78,8 @@ class CascadeOptions:
         from functools import cache
 
         from hydrasurgeon.data import Batches, moved
-        from hydrasurgeon.measuring.cascade_cost import StepMacs, single_macs, step_macs
-        from hydrasurgeon.measuring.cascade_fit import CascadeFit, MacsOf, Wanted
+        from hydrasurgeon.measuring.cascades.cost import StepMacs, single_macs, step_macs
+        from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
         from hydrasurgeon.measuring.cost import macs
 
         batches = Batches(samples, model.transform, batch_size=1, workers=0, skip_bad=run.skip_bad)

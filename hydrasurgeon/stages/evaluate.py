@@ -12,7 +12,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
-from hydrasurgeon.measuring.cascade_run import check_cascades, refuse_with
+from hydrasurgeon.measuring.cascades.run import check_cascades, refuse_with
 from hydrasurgeon.measuring.report import Report
 from hydrasurgeon.measuring.running import name_of
 from hydrasurgeon.measuring.sets import (

@@ -12,7 +12,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.cascade_run import beside, in_order, rehearsed_beside
+from hydrasurgeon.measuring.cascades.run import beside, in_order, rehearsed_beside
 from hydrasurgeon.measuring.overlap import in_predictions, in_samples
 from hydrasurgeon.measuring.reading import (
     Reading,

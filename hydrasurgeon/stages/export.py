@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,9 @@ from hydrasurgeon.lookup import need
 from hydrasurgeon.run import takes
 
 if TYPE_CHECKING:
+    from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.sharing.onnx import Exported
-    from hydrasurgeon.sharing.quantised import Compared, Trial
+    from hydrasurgeon.sharing.trial import Compared, Trial
 
 __all__ = ["Export", "export"]
 
@@ -47,6 +49,8 @@ class Export:
     """The second graph of a cascade."""
     quantised: Compared | None = None
     """What int8 changed, where it was asked for."""
+    checked: Compared | None = None
+    """Without int8: the model's and the file's answers on the data of `--check`."""
 
 
 class ExportKeywords(ClassNamesKeywords, total=False):
@@ -87,13 +91,13 @@ class ExportArguments(ClassNames):
     int8: bool = False
     """onnx: weights of matrix products in 8 bits, if the answers on `check` stay as good."""
     check: str | None = None
-    """int8: labelled data to compare answers on."""
+    """onnx, pt2: labelled data to compare the answers of the file on with the model's, or in int8 with the whole file's."""
     ood: Sequence[str] = ()
-    """int8: foreign data that must be told as well as before."""
+    """Foreign data that must be told as well as before."""
     tolerance: float = 0.01
-    """int8: by how much accuracy, ECE and AUROC may be worse, and what a decision state flags, covers and answers another share."""
+    """By how much accuracy, ECE and AUROC may be worse, and what a decision state flags, covers and answers another share."""
     limit: int | None = None
-    """int8: compare on a random so many samples of each."""
+    """Compare on a random so many samples of each."""
 
 
 @releases_claims
@@ -142,8 +146,13 @@ def _check(arguments: ExportArguments) -> None:
         raise UsageError("--int8, --cascade: one file is tried, a cascade has two")
     if arguments.int8 and arguments.check is None:
         raise UsageError("--int8: needs data to compare answers on", hint="Give --check D.")
-    if not arguments.int8 and (arguments.check is not None or arguments.ood):
-        raise UsageError("--check, --ood: belong to --int8")
+    if arguments.ood and arguments.check is None:
+        raise UsageError("--ood: is compared beside labelled data", hint="Give --check D.")
+    if arguments.check is not None and (format == "padded" or arguments.cascade):
+        raise UsageError(
+            "--check: tries one graph, of onnx or pt2",
+            hint="Leave it out: the file is checked for each output as it is.",
+        )
     if not 0 <= arguments.tolerance <= 1:
         raise UsageError(f"--tolerance {arguments.tolerance:g}: must lie between 0 and 1")
     if format == "onnx":
@@ -158,19 +167,17 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
 
         check_compiler()
     trial: Trial | None = None
-    if arguments.int8:
-        from hydrasurgeon.sharing.quantised import opened_trial
+    if arguments.check is not None:
+        from hydrasurgeon.sharing.trial import opened_trial
 
         trial = opened_trial(
-            opened.manifest.model,
-            check=str(arguments.check),
-            ood=arguments.ood,
-            limit=arguments.limit,
+            opened.manifest.model, check=arguments.check, ood=arguments.ood, limit=arguments.limit
         )
     from hydrasurgeon.runtime.classifier import as_classifier
 
     model = as_classifier(opened, device="cpu")
-    compared: Compared | None = None
+    quantised: Compared | None = None
+    checked: Compared | None = None
     opset: int | None = None
     if arguments.format == "pt2":
         from hydrasurgeon.sharing.pt2 import to_pt2
@@ -180,14 +187,32 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
         from hydrasurgeon.sharing.onnx import OPSET, to_onnx
 
         made, opset = to_onnx(model), OPSET
-    if trial is not None:
-        from hydrasurgeon.sharing.quantised import quantised
+    if trial is not None and arguments.int8:
+        from hydrasurgeon.sharing.quantised import in_int8
 
-        made, compared = quantised(made, model, trial, tolerance=arguments.tolerance)
+        made, quantised = in_int8(made, model, trial, tolerance=arguments.tolerance)
+    elif trial is not None:
+        checked = _checked(made, model, trial, arguments)
     write_bytes(path, made.content)
     return Export(
-        path, len(made.content), made.inputs, made.outputs, made.max_difference, opset, arguments.format, quantised=compared
+        path, len(made.content), made.inputs, made.outputs, made.max_difference, opset, arguments.format, quantised=quantised, checked=checked
     )  # fmt: skip
+
+
+def _checked(
+    made: Exported, model: Classifier, trial: Trial, arguments: ExportArguments
+) -> Compared:
+    """The file's answers on the user's data beside the model's, before it is written."""
+    from hydrasurgeon.sharing.trial import checked, in_onnxruntime
+
+    if arguments.format == "onnx":
+        run = in_onnxruntime(made.content, made.outputs)
+        return checked(model, trial, run, tolerance=arguments.tolerance)
+    from hydrasurgeon.sharing.pt2 import in_a_program
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = in_a_program(made, Path(folder) / "model.pt2", aot=arguments.aot)
+        return checked(model, trial, run, tolerance=arguments.tolerance)
 
 
 def _in_steps(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:

@@ -9,9 +9,9 @@ from hydrasurgeon.decision.cascaded import in_steps
 from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
 from hydrasurgeon.decision.stored import cascade_of
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring.cascade_choice import Sides, drops_of, intervals
-from hydrasurgeon.measuring.cascade_cost import StepMacs
-from hydrasurgeon.measuring.cascade_fit import CascadeFit, MacsOf, Wanted, answers_of
+from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, intervals
+from hydrasurgeon.measuring.cascades.cost import StepMacs
+from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted, answers_of
 from hydrasurgeon.measuring.metrics import auroc, fpr95
 from hydrasurgeon.measuring.selective import coverage_at_risk
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging.handlers
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckFailed, MissingDependency, OutputError, UsageError
+from hydrasurgeon.sharing import pt2
 from hydrasurgeon.stages.export import export
 
 # Each captures two graphs, which takes seconds.
@@ -101,6 +103,21 @@ def test_a_compiled_package_agrees(tmp_path: Path) -> None:
     torch.testing.assert_close(package(inputs)[1], expected, rtol=0, atol=1e-5)
 
 
+def test_compiling_tells_nothing_of_cuda() -> None:
+    """Of what torch's own compiler logs, a machine without a GPU does not hear that it has none; and no less besides."""
+    logger, heard = logging.getLogger("torch.utils.cpp_extension"), logging.handlers.BufferingHandler(9)  # fmt: skip
+    logger.addHandler(heard)
+    try:
+        with pt2.without_cuda_warning():
+            logger.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local")
+            logger.warning("something else")
+        logger.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/opt")
+    finally:
+        logger.removeHandler(heard)
+    said = [record.getMessage() for record in heard.buffer]
+    assert said == ["something else", "No CUDA runtime is found, using CUDA_HOME='/opt'"]
+
+
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "v")
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -142,10 +159,12 @@ def test_outputs_that_are_nan_are_not_kept(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"aot": True}, "--aot: belongs to --format pt2"),
+        ({"ood": ["d.npz"]}, "--ood: is compared beside labelled data"),
+        ({"check": "d.npz", "format": "padded"}, "--check: tries one graph"),
+        ({"check": "d.npz", "cascade": True}, "--check: tries one graph"),
         ({"member": 0}, "--member: belongs to --format padded"),
         ({"int8": True, "format": "pt2"}, "--int8: belongs to --format onnx"),
         ({"int8": True}, "--int8: needs data"),
-        ({"check": "d.npz"}, "belong to --int8"),
         ({"int8": True, "check": "d.npz", "tolerance": -1.0}, "--tolerance -1: must lie"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.sharing import quantised as sharing
+from hydrasurgeon.sharing import trial
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, pytest.mark.slow]
@@ -55,13 +57,11 @@ def test_figures_are_those_of_the_files(prepared: Any, tmp_path: Path) -> None:
 
 
 def _run(file: Path, model: Any, data: str) -> Any:
-    return sharing._answers(_session(file), ("logits", "probs"), model, sharing.open_data(data))
+    return trial.answers(_file(file, ("logits", "probs")), model, trial.open_data(data))
 
 
-def _session(file: Path) -> Any:
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(file.read_bytes())
+def _file(file: Path, outputs: Sequence[str]) -> trial.Answer:
+    return trial.in_onnxruntime(file.read_bytes(), outputs)
 
 
 def test_an_answer_that_got_worse_is_not_kept(
@@ -69,7 +69,7 @@ def test_an_answer_that_got_worse_is_not_kept(
 ) -> None:  # fmt: skip
     path, data, noise = prepared
     figures = iter([{"accuracy": 0.9, "ece": 0.02, "auroc.noise": 0.8}, {"accuracy": 0.895, "ece": 0.01, "auroc.noise": 0.75}] * 2)  # fmt: skip
-    monkeypatch.setattr(sharing, "_metrics", lambda *_: next(figures))
+    monkeypatch.setattr(sharing, "measured", lambda *_: next(figures))
     line = ["export", str(path), "-o", str(tmp_path / "v.onnx"), "--int8", "--check", data, "--ood", f"noise={noise}"]  # fmt: skip
     assert run(line) == 1
     said = capsys.readouterr().err
@@ -101,14 +101,14 @@ def test_thresholds_of_the_float_model_are_tried(tmp_path: Path) -> None:
     )
     model = hs.load(path, device="cpu")
     assert model.state is not None
-    probs, scores, labels = sharing._answers(_session(made.path), made.outputs, model, sharing.open_data(data))  # fmt: skip
+    probs, scores, labels = trial.answers(_file(made.path, made.outputs), model, trial.open_data(data))  # fmt: skip
     assert labels is not None
     assert compared.after["flagged"] == float((scores > model.state.ood.threshold).double().mean())
     assert compared.after["answered"] == float((probs.amax(1) >= model.state.abstention.threshold).double().mean())  # fmt: skip
     # More or less, what moved by more than is allowed is not kept.
     for change in (0.2, -0.2):
         before = {**compared.before, "flagged": 0.3}
-        assert sharing.Compared(before, {**before, "flagged": 0.3 + change}).worse["flagged"] == pytest.approx(0.2)  # fmt: skip
+        assert trial.Compared(before, {**before, "flagged": 0.3 + change}).worse["flagged"] == pytest.approx(0.2)  # fmt: skip
 
 
 def test_a_score_that_moved_as_a_whole_is_not_kept(
@@ -118,13 +118,13 @@ def test_a_score_that_moved_as_a_whole_is_not_kept(
     family.write(tmp_path / "v")
     data = family.data(tmp_path, rows=160)
     path = hs.calibrate(tmp_path / "v", data=data, ood_score="msp", out=tmp_path / "c.safetensors").path  # fmt: skip
-    answers, moved = sharing._answers, iter([0.0, 10.0])
+    answers, moved = trial.answers, iter([0.0, 10.0])
 
     def later(*arguments: Any) -> Any:
         probs, scores, labels = answers(*arguments)
         return probs, scores + next(moved), labels
 
-    monkeypatch.setattr(sharing, "_answers", later)
+    monkeypatch.setattr(trial, "answers", later)
     with pytest.raises(CheckFailed, match=r"on .*: flagged: 0\.\d+ before, 1\.0000 in int8$"):
         export(path, out=tmp_path / "c.onnx", int8=True, check=data, tolerance=0.5)
     assert not (tmp_path / "c.onnx").exists()
@@ -146,7 +146,7 @@ def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
 
 def _spoil(path: Path, data: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing, "ece", lambda probs, labels: next(RISING))
+        patch.setattr(trial, "ece", lambda probs, labels: next(RISING))
         export(path, out=folder / "x.onnx", int8=True, check=data, tolerance=0.0)
 
 

@@ -381,6 +381,8 @@ MISTAKES = (
     Mistake("A compiled graph of another format", "export vit --aot", 2),
     Mistake("Two graphs of what has no cascade", "export hydra --cascade", 3),
     Mistake("Eight bits without data to try them on", "export vit --int8", 2),
+    Mistake("Foreign data to try a graph on, and no other", "export vit --ood data.npz", 2),
+    Mistake("A padded model tried on data", "export a --format padded --check data.npz", 2),
     Mistake("Zeros put back into a hydra", "export hydra --format padded", 2),
     Mistake("A member of what has none", "export a --format padded --member 1", 2),
     Mistake("A precision that proves nothing", "verify vit --dtype float16", 2),

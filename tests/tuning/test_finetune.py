@@ -22,6 +22,8 @@ from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
+# Nothing is drawn, and steps are linear in the gradient: what is split up must add up.
+EXACT = {"dropout": "0", "augment.pad_crop": "null", "augment.hflip": "0", "optimizer": "sgd", "lr": "0.1"}  # fmt: skip
 SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
 
 
@@ -148,14 +150,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 
 def test_accumulation_equals_a_larger_batch(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
-    quiet = {
-        "epochs": "1",
-        "dropout": "0",
-        "augment.pad_crop": "null",
-        "augment.hflip": "0",
-        "optimizer": "sgd",
-        "lr": "0.1",
-    }
+    quiet = EXACT | {"epochs": "1"}
     one = hs.finetune(
         path,
         data=spec,
@@ -254,14 +249,7 @@ def test_a_diverging_run_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> No
 def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """Two gloo processes with half the batch each follow one process with the whole batch."""
     path, spec = tiny(), images()
-    plain = {
-        "epochs": "2",
-        "dropout": "0",
-        "augment.pad_crop": "null",
-        "augment.hflip": "0",
-        "optimizer": "sgd",
-        "lr": "0.1",
-    }
+    plain = EXACT | {"epochs": "2"}
     one = hs.finetune(
         path,
         data=spec,

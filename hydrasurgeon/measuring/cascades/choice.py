@@ -22,7 +22,7 @@ from hydrasurgeon.decision.gate import Cascade, Gate
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import fit_temperature
-from hydrasurgeon.measuring.cascade_cost import StepMacs
+from hydrasurgeon.measuring.cascades.cost import StepMacs
 from hydrasurgeon.measuring.metrics import DIGITS
 
 __all__ = ["Candidate", "Costs", "Drops", "Sides", "drops_of", "families", "intervals", "sides", "worst"]  # fmt: skip

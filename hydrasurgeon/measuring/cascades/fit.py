@@ -23,7 +23,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.stored import abstain_record, conformal_record
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided_cascade import CascadeCost, CascadeRecord, DropRecord, GateRecord
-from hydrasurgeon.measuring.cascade_choice import (
+from hydrasurgeon.measuring.cascades.choice import (
     Candidate,
     Costs,
     Sides,

@@ -157,7 +157,7 @@ def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed
     import torch
 
     from hydrasurgeon.data import Batches, moved
-    from hydrasurgeon.measuring.cascade_cost import step_macs
+    from hydrasurgeon.measuring.cascades.cost import step_macs
     from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
     from hydrasurgeon.measuring.results import result
     from hydrasurgeon.measuring.running import TIMED

@@ -1,0 +1,166 @@
+"""Answers on data that the user gives, before and after a model became another file: metrics of both, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hydrasurgeon.data import Batches, Samples, by_length, fit_classes, open_data
+from hydrasurgeon.errors import CheckFailed, UsageError
+from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
+from hydrasurgeon.measuring.sets import parse_ood
+
+if TYPE_CHECKING:
+    from hydrasurgeon.decision.state import State
+    from hydrasurgeon.files.manifest import Model
+    from hydrasurgeon.runtime.classifier import Classifier
+
+__all__ = [
+    "Answer",
+    "Compared",
+    "Trial",
+    "answers",
+    "by_name",
+    "checked",
+    "in_onnxruntime",
+    "in_torch",
+    "measured",
+    "opened_trial",
+]
+
+Answer = Callable[[Any], tuple[Tensor, Tensor | None]]
+"""Inputs of a batch → probabilities, and OOD scores where a decision state says how."""
+OF_STATE = ("flagged", "coverage", "answered")
+"""What thresholds of a decision state amount to: they were fitted on the float model, so that neither more nor less is as good."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Metrics on the same samples, before and after."""
+
+    before: dict[str, float]
+    after: dict[str, float]
+
+    @property
+    def worse(self) -> dict[str, float]:
+        """By how much each metric is worse: less accuracy, less AUROC, more ECE, another share that the decision state flags, covers or answers."""
+        changes = {name: self.after[name] - value for name, value in self.before.items()}
+        return {
+            name: abs(change) if name in OF_STATE else change if name == "ece" else -change
+            for name, change in changes.items()
+        }
+
+    def broken(self, tolerance: float, how: str) -> list[str]:
+        """The metrics that are worse by more than is allowed, in words."""
+        return [
+            f"{name}: {self.before[name]:.4f} before, {self.after[name]:.4f} {how}"
+            for name, worse in self.worse.items()
+            if not worse <= tolerance
+        ]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What answers are compared on."""
+
+    samples: Samples
+    foreign: dict[str, Samples]
+
+
+def opened_trial(about: Model, *, check: str, ood: Sequence[str], limit: int | None) -> Trial:
+    """Open the data, before a graph is made in vain."""
+    samples = open_data(check, limit=limit)
+    foreign: dict[str, Samples] = {}
+    for _, name, spec in map(parse_ood, ood):
+        if name in foreign:
+            raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
+        foreign[name] = open_data(spec, limit=limit)
+    return Trial(fit_classes(samples, num_classes=about.num_classes, labels=about.labels), foreign)
+
+
+def checked(model: Classifier, trial: Trial, run: Answer, *, tolerance: float) -> Compared:
+    """What the model answers in torch, and what the file that is to be written does; CheckFailed where that is worse by more than `tolerance`."""
+    compared = Compared(measured(in_torch(model), model, trial), measured(run, model, trial))
+    broken = compared.broken(tolerance, "in the file")
+    if broken:
+        raise CheckFailed(
+            f"export --check: worse by more than {tolerance:g} on {trial.samples.spec}: {'; '.join(broken)}",
+            hint="Nothing was written: allow more with --tolerance, or try another --format.",
+        )
+    return compared
+
+
+def in_torch(model: Classifier) -> Answer:
+    """The model's own answers, of all its members."""
+
+    def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
+        if model.state is None:
+            return model.predict(inputs), None
+        decided = model.decide(inputs, cascade=False)
+        return decided.probs, decided.ood_score
+
+    return answer
+
+
+def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Answer:
+    """The file's own answers."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+    def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
+        named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
+        values = session.run(
+            list(outputs), {name: tensor.numpy() for name, tensor in named.items()}
+        )
+        return by_name(outputs, [torch.from_numpy(value) for value in values])
+
+    return answer
+
+
+def by_name(outputs: Sequence[str], values: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Probabilities and OOD scores among a graph's outputs, which call the first by another name where there is a decision state."""
+    named = dict(zip(outputs, values, strict=True))
+    probs = named["probabilities"] if "probabilities" in named else named["probs"]
+    return probs, named.get("ood_score")
+
+
+def measured(run: Answer, model: Classifier, trial: Trial) -> dict[str, float]:
+    """Accuracy, ECE, AUROC against each foreign set, and what a decision state's thresholds make of the answers."""
+    probs, scores, labels = answers(run, model, trial.samples)
+    assert labels is not None
+    measures = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
+    if model.state is not None:
+        measures |= _of_state(model.state, probs, scores, labels)
+    for name, others in trial.foreign.items():
+        area = auroc(scores, answers(run, model, others)[1])
+        measures[f"auroc.{name}"] = float("nan") if area is None else area
+    return measures
+
+
+def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> dict[str, float]:
+    """What the thresholds of a decision state make of these answers: the share flagged, covered by its sets, and answered."""
+    covered = state.conformal.sets(probs).gather(1, labels[:, None])[:, 0]
+    shares = {"flagged": scores > state.ood.threshold, "coverage": covered}
+    if state.abstention is not None:
+        shares["answered"] = probs.amax(dim=-1) >= state.abstention.threshold
+    return {name: float(share.double().mean()) for name, share in shares.items()}
+
+
+def answers(
+    run: Answer, model: Classifier, samples: Samples
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample."""
+    probs, scores, labels = [], [], []
+    for batch in Batches(samples, model.transform, batch_size=None, order=by_length(samples)):
+        p, score = run(batch.inputs)
+        p = p.double()
+        probs.append(p)
+        scores.append(1 - p.amax(dim=-1) if score is None else score)
+        if batch.labels is not None:
+            labels.append(batch.labels)
+    return torch.cat(probs), torch.cat(scores), torch.cat(labels) if labels else None

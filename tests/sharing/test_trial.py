@@ -1,0 +1,95 @@
+"""`export --check`: what a file answers on the user's data, beside the model that it was made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exporting import exports
+from tiny_families import CLASSES, FAMILIES
+from torch import Tensor
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.sharing import trial
+from hydrasurgeon.stages.export import export
+
+FAMILY = FAMILIES["timm ViT"]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> tuple[Path, str, str]:
+    """A model, labelled data, and noise."""
+    FAMILY.write(tmp_path / "v")
+    rng = np.random.default_rng(1)
+    np.savez(tmp_path / "noise.npz", images=rng.integers(0, 256, (24, 28, 28, 3), dtype=np.uint8), labels=np.arange(24) % CLASSES)  # fmt: skip
+    return tmp_path / "v", FAMILY.data(tmp_path), str(tmp_path / "noise.npz")
+
+
+def test_the_model_is_measured_as_eval_measures_it(prepared: Any) -> None:
+    path, data, noise = prepared
+    model = hs.load(path, device="cpu")
+    opened = trial.opened_trial(model.manifest.model, check=data, ood=[f"noise={noise}"], limit=None)  # fmt: skip
+    compared = trial.checked(model, opened, trial.in_torch(model), tolerance=0.0)  # fmt: skip
+    assert compared.before == compared.after
+    report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
+    assert report.ood is not None
+    assert compared.before["accuracy"] == pytest.approx(report.id.accuracy, abs=1e-9)
+    assert compared.before["ece"] == pytest.approx(report.id.ece, abs=1e-6)
+    assert compared.before["auroc.noise"] == pytest.approx(report.ood[0].auroc, abs=1e-6)
+
+
+def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
+    path, data, _ = prepared
+    model = hs.load(path, device="cpu")
+    opened = trial.opened_trial(model.manifest.model, check=data, ood=[], limit=None)
+
+    def too_sure(inputs: Any) -> tuple[Tensor, None]:
+        probs = model.predict(inputs)
+        return torch.nn.functional.one_hot(probs.argmax(-1), CLASSES).to(probs.dtype), None
+
+    # As often right as before, and always sure of it.
+    wrong = 1 - trial.measured(too_sure, model, opened)["accuracy"]
+    with pytest.raises(CheckFailed, match=rf": ece: 0\.\d+ before, {wrong:.4f} in the file$") as said:  # fmt: skip
+        trial.checked(model, opened, too_sure, tolerance=0.01)
+    assert said.value.exit_code == 1
+    assert trial.checked(model, opened, too_sure, tolerance=1.0).after["ece"] == pytest.approx(wrong)  # fmt: skip
+
+
+@exports
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+def test_a_file_is_tried(format: str, prepared: Any, tmp_path: Path, capsys: Any) -> None:
+    path, _, noise = prepared
+    data = FAMILY.data(tmp_path, rows=160)
+    path = hs.calibrate(path, data=data, ood_score="rmds", out=tmp_path / "c.safetensors").path
+    out = tmp_path / f"c.{format}"
+    line = ["export", str(path), "--format", format, "-o", str(out), "--check", data, "--ood", f"noise={noise}", "--json"]  # fmt: skip
+    assert run(line) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["int8"] is None
+    before, after = said["check"]["before"], said["check"]["after"]
+    assert set(before) >= {"accuracy", "ece", "auroc.noise", "flagged", "coverage"}
+    # Thresholds are some sample's own score, and rounding may put that sample on either side.
+    assert after == pytest.approx(before, abs=1.5 / 160)
+    report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
+    assert report.ood is not None
+    assert before["auroc.noise"] == pytest.approx(report.ood[0].auroc, abs=1e-6)
+
+
+@exports
+@pytest.mark.slow
+def test_a_file_that_answers_worse_is_not_written(
+    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data, _ = prepared
+    figures = iter([{"accuracy": 0.9}, {"accuracy": 0.88}])
+    monkeypatch.setattr(trial, "measured", lambda *_: next(figures))
+    with pytest.raises(CheckFailed, match=r"accuracy: 0\.9000 before, 0\.8800 in the file"):
+        export(path, out=tmp_path / "v.onnx", check=data)
+    assert not (tmp_path / "v.onnx").exists()

@@ -1,0 +1,89 @@
+"""The README's table and docs/hydra.svg, from what the demo measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["DEMO", "demo_table", "hydra_svg"]
+
+DEMO = ("<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->", "<!-- end of demo table -->")  # fmt: skip
+COLOURS = ("#2a6f97", "#c1666b", "#6a994e")
+TITLES = {
+    "backbone": "single model",
+    "taylor": "pruned member (taylor, 5 of 8 heads, not tuned)",
+    "single": "single model, calibrated",
+    "built": "**what `build` made**, calibrated",
+    "hydra": "Hydra as in the paper (3 × 36 of 48 heads, tuned)",
+    "backbone + independent-2 + independent-3": "Deep Ensemble of 3",
+}
+
+
+def demo_table(report: dict[str, Any]) -> str:
+    """Two tables in Markdown: quality and cost, OOD detection."""
+    quality = [
+        ("accuracy ↑", 3, max, lambda r: r["id"]["accuracy"]), ("Brier ↓", 3, min, lambda r: r["id"]["brier"]),
+        ("NLL ↓", 3, min, lambda r: r["id"]["nll"]), ("ECE ↓", 3, min, lambda r: r["id"]["ece"]),
+        ("aECE ↓", 3, min, lambda r: r["id"]["aece"]), ("MI", 3, None, lambda r: r["diversity"]["mi"]),
+        ("params M ↓", 3, min, lambda r: r["cost"] and r["cost"]["params"] / 1e6),
+        ("MACs M ↓", 1, min, lambda r: r["cost"] and r["cost"]["macs"] / 1e6),
+    ]  # fmt: skip
+    foreign = [
+        (f"{label} {group} {arrow}", 3, best, lambda r, g=group, k=key: r["ood_average"][g][k])
+        for group in ("near", "far")
+        for label, key, best, arrow in (
+            ("AUROC", "auroc", max, "↑"),
+            ("FPR95", "fpr95", min, "↓"),
+            ("AUPR", "aupr", max, "↑"),
+        )
+    ]
+    return "\n\n".join(markdown(report["results"], columns) for columns in (quality, foreign))
+
+
+def markdown(results: list[dict[str, Any]], columns: list[tuple[str, int, Any, Any]]) -> str:
+    lines = [
+        "| | " + " | ".join(name for name, *_ in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    cells = []
+    for _, digits, best, get in columns:
+        values = [get(r) for r in results]
+        texts = ["–" if v is None else f"{v:.{digits}f}" for v in values]
+        if best is not None:
+            top = f"{best(v for v in values if v is not None):.{digits}f}"
+            texts = [f"**{t}**" if t == top else t for t in texts]
+        cells.append(texts)
+    for i, result in enumerate(results):
+        lines.append(
+            f"| {TITLES.get(result['name'], result['name'])} | "
+            + " | ".join(c[i] for c in cells)
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def hydra_svg(manifest: dict[str, Any]) -> str:
+    """A square for each head: which member keeps it."""
+    (tower,) = manifest["towers"].values()
+    size, gap, left, top = 16, 3, 70, 46
+    step = size + gap
+    width = left + len(manifest["members"]) * (tower["heads"] * step + 36)
+    height = top + tower["layers"] * step + 12
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for layer in range(tower["layers"]):
+        parts.append(f'<text x="8" y="{top + layer * step + 12}" fill="#555">layer {layer}</text>')
+    for i, member in enumerate(manifest["members"]):
+        x = left + i * (tower["heads"] * step + 36)
+        (rows,) = member["kept"].values()
+        parts.append(
+            f'<text x="{x}" y="{top - 14}" fill="{COLOURS[i]}" font-weight="bold">member {i + 1}</text>'
+        )
+        for layer, row in enumerate(rows):
+            for head in range(tower["heads"]):
+                fill = f'fill="{COLOURS[i]}"' if head in row else 'fill="none" stroke="#bbb"'
+                parts.append(
+                    f'<rect x="{x + head * step}" y="{top + layer * step}" width="{size}" height="{size}" rx="3" {fill}/>'
+                )
+    return "\n".join([*parts, "</svg>"]) + "\n"
