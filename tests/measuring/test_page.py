@@ -121,6 +121,10 @@ def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
     levels = [int(tag[1]) for tag, _ in parsed.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
+    # Nor have two regions of the page one name: a table stands in a section that may be called like it.
+    named = [*parsed.said("h2"), *(str(a["aria-label"]) for a in parsed.all("div") if a.get("role") == "region")]  # fmt: skip
+    assert "Under distribution shift" in named
+    assert len(set(named)) == len(named)
     captions = parsed.said("figcaption")
     assert any(caption.startswith("ROC: ") for caption in captions)
     assert any(caption.startswith("OOD scores: base") for caption in captions)

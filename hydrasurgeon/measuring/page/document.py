@@ -180,7 +180,7 @@ def _table(grid: Grid) -> str:
     )
     note = f' <span class="note">{text_of(grid.note)}</span>' if grid.note else ""
     return (
-        f'<div class="table" role="region" tabindex="0" aria-label="{text_of(grid.title)}"><table><caption>{text_of(grid.title)}{note}</caption>'
+        f'<div class="table" role="region" tabindex="0" aria-label="Table: {text_of(grid.title)}"><table><caption>{text_of(grid.title)}{note}</caption>'
         f"<thead>{above}<tr>{first}{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
