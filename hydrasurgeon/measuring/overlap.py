@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.visible import visible
@@ -44,15 +44,14 @@ def _shared(count: int, samples: Samples, other: Samples) -> str:
     return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte"  # fmt: skip
 
 
-def in_samples(inside: Samples, foreign: Iterable[tuple[str, Any, Samples]]) -> Iterator[str]:
-    """A warning for each OOD set that holds samples of the labelled set."""
-    for name, _, samples in foreign:
+def in_samples(
+    inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str
+) -> Iterator[str]:
+    """A warning for each OOD set that holds samples of the labelled set, and what harm that does."""
+    for name, samples in foreign:
         count = samples.shared_with(inside)
         if count:
-            yield (
-                f"OOD set {visible(name)}: {_shared(count, samples, inside)}; "
-                "what no model can tell apart makes every OOD figure worse"
-            )
+            yield f"OOD set {visible(name)}: {_shared(count, samples, inside)}; {harm}"
 
 
 def in_predictions(predictions: Predictions) -> Iterator[str]:

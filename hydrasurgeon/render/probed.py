@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.render.console import as_json, show
-from hydrasurgeon.render.pieces import show_table
+from hydrasurgeon.render.pieces import notes, show_table
 from hydrasurgeon.render.tables import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ VERDICTS = {True: ("holds", "bold"), False: ("does not hold", "bold")}
 
 
 def probed(report: ProbeReport, *, json: bool, quiet: bool) -> None:
+    if not quiet:
+        notes(report.notes)
     if json:
         return as_json(report.model_dump(mode="json"))
     if quiet:

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Measured", "corruptions_in", "decision_of", "expected", "of_files", "of_models"]
 
+ALIKE = "what no model can tell apart makes every OOD figure worse"
+"""Why OOD data must not hold labelled samples."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -119,7 +122,7 @@ def of_models(
         uses,
         record_of(opened[0].manifest.model) | class_hashes(further),
         tuple(dict.fromkeys(how.skipped)),
-        tuple(in_samples(sets.id, sets.ood)),
+        tuple(in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE)),
     )
 
 

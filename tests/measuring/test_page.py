@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_names_are_text(files: list[Path], tmp_path: Path) -> None:
     parsed, _ = page(files, tmp_path / "r.html")
     assert len(parsed.all("script")) == 1
     assert not parsed.all("b")
-    assert NASTY in " ".join(parsed.said("h3"))
+    assert NASTY in " ".join(parsed.said("h2"))
     assert any(NASTY in str(svg["aria-label"]) for svg in parsed.all("svg"))
 
 
@@ -116,6 +117,17 @@ def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
     assert len(charts) > 10
     assert all(svg["role"] == "img" and len(str(svg["aria-label"])) > 20 and svg["tabindex"] == "0" for svg in charts)  # fmt: skip
     assert len(parsed.all("desc")) == len(charts)
+    # No level of headings is left out, and no two charts of a section have one caption.
+    levels = [int(tag[1]) for tag, _ in parsed.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    # Nor have two regions of the page one name: a table stands in a section that may be called like it.
+    named = [*parsed.said("h2"), *(str(a["aria-label"]) for a in parsed.all("div") if a.get("role") == "region")]  # fmt: skip
+    assert "Under distribution shift" in named
+    assert len(set(named)) == len(named)
+    captions = parsed.said("figcaption")
+    assert any(caption.startswith("ROC: ") for caption in captions)
+    assert any(caption.startswith("OOD scores: base") for caption in captions)
     assert len(parsed.all("caption")) == len(parsed.all("table")) > 3
     assert all(head.get("scope") in ("col", "row", "colgroup") for head in parsed.all("th"))
     assert any("AUROC: base 0." in str(svg["aria-label"]) for svg in charts)
@@ -129,7 +141,7 @@ def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
     )
     badges = [a["class"] for a in parsed.all("span") if str(a.get("class")).startswith("badge")]
     assert badges == ["badge reference", "badge better", "badge mixed"]
-    assert "Worse than" not in text.partition("<h3>weak")[0]
+    assert "Worse than" not in text.partition("<h2>weak")[0]
     assert "It takes 2.00 × the multiply-adds and 2.00 × the parameters." in text
     turned, _ = page(files, tmp_path / "w.html", reference="weak")
     assert "".join(turned.said("h1")).endswith("base is better in some and worse in others.")

@@ -73,7 +73,9 @@ def histograms(rows: Drawn) -> list[str]:
         legend = '<span class="key inside"></span>in distribution' + "".join(
             f' <span class="key c{which % 8}"></span>{text_of(title)}' for which, title in enumerate(titles[1:])
         )  # fmt: skip
-        charts.append(figure(name, chart.svg(), note=f'<span class="legend">{legend}</span>'))
+        charts.append(
+            figure(f"OOD scores: {name}", chart.svg(), note=f'<span class="legend">{legend}</span>')
+        )
     return charts
 
 
@@ -94,7 +96,7 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
                     points = curves.roc(row.scores[row.used], each.scores[row.used])
                     chart.line(points, at, f"{name}\nAUROC {area:.3f} by {row.used}")
         chart.says = f"AUROC: {'; '.join(areas)}."
-        charts.append(figure(title, chart.svg()))
+        charts.append(figure(f"ROC: {title}", chart.svg()))
     return charts
 
 

@@ -134,7 +134,7 @@ def _lead(material: Material) -> str:
 def _verdicts(verdicts: Sequence[words.Verdict], material: Material) -> str:
     first = material.report.results[material.reference]
     items = [
-        f'<li><span class="badge reference">{"Reference" if verdicts else "Measured"}</span><h3>{text_of(shown_name(first))}</h3>'
+        f'<li><span class="badge reference">{"Reference" if verdicts else "Measured"}</span><h2>{text_of(shown_name(first))}</h2>'
         f'<p>{text_of(words.figures(first))}</p><p class="spent">{text_of(words.spent(first))}</p></li>'
     ]
     for verdict in verdicts:
@@ -143,7 +143,7 @@ def _verdicts(verdicts: Sequence[words.Verdict], material: Material) -> str:
             title = f"{verdict.name} less {material.names[material.reference]}"
             drawn = charts.forest(verdict.differences, words.NAMES, title)
         items.append(
-            f'<li><span class="badge {verdict.word}">{verdict.head}</span><h3>{text_of(verdict.name)}</h3>'
+            f'<li><span class="badge {verdict.word}">{verdict.head}</span><h2>{text_of(verdict.name)}</h2>'
             f'<p>{text_of(verdict.sentence)}</p><p class="spent">{text_of(verdict.cost)}</p>{drawn}</li>'
         )
     notes = "".join(f"<li>{text_of(note)}</li>" for note in material.notes)
@@ -180,7 +180,7 @@ def _table(grid: Grid) -> str:
     )
     note = f' <span class="note">{text_of(grid.note)}</span>' if grid.note else ""
     return (
-        f'<div class="table" role="region" tabindex="0" aria-label="{text_of(grid.title)}"><table><caption>{text_of(grid.title)}{note}</caption>'
+        f'<div class="table" role="region" tabindex="0" aria-label="Table: {text_of(grid.title)}"><table><caption>{text_of(grid.title)}{note}</caption>'
         f"<thead>{above}<tr>{first}{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 

@@ -16,6 +16,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head
+from hydrasurgeon.measuring.overlap import in_samples
 from hydrasurgeon.measuring.probing.curvature import (  # fmt: skip
     Curvature,
     Weights,
@@ -135,11 +136,14 @@ def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
     model = _Model(
         module, family.anatomy(module), family.transform(about, files=checkpoint.files), run
     )
+    notes = tuple(
+        in_samples(clean, foreign, harm="what is the same in both makes every distance smaller")
+    )
     proposition = _proposition(subject, model, clean, noisy)
     separation, pictured, points = _separation(subject, model, clean, foreign)
     report = ProbeReport(
         name=checkpoint.name.removesuffix(".safetensors"), settings=settings, proposition=proposition,
-        separation=separation, pictured=pictured,
+        separation=separation, pictured=pictured, notes=notes,
     )  # fmt: skip
     return Probed(report, checkpoint.manifest.towers, points)
 

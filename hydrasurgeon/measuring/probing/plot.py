@@ -57,4 +57,4 @@ def _planes(part: Any, name: str, probed: Probed, points: Mapping[Head, Points])
                 place.scatter(rows[:, 0], rows[:, 1], s=5, c=colour, marker=marker, alpha=0.6, linewidths=0.7, label=label)  # fmt: skip
             place.set(title=f"layer {head.layer}, head {head.number}", xticks=[], yticks=[])
         if heads:
-            grid[0].legend(frameon=False, fontsize=6)
+            grid[0].legend(fontsize=6, markerscale=2, framealpha=0.8)

@@ -108,6 +108,8 @@ class ProbeReport(_Record):
     separation: tuple[Separation, ...] = ()
     """Empty without OOD data."""
     pictured: Pictured | None = None
+    notes: tuple[str, ...] = ()
+    """What is odd about the data."""
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=1) + "\n"
