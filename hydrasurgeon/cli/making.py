@@ -178,7 +178,7 @@ def finetune(
         typer.Option(
             "--recipe",
             metavar="NAME|FILE",
-            help="imagenet (images), text (texts), scratch (init:), cifar100, sst2, lit, demo, or a .toml file.",
+            help="imagenet (images), text (texts), scratch (init:), cifar100, sst2, lora, lit, demo, or a .toml file.",
         ),
     ] = None,
     set_: Annotated[
