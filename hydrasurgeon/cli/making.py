@@ -192,7 +192,7 @@ def finetune(
         typer.Option(
             "--freeze",
             metavar="PART",
-            help="mlp, attention, embedding, classifier, repeatable or with commas; frozen MLPs make fusing exact.",
+            help="mlp, attention, norm, embedding, readout (pooler, last norm), classifier, repeatable or with commas; frozen MLPs make fusing exact.",
         ),
     ] = None,
     class_names: shared.ClassNameOptions,

@@ -86,7 +86,7 @@ class FinetuneArguments(ClassNames, Output, Run):
     set: Mapping[str, str] | None = None
     """Fields of the recipe, replaced."""
     freeze: str | None = None
-    """mlp, attention, embedding, classifier, with commas between them: what does not move."""
+    """mlp, attention, norm, embedding, readout, classifier, with commas between them: what does not move."""
     save_every: int | None = None
     """Steps between resumable states; each epoch if not given."""
     resume: bool = False

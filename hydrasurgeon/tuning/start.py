@@ -210,7 +210,9 @@ def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool
 FROZEN: dict[str, tuple[Part, ...]] = {
     "mlp": ("mlp",),
     "attention": ("attention", "output"),
+    "norm": ("norm", "scale"),
     "embedding": ("embedding",),
+    "readout": ("readout",),
     "classifier": ("classifier",),
 }
 """What a recipe may freeze, in the words of the families' tables."""
