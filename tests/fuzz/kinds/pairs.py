@@ -25,7 +25,7 @@ BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1, "
 def make(random: Random, bases: Bases) -> Attempt:
     base = random.choice(bases.paired)
     tensors = _parts(base)
-    for _ in range(random.randint(1, 3)):
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
         halves = [name for name in tensors if ".lora_" in name]
         if halves:
             random.choice(CHANGES)(tensors, random.choice(halves), random)
@@ -102,4 +102,16 @@ def _revalued(tensors: dict[str, Stored], name: str, random: Random) -> None:
         tensors[name] = (dtype, shape, number * (len(content) // 4) if whole else number + content[4:])  # fmt: skip
 
 
-CHANGES: tuple[Callable[[dict[str, Stored], str, Random], None], ...] = (_lost, _misnamed, _misnamed, _reshaped, _reshaped, _retyped, _revalued)  # fmt: skip
+def _reranked(tensors: dict[str, Stored], name: str, random: Random) -> None:
+    """Both halves of another rank, which is a pair; the rank may be more than the matrix has."""
+    whole = name.rpartition(".")[0]
+    rank = random.choice((1, 3, 40, 300))
+    for half, axis in ((f"{whole}.lora_a", 0), (f"{whole}.lora_b", 1)):
+        if half not in tensors or len(tensors[half][1]) != 2:
+            continue
+        dtype, shape, _ = tensors[half]
+        changed = [rank if i == axis else size for i, size in enumerate(shape)]
+        tensors[half] = (dtype, changed, random.randbytes(1) * (changed[0] * changed[1] * BYTES[dtype]))  # fmt: skip
+
+
+CHANGES: tuple[Callable[[dict[str, Stored], str, Random], None], ...] = (_lost, _misnamed, _reshaped, _retyped, _revalued, _revalued, _reranked, _reranked)  # fmt: skip
