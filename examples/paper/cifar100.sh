@@ -8,16 +8,16 @@ found=$train limit=5000                      # what heads are scored on; the pap
 chooses=${TINY_IMAGENET:-tiny-imagenet/val}  # finds circuits, and is therefore not among what is reported
 near=(--ood near:cifar10=torchvision:CIFAR10:test)
 far=(--ood far:mnist=torchvision:MNIST:test --ood far:svhn=torchvision:SVHN:test --ood far:textures=torchvision:DTD:test --ood far:places365=torchvision:Places365:val)
-remove=24 pool=48                            # of 144
-shorter=() naming=() tower=()
+remove=24 pool=48 keep=10                    # of 144; of 12 in each layer
+shorter=() naming=() tower=() taylor_tower=()
 source "$here/common.sh"
 
 # The recipe is for after pruning (five last layers); the backbone is tuned whole, without label smoothing.
-hydrasurgeon finetune "$pretrained" --recipe cifar100 --set last_blocks=null --set label_smoothing=0 ${shorter[@]+"${shorter[@]}"} \
+hydrasurgeon finetune "$pretrained" --recipe cifar100 --set last_blocks=null --set label_smoothing=0 --set classifier=fresh ${shorter[@]+"${shorter[@]}"} \
     --data "$train" -o "$out/single.safetensors" --quiet
 score "$out/single"
 prune
 tune --recipe cifar100 ${shorter[@]+"${shorter[@]}"}
 fuse tuned-
-hydrasurgeon eval "$out"/{single,tuned-taylor-1,tuned-circ-avg,hydra-taylor,hydra-circ}.safetensors --data "$test" "${near[@]}" "${far[@]}" \
+hydrasurgeon eval "$out"/{single,tuned-taylor,tuned-circ-avg,hydra-taylor,hydra-circ}.safetensors --data "$test" "${near[@]}" "${far[@]}" \
     --json "$out/report.json"

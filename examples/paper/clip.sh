@@ -12,13 +12,14 @@ sets=(--data in1k="$images/val" --data c100=torchvision:CIFAR100:test --data c10
     --data sun="$more/sun397" --data pet=torchvision:OxfordIIITPet:test --data dtd=torchvision:DTD:test --data eurosat="$more/eurosat" --data caltech="$more/caltech101")
 near=(--ood near:ssb_hard="$openood/ssb_hard" --ood near:ninco="$openood/ninco")
 far=(--ood far:inaturalist="$openood/inaturalist" --ood far:textures="$openood/textures")
-remove=24 pool=48  # of 144 and 96
+remove=24 pool=48 keep=10  # of 144 and 96; of 12 in each layer of the image tower
 tower=(--tower both)
 source "$here/common.sh"
-naming=(--classes "$names" --template "A photo of a {label}." --tower vision)  # Taylor's scores of the two towers are on different scales (Figure 7)
+naming=(--classes "$names" --template "A photo of a {label}.")
+taylor_tower=(--tower vision)  # Taylor's scores of the two towers are on different scales (Figure 7)
 
 score "$single"
 prune
 fuse ""
-hydrasurgeon eval "$single" "$out"/{taylor-1,circ-avg,hydra-circ}.safetensors "${sets[@]}" --classes data --classes in1k="$names" \
+hydrasurgeon eval "$single" "$out"/{taylor,circ-avg,hydra-circ}.safetensors "${sets[@]}" --classes data --classes in1k="$names" \
     --template "A photo of a {label}." "${near[@]}" "${far[@]}" --json "$out/report.json"

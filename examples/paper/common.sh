@@ -19,7 +19,8 @@ fi
 
 # Scores by taylor and a circuit of each objective, $remove heads in all, into "$out/scored".
 score() {
-    hydrasurgeon score "$1" --method taylor --data "$found" --limit "$limit" ${naming[@]+"${naming[@]}"} -o "$out/scored.safetensors" --quiet
+    hydrasurgeon score "$1" --method taylor --data "$found" --limit "$limit" ${naming[@]+"${naming[@]}"} ${taylor_tower[@]+"${taylor_tower[@]}"} \
+        -o "$out/scored.safetensors" --quiet
     for objective in acc ood avg; do
         local foreign=(--ood "$chooses")
         if [[ $objective == acc ]]; then foreign=(); fi
@@ -28,8 +29,11 @@ score() {
     done
 }
 
-# Members taylor-1 to -3 (the paper does not say how they differ: here in the heads drawn from the first $pool) and circ-acc, -ood, -avg.
+# The paper's Taylor: $keep heads of each layer, decided one layer after another (D.1.1). Members taylor-1 to -3 (the paper does not say how they
+# differ: here in the heads drawn from the first $pool of one list) and circ-acc, -ood, -avg.
 prune() {
+    hydrasurgeon prune "$out/scored" --method taylor --keep "$keep" ${taylor_tower[@]+"${taylor_tower[@]}"} --data "$found" --limit "$limit" \
+        -o "$out/taylor.safetensors" --quiet
     for i in 1 2 3; do
         hydrasurgeon prune "$out/scored" --method taylor --sample "$remove/$pool" --seed "$i" -o "$out/taylor-$i.safetensors" --quiet
     done
@@ -41,7 +45,7 @@ prune() {
 # Each of them tuned by a recipe, as tuned-taylor-1 and so on.
 tune() {
     local seed=0
-    for member in taylor-1 taylor-2 taylor-3 circ-acc circ-ood circ-avg; do
+    for member in taylor taylor-1 taylor-2 taylor-3 circ-acc circ-ood circ-avg; do
         seed=$((seed + 1))
         hydrasurgeon finetune "$out/$member" --data "$train" --seed "$seed" "$@" -o "$out/tuned-$member.safetensors" --quiet
     done

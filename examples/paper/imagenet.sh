@@ -10,17 +10,17 @@ found=$train limit=5000
 chooses=$openood/openimage_o
 near=(--ood near:ssb_hard="$openood/ssb_hard" --ood near:ninco="$openood/ninco")
 far=(--ood far:inaturalist="$openood/inaturalist" --ood far:textures="$openood/textures")
-remove=48 pool=96  # of 144; B.5 draws 48 of the first 100 of one circuit
-shorter=() naming=() tower=()
+remove=48 pool=96 keep=8  # of 144; of 12 in each layer; B.5 draws 48 of the first 100 of one circuit
+shorter=() naming=() tower=() taylor_tower=()
 source "$here/common.sh"
 
 hydrasurgeon finetune "$pretrained" --recipe imagenet --set steps=20000 --set warmup=500 --set label_smoothing=0 --set dropout=0 \
-    --set classifier=fresh ${shorter[@]+"${shorter[@]}"} --data "$train" -o "$out/single.safetensors" --quiet
+    --set augment.rand_augment=null --set classifier=fresh ${shorter[@]+"${shorter[@]}"} --data "$train" -o "$out/single.safetensors" --quiet
 score "$out/single"
 prune
 tune --recipe imagenet ${shorter[@]+"${shorter[@]}"}
 fuse tuned-
-hydrasurgeon eval "$out"/{single,tuned-taylor-1,tuned-circ-avg,hydra-taylor,hydra-circ}.safetensors --data "$test" "${near[@]}" "${far[@]}" \
+hydrasurgeon eval "$out"/{single,tuned-taylor,tuned-circ-avg,hydra-taylor,hydra-circ}.safetensors --data "$test" "${near[@]}" "${far[@]}" \
     --json "$out/report.json"
 # Table 4: the same heads gone, and nothing tuned.
-hydrasurgeon eval "$out"/{single,taylor-1,circ-avg}.safetensors --data "$test" "${near[@]}" "${far[@]}" --json "$out/training-free.json"
+hydrasurgeon eval "$out"/{single,taylor,circ-avg}.safetensors --data "$test" "${near[@]}" "${far[@]}" --json "$out/training-free.json"

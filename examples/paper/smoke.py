@@ -106,7 +106,7 @@ def make(paper: str, out: Path) -> str:
     made: dict[str, str | list[str]] = {
         "train": str(known["train"]), "val": str(known["val"]), "test": str(known["test"]), "found": str(known["train"]), "limit": "16",
         "chooses": str(foreign["chooses"]), "near": ["--ood", f"near:near={foreign['near']}"], "far": ["--ood", f"far:far={foreign['far']}"],
-        "remove": "4", "pool": "6", "shorter": fields,
+        "remove": "4", "pool": "6", "keep": "3", "shorter": fields,
     }  # fmt: skip
     if paper == "clip":
         (folder / "names.txt").write_text("\n".join(CLASSES) + "\n")

@@ -178,7 +178,7 @@ def finetune(
         typer.Option(
             "--recipe",
             metavar="NAME|FILE",
-            help="imagenet (images), text (texts), scratch (init:), cifar100, sst2, lit, demo, or a .toml file.",
+            help="imagenet (images), text (texts), scratch (init:), cifar100, sst2, lora, lit, demo, or a .toml file.",
         ),
     ] = None,
     set_: Annotated[
@@ -192,7 +192,7 @@ def finetune(
         typer.Option(
             "--freeze",
             metavar="PART",
-            help="mlp, attention, embedding, classifier, repeatable or with commas; frozen MLPs make fusing exact.",
+            help="mlp, attention, norm, embedding, readout (pooler, last norm), classifier, repeatable or with commas; frozen MLPs make fusing exact.",
         ),
     ] = None,
     class_names: shared.ClassNameOptions,

@@ -109,6 +109,8 @@ class Family(ABC):
     """What `init:` specs look like, where `fresh_model` reads them."""
     named_classes: ClassVar[bool] = False
     """Whether the classifier is made of class names and prompts, by a tower of the model."""
+    chances: ClassVar[str | None] = None
+    """Where a model whose layers have no dropout says how much it drops elsewhere, for messages."""
 
     # --- a family's own: names and shapes ---
 
@@ -215,5 +217,5 @@ class Family(ABC):
         return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
     def dropouts(self, module: nn.Module) -> Iterable[nn.Dropout]:
-        """The dropout of the layers' residual branches, which a recipe may set; not that of attention weights."""
+        """The dropout of the layers' residual branches, which a recipe may set; not that of attention weights. There may be none."""
         return ()

@@ -27,6 +27,7 @@ from hydrasurgeon.tuning.start import (
     Start,
     both,
     manifest_after,
+    set_dropout,
     starting_module,
     starting_point,
     trainable,
@@ -85,7 +86,7 @@ class FinetuneArguments(ClassNames, Output, Run):
     set: Mapping[str, str] | None = None
     """Fields of the recipe, replaced."""
     freeze: str | None = None
-    """mlp, attention, embedding, classifier, with commas between them: what does not move."""
+    """mlp, attention, norm, embedding, readout, classifier, with commas between them: what does not move."""
     save_every: int | None = None
     """Steps between resumable states; each epoch if not given."""
     resume: bool = False
@@ -138,12 +139,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     state_path = _state_path(target.path)
     interrupted = check_place(state_path, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(checkpoint, recipe, arguments)
-    module = starting_module(material.source, material.model, material.recipe, arguments.seed)
-    if recipe.lora_rank is not None:
-        lora.attach(
-            module, material.recipe, family=material.source.family, model=material.model,
-            weights=_weights(material), trainable=_moves(material),
-        )  # fmt: skip
+    module, left_out = _module(material, arguments)
     if target.shard is not None:
         nbytes = sum(tensor.nbytes for tensor in module.state_dict().values())
         check_count(nbytes // target.shard)
@@ -164,7 +160,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     written = target.save(planned, manifest, files=files)
     state.clear()
     hub = target.publish(written, files, bars=arguments.progress is not None)
-    notes = [] if material.source.note is None else [material.source.note]
+    notes = [note for note in (material.source.note, left_out) if note is not None]
     if chosen:
         notes.append(f"trained by the recipe {arguments.recipe}, as no --recipe was given")
     if arguments.resume and not interrupted:
@@ -202,6 +198,21 @@ def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArgumen
     if held_out is not None:
         held_out = fit_classes(held_out, num_classes=model.num_classes, labels=model.labels)
     return _Material(source, recipe, model, samples, held_out)
+
+
+def _module(material: _Material, arguments: FinetuneArguments) -> tuple[nn.Module, str | None]:
+    """What is trained, with the recipe's dropout and low-rank changes; what of the recipe is left out."""
+    source, recipe = material.source, material.recipe
+    module, left_out = starting_module(source, material.model, recipe, arguments.seed), None
+    if recipe.dropout is not None:
+        wanted = "dropout" in (arguments.set or {})
+        left_out = set_dropout(module, source, recipe.dropout, wanted=wanted)
+    if recipe.lora_rank is not None:
+        lora.attach(
+            module, recipe, family=source.family, model=material.model,
+            weights=_weights(material), trainable=_moves(material),
+        )  # fmt: skip
+    return module, left_out
 
 
 def _training(module: nn.Module, material: _Material, arguments: FinetuneArguments) -> Training:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.lowrank import changeable, halves
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def attach(
     weights: Mapping[str, Weight],
     trainable: Callable[[str], bool],
 ) -> None:
-    """Put low-rank changes beside attention's linear layers, in place; SurgeryError where the model does not run them."""
+    """Put low-rank changes beside attention's linear layers, in place; UsageError where none is trained, SurgeryError where the model does not run them."""
     import peft
     from torch import nn
 
@@ -48,6 +48,11 @@ def attach(
             module.disk_name(parameter) if isinstance(module, DiskNamed) else parameter
         )
 
+    if not any(changeable(weight) and trainable(weight.name) for weight in weights.values()):
+        raise UsageError(
+            "a recipe with lora_rank changes attention, and none of it is to be trained",
+            hint="Freeze less: attention itself stays as it is.",
+        )
     layers = {
         name: layer
         for name, layer in module.named_modules()

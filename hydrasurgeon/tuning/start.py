@@ -18,7 +18,7 @@ from hydrasurgeon.checkpoints.reading import (
     single,
 )
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.weights import Part, Weight, by_name
@@ -40,6 +40,7 @@ __all__ = [
     "both",
     "fresh",
     "manifest_after",
+    "set_dropout",
     "starting_module",
     "starting_point",
     "trainable",
@@ -188,16 +189,30 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
                 last = parameter.shape[0] == model.num_classes
                 if weights[name].part == "classifier" and last:
                     parameter.zero_()
-    if plan.dropout is not None:
-        for dropout in family.dropouts(module):
-            dropout.p = plan.dropout
     return module
+
+
+def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool) -> str | None:
+    """Let the layers drop; where none of them can, refuse what the user `wanted`, or note that the recipe's is left out."""
+    places = list(source.family.dropouts(module))
+    for place in places:
+        place.p = chance
+    if places or not chance:
+        return None
+    message = f"no layer of {source.manifest.model.arch} has dropout"
+    if not wanted:
+        return f"the recipe's dropout={chance:g} is left out: {message}"
+    chances = source.family.chances
+    elsewhere = "" if chances is None else f" What the model drops elsewhere is set by {chances}."
+    raise SurgeryError(f"--set dropout={chance:g}: {message}", hint=f"Leave it out.{elsewhere}")
 
 
 FROZEN: dict[str, tuple[Part, ...]] = {
     "mlp": ("mlp",),
     "attention": ("attention", "output"),
+    "norm": ("norm", "scale"),
     "embedding": ("embedding",),
+    "readout": ("readout",),
     "classifier": ("classifier",),
 }
 """What a recipe may freeze, in the words of the families' tables."""

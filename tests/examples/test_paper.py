@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from tiny_families import FAMILIES
 from typer.main import get_command
 
 import hydrasurgeon as hs
@@ -19,10 +21,10 @@ from hydrasurgeon.stages.inspect import inspect
 
 PAPER = Path(__file__).parents[2] / "examples" / "paper"
 COMMANDS = {
-    "cifar100": {"finetune": 7, "score": 4, "prune": 6, "fuse": 2, "eval": 1},
-    "imagenet": {"finetune": 7, "score": 4, "prune": 6, "fuse": 2, "eval": 2},
-    "sst2": {"finetune": 10, "score": 4, "prune": 6, "fuse": 2, "eval": 3},
-    "clip": {"score": 4, "prune": 6, "fuse": 2, "eval": 1},
+    "cifar100": {"finetune": 8, "score": 4, "prune": 7, "fuse": 2, "eval": 1},
+    "imagenet": {"finetune": 8, "score": 4, "prune": 7, "fuse": 2, "eval": 2},
+    "sst2": {"finetune": 11, "score": 4, "prune": 7, "fuse": 2, "eval": 3},
+    "clip": {"score": 4, "prune": 7, "fuse": 2, "eval": 1},
 }
 
 
@@ -65,8 +67,26 @@ def test_a_pipeline_runs_whole_on_stand_ins(name: str, tmp_path: Path) -> None:
     for member in manifest.members:
         kept = sum(len(row) for rows in member.kept.values() for row in rows)
         assert kept == heads - 4
+    plain = inspect(out / "taylor").manifest
+    rows = plain.kept["vision" if name != "sst2" else "text"]
+    assert [len(row) for row in rows] == [3] * len(rows)  # layer by layer, as D.1.1
+    assert sum(len(row) for rows in plain.kept.values() for row in rows) == heads - len(rows)
     tuned = [entry for entry in manifest.history if entry.command == "finetune"]
     assert len(tuned) == (0 if name == "clip" else 4)  # the backbone, and three members
+
+
+@pytest.mark.slow
+def test_only_the_classifier_of_a_deep_ensemble_d_is_its_own(tmp_path: Path) -> None:
+    """By the words of the pipeline itself: one tuned backbone and three classifiers, as the paper's 5.2 has it."""
+    FAMILIES["BERT"].write(tmp_path / "single")
+    line = next(line for line in (PAPER / "sst2.sh").read_text().splitlines() if "--freeze" in line)
+    freeze = line.partition("--freeze ")[2].split()[0]
+    data = FAMILIES["BERT"].data(tmp_path)
+    fields = {"classifier": "fresh", "steps": "2", "warmup": "0", "lr": "0.01"}
+    hs.finetune(tmp_path / "single", data=data, recipe="sst2", set=fields, freeze=freeze, out=tmp_path / "t.safetensors", device="cpu")  # fmt: skip
+    before, after = (load_file(tmp_path / name) for name in ("single/model.safetensors", "t.safetensors"))  # fmt: skip
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert moved == {"classifier.weight", "classifier.bias"}
 
 
 def convert(source: Path, target: Path) -> list[str]:

@@ -26,7 +26,7 @@ from fuzz.kinds import KINDS
 from fuzz.record import Record
 from hydrasurgeon.errors import DataError
 
-EXAMPLES = {"headers": 100, "manifests": 40, "configs": 30, "datasets": 40, "predictions": 60, "states": 30, "builds": 30, "choices": 60, "images": 100}  # fmt: skip
+EXAMPLES = {"headers": 100, "manifests": 40, "configs": 30, "datasets": 40, "predictions": 60, "states": 30, "builds": 30, "choices": 60, "pairs": 30, "images": 100}  # fmt: skip
 COMMANDS = 2
 
 

@@ -14,7 +14,7 @@ from tiny_members import logits
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.lowrank import changeable, halves
 from hydrasurgeon.runtime.classifier import live_module
 from hydrasurgeon.stages.replay import replay
@@ -157,3 +157,14 @@ def test_attention_without_linear_layers_is_refused(name: str, tmp_path: Path) -
             tmp_path / "eva", data=family.data(tmp_path), recipe="lora", set=FIELDS, out=tmp_path / "t", device="cpu"
         )  # fmt: skip
     assert not (tmp_path / "t.safetensors").exists()
+
+
+def test_attention_that_is_frozen_is_named_as_the_reason(tmp_path: Path) -> None:
+    """Not that the model could not be changed so."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "backbone")
+    data = family.data(tmp_path)
+    with pytest.raises(UsageError, match="changes attention, and none of it is to be trained") as caught:  # fmt: skip
+        hs.finetune(tmp_path / "backbone", data=data, recipe="lora", set=FIELDS, freeze="attention", out=tmp_path / "t", device="cpu")  # fmt: skip
+    assert "Freeze less" in str(caught.value.hint)
+    assert not list(tmp_path.glob("t*"))

@@ -56,6 +56,8 @@ class Kind:
     """Linear layers of the classifier with their output: `dim` or `classes`."""
     prenorm: bool = False
     pooler: bool = False
+    weights_dropout: str | None = None
+    """The module within a layer that drops attention weights; None where there is only a rate."""
 
 
 def _bert(prefix: str, name: str, *, deep: bool) -> Kind:
@@ -68,7 +70,7 @@ def _bert(prefix: str, name: str, *, deep: bool) -> Kind:
         prefix, "text", (f"{name}ForSequenceClassification",), "encoder.layer.{}",
         "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
         ("intermediate.dense", "output.dense"), ("attention.output.LayerNorm", "output.LayerNorm"),
-        classifier, pooler=not deep,
+        classifier, pooler=not deep, weights_dropout="attention.self.dropout",
     )  # fmt: skip
 
 
@@ -89,13 +91,13 @@ KINDS: dict[str, Kind] = {
         "distilbert", "text", ("DistilBertForSequenceClassification",), "transformer.layer.{}",
         "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
         ("ffn.lin1", "ffn.lin2"), ("sa_layer_norm", "output_layer_norm"),
-        (("pre_classifier", "dim"), ("classifier", "classes")),
+        (("pre_classifier", "dim"), ("classifier", "classes")), weights_dropout="attention.dropout",
     ),
     "mpnet": Kind(
         "mpnet", "text", ("MPNetForSequenceClassification",), "encoder.layer.{}",
         "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o",
         ("intermediate.dense", "output.dense"), ("attention.LayerNorm", "output.LayerNorm"),
-        (("classifier.dense", "dim"), ("classifier.out_proj", "classes")),
+        (("classifier.dense", "dim"), ("classifier.out_proj", "classes")), weights_dropout="attention.attn.dropout",
     ),
     "vit": _vit("vit", "ViTForImageClassification"),
     "deit": _vit("deit", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),

@@ -65,10 +65,8 @@ __all__ = ["HFEncoder"]
 
 CLIP = "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
 """The hint for a CLIP in the layout of transformers."""
-LAYER = re.compile(r"\.layers?\.(\d+)\.")
-"""How the names of modules tell that they are within a layer."""
-ATTENTION_DROPOUT = ("attention.self.dropout", "attention.attn.dropout")
-"""What the dropout of attention weights is called, where it is a module."""
+LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
+"""How the names of modules tell that they are within a layer, and what they are called there."""
 
 MODELLING, DECIDING = "modeling_hydrasurgeon", "deciding_hydrasurgeon"
 """What is written for transformers to run: the cut model, and the one with a decision state behind it."""
@@ -95,6 +93,7 @@ class HFEncoder(Family):
     layout = ("config.json", f"{MODELLING}.py", f"{DECIDING}.py")
     needs_config = True
     refuses_by_config = True
+    chances = "hidden_dropout_prob and attention_probs_dropout_prob in its config.json"
     records: ClassVar[Mapping[str, type[Encoder]]] = CONFIGS
     """What config.json says, by model type."""
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
@@ -320,8 +319,13 @@ class HFEncoder(Family):
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn
 
+        from hydrasurgeon.families.hf_encoder.modules import Encoder as Live
+
+        assert isinstance(module, Live)
+        kind = self.kinds[module.kind]
         for name, part in module.named_modules():
-            if isinstance(part, nn.Dropout) and LAYER.search(name) and not name.endswith(ATTENTION_DROPOUT):  # fmt: skip
+            place = LAYER.search(name)
+            if isinstance(part, nn.Dropout) and place and place[2] != kind.weights_dropout:
                 yield part
 
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:

@@ -71,6 +71,7 @@ class OpenCLIP(Family):
     # Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
     downloads = ("open_clip_model.safetensors", BESIDE, "open_clip_config.json", "heads.json")
     named_classes = True
+    chances = "patch_dropout in its open_clip_config.json"
 
     def identify(self, bare: Bare) -> Identified:
         arch, config, where = bare.asked, bare.config, bare.where

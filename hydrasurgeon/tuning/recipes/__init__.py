@@ -80,7 +80,9 @@ class Recipe(BaseModel):
     augment: Augment = Augment()
     last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
-    freeze: tuple[Literal["mlp", "attention", "embedding", "classifier"], ...] = ()
+    freeze: tuple[
+        Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...
+    ] = ()
     classifier: Literal["keep", "zero", "fresh"] = "keep"
     """Anything but keep adapts the model to the classes of the data."""
     max_length: Count | None = None

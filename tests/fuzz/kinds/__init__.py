@@ -1,4 +1,4 @@
-"""The nine kinds of hostile input: how files come in from somewhere else."""
+"""The ten kinds of hostile input: how files come in from somewhere else."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ KINDS = {
         Kind("states", "states of interrupted searches and trainings", 12),
         Kind("builds", "work folders of build: its state, and candidates' answers", 12),
         Kind("choices", "masks, recipes, class names and templates", 40),
-        Kind("images", "images", 514),
+        Kind("pairs", "low-rank pairs of members and a hydra", 12),
+        Kind("images", "images", 502),
     )
 }
