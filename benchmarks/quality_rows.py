@@ -29,6 +29,7 @@ from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.dropout import MonteCarlo, Sampled
 from hydrasurgeon.runtime.features import classifiers, reading
+from hydrasurgeon.stages.export import export
 
 __all__ = ["CIRCUITS", "ROWS", "Row", "Workshop"]
 
@@ -205,7 +206,9 @@ def single_more(shop: Workshop) -> Row:
 
 def mc_dropout(shop: Workshop) -> Row:
     """Tuned by the same steps with dropout, which then stays on."""
-    path = shop.tuned(shop.base, 0, dropout=CHANCE)
+    whole = as_classifier(open_checkpoint(shop.base), device="cpu")
+    within = bool(list(family_of(whole.manifest.model).dropouts(whole.module)))
+    path = shop.tuned(shop.base, 0, dropout=CHANCE) if within else shop.tuned(with_chances(shop), 0)
 
     def model() -> Classifier:
         loaded = as_classifier(open_checkpoint(path), device="cpu")
@@ -213,7 +216,20 @@ def mc_dropout(shop: Workshop) -> Row:
             each.p = float(CHANCE)
         return Sampled(MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform).eval()  # fmt: skip
 
-    return Row(shop.logits("mc-dropout", model), float(PASSES), features=False)
+    name = "mc-dropout" if within else "mc-dropout-of-attention"
+    return Row(shop.logits(name, model), float(PASSES), features=False)
+
+
+def with_chances(shop: Workshop) -> Path:
+    """The base as a folder whose configuration has dropout: of embeddings and of attention's weights, where blocks have no layers of it."""
+    folder = shop.folder / "base-with-dropout"
+    if not folder.exists():
+        export(shop.base, format="padded", out=f"{folder}/")
+        config = json.loads((folder / "config.json").read_text())
+        chances = {"hidden_dropout_prob": float(CHANCE), "attention_probs_dropout_prob": float(CHANCE)}  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config | chances))
+        (folder / "heads.json").unlink()  # which says what config.json said
+    return folder
 
 
 def trained_rival(name: str, shop: Workshop) -> Row:
