@@ -228,7 +228,10 @@ def with_chances(shop: Workshop) -> Path:
         config = json.loads((folder / "config.json").read_text())
         chances = {"hidden_dropout_prob": float(CHANCE), "attention_probs_dropout_prob": float(CHANCE)}  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config | chances))
-        (folder / "heads.json").unlink()  # which says what config.json said
+        # The manifest, which says what config.json said.
+        (folder / "heads.json").unlink()
+        weights = load_file(folder / "model.safetensors")
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
