@@ -148,6 +148,10 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
     tasks = results["tasks"]
     lines += [
         "",
+        "## In short",
+        "",
+        *_short(tasks),
+        "",
         "## The goal",
         "",
         *_goal(tasks),
@@ -242,6 +246,30 @@ def target(
     others = {m: gain(rows, best, "Deep Ensemble", m, kind) for m in ("auroc_mean", "fpr95_mean", "accuracy")}  # fmt: skip
     single = {m: gain(rows, best, "Single", m, kind) for m in ("accuracy", "nll", "ece", "auroc_mean")}  # fmt: skip
     return best, len(hydras), others, single
+
+
+SHORT = (
+    "Single", "built within 2x", "Deep Ensemble", "Single, tuned longer", "built within 2x of the single tuned longer", "Deep Ensemble, tuned longer",
+)  # fmt: skip
+"""What someone chooses from who has one model, and data to train it further or not."""
+
+
+def _short(tasks: dict[str, Any]) -> list[str]:
+    """Calibrated; foreign data by msp and by the chosen score."""
+    lines = [
+        "What is to be had for which cost, calibrated; foreign data told by msp and by the score that `calibrate` chose. Tuned longer: about as many further steps as the base took, on all of its",
+        "training data. Steps are paid once, multiply-adds with every answer: look at the single model with further steps before you build anything.",
+    ]  # fmt: skip
+    for task in (name for name in TASKS if name in tasks):
+        rows = tasks[task]["rows"]
+        lines += ["", f"| {task} | seeds | multiply-adds | accuracy ↑ | NLL ↓ | AUROC by msp ↑ | by the chosen score ↑ |", "|---|" + "---:|" * 6]  # fmt: skip
+        for name in (each for each in SHORT if each in rows):
+            cells = rows[name]
+            macs = statistics.mean(cell["macs"] for cell in cells.values())
+            values = [_spread(cells, lambda c, m=m: c["calibrated"][m]) for m in ("accuracy", "nll", "auroc_mean")]  # type: ignore[misc]  # fmt: skip
+            chosen = _spread(cells, lambda cell: cell[CHOSEN]["auroc_mean"] if CHOSEN in cell else None)  # fmt: skip
+            lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *values, chosen])} |")  # fmt: skip
+    return lines
 
 
 def _goal(tasks: dict[str, Any]) -> list[str]:
