@@ -12,11 +12,14 @@ rivals of benchmarks/rivals_trained.py want torch-uncertainty, one of the develo
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import statistics
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,33 +104,45 @@ def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
     return result
 
 
+def read() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}  # type: ignore[no-any-return]
+
+
+@contextmanager
+def changing(task: str) -> Iterator[dict[str, Any]]:
+    """What is recorded of a task, to be changed: read anew, and by one process at a time, for several may measure pieces."""
+    with RESULTS.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = read()
+        yield results["tasks"].setdefault(task, {})
+        new = RESULTS.with_suffix(".new")
+        new.write_text(json.dumps(results, indent=1) + "\n")
+        new.replace(RESULTS)
+
+
 def record(task: str, kind: str, name: str, seed: int, result: dict[str, Any]) -> None:
-    """Read again each time: another piece may have been written meanwhile."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
-    about = results["tasks"].setdefault(task, {})
-    about["machine"] = machine() | {"torch": torch.__version__.partition("+")[0]}
-    about.setdefault(kind, {}).setdefault(name, {})[str(seed)] = result
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    with changing(task) as about:
+        about["machine"] = machine() | {"torch": torch.__version__.partition("+")[0]}
+        about.setdefault(kind, {}).setdefault(name, {})[str(seed)] = result
     shown = result["calibrated"]
     print(f"{task} {seed} {name}: {result['macs']:.2f}x accuracy {shown['accuracy']:.3f} nll {shown['nll']:.3f} near {shown['auroc_near']:.3f} far {shown['auroc_far']:.3f}", flush=True)  # fmt: skip
 
 
 def recorded(task: str, kind: str, name: str, seed: int) -> bool:
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
-    return str(seed) in results["tasks"].get(task, {}).get(kind, {}).get(name, {})
+    return str(seed) in read()["tasks"].get(task, {}).get(kind, {}).get(name, {})
 
 
 def about(place: Place) -> None:
     """How large everything is, beside the figures."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}
     task, shop = place.task, Workshop(place, 1)
     sets = {name: len(each.logits) for name, each in shop.answers(shop.base).sets.items()}
-    results["tasks"].setdefault(place.name, {})["about"] = {
+    sizes = {
         "near": task.near, "far": [name for name in task.far if name in sets], "chooses": task.chooses, "samples": sets, "removed": task.removed,
         "pool": task.pool, "search": task.search, "behind": task.behind, "bases": task.bases, "tuned_on": task.tuned_on, "score_limit": task.limit,
         "bfloat16": task.mixed, "recipe": task.recipe, "fields": task.tuning,
     }  # fmt: skip
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    with changing(place.name) as recorded_of_task:
+        recorded_of_task["about"] = sizes
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.dropout import MonteCarlo, Sampled
 from hydrasurgeon.runtime.features import classifiers, reading
+from hydrasurgeon.stages.export import export
 
 __all__ = ["CIRCUITS", "ROWS", "Row", "Workshop"]
 
@@ -175,6 +176,19 @@ class Workshop:
         print(f"{self.place.name} {self.seed}: tuned {out.stem}", flush=True)
         return out
 
+    def longer(self, source: Path, number: int, *, last: int | None = None) -> Path:
+        """Trained further on all that the base was trained on: all of it, or, but for MLPs, its last blocks."""
+        task = self.task
+        out = self.folder / f"{source.stem}-longer{number}{'' if last is None else '-last'}.safetensors"  # fmt: skip
+        if not out.exists():
+            freeze, more = (None, {}) if last is None else (FROZEN, {"last_blocks": str(last)})
+            hs.finetune(
+                source, data=task.everything(self.place), recipe=task.recipe, set=task.longer | more, freeze=freeze, seed=10 * self.seed + number,
+                out=out, device="cpu", dtype=self.place.dtype, force=True,
+            )  # fmt: skip
+            print(f"{self.place.name} {self.seed}: tuned {out.stem}", flush=True)
+        return out
+
     def cost(self, paths: Sequence[Path]) -> float:
         """Of a model, or of the hydra that several make, as times the single model's."""
         name = self.folder / "fused.safetensors"
@@ -205,7 +219,9 @@ def single_more(shop: Workshop) -> Row:
 
 def mc_dropout(shop: Workshop) -> Row:
     """Tuned by the same steps with dropout, which then stays on."""
-    path = shop.tuned(shop.base, 0, dropout=CHANCE)
+    whole = as_classifier(open_checkpoint(shop.base), device="cpu")
+    within = bool(list(family_of(whole.manifest.model).dropouts(whole.module)))
+    path = shop.tuned(shop.base, 0, dropout=CHANCE) if within else shop.tuned(with_chances(shop), 0)
 
     def model() -> Classifier:
         loaded = as_classifier(open_checkpoint(path), device="cpu")
@@ -213,7 +229,23 @@ def mc_dropout(shop: Workshop) -> Row:
             each.p = float(CHANCE)
         return Sampled(MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform).eval()  # fmt: skip
 
-    return Row(shop.logits("mc-dropout", model), float(PASSES), features=False)
+    name = "mc-dropout" if within else "mc-dropout-of-attention"
+    return Row(shop.logits(name, model), float(PASSES), features=False)
+
+
+def with_chances(shop: Workshop) -> Path:
+    """The base as a folder whose configuration has dropout: of embeddings and of attention's weights, where blocks have no layers of it."""
+    folder = shop.folder / "base-with-dropout"
+    if not folder.exists():
+        export(shop.base, format="padded", out=f"{folder}/")
+        config = json.loads((folder / "config.json").read_text())
+        chances = {"hidden_dropout_prob": float(CHANCE), "attention_probs_dropout_prob": float(CHANCE)}  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config | chances))
+        # The manifest, which says what config.json said.
+        (folder / "heads.json").unlink()
+        weights = load_file(folder / "model.safetensors")
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def trained_rival(name: str, shop: Workshop) -> Row:
@@ -297,15 +329,42 @@ def hydra_circ(tuned: bool, behind: bool, shop: Workshop) -> Row:
     return shop.of(*paths)
 
 
-def built(tune: bool, shop: Workshop) -> Row:
-    """What `build` makes within twice the single model's multiply-adds; members tuned where that is worth more on validation data."""
-    out = shop.folder / f"built{'-tuned' if tune else ''}.safetensors"
+def single_longer(shop: Workshop) -> Row:
+    return shop.of(shop.longer(shop.base, 0))
+
+
+def ensemble_longer(shop: Workshop) -> Row:
+    """The Deep Ensemble, each of its models trained on."""
+    others = [Workshop(shop.place, number) for number, _ in shop.place.ensemble(shop.seed)]
+    each = [other.answers(other.longer(other.base, 0)) for other in others]
+    return Row(together(each), float(len(each)))
+
+
+def hydra_longer(shop: Workshop) -> Row:
+    """Draws by taylor that keep three quarters of the heads behind a trunk of half the layers, tuned behind it."""
+    task = shop.task
+    (tower,) = open_checkpoint(shop.base).manifest.towers.values()
+    count = task.behind_count * tower.heads // 4
+    paths = []
+    for draw in (1, 2, 3):
+        out = shop.folder / f"taylor-{count}-draw{draw}-light.safetensors"
+        if not out.exists():
+            hs.prune(shop.scored("taylor"), method="taylor", sample=f"{count}/{2 * count}", layers=task.behind, seed=draw, out=out, force=True)  # fmt: skip
+        paths.append(shop.longer(out, draw, last=task.behind_count))
+    return shop.of(*paths)
+
+
+def built(tune: bool, shop: Workshop, *, longer: bool = False) -> Row:
+    """What `build` makes within twice the single model's multiply-adds, perhaps of one that was trained on; members tuned where that is worth more on validation data."""
+    kind = "-longer" if longer else "-tuned" if tune else ""
+    out = shop.folder / f"built{kind}.safetensors"
     if not out.exists():
         task, specs = shop.task, shop.place.specs
+        base = shop.longer(shop.base, 0) if longer else shop.base
         hs.build(
-            shop.base, data=specs["train"], val=specs["val"], ood=[specs[task.chooses]], out=out, budget="macs=2.0", candidates=task.candidates,
-            score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", dtype=shop.place.dtype, force=True, cache=shop.folder / "build",
-            search=task.search, tune=str(recipe(shop)) if tune else None,
+            base, data=specs["train"], val=specs["val"], ood=[specs[task.chooses]], out=out, budget="macs=2.0", candidates=task.candidates,
+            score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", dtype=shop.place.dtype, force=True,
+            cache=shop.folder / ("build-longer" if longer else "build"), search=task.search, tune=str(recipe(shop)) if tune else None,
         )  # fmt: skip
         print(f"{shop.place.name} {shop.seed}: built", flush=True)
     return Row(shop.answers(out), shop._macs(out) / shop._macs(shop.base))
@@ -325,6 +384,14 @@ def recipe(shop: Workshop) -> Path:
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return out
 
+
+LONGER: dict[str, Callable[[Workshop], Row]] = {
+    "Single, tuned longer": single_longer,
+    "Deep Ensemble, tuned longer": ensemble_longer,
+    "Hydra (Taylor) behind a trunk, tuned longer": hydra_longer,
+    "built within 2x of the single tuned longer": partial(built, False, longer=True),
+}
+"""With about as many further steps as the base took."""
 
 SINGLES = {
     "Taylor": "taylor", "CircAcc": "circuit-acc", "CircOOD": "circuit-ood", "CircAvg": "circuit-avg", "CAHP": "cahp", "HeadMap": "headmap",
@@ -351,4 +418,5 @@ ROWS: dict[str, Callable[[Workshop], Row]] = {
     "Hydra (Taylor) behind a trunk, tuned": partial(hydra_taylor, True, True),
     "Hydra (Circ) behind a trunk, tuned": partial(hydra_circ, True, True),
     **{f"{name}, tuned": partial(one, c, True) for name, c in SINGLES.items() if c.partition("-")[0] in CRITERIA},
+    **LONGER,
 }  # fmt: skip

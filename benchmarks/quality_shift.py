@@ -9,12 +9,11 @@ and adds its figures to benchmarks/results/quality.json.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quality import RESULTS, ROOT
+from quality import ROOT, changing, recorded
 from quality_rows import CIRCUITS, Workshop
 from quality_tasks import Place
 
@@ -70,13 +69,11 @@ def main() -> None:
     for seed in map(int, options.seeds.split(",")):
         shop = Workshop(place, seed)
         for name, make in MODELS.items():
-            results = json.loads(RESULTS.read_text())
-            if str(seed) in results["tasks"][options.task].get("shift", {}).get(name, {}):
+            if recorded(options.task, "shift", name, seed):
                 continue
             cells = measured(make(shop), place)
-            results = json.loads(RESULTS.read_text())
-            results["tasks"][options.task].setdefault("shift", {}).setdefault(name, {})[str(seed)] = cells  # fmt: skip
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            with changing(options.task) as about:
+                about.setdefault("shift", {}).setdefault(name, {})[str(seed)] = cells
             print(options.task, seed, name, cells["shift_accuracy"], cells["shift_brier"], flush=True)  # fmt: skip
 
 

@@ -69,6 +69,10 @@ class Task:
     """What `build` chooses from."""
     mixed: bool = False
     """Whether bfloat16 autocast runs it."""
+    longer: dict[str, str] = field(default_factory=dict)
+    """Fields of the recipe where it has all the data that the base was trained on, and about as many steps as that took."""
+    everything: Callable[[Place], str] = lambda place: place.specs["train"]
+    """The data that the base was trained on."""
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -296,15 +300,18 @@ TASKS = {
     "fashion-mnist": Task(
         near=("near",), far=("digits", "animals"), chooses="textures", removed=16, pool=32, behind="3-5", behind_count=3,
         tuning={"epochs": "2"}, recipe="demo", base=fashion_base, sidekick=fashion_sidekick, data=fashion_data, limit=300, tuned_on=2500, candidates=48,
+        longer={"epochs": "3", "lr": "2e-3"}, everything=full_train,
     ),
     "dinov2": Task(
         near=("near",), far=("digits", "animals"), chooses="textures", removed=12, pool=24, behind="6-11", behind_count=6,
         tuning={"lr": "5e-5", "epochs": "1", "batch_size": "32", "label_smoothing": "0"}, recipe="demo",
         base=dinov2_base, sidekick=dinov2_sidekick, data=dinov2_data, search="attribution", limit=300, tuned_on=1200, mixed=True,
+        longer={"lr": "1e-4", "epochs": "2", "batch_size": "32", "label_smoothing": "0"},
     ),
     "minilm": Task(
         near=("products",), far=("newspaper",), chooses="docstrings", removed=24, pool=40, behind="3-5", behind_count=3,
         tuning={"lr": "5e-5", "epochs": "1", "max_length": "48", "batch_size": "32"}, recipe="text",
         base=minilm_base, sidekick=minilm_sidekick, data=minilm_data, search="attribution", limit=300, tuned_on=1200, mixed=True,
+        longer={"lr": "1e-4", "epochs": "2", "max_length": "48", "batch_size": "32"},
     ),
 }  # fmt: skip

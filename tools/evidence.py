@@ -20,10 +20,14 @@ HYDRAS = ("Hydra", "built")
 """How rows begin that are hydras of the single model."""
 BEST = 2.0
 """Two thirds of a Deep Ensemble's multiply-adds, as times the single model's."""
+LONGER = "tuned longer"
+"""How rows end whose models had more steps than the others."""
 TRAINED = ("Packed-Ensemble", "MIMO", "BatchEnsemble")
 """Rivals that benchmarks/rivals_trained.py makes of torch-uncertainty's layers."""
 SEEDS = 3
 """Without so many there is no verdict."""
+CHOSEN = "chosen_score"
+"""Calibrated, and foreign data told by the score that calibration chose, as a calibrated checkpoint does."""
 COLUMNS = (
     ("accuracy ↑", "accuracy"), ("NLL ↓", "nll"), ("ECE ↓", "ece"), ("AUROC near ↑", "auroc_near"), ("far ↑", "auroc_far"), ("mean ↑", "auroc_mean"),
     ("FPR95 ↓", "fpr95_mean"),
@@ -61,6 +65,8 @@ def gain(rows: Rows, first: str, second: str, measure: str, kind: str = "plain")
 
 
 def _value(cell: dict[str, Any], measure: str, kind: str) -> float:
+    if kind == CHOSEN:
+        kind = "chosen_score" if measure in cell[CHOSEN] else "calibrated"
     return float(cell[measure] if measure in cell else cell[kind][measure])
 
 
@@ -142,6 +148,10 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
     tasks = results["tasks"]
     lines += [
         "",
+        "## In short",
+        "",
+        *_short(tasks),
+        "",
         "## The goal",
         "",
         *_goal(tasks),
@@ -220,33 +230,79 @@ def _scores(rows: Rows) -> list[str]:
 
 
 def target(
-    rows: Rows,
+    rows: Rows, kind: str = "calibrated"
 ) -> tuple[str, int, dict[str, Gain | None], dict[str, Gain | None]] | None:
-    """The hydra of highest mean AUROC within the cost, of how many; its gains over the Deep Ensemble and over the single model, calibrated."""
+    """The hydra of highest mean AUROC within the cost, of how many; its gains over the Deep Ensemble and over the single model."""
+    if kind == CHOSEN:
+        rows = {name: cells for name, cells in rows.items() if all(CHOSEN in cell for cell in cells.values())}  # fmt: skip
     hydras = {
-        name: statistics.mean(c["calibrated"]["auroc_mean"] for c in cells.values())
+        name: statistics.mean(_value(c, "auroc_mean", kind) for c in cells.values())
         for name, cells in rows.items()
         if name.startswith(HYDRAS) and len(cells) >= SEEDS and statistics.mean(c["macs"] for c in cells.values()) <= BEST + 0.005
     }  # fmt: skip
     if not hydras or "Deep Ensemble" not in rows or "Single" not in rows:
         return None
     best = max(hydras, key=lambda name: hydras[name])
-    others = {m: gain(rows, best, "Deep Ensemble", m, "calibrated") for m in ("auroc_mean", "fpr95_mean", "accuracy")}  # fmt: skip
-    single = {m: gain(rows, best, "Single", m, "calibrated") for m in ("accuracy", "nll", "ece", "auroc_mean")}  # fmt: skip
+    others = {m: gain(rows, best, "Deep Ensemble", m, kind) for m in ("auroc_mean", "fpr95_mean", "accuracy")}  # fmt: skip
+    single = {m: gain(rows, best, "Single", m, kind) for m in ("accuracy", "nll", "ece", "auroc_mean")}  # fmt: skip
     return best, len(hydras), others, single
 
 
-def _goal(tasks: dict[str, Any]) -> list[str]:
+SHORT = (
+    "Single", "built within 2x", "Deep Ensemble", "Single, tuned longer", "built within 2x of the single tuned longer", "Deep Ensemble, tuned longer",
+)  # fmt: skip
+"""What someone chooses from who has one model, and data to train it further or not."""
+
+
+def _short(tasks: dict[str, Any]) -> list[str]:
+    """Calibrated; foreign data by msp and by the chosen score."""
     lines = [
+        "What is to be had for which cost, calibrated; foreign data told by msp and by the score that `calibrate` chose. Tuned longer: about as many further steps as the base took, on all of its",
+        "training data. Steps are paid once, multiply-adds with every answer: look at the single model with further steps before you build anything.",
+    ]  # fmt: skip
+    for task in (name for name in TASKS if name in tasks):
+        rows = tasks[task]["rows"]
+        lines += ["", f"| {task} | seeds | multiply-adds | accuracy ↑ | NLL ↓ | AUROC by msp ↑ | by the chosen score ↑ |", "|---|" + "---:|" * 6]  # fmt: skip
+        for name in (each for each in SHORT if each in rows):
+            cells = rows[name]
+            macs = statistics.mean(cell["macs"] for cell in cells.values())
+            values = [_spread(cells, lambda c, m=m: c["calibrated"][m]) for m in ("accuracy", "nll", "auroc_mean")]  # type: ignore[misc]  # fmt: skip
+            chosen = _spread(cells, lambda cell: cell[CHOSEN]["auroc_mean"] if CHOSEN in cell else None)  # fmt: skip
+            lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *values, chosen])} |")  # fmt: skip
+    return lines
+
+
+def _goal(tasks: dict[str, Any]) -> list[str]:
+    usual = {name: {row: cells for row, cells in task["rows"].items() if not row.endswith(LONGER)} for name, task in tasks.items()}  # fmt: skip
+    longer = {name: _longer(task["rows"]) for name, task in tasks.items()}
+    return [
         "The best hydra that costs at most two thirds of a Deep Ensemble's multiply-adds should be level with it on mean AUROC and FPR95 and within one point of its accuracy; and beat the",
         "single model on accuracy, NLL, ECE and AUROC (all calibrated). The best is named by the very figures reported, which flatters it. Differences in points (NLL: hundredths), mean",
         "over seeds ± standard error, positive where the hydra is better:",
         "",
-        "| | hydra | against the Deep Ensemble | | against the single model | |",
-        "|---|---|---|---|---|---|",
+        *_reached(usual, "msp", "calibrated"),
+        "",
+        "The same where each model, the ensemble too, tells foreign data by the score that `calibrate` chose for it, as a calibrated checkpoint does:",
+        "",
+        *_reached(usual, "the chosen score", CHOSEN),
+        "",
+        "And where every model had about as many further steps as the base took, on all of its training data (msp): the single model itself, each model of the ensemble, and the hydra's members or what they",
+        "were pruned from:",
+        "",
+        *_reached(longer, "tuned longer", "calibrated"),
     ]  # fmt: skip
+
+
+def _longer(rows: Rows) -> Rows:
+    """Those that were tuned longer, the two they are compared with by their plain names."""
+    names = {"Single, tuned longer": "Single", "Deep Ensemble, tuned longer": "Deep Ensemble"}
+    return {names.get(name, name): cells for name, cells in rows.items() if name.endswith(LONGER)}
+
+
+def _reached(tasks: dict[str, Rows], by: str, kind: str) -> list[str]:
+    lines = [f"| {by} | hydra | against the Deep Ensemble | | against the single model | |", "|---|---|---|---|---|---|"]  # fmt: skip
     for name in TASKS:
-        reached = target(tasks[name]["rows"]) if name in tasks else None
+        reached = target(tasks[name], kind) if name in tasks else None
         if reached is None:
             lines.append(f"| {name} | not measured yet | | | | |")
             continue

@@ -70,6 +70,27 @@ def test_the_goal_takes_the_best_hydra_within_the_cost(page: Any) -> None:
     assert single["accuracy"].mean == 0
 
 
+def test_the_goal_by_the_chosen_score_names_its_own_best(page: Any) -> None:
+    """Accuracy stays the calibrated one; a row without such a score in a seed counts nothing."""
+
+    def told(cells: dict[str, Any], *aurocs: float) -> dict[str, Any]:
+        for each, auroc in zip(cells.values(), aurocs, strict=True):
+            each["chosen_score"] = {"kind": "knn", "auroc_mean": auroc, "fpr95_mean": 1 - auroc}
+        return cells
+
+    table = {
+        "Single": told(rows(0.7, 0.7, 0.7, accuracy=0.8), 0.9, 0.9, 0.9), "Deep Ensemble": told(rows(0.8, 0.8, 0.8, macs=3.0), 0.9, 0.9, 0.9),
+        "Hydra (Circ), tuned": told(rows(0.9, 0.9, 0.9, macs=1.6), 0.91, 0.9, 0.92), "built within 2x": told(rows(0.5, 0.5, 0.5), 0.95, 0.94, 0.96),
+    }  # fmt: skip
+    best, count, others, single = page.target(table, page.CHOSEN)
+    assert (best, count) == ("built within 2x", 2)
+    assert others["fpr95_mean"].mean == pytest.approx(0.05)
+    assert others["accuracy"].mean == 0
+    assert single["accuracy"].mean == pytest.approx(0.1)
+    del table["built within 2x"]["3"]["chosen_score"]
+    assert page.target(table, page.CHOSEN)[:2] == ("Hydra (Circ), tuned", 1)
+
+
 def test_the_page_is_what_the_results_say(page: Any) -> None:
     path = ROOT / "benchmarks" / "results" / "quality.json"
     results = json.loads(path.read_text())
