@@ -258,7 +258,7 @@ def _short(tasks: dict[str, Any]) -> list[str]:
     """Calibrated; foreign data by msp and by the chosen score."""
     lines = [
         "What is to be had for which cost, calibrated; foreign data told by msp and by the score that `calibrate` chose. Tuned longer: about as many further steps as the base took, on all of its",
-        "training data. Steps are paid once, multiply-adds with every answer: look at the single model with further steps before you build anything.",
+        "training data. Steps are paid once, multiply-adds with every answer, and whether they help differs between tasks: try them on the single model before you build anything.",
     ]  # fmt: skip
     for task in (name for name in TASKS if name in tasks):
         rows = tasks[task]["rows"]
