@@ -189,6 +189,12 @@ def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
     table = grids(report)[0]
     at = table.columns.index(Column("accuracy", "higher"))
     assert [row[at].rank for row in table.rows] == ["second", "best", ""]
+    hs.evaluate([], predictions_in=files, html=tmp_path / "r.html", ci=0.9)
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    underlined = re.findall(r'<td class="second">(.*?)</td>', text)
+    assert underlined
+    assert all(re.match(r"<u>[^<]+</u>(<small>|$)", cell) for cell in underlined)
+    assert any("<small>" in cell for cell in underlined)  # beside its interval
     two = grids(hs.evaluate([], predictions_in=files[:2]).report)[0]
     assert [row[at].rank for row in two.rows] == ["", "best"]  # the second of two is the worst
     alike = grids(hs.evaluate([], predictions_in=[files[0], files[0]]).report)[0]

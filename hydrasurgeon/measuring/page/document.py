@@ -188,7 +188,9 @@ def _table(grid: Grid) -> str:
 def _cell(cell: Cell) -> str:
     kind = f' class="{cell.rank}"' if cell.rank else ""
     ends = f"<small>{cell.low} – {cell.high}</small>" if cell.low else ""
-    return f"<td{kind}>{cell.text}{ends}</td>"
+    # The interval is not underlined with its number.
+    number = f"<u>{cell.text}</u>" if cell.rank == "second" else cell.text
+    return f"<td{kind}>{number}{ends}</td>"
 
 
 def _rows(material: Material) -> list[tuple[int, str, Answered]]:
