@@ -249,7 +249,8 @@ def target(
 
 
 SHORT = (
-    "Single", "built within 2x", "Deep Ensemble", "Single, tuned longer", "built within 2x of the single tuned longer", "Deep Ensemble, tuned longer",
+    "Single", "built within 2x", "Deep Ensemble", "Single, tuned longer", "built within 2x of the single tuned longer",
+    "Hydra (Taylor) behind a trunk, tuned longer", "Deep Ensemble, tuned longer",
 )  # fmt: skip
 """What someone chooses from who has one model, and data to train it further or not."""
 
