@@ -1,7 +1,7 @@
 """The paper's comparison on three real tasks: hydras beside the single model, a Deep Ensemble and cheap rivals.
 
 Tasks, data and models stand in benchmarks/quality_tasks.py, the compared models in benchmarks/quality_rows.py, the ablations in
-benchmarks/quality_ablations.py. Everything that is made (weights, logits) lies in --cache, and is not made again; each piece, one row of one seed,
+benchmarks/quality_ablations.py; both are made in benchmarks/quality_workshop.py. Everything that is made (weights, logits) lies in --cache, and is not made again; each piece, one row of one seed,
 is added to benchmarks/results/quality.json as it comes, so that a run may be stopped and go on. With --shared the data and weights of the two
 tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer foreign sets and the demo's Deep Ensemble. Its
 rivals of benchmarks/rivals_trained.py want torch-uncertainty, one of the development packages (`pip install torch-uncertainty`), or are left out.
@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from answers import Answers
 from quality_ablations import ABLATIONS
-from quality_rows import ROWS, Row, Workshop
+from quality_rows import ROWS
 from quality_tasks import TASKS, Place, Task
+from quality_workshop import Row, Workshop
 from rivals_trained import Absent
 from surgery import machine
 from torch import Tensor

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from quality_rows import CIRCUITS, Row, Workshop
+from quality_workshop import CIRCUITS, Row, Workshop
 
 import hydrasurgeon as hs
 
-__all__ = ["ABLATIONS", "COUNTS"]
+__all__ = ["ABLATIONS"]
 
-COUNTS = (6, 12, 18, 24)
-"""Heads that are gone, of 48: one to four of each layer's eight (Figures 5 and 6)."""
-DEPTHS = {"no trunk": "0-5", "trunk of 2": "2-5", "trunk of 4": "4-5"}
-"""Which layers of six members differ in."""
+EIGHTHS = (1, 2, 3, 4)
+"""Of all heads, that are gone: up to half of them (Figures 5 and 6)."""
+SIXTHS = {"no trunk": 0, "trunk of a third": 2, "trunk of two thirds": 4}
+"""Of all layers, that members have in common."""
 
 
-def heads(criterion: str, count: int, tuned: bool, shop: Workshop) -> Row:
-    path = shop.member(criterion, removed=count)
+def heads(criterion: str, eighths: int, tuned: bool, shop: Workshop) -> Row:
+    tower = shop.tower
+    path = shop.member(criterion, removed=tower.layers * tower.heads * eighths // 8)
     return shop.of(shop.tuned(path, 0) if tuned else path)
 
 
@@ -47,11 +48,13 @@ def mlp(average: bool, shop: Workshop) -> Row:
     return Row(shop.answers(out), shop.cost([out]))
 
 
-def trunk(layers: str, shop: Workshop) -> Row:
+def trunk(sixths: int, shop: Workshop) -> Row:
     """Draws by taylor from the layers behind a trunk, as many heads where there are as many; nothing is tuned."""
-    first, last = map(int, layers.split("-"))
-    count = min(shop.task.removed, (last - first + 1) * 4)
-    pool = min(2 * count, (last - first + 1) * 8 - 1)
+    tower = shop.tower
+    first, last = tower.layers * sixths // 6, tower.layers - 1
+    layers, behind = f"{first}-{last}", (last - first + 1) * tower.heads
+    count = min(shop.task.removed, behind // 2)
+    pool = min(2 * count, behind - 1)
     scored = shop.scored("taylor")
     paths = []
     for draw in (1, 2, 3):
@@ -64,9 +67,9 @@ def trunk(layers: str, shop: Workshop) -> Row:
 
 ABLATIONS: dict[str, Callable[[Workshop], Row]] = {
     **{
-        f"{name}, {count} heads less, {'tuned' if tuned else 'training-free'}": partial(heads, criterion, count, tuned)
+        f"{name}, {eighths}/8 of the heads less, {'tuned' if tuned else 'training-free'}": partial(heads, criterion, eighths, tuned)
         for tuned in (False, True)
-        for count in COUNTS
+        for eighths in EIGHTHS
         for name, criterion in (("Taylor", "taylor"), ("CircAvg", "circuit-avg"))
     },
     "diversity: heads": partial(diversity, True, False),
@@ -77,5 +80,5 @@ ABLATIONS: dict[str, Callable[[Workshop], Row]] = {
     "5 members": partial(members, 5),
     "MLPs tuned, averaged": partial(mlp, True),
     "MLPs tuned, apart": partial(mlp, False),
-    **{f"trunk: {name}": partial(trunk, layers) for name, layers in DEPTHS.items()},
+    **{f"trunk: {name}": partial(trunk, sixths) for name, sixths in SIXTHS.items()},
 }  # fmt: skip

@@ -1,210 +1,35 @@
-"""The models that benchmarks/quality.py compares: how each is made, what it answers, and what it costs in multiply-adds."""
+"""The models that benchmarks/quality.py compares, and how each is made in its workshop."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from pathlib import Path
 
-import torch
 from answers import Answers, together
-from quality_tasks import Place, Task
+from quality_workshop import CIRCUITS, Row, Workshop
 from rivals import Laplace, duo
 from rivals_trained import RIVALS, multiply_adds, rival
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria import CRITERIA
-from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.families import family_of
-from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.dropout import MonteCarlo, Sampled
-from hydrasurgeon.runtime.features import classifiers, reading
 from hydrasurgeon.stages.export import export
 
-__all__ = ["CIRCUITS", "ROWS", "Row", "Workshop"]
+__all__ = ["ROWS"]
 
 PASSES = 5
 """Of MC Dropout."""
 CHANCE = "0.1"
 """Of dropout, in tuning and in those passes."""
-CIRCUITS = ("circuit-acc", "circuit-ood", "circuit-avg")
-FROZEN = "mlp,embedding"
-"""What no tuning moves, so that members share it exactly."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one model answers, and its multiply-adds as times the single model's."""
-
-    answers: Answers
-    macs: float
-    features: bool = True
-    """Whether scores of features are defined for it."""
-
-
-class Workshop:
-    """One seed of one task: everything that is made of its base."""
-
-    def __init__(self, place: Place, seed: int) -> None:
-        self.place, self.seed = place, seed
-        self.folder = place.cache / f"seed-{seed}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.base = place.base(seed)
-
-    @property
-    def task(self) -> Task:
-        return self.place.task
-
-    def answers(self, path: Path, name: str | None = None) -> Answers:
-        """Logits and features on every set, in bfloat16 autocast where the task says so; kept in a folder."""
-        folder = self.folder / "answers" / (name or path.stem)
-        kept = folder / "answers.safetensors"
-        if not kept.exists():
-            model = as_classifier(open_checkpoint(path), device="cpu", lean=True)
-            tensors: dict[str, Tensor] = {}
-            for source in self.place.sources:
-                for key, tensor in self.ran(model, source, features=True).items():
-                    tensors[f"{source}.{key}"] = tensor
-            for number, each in enumerate(classifiers(model)):
-                tensors |= {f"classifier.{number}.weight": each.weight, f"classifier.{number}.bias": each.bias}  # fmt: skip
-            folder.mkdir(parents=True, exist_ok=True)
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, kept)
-        read = load_file(kept)
-        sets = {
-            source: Outputs(read[f"{source}.logits"], read.get(f"{source}.features"), read.get(f"{source}.labels"))
-            for source in self.place.sources
-        }  # fmt: skip
-        count = sum(key.startswith("classifier.") for key in read) // 2
-        linear = [(read[f"classifier.{i}.weight"], read[f"classifier.{i}.bias"]) for i in range(count)]  # fmt: skip
-        return Answers(sets, linear)
-
-    @torch.inference_mode()
-    def ran(self, model: Classifier, source: str, *, features: bool) -> dict[str, Tensor]:
-        """One pass over decoded inputs, in the order of the samples."""
-        parts: dict[str, list[Tensor]] = {}
-        batches = self.place.batches(source, model)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.task.mixed), (reading(model) if features else nullcontext()) as read:  # fmt: skip
-            for batch in batches:
-                logits, seen = (model(batch.inputs), None) if read is None else read(batch.inputs)
-                for key, tensor in (("logits", logits), ("features", seen), ("labels", batch.labels)):  # fmt: skip
-                    if tensor is not None:
-                        parts.setdefault(key, []).append(tensor if key == "labels" else tensor.float())  # fmt: skip
-        order = torch.cat([batch.index for batch in batches]).argsort()
-        return {key: torch.cat(tensors)[order] for key, tensors in parts.items()}
-
-    def logits(self, name: str, made: Callable[[], Classifier]) -> Answers:
-        """Logits alone, on what is reported and on what calibrates; each set kept in a file, and the model made if one is not there."""
-        folder = self.folder / "answers" / name
-        sets = {}
-        model: Classifier | None = None
-        for source in self.place.sources:
-            if source in ("train", "perturbed"):
-                continue
-            kept = folder / f"{source}.safetensors"
-            if not kept.exists():
-                model = model or made()
-                tensors = self.ran(model, source, features=False)
-                folder.mkdir(parents=True, exist_ok=True)
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, kept)
-            read = load_file(kept)
-            sets[source] = Outputs(read["logits"], None, read.get("labels"))
-        return Answers(sets, [])
-
-    def scored(self, criterion: str, *, layers: str | None = None, remove: int | None = None) -> Path:  # fmt: skip
-        """The base with this criterion's scores in its manifest."""
-        where = "" if layers is None else f"-layers{layers}"
-        more = "" if remove is None else f"-{remove}"
-        out = self.folder / f"scored-{criterion}{where}{more}.safetensors"
-        if out.exists():
-            return out
-        task, specs = self.task, self.place.specs
-        method, _, objective = criterion.partition("-")
-        keywords: dict[str, object] = {"method": method, "data": specs["train"], "layers": layers}
-        if objective:
-            keywords |= {"objective": objective, "search": task.search, "remove": remove or task.removed, "data": specs["val"]}  # fmt: skip
-            keywords["ood"] = [] if objective == "acc" else [specs[task.chooses]]
-        hs.score(self.base, out=out, limit=task.limit, seed=self.seed, device="cpu", force=True, **keywords)  # type: ignore[arg-type]  # fmt: skip
-        print(f"{self.place.name} {self.seed}: scored {out.stem}", flush=True)
-        return out
-
-    def member(self, criterion: str, *, draw: int | None = None, layers: str | None = None, removed: int | None = None) -> Path:  # fmt: skip
-        """Without the heads that go first; or without some of these, drawn."""
-        count = removed or self.task.removed
-        if layers is not None:
-            count = min(count, self.most_behind)
-        name = f"{criterion}-{count}" + ("" if draw is None else f"-draw{draw}") + ("" if layers is None else "-behind")  # fmt: skip
-        out = self.folder / f"{name}.safetensors"
-        if out.exists():
-            return out
-        method, _, objective = criterion.partition("-")
-        pool = min(self.task.pool * count // self.task.removed, self.most_behind if layers else 10**6)  # fmt: skip
-        circuit = criterion in CIRCUITS
-        amount = {"remove": count} if draw is None else {"sample": f"{count}/{pool}"}
-        remove = (count if draw is None else pool) if circuit else None
-        source = self.scored(criterion, layers=layers if circuit else None, remove=remove)
-        hs.prune(source, method=method, objective=objective or None, layers=layers, seed=draw or 0, out=out, force=True, **amount)  # type: ignore[arg-type]  # fmt: skip
-        return out
-
-    @property
-    def most_behind(self) -> int:
-        """Heads that may go behind the trunk: all but one of each layer, about."""
-        (tower,) = open_checkpoint(self.base).manifest.towers.values()
-        return self.task.behind_count * tower.heads * 3 // 4
-
-    def tuned(self, source: Path, number: int, *, last: int | None = None, freeze: str | None = FROZEN, **fields: str) -> Path:  # fmt: skip
-        """Trained further by the task's recipe, with the seed `number`."""
-        task = self.task
-        extra = "".join(f"-{key}{value}" for key, value in fields.items()) + ("" if freeze == FROZEN else "-all")  # fmt: skip
-        out = self.folder / f"{source.stem}-tuned{number}{extra}{'' if last is None else '-last'}.safetensors"  # fmt: skip
-        if out.exists():
-            return out
-        more = {} if last is None else {"last_blocks": str(last)}
-        hs.finetune(
-            source, data=self.place.specs["train"], recipe=task.recipe, set=task.tuning | fields | more, freeze=freeze,
-            seed=10 * self.seed + number, limit=task.tuned_on, out=out, device="cpu", dtype=self.place.dtype, force=True,
-        )  # fmt: skip
-        print(f"{self.place.name} {self.seed}: tuned {out.stem}", flush=True)
-        return out
-
-    def longer(self, source: Path, number: int, *, last: int | None = None) -> Path:
-        """Trained further on all that the base was trained on: all of it, or, but for MLPs, its last blocks."""
-        task = self.task
-        out = self.folder / f"{source.stem}-longer{number}{'' if last is None else '-last'}.safetensors"  # fmt: skip
-        if not out.exists():
-            freeze, more = (None, {}) if last is None else (FROZEN, {"last_blocks": str(last)})
-            hs.finetune(
-                source, data=task.everything(self.place), recipe=task.recipe, set=task.longer | more, freeze=freeze, seed=10 * self.seed + number,
-                out=out, device="cpu", dtype=self.place.dtype, force=True,
-            )  # fmt: skip
-            print(f"{self.place.name} {self.seed}: tuned {out.stem}", flush=True)
-        return out
-
-    def cost(self, paths: Sequence[Path]) -> float:
-        """Of a model, or of the hydra that several make, as times the single model's."""
-        name = self.folder / "fused.safetensors"
-        whole = paths[0] if len(paths) == 1 else hs.fuse(list(paths), out=name, force=True).path
-        return self._macs(whole) / self._macs(self.base)
-
-    def _macs(self, path: Path) -> int:
-        model = as_classifier(open_checkpoint(path), device="cpu", lean=True)
-        samples = open_data(self.place.specs["test"], limit=1)
-        batch = next(iter(Batches(samples, model.transform, batch_size=1, workers=0)))
-        return macs(model, batch.inputs)
-
-    def of(self, *paths: Path) -> Row:
-        """A single model, or a hydra: with MLPs that all members share it answers as they do."""
-        each = [self.answers(path) for path in paths]
-        return Row(each[0] if len(each) == 1 else together(each), self.cost(paths))
 
 
 def deep_ensemble(shop: Workshop) -> Row:
@@ -343,8 +168,7 @@ def ensemble_longer(shop: Workshop) -> Row:
 def hydra_longer(shop: Workshop) -> Row:
     """Draws by taylor that keep three quarters of the heads behind a trunk of half the layers, tuned behind it."""
     task = shop.task
-    (tower,) = open_checkpoint(shop.base).manifest.towers.values()
-    count = task.behind_count * tower.heads // 4
+    count = task.behind_count * shop.tower.heads // 4
     paths = []
     for draw in (1, 2, 3):
         out = shop.folder / f"taylor-{count}-draw{draw}-light.safetensors"
@@ -367,7 +191,7 @@ def built(tune: bool, shop: Workshop, *, longer: bool = False) -> Row:
             cache=shop.folder / ("build-longer" if longer else "build"), search=task.search, tune=str(recipe(shop)) if tune else None,
         )  # fmt: skip
         print(f"{shop.place.name} {shop.seed}: built", flush=True)
-    return Row(shop.answers(out), shop._macs(out) / shop._macs(shop.base))
+    return Row(shop.answers(out), shop.cost([out]))
 
 
 def recipe(shop: Workshop) -> Path:

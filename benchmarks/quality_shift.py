@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from quality import ROOT, changing, recorded
-from quality_rows import CIRCUITS, Workshop
 from quality_tasks import Place
+from quality_workshop import CIRCUITS, Workshop
 
 import hydrasurgeon as hs
 

@@ -46,14 +46,14 @@ def layers() -> Any:
 @pytest.fixture
 def shop(rows: Any, tmp_path: Path) -> Any:
     """A workshop with few samples, of the demo's own data."""
-    place = rows.Place("fashion-mnist", tmp_path / "cache", tmp_path / "nothing")
+    place = importlib.import_module("quality_tasks").Place("fashion-mnist", tmp_path / "cache", tmp_path / "nothing")  # fmt: skip
     source = importlib.import_module("answers").Source
     place.__dict__["sources"] = {
         "train": source("demo:train", 8, labelled=True),
         "val": source("demo:val", 20, labelled=True),
         "near": source("demo:near", 12),
     }
-    return rows.Workshop(place, 1)
+    return importlib.import_module("quality_workshop").Workshop(place, 1)
 
 
 def base() -> Classifier:
