@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from inside import insights
+from claimed import TRAINED, claimed
+from compared import CHOSEN, SEEDS, Gain, Rows, gain, listed, value_of, verdict
 
-__all__ = ["CLAIMS", "Claim", "evidence", "gain", "target"]
+__all__ = ["evidence", "target"]
 
-Rows = dict[str, dict[str, dict[str, Any]]]
-"""Row → seed → what was measured."""
 TASKS = ("fashion-mnist", "dinov2", "minilm")
 """All that benchmarks/quality.py knows."""
 HYDRAS = ("Hydra", "built")
@@ -22,118 +19,10 @@ BEST = 2.0
 """Two thirds of a Deep Ensemble's multiply-adds, as times the single model's."""
 LONGER = "tuned longer"
 """How rows end whose models had more steps than the others."""
-TRAINED = ("Packed-Ensemble", "MIMO", "BatchEnsemble")
-"""Rivals that benchmarks/rivals_trained.py makes of torch-uncertainty's layers."""
-SEEDS = 3
-"""Without so many there is no verdict."""
-CHOSEN = "chosen_score"
-"""Calibrated, and foreign data told by the score that calibration chose, as a calibrated checkpoint does."""
 COLUMNS = (
     ("accuracy ↑", "accuracy"), ("NLL ↓", "nll"), ("ECE ↓", "ece"), ("AUROC near ↑", "auroc_near"), ("far ↑", "auroc_far"), ("mean ↑", "auroc_mean"),
     ("FPR95 ↓", "fpr95_mean"),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How much better one row is than another: the mean over seeds of their differences, and its standard error."""
-
-    mean: float
-    error: float
-    seeds: int
-
-    @property
-    def clear(self) -> bool:
-        """By more than its standard error, which one seed does not have."""
-        return self.seeds > 1 and self.mean > self.error
-
-    def __str__(self) -> str:
-        return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f}"
-
-
-def gain(rows: Rows, first: str, second: str, measure: str, kind: str = "plain") -> Gain | None:
-    """In `measure`, higher = better for the first; paired by seed; None where one was not measured."""
-    pairs = [
-        (rows[first][seed], rows[second][seed]) for seed in rows.get(first, {}) if seed in rows.get(second, {})
-    ]  # fmt: skip
-    if not pairs:
-        return None
-    sign = -1 if measure.startswith(("nll", "ece", "brier", "shift_brier", "fpr95")) else 1
-    values = [sign * (_value(a, measure, kind) - _value(b, measure, kind)) for a, b in pairs]
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return Gain(statistics.mean(values), error, len(values))
-
-
-def _value(cell: dict[str, Any], measure: str, kind: str) -> float:
-    if kind == CHOSEN:
-        kind = "chosen_score" if measure in cell[CHOSEN] else "calibrated"
-    return float(cell[measure] if measure in cell else cell[kind][measure])
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Something the paper says of two rows."""
-
-    where: str
-    says: str
-    first: str
-    second: str
-    measures: tuple[str, ...]
-    slack: float = 0.0
-    """What the first may be worse by: for claims of being level."""
-    group: str = "rows"
-    """Which of a task's results hold the two: rows, ablations, or shift."""
-
-
-CLAIMS = (
-    Claim("5.1, Table 1", "Hydra (Circ) tells foreign data better than a Deep Ensemble", "Hydra (Circ), tuned", "Deep Ensemble", ("auroc_mean", "fpr95_mean")),
-    Claim("5.1, Table 1", "Hydra (Circ) is within 1.5 points of a Deep Ensemble's accuracy", "Hydra (Circ), tuned", "Deep Ensemble", ("accuracy",), 0.015),
-    Claim("5.1, Table 1", "Hydra (Circ) tells foreign data better than the single model", "Hydra (Circ), tuned", "Single", ("auroc_mean", "fpr95_mean")),
-    Claim("5.1, Table 1", "Hydra (Taylor) tells foreign data better than the single model", "Hydra (Taylor), tuned", "Single", ("auroc_mean",)),
-    Claim("5.1, Table 1", "Hydra (Taylor) is more accurate than one member pruned by Taylor, with lower NLL and ECE", "Hydra (Taylor), tuned", "Taylor, tuned", ("accuracy", "nll", "ece")),
-    Claim("5.1, Table 1", "Hydra (Circ) tells foreign data better than CircAvg alone", "Hydra (Circ), tuned", "CircAvg, tuned", ("auroc_mean", "fpr95_mean")),
-    Claim("5.1, Table 1", "MC Dropout tells foreign data worse than Hydra (Circ)", "Hydra (Circ), tuned", "MC Dropout, 5 passes", ("auroc_mean",)),
-    Claim("5.1, Table 1", "A LoRA-Ensemble tells foreign data worse than Hydra (Circ)", "Hydra (Circ), tuned", "LoRA-Ensemble", ("auroc_mean",)),
-    *(Claim("5.1, Table 1", f"{rival} tells foreign data worse than Hydra (Circ)", "Hydra (Circ), tuned", rival, ("auroc_mean", "fpr95_mean")) for rival in TRAINED),
-    Claim("5.1, Table 1", "A Packed-Ensemble is less accurate than Hydra (Circ)", "Hydra (Circ), tuned", "Packed-Ensemble", ("accuracy",)),
-    Claim("3.2, Table 4", "Pruning by Taylor without tuning harms accuracy and calibration", "Single", "Taylor, training-free", ("accuracy", "ece")),
-    Claim("B.1, Table 4", "Without tuning, CircAvg is better than Taylor in accuracy and in telling foreign data", "CircAvg, training-free", "Taylor, training-free", ("accuracy", "auroc_mean")),
-    Claim("B.2, Table 6", "CircAcc is more accurate than CircOOD", "CircAcc, training-free", "CircOOD, training-free", ("accuracy",)),
-    Claim("B.2, Table 6", "CircOOD tells foreign data better than CircAcc", "CircOOD, training-free", "CircAcc, training-free", ("auroc_mean", "fpr95_mean")),
-    Claim("B.3, Figure 6", "After tuning, Taylor is at least as accurate as CircAvg", "Taylor, tuned", "CircAvg, tuned", ("accuracy",)),
-    Claim("B.3, Figure 6", "After tuning, CircAvg tells foreign data better than Taylor", "CircAvg, tuned", "Taylor, tuned", ("auroc_mean",)),
-    Claim("B.3, Figure 5", "Without tuning, CircAvg loses less accuracy than Taylor with half of the heads gone", "CircAvg, 4/8 of the heads less, training-free", "Taylor, 4/8 of the heads less, training-free", ("accuracy",), group="ablations"),
-    Claim("B.5, Tables 8 and 9", "Other heads make members diverse, another order of batches hardly", "diversity: heads", "diversity: batch order", ("mi", "disagreement"), group="ablations"),
-    Claim("B.6, Table 10", "Five members are more accurate than three, and tell foreign data at least as well", "5 members", "3 members", ("accuracy", "auroc_mean"), group="ablations"),
-    Claim("E.1, Table 13", "Under ImageNet-C's corruptions Hydra (Taylor) is more accurate than the single model", "Hydra (Taylor), tuned", "Single", ("shift_accuracy",), group="shift"),
-    Claim("E.1, Table 13", "… and within a point of a Deep Ensemble", "Hydra (Taylor), tuned", "Deep Ensemble", ("shift_accuracy",), 0.01, group="shift"),
-    Claim("E.1, Table 13", "… and more accurate than a Deep Ensemble at severities 4 and 5", "Hydra (Taylor), tuned", "Deep Ensemble", ("shift_accuracy_4", "shift_accuracy_5"), group="shift"),
-    Claim("E.1, Table 14", "… with Brier scores within a point of a Deep Ensemble's", "Hydra (Taylor), tuned", "Deep Ensemble", ("shift_brier",), 0.01, group="shift"),
-    Claim("B.7, Table 11", "Averaging tuned MLPs costs at most half a point of accuracy and of AUROC", "MLPs tuned, averaged", "MLPs tuned, apart", ("accuracy", "auroc_mean"), 0.005, group="ablations"),
-)  # fmt: skip
-UNTESTED = (
-    (
-        "5.1, Table 1",
-        "figures of ViT-B/16 on ImageNet-1K and CIFAR-100",
-        "neither data nor weights can be had here; `examples/paper/` has the commands",
-    ),
-    (
-        "5.1, Table 1",
-        "OBA, which prunes single weights, tells foreign data worse than Hydra (Circ)",
-        "no implementation of it is at hand here; [predictions](../examples/predictions.py) of any method can be evaluated",
-    ),
-    ("5.2, Table 2", "figures of BERT on SST-2 and its OOD sets", "the same"),
-    (
-        "5.3, Table 3",
-        "zero-shot CLIP: better calibrated and better OOD detection without training",
-        "no real CLIP weights can be had here",
-    ),
-    (
-        "5.1, Figure 3, Table 7",
-        "1.07 times a single model's time in bfloat16 at batch 4",
-        "no figure of a GPU is among these; [benchmarks](benchmarks.md) has times of processors",
-    ),
-)
 
 
 def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> str:
@@ -158,7 +47,7 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
         "",
         "## The paper's claims",
         "",
-        *_claims(tasks, looked),
+        *claimed(tasks, looked),
     ]
     for name, task in tasks.items():
         lines += ["", f"## {name}", "", *_about(name, task), "", *_table(task["rows"])]
@@ -236,7 +125,7 @@ def target(
     if kind == CHOSEN:
         rows = {name: cells for name, cells in rows.items() if all(CHOSEN in cell for cell in cells.values())}  # fmt: skip
     hydras = {
-        name: statistics.mean(_value(c, "auroc_mean", kind) for c in cells.values())
+        name: statistics.mean(value_of(c, "auroc_mean", kind) for c in cells.values())
         for name, cells in rows.items()
         if name.startswith(HYDRAS) and len(cells) >= SEEDS and statistics.mean(c["macs"] for c in cells.values()) <= BEST + 0.005
     }  # fmt: skip
@@ -314,52 +203,12 @@ def _reached(tasks: dict[str, Rows], by: str, kind: str) -> list[str]:
         cells = [
             name,
             f"{best} (of {count} measured)",
-            _gains(others),
-            _verdict(level, "reached", "missed"),
-            _gains(single),
-            _verdict(beats, "reached", "missed"),
+            listed(others),
+            verdict(level, "reached", "missed"),
+            listed(single),
+            verdict(beats, "reached", "missed"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _verdict(holds: bool, yes: str, no: str) -> str:
-    return f"**{yes if holds else no}**"
-
-
-def _gains(gains: dict[str, Gain | None]) -> str:
-    return ", ".join(
-        f"{name.removesuffix('_mean').replace('_', ' ')} {value}" for name, value in gains.items()
-    )
-
-
-def _claims(tasks: dict[str, Any], looked: dict[str, Any] | None) -> list[str]:
-    lines = [
-        "Held: on each task that was measured, the mean over seeds of the paired difference has the claimed sign and exceeds its standard error (for claims of being level: stays within the",
-        "margin). Uncalibrated, as in the paper. Differences in points, positive where they speak for the claim.",
-        "",
-        "| paper | claim | verdict | differences |",
-        "|---|---|---|---|",
-    ]  # fmt: skip
-    for claim in CLAIMS:
-        verdicts, shown, seeds = [], [], SEEDS
-        for name, task in tasks.items():
-            rows = task.get(claim.group, {})
-            gains = {m: gain(rows, claim.first, claim.second, m) for m in claim.measures}
-            present = {m: g for m, g in gains.items() if g is not None}
-            if len(present) < len(gains):
-                continue
-            seeds = min(seeds, *(g.seeds for g in present.values()))
-            verdicts.append(all(g.mean >= -claim.slack if claim.slack else g.clear for g in present.values()))  # fmt: skip
-            shown.append(f"{name}: {_gains(dict(present))}")
-        verdict = _verdict(all(verdicts), "held", "not held")
-        if not verdicts or seeds < SEEDS:
-            verdict = "not measured yet"
-        lines.append(f"| {claim.where} | {claim.says} | {verdict} | {'; '.join(shown)} |")
-    for where, says, holds, shown_in in [] if looked is None else insights(looked):
-        lines.append(f"| {where} | {says} | {_verdict(holds, 'held', 'not held')} | {shown_in} |")
-    for where, says, why in UNTESTED:
-        lines.append(f"| {where} | {says} | cannot be tested here | {why} |")
     return lines
 
 
