@@ -13,7 +13,8 @@ from typing import Any
 from benchmarked import benchmarks
 from cascaded import CASCADES, cascades
 from decided import WORTH, figures
-from evidence import evidence
+from evidence import WORTH as ALIKE
+from evidence import evidence, worth
 from inside import CORRUPTIONS, PROBE, corruptions, probe
 from readme import DEMO, demo_table, hydra_svg
 from reliability import reliability
@@ -56,6 +57,7 @@ def pages() -> None:
         trunk_plot(curve, DOCS / "trunk.svg")
     if quality is not None:
         (DOCS / "evidence.md").write_text(evidence(quality, result("probe")), encoding="utf-8")
+        put_between(ROOT / "README.md", ALIKE, worth(quality))
     (DOCS / "benchmarks.md").write_text(benchmarks(result), encoding="utf-8")
     tried = reliability(result("fuzz"), result("crash"))
     (DOCS / "reliability.md").write_text(tried, encoding="utf-8")

@@ -113,12 +113,28 @@ def test_the_goal_by_the_chosen_score_names_its_own_best(page: Any, compared: An
     assert page.target(table, compared.CHOSEN)[:2] == ("Hydra (Circ), tuned", 1)
 
 
+def test_the_readme_shows_those_of_as_many_steps(page: Any) -> None:
+    single, ensemble = rows(0.7, 0.7, 0.7, accuracy=0.8), rows(0.8, 0.8, 0.8, macs=3.0)
+    hydra = rows(0.8, 0.9, 0.8, macs=1.94, nll=0.2)
+    task = {"Single, tuned longer": single, "Hydra (Taylor) behind a trunk, tuned longer": hydra, "Deep Ensemble, tuned longer": ensemble}  # fmt: skip
+    lines = page.worth({"tasks": {"minilm": {"rows": task}}}).splitlines()
+    assert lines[2:] == [
+        "| single model | 1.0 | 0.800 / 0.300 / 0.700 |",
+        "| what `build` makes of it, not tuned | – | – |",
+        "| hydra of three behind a trunk, tuned | 1.9 | **0.900** / **0.200** / **0.833** |",
+        "| Deep Ensemble of 3 | 3.0 | **0.900** / 0.300 / 0.800 |",
+    ]
+
+
 def test_the_page_is_what_the_results_say(page: Any, claims: Any) -> None:
     path = ROOT / "benchmarks" / "results" / "quality.json"
     results = json.loads(path.read_text())
     text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     looked = json.loads((path.parent / "probe.json").read_text())
     assert text == page.evidence(results, looked), "run tools/render_docs.py"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    begin, end = page.WORTH
+    assert readme.split(begin)[1].split(end)[0].strip() == page.worth(results), "run tools/render_docs.py"  # fmt: skip
     names = {name for task in results["tasks"].values() for kind in ("rows", "ablations", "shift") for name in task.get(kind, {})}  # fmt: skip
     assert names
     for claim in claims.CLAIMS:
