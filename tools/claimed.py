@@ -80,10 +80,22 @@ UNTESTED = (
 )
 
 
+def _searched(tasks: dict[str, Any]) -> list[str]:
+    """Where circuits are not the paper's."""
+    names = [name for name, task in tasks.items() if task.get("about", {}).get("search") == "attribution"]  # fmt: skip
+    if not names:
+        return []
+    return [
+        f"Circuits on {' and '.join(names)} are found by `--search attribution`, one backward pass in place of the paper's greedy loop. It falls behind the more heads go",
+        "([measured](benchmarks.md)): what is said of circuits there, above all of those without half of the heads, is said of that search.",
+    ]  # fmt: skip
+
+
 def claimed(tasks: dict[str, Any], looked: dict[str, Any] | None) -> list[str]:
     lines = [
         "Held: on each task of which there are three seeds, the mean over seeds of the paired difference has the claimed sign and exceeds its standard error (for claims of being level: stays within the",
         "margin). Uncalibrated, as in the paper. Differences in points, positive where they speak for the claim.",
+        *_searched(tasks),
         "",
         "| paper | claim | verdict | differences |",
         "|---|---|---|---|",
