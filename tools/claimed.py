@@ -86,8 +86,8 @@ def _searched(tasks: dict[str, Any]) -> list[str]:
     if not names:
         return []
     return [
-        f"Circuits on {' and '.join(names)} are found by `--search attribution`, one backward pass in place of the paper's greedy loop. It falls behind the more heads go",
-        "([measured](benchmarks.md)): what is said of circuits there, above all of those without half of the heads, is said of that search.",
+        f"Circuits on {' and '.join(names)} are found by `--search attribution`: one backward pass in place of the paper's greedy loop. Where half of the heads go it loses much of",
+        "what that loop gains ([measured](benchmarks.md)): what is said of circuits there is said of that search.",
     ]  # fmt: skip
 
 
