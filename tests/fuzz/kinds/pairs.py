@@ -14,7 +14,8 @@ from fuzz.kinds.manifests import use, weights_hash
 
 __all__ = ["EXITS", "make"]
 
-EXITS = {0, 3, 4}
+EXITS = {0, 1, 3, 4}
+"""1: what `verify` looked at does not hold."""
 
 Stored = tuple[str, list[int], bytes]
 """Dtype, shape and bytes of a tensor."""
