@@ -33,6 +33,8 @@ WHAT = {
     "predictions": "predictions files: shapes, dtypes, values, what is said about them",
     "states": "states of interrupted searches and trainings",
     "choices": "`--mask`, recipes, class names, templates",
+    "builds": "work folders of `build`: states, answers and costs that a repeated run would choose by",
+    "pairs": "low-rank pairs in members and hydras: lost, misnamed, of other shapes, dtypes, ranks and values, with the hashes made to fit",
     "images": "images of 24 formats: flipped, cut, spliced, with sizes that no memory holds",
 }
 # What bounds a file is called so; the comment above, or the sentence below, says what it bounds.
