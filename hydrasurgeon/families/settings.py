@@ -168,6 +168,32 @@ def patches(image: int | tuple[int, int], patch: int | tuple[int, int]) -> int:
     return count
 
 
+def contradictions(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], within: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """What two configs say otherwise, (ours, theirs) by its dotted name; what only one says, or says to be null, is no contradiction."""
+    differing: dict[str, tuple[Any, Any]] = {}
+    for key, mine in ours.items():
+        other = theirs.get(key)
+        if mine is None or other is None:
+            continue
+        if isinstance(mine, Mapping) and isinstance(other, Mapping):
+            differing |= contradictions(mine, other, f"{within}{key}.")
+        elif not _same(mine, other):
+            differing[f"{within}{key}"] = (mine, other)
+    return differing
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Equal as JSON; a number for both edges is those two numbers."""
+    for one, edges in ((first, second), (second, first)):
+        if isinstance(edges, list | tuple) and isinstance(one, int) and len(edges) == 2:
+            return list(edges) == [one, one]
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return list(first) == list(second)
+    return bool(first == second)
+
+
 def agree(model: Model, towers: Mapping[str, Tower], described: Mapping[str, Tower], where: str) -> None:  # fmt: skip
     """Disagreement where the manifest's towers are not the ones that its model describes."""
     if set(towers) != set(described):

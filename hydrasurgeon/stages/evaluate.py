@@ -182,7 +182,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     written, hub = cards.write(
         results, measured.uses, report.settings, bars=arguments.progress is not None
     )
-    notes = [*measured.notes, *notes]
+    notes = [*(each.note for each in opened if each.note), *measured.notes, *notes]
     printed = _shown(places, report, answered, opened, notes, arguments)
     if tracker is not None and is_main_process():
         log_report(tracker, report)

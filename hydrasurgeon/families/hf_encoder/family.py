@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -49,7 +50,7 @@ from hydrasurgeon.families.hf_encoder.tokenizer import (
     files_sha256,
     load_tokenizer,
 )
-from hydrasurgeon.families.settings import Images, Texts, agree, known, parse
+from hydrasurgeon.families.settings import Images, Texts, agree, contradictions, known, parse
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
@@ -225,6 +226,22 @@ class HFEncoder(Family):
                 + "\n"
             )
         return texts
+
+    def contradicted(
+        self, manifest: Manifest, config: Mapping[str, Any]
+    ) -> dict[str, tuple[Any, Any]]:
+        model = manifest.model
+        # With defaults: transformers writes all fields, and those who edit a file may add one.
+        settings = self.config(model).model_dump(
+            mode="json", by_alias=True, exclude={*UNCLASSIFIED}
+        )
+        differing = contradictions(settings, config)
+        with contextlib.suppress(CheckpointError):  # names that are none contradict nothing
+            facts = parse(Facts, known(Facts, config), "config.json")
+            labels = _labels(facts, model.num_classes)
+            if labels is not None and labels != model.labels:
+                differing["id2label"] = (model.labels, labels)
+        return differing
 
     def usage(self, manifest: Manifest) -> Usage:
         task = "text-classification" if _reads_text(manifest.model) else "image-classification"
