@@ -29,6 +29,7 @@ __all__ = [
     "make_folder",
     "not_written",
     "output_file",
+    "named",
     "output_path",
     "real",
     "replacing",
@@ -44,8 +45,8 @@ UNTOUCHED = "Nothing was left half-written."
 """The hint of a write that failed and left all as it was."""
 
 
-def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
-    """`-o` as a path: NAME.safetensors, NAME (suffix added) or a directory; claimed, refused when it exists."""
+def named(out: str | Path) -> tuple[Path, bool]:
+    """`-o` as a path with its suffix, and whether it is a folder: a text that ends in a slash, or a folder that is there; a `Path` has no slash."""
     path, text = Path(out), str(out)
     folder = text.endswith(("/", os.sep)) or os.path.isdir(path)
     if folder and path.suffix == SUFFIX:
@@ -54,10 +55,16 @@ def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) 
         )
     if not folder and path.suffix != SUFFIX:
         path = path.with_name(path.name + SUFFIX)
+    return path, folder
+
+
+def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
+    """`-o` as a path: NAME.safetensors, NAME (suffix added) or a directory; claimed, refused when it exists."""
+    path, folder = named(out)
     link, path = path, real(path)
     if folder and (_within(Path(), path) or os.path.ismount(path)):
         raise OutputError(
-            f"-o {text}: this folder cannot be replaced as a whole", hint="Name a new folder."
+            f"-o {out}: this folder cannot be replaced as a whole", hint="Name a new folder."
         )
     if not folder and os.path.exists(sidecar(link)) and real(sidecar(link)) != sidecar(path):
         raise OutputError(

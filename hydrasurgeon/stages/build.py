@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.criteria import score_key
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageError
-from hydrasurgeon.files.atomic import SUFFIX, make_folder, real
+from hydrasurgeon.files.atomic import SUFFIX, make_folder, named, real
 from hydrasurgeon.files.locks import claims, hold, releases_claims
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.lookup import whole_number
@@ -114,7 +114,7 @@ class BuildArguments(ClassNames, Run):
     val: str
     """Labelled validation data, by which members are chosen."""
     out: str | Path
-    """NAME.safetensors, or DIR/."""
+    """NAME.safetensors, or "DIR/" (a text: a `Path` has no slash)."""
     ood: Sequence[str] = ()
     """Foreign data, by which members are chosen too."""
     budget: str = "macs=1.5"
@@ -283,7 +283,7 @@ def _outputs(checkpoint: str | Path, arguments: BuildArguments) -> tuple[Path, P
         arguments.classes,
         arguments.template,
     ]
-    out = Path(arguments.out)
+    out, _ = named(arguments.out)
     if not arguments.dry_run:
         with claims():  # the command that writes it will hold it
             out = claim_checkpoint(arguments.out, force=arguments.force, inputs=inputs)

@@ -83,7 +83,7 @@ class CalibrateArguments(ClassNames, Output, CascadeOptions, Run):
     data: str
     """Labelled validation data, which the model was not trained on: one half fits, the other certifies."""
     out: str | Path
-    """NAME.safetensors, or DIR/."""
+    """NAME.safetensors, or "DIR/" (a text: a `Path` has no slash)."""
     fit_data: str | None = None
     """Labelled data that OOD scores are fitted on, the training data say; None: a part of the half that fits."""
     ood: Sequence[str] = ()

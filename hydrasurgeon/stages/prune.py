@@ -78,7 +78,7 @@ class PruneArguments(Scoring, ClassNames, Output, Run):
     compensate: str = "none"
     """Repair without training, on the data: none, mean or lstsq."""
     out: str | Path | None = None
-    """NAME.safetensors, or DIR/; else named after what was done, beside the input."""
+    """NAME.safetensors, or "DIR/" (a text: a `Path` has no slash); else named after what was done, beside the input."""
     arch: str | None = None
     """Architecture of a file without manifest."""
 

@@ -184,6 +184,16 @@ def test_a_dry_run_writes_the_work_folder_alone(task: Task) -> None:
     assert built.script == task.build().script
 
 
+def test_a_dry_run_adds_the_suffix_that_a_build_does(task: Task) -> None:
+    """In Python a `Path` is a name as it stands: pathlib has dropped the slash."""
+    how: dict[str, Any] = {"data": task.data, "val": task.val, "criteria": "magnitude", "candidates": 2, "calibrate": False, "batch_size": 32}  # fmt: skip
+    planned = [hs.build(task.backbone, out=out, dry_run=True, cache=task.folder / "work", **how).script for out in (task.folder / "h", Path(f"{task.folder}/h/"), f"{task.folder}/h/")]  # fmt: skip
+    assert [f"/h{end}" in script for script, end in zip(planned, (".safetensors\n", ".safetensors\n", "/\n"), strict=True)] == [True] * 3  # fmt: skip
+    built = hs.build(task.backbone, out=task.folder / "h", cache=task.folder / "work", **how)
+    assert built.path == task.folder / "h.safetensors"
+    assert built.script == planned[0]
+
+
 def test_the_backbone_may_be_the_answer(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then its weights are what is written."""
     monkeypatch.setattr(build_choice, "choose", lambda pool, **how: Choice((0,), 1.0))
