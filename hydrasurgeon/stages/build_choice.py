@@ -66,6 +66,7 @@ def chosen(search: Search, arguments: BuildArguments, *, work: Path, out: Path) 
     commands, notes = making.commands(
         choice.members, tuned=tuned is not None, weights=weighed.text if weighed is not None and weighed.taken else None
     )  # fmt: skip
+    notes = (*making.tuning_notes, *notes)
     if arguments.weights is not None and weighed is None:
         notes += ("--weights fit: one member was chosen, which needs no weight",)
     return Outcome(
@@ -154,6 +155,8 @@ class _Making:
     def __init__(self, search: Search, arguments: BuildArguments, work: Path, out: Path) -> None:
         self.search, self.arguments, self.work, self.out = search, arguments, work, out
         self.source = work / "scored.safetensors"
+        self.tuning_notes: dict[str, None] = {}
+        """What was said of the members' tuning, each once."""
 
     def commands(
         self, members: Sequence[int], *, tuned: bool, weights: str | None = None
@@ -288,7 +291,9 @@ class _Making:
     def make(self, command: Command) -> None:
         """Run it, unless what it writes into the work folder is there."""
         if command.out is not None and not command.out.exists():
-            command.run(device=self.arguments.device, progress=self.arguments.progress)
+            made = command.run(device=self.arguments.device, progress=self.arguments.progress)
+            if command.stage == "finetune":
+                self.tuning_notes |= dict.fromkeys(made.notes)
 
 
 def _halved(members: Sequence[Answers], *, weighs: bool = False) -> dict[str, float]:

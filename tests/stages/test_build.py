@@ -214,6 +214,16 @@ def test_tuned_where_that_helps(task: Task) -> None:
     assert ("finetune" in built.script) == (built.rows[-1].worth == tuned.worth)
 
 
+def test_what_the_tuning_says_is_said(tmp_path: Path) -> None:
+    """Once, though several members are tuned by the recipe whose dropout has no place in the model."""
+    task = Task(tmp_path, FAMILIES["DINOv2"])
+    (tmp_path / "drops.toml").write_text('optimizer = "adamw"\nlr = 1e-4\nepochs = 1\nbatch_size = 32\ndropout = 0.1\n')  # fmt: skip
+    built = task.build(tune=str(tmp_path / "drops.toml"), criteria="magnitude", candidates=2, members=2, budget="macs=9", limit=30, calibrate=False)  # fmt: skip
+    note = "the recipe's dropout=0.1 is left out: no layer of Dinov2ForImageClassification has dropout"  # fmt: skip
+    assert [each for each in built.notes if "dropout" in each] == [note]
+    assert note in built.to_json()["notes"]
+
+
 def test_weights_are_taken_where_they_help(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the samples that did not fit them say; the table has both, and the file the weights that were fitted."""
     how: dict[str, Any] = {"weights": "fit", "members": 2, "calibrate": False}
