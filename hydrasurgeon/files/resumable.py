@@ -32,6 +32,10 @@ HEAD_BYTES = 200
 """A state says within its first bytes what it is."""
 
 
+class OtherVersionError(ValueError):
+    """A state of this kind of work in another version's format."""
+
+
 @dataclass(frozen=True)
 class Work:
     """A kind of work that goes on where it was interrupted."""
@@ -63,12 +67,15 @@ class Resumable:
 
     def position(self, texts: Any, weights: str = "", *, most: int) -> Any:
         """Where the work stood; ValueError for a record that is not whole, UsageError for one of other work."""
+        wanted = f"{self.work.format}/{self.work.version}"
+        format = texts.get(FORMAT) if isinstance(texts, dict) else None
+        if isinstance(format, str) and format.startswith(f"{self.work.format}/") and format != wanted:  # fmt: skip
+            raise OtherVersionError(f"{format[:60]}; this version reads {wanted}")
         if not isinstance(texts, dict) or texts.keys() != TEXTS:
             raise ValueError("it does not say what a state says")
         if not all(isinstance(text, str) for text in texts.values()):
             raise ValueError("it does not hold texts alone")
-        wanted = f"{self.work.format}/{self.work.version}"
-        if texts[FORMAT] != wanted:
+        if format != wanted:
             raise ValueError(f"its format is {texts[FORMAT][:60]!r}; this version reads {wanted}")
         if texts["sha256"] != content_hash(
             {k: v for k, v in texts.items() if k != "sha256"}, weights
@@ -87,12 +94,17 @@ class Resumable:
             raise self._damaged(": ".join((".".join(map(str, first["loc"])), first["msg"]))) from error  # fmt: skip
         except CheckpointError as error:
             raise self._damaged(error.message.removeprefix(f"{self.path}: ")) from error
+        except OtherVersionError as error:
+            raise self._useless(f"was written by another version of hydrasurgeon ({error})") from error  # fmt: skip
         except ValueError as error:
             raise self._damaged(str(error)) from error
 
     def _damaged(self, why: str) -> CheckpointError:
+        return self._useless(f"is damaged ({why[:300]})")
+
+    def _useless(self, why: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.path}: the state of an interrupted {self.work.name} is damaged ({why[:300]})",
+            f"{self.path}: the state of an interrupted {self.work.name} {why}",
             hint=f"Delete {self.path.name}: the {self.work.name} then starts over.",
         )
 

@@ -78,10 +78,10 @@ class State(Resumable):
             texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
             return Position.model_validate(self.position(texts, most=MOST_STATE)).time
 
-    def _damaged(self, why: str) -> CheckpointError:
+    def _useless(self, why: str) -> CheckpointError:
         """Without its state a folder is of no use."""
         return CheckpointError(
-            super()._damaged(why).message,
+            super()._useless(why).message,
             hint=f"Delete {self.path.parent}, or give another --cache.",
         )
 
