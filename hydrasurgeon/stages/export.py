@@ -148,6 +148,8 @@ def _check(arguments: ExportArguments) -> None:
         raise UsageError("--int8: needs data to compare answers on", hint="Give --check D.")
     if arguments.ood and arguments.check is None:
         raise UsageError("--ood: is compared beside labelled data", hint="Give --check D.")
+    if arguments.limit is not None and arguments.check is None:
+        raise UsageError("--limit: belongs to --check, whose samples it counts", hint="Give --check D, or leave it out.")  # fmt: skip
     if arguments.check is not None and (format == "padded" or arguments.cascade):
         raise UsageError(
             "--check: tries one graph, of onnx or pt2",
