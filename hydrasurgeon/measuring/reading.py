@@ -26,6 +26,9 @@ __all__ = ["Reading", "fitted_among", "ood_scores", "reading_of", "rehearsal", "
 # Logits that a score is made of at a time: in float64 all of them would be held several times over.
 ELEMENTS = 1 << 20
 
+MOST_SETS = 3
+"""Sets without a score that are named."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -108,15 +111,25 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
         kinds = ["msp", *ON_LOGITS, *held] if bare is None else held or ["msp"]
     for kind in kinds:
         if kind not in available:
-            why = "holds no such score of all its sets"
+            why = f"{_lacking(kind, predictions)}{did_you_mean(kind, available, visible)}"
             if kind in ON_LOGITS:
                 why = f"has no logits of {visible(bare)}, of which it is a function"
             shown = ", ".join(visible(name) for name in available) or "none"
             raise UsageError(
-                f"--ood-score {visible(kind)}: {source} {why}{did_you_mean(kind, available, visible)}",
+                f"--ood-score {visible(kind)}: {source} {why}",
                 hint=f"Available: {shown}.",
             )
     return tuple(dict.fromkeys(kinds))
+
+
+def _lacking(kind: str, predictions: Predictions) -> str:
+    """Which sets of a file have no such score."""
+    lacking = [] if kind in predictions.scores else ["the labelled set"]
+    lacking += [f"OOD set {visible(each.name)}" for each in predictions.ood if kind not in each.scores]  # fmt: skip
+    if len(lacking) == 1 + len(predictions.ood):
+        return "holds no such score"
+    more = [f"{len(lacking) - MOST_SETS} more"] if len(lacking) > MOST_SETS else []
+    return f"holds no such score of {', '.join([*lacking[:MOST_SETS], *more])}"
 
 
 def fitted_among(state: State | None, kinds: Sequence[str]) -> EnsembleScore | None:

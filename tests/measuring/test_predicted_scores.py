@@ -94,7 +94,7 @@ def test_our_own_file_keeps_its_fitted_score(tmp_path: Path) -> None:
     read = read_predictions(out)
     assert set(read.scores) == {"mds"}
     assert torch.equal(read.scores["mds"], load_file(out)["scores.mds"])
-    with pytest.raises(UsageError, match=r"--ood-score rmds: .* holds no such score of all its sets \(did you mean"):  # fmt: skip
+    with pytest.raises(UsageError, match=r"--ood-score rmds: .* holds no such score \(did you mean"):  # fmt: skip
         hs.evaluate([], predictions_in=[out], ood_score="rmds")
 
 
@@ -129,8 +129,12 @@ def test_a_score_that_is_not_there(tmp_path: Path) -> None:
     ) as refused:
         hs.evaluate([], predictions_in=[path])
     assert refused.value.hint == "Available: vilu."
-    with pytest.raises(UsageError, match=r"--ood-score dist\.v2: .* holds no such score of all its sets"):  # fmt: skip
+    with pytest.raises(UsageError, match=r"--ood-score dist\.v2: .* holds no such score of OOD set b$"):  # fmt: skip
         hs.evaluate([], predictions_in=[path], ood_score="dist.v2")
+    outside = {f"ood__{name}__scores__{{}}": rows for name, rows in (("a", 30), ("b", 20))}
+    foreign = write(tmp_path / "f.safetensors", **{name.format("only"): torch.rand(rows) for name, rows in outside.items()})  # fmt: skip
+    with pytest.raises(UsageError, match=r"--ood-score only: .* holds no such score of the labelled set$"):  # fmt: skip
+        hs.evaluate([], predictions_in=[foreign], ood_score="only")
     bare = write(tmp_path / "q.safetensors", ood__b__scores__vilu=None, ood__b__scores__w=torch.zeros(3))  # fmt: skip
     with pytest.raises(UsageError, match="has no logits of b") as refused:
         hs.evaluate([], predictions_in=[bare], ood_score="all")
