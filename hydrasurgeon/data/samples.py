@@ -78,6 +78,11 @@ class Samples(ABC):
         """A hash of the samples in any order, whatever their labels."""
         return hashlib.sha256(b"".join(sorted(self._each()))).hexdigest()
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether these are only some of what the spec names."""
+        return False
+
     def shared_with(self, other: Samples) -> int:
         """How many of the samples are exactly one of another set's; what cannot be read is like nothing."""
         theirs = set(other._each()) - {EMPTY}
@@ -202,6 +207,10 @@ class Subset(Samples):
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def is_limited(self) -> bool:
+        return len(self.index) < len(self.parent) or self.parent.is_limited
 
     def name(self, i: int) -> str | int:
         return self.parent.name(int(self.index[i]))

@@ -41,7 +41,9 @@ def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
 
 
 def _shared(count: int, samples: Samples, other: Samples) -> str:
-    return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte"  # fmt: skip
+    limited = samples.is_limited or other.is_limited
+    among = ", looked for among those that --limit left" if limited else ""
+    return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte{among}"  # fmt: skip
 
 
 def in_samples(
