@@ -57,15 +57,16 @@ def test_what_a_name_stands_for(tiny: MAKE, tmp_path: Path) -> None:
     """The slash of a text makes a folder; a `Path` has none, and is a folder where one is there."""
     assert named("m") == named(Path("m")) == named(Path("m/")) == (Path("m.safetensors"), False)
     assert named("m/") == (Path("m"), True)
-    first = hs.prune(tiny(), method="random", keep=3, out=tmp_path / "m/").path
+    vit = tiny()
+    first = hs.prune(vit, method="random", keep=3, out=tmp_path / "m/").path
     assert first == tmp_path / "m.safetensors"
-    folder = hs.prune(tiny(), method="random", keep=3, out=f"{tmp_path}/m/").path
+    folder = hs.prune(vit, method="random", keep=3, out=f"{tmp_path}/m/").path
     assert sorted(path.name for path in folder.glob("*.json")) == ["config.json", "heads.json"]
-    again = hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m/", force=True).path
+    again = hs.prune(vit, method="random", keep=2, out=tmp_path / "m/", force=True).path
     assert again == folder
     assert open_checkpoint(again).manifest.kept != open_checkpoint(first).manifest.kept  # type: ignore[union-attr]
     with pytest.raises(OutputError, match="already exists"):
-        hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m")
+        hs.prune(vit, method="random", keep=2, out=tmp_path / "m.safetensors")
 
 
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
