@@ -25,8 +25,8 @@ def in_int8(
     content = _int8(made.content)
     compared = Compared(
         *(
-            measured(in_onnxruntime(each, made.outputs), model, trial)
-            for each in (made.content, content)
+            measured(in_onnxruntime(each, made.outputs), model, trial, who)
+            for each, who in ((made.content, "the file"), (content, "the file in int8"))
         )
     )
     broken = compared.broken(tolerance, "in int8")

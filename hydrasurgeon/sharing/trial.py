@@ -84,7 +84,10 @@ def opened_trial(about: Model, *, check: str, ood: Sequence[str], limit: int | N
 
 def checked(model: Classifier, trial: Trial, run: Answer, *, tolerance: float) -> Compared:
     """What the model answers in torch, and what the file that is to be written does; CheckFailed where that is worse by more than `tolerance`."""
-    compared = Compared(measured(in_torch(model), model, trial), measured(run, model, trial))
+    compared = Compared(
+        measured(in_torch(model), model, trial, "the model"),
+        measured(run, model, trial, "the file"),
+    )
     broken = compared.broken(tolerance, "in the file")
     if broken:
         raise CheckFailed(
@@ -129,15 +132,15 @@ def by_name(outputs: Sequence[str], values: Sequence[Tensor]) -> tuple[Tensor, T
     return probs, named.get("ood_score")
 
 
-def measured(run: Answer, model: Classifier, trial: Trial) -> dict[str, float]:
-    """Accuracy, ECE, AUROC against each foreign set, and what a decision state's thresholds make of the answers."""
-    probs, scores, labels = answers(run, model, trial.samples)
+def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
+    """Accuracy, ECE, AUROC against each foreign set, and what a decision state's thresholds make of the answers of `who` runs."""
+    probs, scores, labels = answers(run, model, trial.samples, who)
     assert labels is not None
     measures = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
     if model.state is not None:
         measures |= _of_state(model.state, probs, scores, labels)
     for name, others in trial.foreign.items():
-        area = auroc(scores, answers(run, model, others)[1])
+        area = auroc(scores, answers(run, model, others, who)[1])
         measures[f"auroc.{name}"] = float("nan") if area is None else area
     return measures
 
@@ -152,9 +155,9 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
 
 
 def answers(
-    run: Answer, model: Classifier, samples: Samples
+    run: Answer, model: Classifier, samples: Samples, who: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample."""
+    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample; CheckFailed for NaN."""
     probs, scores, labels = [], [], []
     for batch in Batches(samples, model.transform, batch_size=None, order=by_length(samples)):
         p, score = run(batch.inputs)
@@ -163,4 +166,12 @@ def answers(
         scores.append(1 - p.amax(dim=-1) if score is None else score)
         if batch.labels is not None:
             labels.append(batch.labels)
-    return torch.cat(probs), torch.cat(scores), torch.cat(labels) if labels else None
+    together = torch.cat(probs), torch.cat(scores)
+    # A metric of NaN may be a number: the AUROC of foreign answers that are NaN is 1.
+    bad = int((together[0].isnan().any(dim=-1) | together[1].isnan()).sum())
+    if bad:
+        raise CheckFailed(
+            f"export --check: {who} answers NaN for {bad:,} of {len(samples):,} samples of {samples.spec}",
+            hint="Nothing was written: `hydrasurgeon eval` says what the model answers there; try another --format.",
+        )
+    return *together, torch.cat(labels) if labels else None

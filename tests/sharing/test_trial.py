@@ -15,6 +15,7 @@ from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import Batches
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.sharing import trial
 from hydrasurgeon.stages.export import export
@@ -54,11 +55,32 @@ def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
         return torch.nn.functional.one_hot(probs.argmax(-1), CLASSES).to(probs.dtype), None
 
     # As often right as before, and always sure of it.
-    wrong = 1 - trial.measured(too_sure, model, opened)["accuracy"]
+    wrong = 1 - trial.measured(too_sure, model, opened, "it")["accuracy"]
     with pytest.raises(CheckFailed, match=rf": ece: 0\.\d+ before, {wrong:.4f} in the file$") as said:  # fmt: skip
         trial.checked(model, opened, too_sure, tolerance=0.01)
     assert said.value.exit_code == 1
     assert trial.checked(model, opened, too_sure, tolerance=1.0).after["ece"] == pytest.approx(wrong)  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["data.npz", "noise.npz"])
+@pytest.mark.parametrize("what", ["probabilities", "scores"])
+def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) -> None:
+    """Of foreign samples too, whose AUROC would be better for it."""
+    path, data, noise = prepared
+    model = hs.load(path, device="cpu")
+    opened = trial.opened_trial(model.manifest.model, check=data, ood=[f"noise={noise}"], limit=None)  # fmt: skip
+    samples = {"data.npz": opened.samples, "noise.npz": opened.foreign["noise"]}[where]
+    first = next(iter(Batches(samples, model.transform, batch_size=1)))
+
+    def spoiled(inputs: Any) -> tuple[Tensor, Tensor]:
+        probs = model.predict(inputs).clone()
+        scores = 1 - probs.amax(dim=-1)
+        row = (inputs == first.inputs).flatten(1).all(dim=1)
+        (probs if what == "probabilities" else scores)[row] = float("nan")
+        return probs, scores
+
+    with pytest.raises(CheckFailed, match=rf"the file answers NaN for 1 of 24 samples of .*{where}$"):  # fmt: skip
+        trial.checked(model, opened, spoiled, tolerance=1.0)
 
 
 @exports
