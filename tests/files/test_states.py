@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
+from hydrasurgeon.files.resumable import FORMAT, Resumable, Work
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -66,6 +67,30 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
                 hs.finetune(path, data=data, recipe="demo", set=SHORT, out=tmp_path / "t", **more)
         assert trained.read_bytes() == before
         assert not (tmp_path / "t.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ({FORMAT: "kept.state/1"}, "was written by another version of hydrasurgeon (kept.state/1; this version reads kept.state/2)"),
+        ({FORMAT: "kept.state/3", "sha256": "0", "more": "x"}, "was written by another version of hydrasurgeon (kept.state/3; "),
+        ({FORMAT: "kept.state/2"}, "is damaged (it does not say what a state says)"),
+        ({FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""}, "is damaged (its format is 'others.state/1'"),
+        ({FORMAT: 2}, "is damaged"),
+        ([], "is damaged"),
+    ],
+)  # fmt: skip
+def test_a_state_of_another_version(says: Any, words: str, tmp_path: Path) -> None:
+    """Told by its format, whatever else that version says."""
+
+    class Kept(Resumable):
+        work = Work("training", "kept.state", 2)
+
+    state = Kept(tmp_path / "t.json", {})
+    with pytest.raises(CheckpointError) as refused, state.judged():
+        state.position(says, most=1000)
+    assert refused.value.message.startswith(f"{tmp_path}/t.json: the state of an interrupted training {words}")  # fmt: skip
+    assert refused.value.hint == "Delete t.json: the training then starts over."
 
 
 def test_an_interrupted_run_is_not_started_over_by_mistake(

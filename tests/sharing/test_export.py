@@ -160,6 +160,7 @@ def test_outputs_that_are_nan_are_not_kept(tmp_path: Path) -> None:
     [
         ({"aot": True}, "--aot: belongs to --format pt2"),
         ({"ood": ["d.npz"]}, "--ood: is compared beside labelled data"),
+        ({"limit": 100}, "--limit: belongs to --check"),
         ({"check": "d.npz", "format": "padded"}, "--check: tries one graph"),
         ({"check": "d.npz", "cascade": True}, "--check: tries one graph"),
         ({"member": 0}, "--member: belongs to --format padded"),
