@@ -86,7 +86,7 @@ def checked(model: Classifier, trial: Trial, run: Answer, *, tolerance: float) -
     """What the model answers in torch, and what the file that is to be written does; CheckFailed where that is worse by more than `tolerance`."""
     compared = Compared(
         measured(in_torch(model), model, trial, "the model"),
-        measured(run, model, trial, "the file"),
+        measured(run, model, trial),
     )
     broken = compared.broken(tolerance, "in the file")
     if broken:
@@ -132,7 +132,9 @@ def by_name(outputs: Sequence[str], values: Sequence[Tensor]) -> tuple[Tensor, T
     return probs, named.get("ood_score")
 
 
-def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
+def measured(
+    run: Answer, model: Classifier, trial: Trial, who: str = "the file"
+) -> dict[str, float]:
     """Accuracy, ECE, AUROC against each foreign set, and what a decision state's thresholds make of the answers of `who` runs."""
     probs, scores, labels = answers(run, model, trial.samples, who)
     assert labels is not None
@@ -155,7 +157,7 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
 
 
 def answers(
-    run: Answer, model: Classifier, samples: Samples, who: str
+    run: Answer, model: Classifier, samples: Samples, who: str = "the file"
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample; CheckFailed for NaN."""
     probs, scores, labels = [], [], []

@@ -55,7 +55,7 @@ def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
         return torch.nn.functional.one_hot(probs.argmax(-1), CLASSES).to(probs.dtype), None
 
     # As often right as before, and always sure of it.
-    wrong = 1 - trial.measured(too_sure, model, opened, "it")["accuracy"]
+    wrong = 1 - trial.measured(too_sure, model, opened)["accuracy"]
     with pytest.raises(CheckFailed, match=rf": ece: 0\.\d+ before, {wrong:.4f} in the file$") as said:  # fmt: skip
         trial.checked(model, opened, too_sure, tolerance=0.01)
     assert said.value.exit_code == 1
