@@ -33,11 +33,15 @@ NO_CUDA = "No CUDA runtime is found"
 
 def to_pt2(model: Classifier, *, aot: bool) -> Exported:
     """A .pt2 with a dynamic batch (and text length), read back and proven to give torch's outputs."""
-    with captured_program(model) as captured, tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.pt2"
-        run = _compiled(captured, path) if aot else _saved(captured, path)
+    with captured_program(model) as captured, contextlib.ExitStack() as held:
+        if aot:
+            path = Path(held.enter_context(tempfile.TemporaryDirectory())) / "model.pt2"
+            run = _compiled(captured, path)
+            content = path.read_bytes()
+        else:
+            content, run = _saved(captured)
         worst = _difference(run, captured)
-        return Exported(path.read_bytes(), captured.inputs, captured.outputs, worst)
+        return Exported(content, captured.inputs, captured.outputs, worst)
 
 
 def check_compiler() -> None:
@@ -50,15 +54,18 @@ def check_compiler() -> None:
         )
 
 
-def _saved(captured: Captured, path: Path) -> Callable[..., Any]:
+def _saved(captured: Captured) -> tuple[bytes, Callable[..., Any]]:
     import json
 
     facts = json.dumps(about(captured.model))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own serialiser
-        torch.export.save(captured.program, path, extra_files={ABOUT: facts})
-        read: Callable[..., Any] = torch.export.load(path).module()
-    return read
+        # In memory: on a full disk torch's writer ends the process.
+        made = io.BytesIO()
+        torch.export.save(captured.program, made, extra_files={ABOUT: facts})
+        content = made.getvalue()
+        read: Callable[..., Any] = torch.export.load(io.BytesIO(content)).module()
+    return content, read
 
 
 @contextlib.contextmanager
@@ -94,15 +101,15 @@ def _compiled(captured: Captured, path: Path) -> Callable[..., Any]:
     return read
 
 
-def in_a_program(made: Exported, path: Path, *, aot: bool) -> Answer:
-    """The answers of the file's bytes, laid at `path` to be read."""
-    path.write_bytes(made.content)
-    if aot:
+def in_a_program(made: Exported, compiled_at: Path | None = None) -> Answer:
+    """The answers of the file's bytes; those of a compiled package are laid at `compiled_at`, where they are read from."""
+    if compiled_at is not None:
         from torch._inductor import aoti_load_package
 
-        run: Callable[..., Any] = aoti_load_package(str(path))
+        compiled_at.write_bytes(made.content)
+        run: Callable[..., Any] = aoti_load_package(str(compiled_at))
     else:
-        run = torch.export.load(path).module()
+        run = torch.export.load(io.BytesIO(made.content)).module()
 
     @torch.inference_mode()
     def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:

@@ -212,8 +212,10 @@ def _checked(
         return checked(model, trial, run, tolerance=arguments.tolerance)
     from hydrasurgeon.sharing.pt2 import in_a_program
 
+    if not arguments.aot:
+        return checked(model, trial, in_a_program(made), tolerance=arguments.tolerance)
     with tempfile.TemporaryDirectory() as folder:
-        run = in_a_program(made, Path(folder) / "model.pt2", aot=arguments.aot)
+        run = in_a_program(made, Path(folder) / "model.pt2")
         return checked(model, trial, run, tolerance=arguments.tolerance)
 
 

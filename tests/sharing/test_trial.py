@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,22 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
 
     with pytest.raises(CheckFailed, match=rf"the file answers NaN for 1 of 24 samples of .*{where}$"):  # fmt: skip
         trial.checked(model, opened, spoiled, tolerance=1.0)
+
+
+@exports
+@pytest.mark.slow
+def test_a_program_is_tried_without_a_temporary_folder(
+    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full one torch's writer ends the process."""
+    path, data, _ = prepared
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    made = export(path, format="pt2", out=tmp_path / "v.pt2", check=data)
+    assert made.checked is not None
+    assert made.checked.after == pytest.approx(made.checked.before, abs=1e-6)
+    inputs = FAMILY.inputs(rows=5)
+    _, probs = torch.export.load(made.path).module()(inputs)
+    torch.testing.assert_close(probs, hs.load(path, device="cpu").predict(inputs), rtol=0, atol=1e-6)  # fmt: skip
 
 
 @exports
