@@ -75,6 +75,8 @@ class Checkpoint:
     """Texts that live data needs (a tokenizer's files); they lie beside the weights or in the header."""
     hub_id: str | None = None
     """Where on the hub it comes from, with the commit."""
+    alias: str | None = None
+    """What a table calls it in which another has its name."""
 
     @cached_property
     def weights(self) -> Mapping[str, Weight]:

@@ -81,13 +81,12 @@ def _one(place: Any, each: HeadMap, tower: str, scale: tuple[float, float]) -> A
     shown = place.imshow(
         cells, aspect="auto", vmin=low, vmax=high, cmap="RdBu_r" if each.centred else "viridis", interpolation="nearest",
     )  # fmt: skip
-    if each.kept is not None:
-        dots = [(h, layer) for layer, row in enumerate(each.kept.get(tower, ())) for h in row]
-        if dots:
-            place.scatter(
-                *zip(*dots, strict=True), s=14, facecolors="white", edgecolors="black", linewidths=0.6
-            )  # fmt: skip
-    place.set(title=f"{each.title}: {tower}", xlabel="head", ylabel="layer")
+    dots = [(h, layer) for layer, row in enumerate((each.kept or {}).get(tower, ())) for h in row]
+    if dots:
+        place.scatter(
+            *zip(*dots, strict=True), s=14, facecolors="white", edgecolors="black", linewidths=0.6
+        )  # fmt: skip
+    place.set(title=f"{each.title}: {tower}", xlabel="head (○ kept)" if dots else "head", ylabel="layer")  # fmt: skip
     place.set_xticks(range(0, heads, _step(heads)))
     place.set_yticks(range(0, len(rows), _step(len(rows))))
     return shown

@@ -34,6 +34,8 @@ Group = Literal["near", "far"]
 
 # Header key of what the file says of itself.
 ABOUT = "hydrasurgeon.predictions"
+LOGITS = "Add it, as [sample, class] or [sample, member, class]: accuracy and calibration come from logits, and only OOD sets may have scores in their place."
+"""What to do about a file of scores alone."""
 # Bytes of it.
 MAX_ABOUT = 1 << 20
 # OOD sets, and shifted sets, of one file.
@@ -351,5 +353,5 @@ class _Contents:
     def _info(self, name: str) -> TensorInfo:
         info = self.file.infos.get(name)
         if info is None:
-            raise DataError(f"{self.path}: tensor {name} is missing")
+            raise DataError(f"{self.path}: tensor {name} is missing", hint=LOGITS if name == "logits" else None)  # fmt: skip
         return info

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.files.mixture import Mixture, joined
+from hydrasurgeon.measuring.naming import name_of
 from hydrasurgeon.measuring.report import Result
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.run import Run
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.scores.fitted import EnsembleScore
     from hydrasurgeon.measuring.timing import SideBySide
 
-__all__ = ["How", "mixture_among", "name_of", "run_models", "with_time"]
+__all__ = ["How", "mixture_among", "run_models", "with_time"]
 
 # Samples in the batch whose time the table shows.
 TIMED = 16
@@ -57,10 +58,6 @@ class How:
         assert piece.features is not None
         scores = fitted(piece.features, piece.logits, model.mixture).round(decimals=DIGITS)
         return piece.logits, piece.labels, {fitted.kind: scores}
-
-
-def name_of(job: Sequence[Checkpoint]) -> str:
-    return " + ".join(checkpoint.name.removesuffix(".safetensors") for checkpoint in job)
 
 
 def run_models(

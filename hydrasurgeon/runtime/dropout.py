@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 
 __all__ = ["MonteCarlo", "Sampled", "sampled"]
@@ -76,7 +77,14 @@ def sampled(checkpoint: Checkpoint, passes: int, *, seed: int, device: str, dtyp
     if not any(True for _ in dropping(model.module)):
         raise SurgeryError(
             f"{model.name}: has no dropout that --mc-dropout could turn on",
-            hint="Its configuration sets every rate to 0. A bare timm file takes one from --arch timm:NAME,proj_drop_rate=0.1.",
+            hint=_where_from(checkpoint),
         )
     module = MonteCarlo(model.module, passes, seed)
     return Sampled(module, model.manifest, model.transform, name=model.name).eval()
+
+
+def _where_from(checkpoint: Checkpoint) -> str:
+    """How a model of this kind comes to have dropout."""
+    if not checkpoint.recorded and checkpoint.path.suffix == SUFFIX:
+        return "Give the file's architecture with a rate: --arch timm:NAME,proj_drop_rate=0.1."
+    return "All its rates are 0, as it was made with: passes differ where a model was built, and best trained, with dropout."

@@ -17,6 +17,7 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cascades.run import FULL, check_cascades
+from hydrasurgeon.measuring.naming import name_of, told_apart
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.run import Progress, takes
 from hydrasurgeon.stages.bench_data import CASCADE, Real, Through, check_cascade, expected_macs
@@ -305,16 +306,16 @@ def _entries(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> li
         checkpoint.digests()
         return checkpoint
 
-    entries = []
-    if arguments.backbone is not None:
-        single = opened(arguments.backbone)
-        entries.append(_Entry(_short(single), "single", (single,)))
-    if arguments.vs:
-        members = tuple(opened(path) for path in arguments.vs)
-        entries.append(_Entry(" + ".join(map(_short, members)), "in sequence", members))
-    for path in checkpoints:
-        one = opened(path)
-        name = _short(one)
+    groups = [
+        [] if arguments.backbone is None else [arguments.backbone], arguments.vs, checkpoints
+    ]  # fmt: skip
+    every = iter(told_apart([opened(path) for group in groups for path in group]))
+    single, members, rest = ([next(every) for _ in group] for group in groups)
+    entries = [_Entry(name_of([each]), "single", (each,)) for each in single]
+    if members:
+        entries.append(_Entry(name_of(members), "in sequence", tuple(members)))
+    for one in rest:
+        name = name_of([one])
         if arguments.cascade:
             check_cascades([one])
             entries.append(_Entry(name, CASCADE, (one,)))
@@ -326,10 +327,6 @@ def _entries(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> li
     if len(set(names)) < len(names):
         raise UsageError("bench: the same checkpoint is named twice")
     return entries
-
-
-def _short(checkpoint: Checkpoint) -> str:
-    return checkpoint.name.removesuffix(".safetensors")
 
 
 def _alike(entries: Sequence[_Entry]) -> None:

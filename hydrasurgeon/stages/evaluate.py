@@ -13,8 +13,8 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import check_cascades, refuse_with
+from hydrasurgeon.measuring.naming import name_of, told_apart
 from hydrasurgeon.measuring.report import Report
-from hydrasurgeon.measuring.running import name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_classes,
@@ -155,7 +155,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     together = arguments.ensemble and not checkpoints
     answered: list[Answered] = []
     computed, notes = of_files(arguments, temperature, answered, together=together)
-    opened = [open_checkpoint(checkpoint, arch=arguments.arch) for checkpoint in checkpoints]
+    opened = told_apart([open_checkpoint(each, arch=arguments.arch) for each in checkpoints])
     made = _made(opened, labelled, arguments)
     cards = arguments.claim(opened)
     check_cascades(opened if arguments.cascade else ())
@@ -182,11 +182,25 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     written, hub = cards.write(
         results, measured.uses, report.settings, bars=arguments.progress is not None
     )
-    notes = [*(each.note for each in opened if each.note), *measured.notes, *notes]
+    notes = [*_unread(checkpoints, arguments), *(each.note for each in opened if each.note), *measured.notes, *notes]  # fmt: skip
     printed = _shown(places, report, answered, opened, notes, arguments)
     if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed, hub)
+
+
+def _unread(checkpoints: Sequence[str | Path], arguments: EvaluateArguments) -> list[str]:
+    """Data sets that were named, where no model is there to read them."""
+    if checkpoints:
+        return []
+    named = {
+        "--data": arguments.data, "--ood": arguments.ood, "--shift": arguments.shift, "--limit": arguments.limit,
+        "--classes": arguments.classes, "--template": arguments.template,
+    }  # fmt: skip
+    options = [option for option, value in named.items() if value]
+    if not options:
+        return []
+    return [f"{', '.join(options)}: not read, for no checkpoint was given; predictions files hold their own sets"]  # fmt: skip
 
 
 def _shown(

@@ -13,6 +13,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.cascades.run import beside, in_order, rehearsed_beside
+from hydrasurgeon.measuring.naming import name_of
 from hydrasurgeon.measuring.overlap import in_predictions, in_samples
 from hydrasurgeon.measuring.reading import (
     Reading,
@@ -24,7 +25,7 @@ from hydrasurgeon.measuring.reading import (
 )
 from hydrasurgeon.measuring.report import Result
 from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
-from hydrasurgeon.measuring.running import How, mixture_among, name_of, run_models, with_time
+from hydrasurgeon.measuring.running import How, mixture_among, run_models, with_time
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
     check_classes,

@@ -39,6 +39,7 @@ def test_what_is_drawn(tiny: MAKE) -> None:
     manifest = open_checkpoint(tiny("b.safetensors")).manifest
     kept = {"vision": ((0, 2), (), (1,))}
     (axes,) = drawn([head_map("magnitude", score, manifest.towers, manifest.kept, kept)])
+    assert axes.get_xlabel() == "head (○ kept)"
     assert np.allclose(axes.images[0].get_array(), score.values["vision"])
     assert dots(axes) == {(0, 0), (0, 2), (2, 1)}
     assert axes.get_title() == "magnitude: vision"

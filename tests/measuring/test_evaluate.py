@@ -75,6 +75,24 @@ def test_metrics_come_from_the_averaged_probabilities(
     assert again.cost.latency_ms is None  # a time is true of one machine only
 
 
+def test_data_that_no_checkpoint_reads_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.safetensors"
+    logits = torch.eye(4).repeat(2, 1).roll(1, 0)  # right nowhere
+    save_file({"logits": logits, "labels": torch.arange(8) % 4}, path)
+    done = hs.evaluate([], predictions_in=[path], data="test.npz", ood=["near:other.npz"], limit=3)
+    assert done.report.results[0].id.accuracy == 0
+    assert done.notes == ("--data, --ood, --limit: not read, for no checkpoint was given; predictions files hold their own sets",)  # fmt: skip
+    assert hs.evaluate([], predictions_in=[path]).notes == ()
+
+
+def test_a_file_of_scores_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "scores.safetensors"
+    save_file({"labels": torch.arange(8) % 4, "scores.mine": torch.rand(8), "ood.x.scores.mine": torch.rand(5)}, path)  # fmt: skip
+    with pytest.raises(DataError, match="tensor logits is missing") as refused:
+        hs.evaluate([], predictions_in=[path])
+    assert "only OOD sets may have scores in their place" in str(refused.value.hint)
+
+
 def test_strangers_predictions(tmp_path: Path) -> None:
     z, y = torch.randn(8, 4), torch.arange(8) % 4
     path = tmp_path / "theirs.safetensors"

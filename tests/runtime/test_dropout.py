@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_families import transformers_model
 from transformers import ViTForImageClassification
 
@@ -27,8 +27,10 @@ def vit(folder: Path, **rates: float) -> Path:
     return folder
 
 
-def of(path: Path, passes: int = 4, seed: int = 0) -> torch.nn.Module:
-    return sampled(open_checkpoint(path), passes, seed=seed, device="cpu", dtype="float32")
+def of(path: Path, passes: int = 4, seed: int = 0, arch: str | None = None) -> torch.nn.Module:
+    return sampled(
+        open_checkpoint(path, arch=arch), passes, seed=seed, device="cpu", dtype="float32"
+    )
 
 
 @torch.no_grad()
@@ -73,8 +75,14 @@ def test_timm_takes_its_rates_from_its_arguments(tmp_path: Path) -> None:
     plain, dropped = tmp_path / "plain.safetensors", tmp_path / "dropped.safetensors"
     fresh(TIMM, plain)
     fresh(f"{TIMM},proj_drop_rate=0.1,attn_drop_rate=0.1", dropped)
-    with pytest.raises(SurgeryError, match="has no dropout that --mc-dropout could turn on"):
+    with pytest.raises(SurgeryError, match="has no dropout that --mc-dropout could turn on") as refused:  # fmt: skip
         of(plain)
+    # This file's manifest says how it was made: no --arch can change that.
+    assert "--arch" not in str(refused.value.hint)
+    save_file(load_file(plain), tmp_path / "bare.safetensors")
+    with pytest.raises(SurgeryError) as refused:
+        of(tmp_path / "bare.safetensors", arch=TIMM.removeprefix("init:"))
+    assert "--arch timm:NAME,proj_drop_rate=0.1" in str(refused.value.hint)
     model = of(dropped)
     assert model.members == 4
     assert {type(part).__name__ for part in dropping(model)} >= {"Dropout"}

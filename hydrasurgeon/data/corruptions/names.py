@@ -53,7 +53,7 @@ def corruptions_of(
 def _parsed(entry: str, option: str) -> tuple[str, int | None]:
     """Name and severity; UsageError for a corruption that there is not."""
     match = FORM.fullmatch(entry)
-    name = match[1] if match else entry
+    name = entry.partition(":")[0]
     names = ["all", *(each for names in NAMES.values() for each in names)]
     if name not in names:
         raise UsageError(
@@ -61,7 +61,7 @@ def _parsed(entry: str, option: str) -> tuple[str, int | None]:
             hint=f"{_available('image')} {_available('text')}",
         )
     severity = int(match[2]) if match and match[2] else None
-    if severity not in (None, *SEVERITIES):
+    if not match or severity not in (None, *SEVERITIES):
         raise UsageError(
             f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}."
         )

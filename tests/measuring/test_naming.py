@@ -1,0 +1,68 @@
+"""Checkpoints of one name in one table: each has a name of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.measuring.naming import name_of, told_apart
+
+MAKE = Callable[..., Path]
+SPEC = Callable[..., str]
+
+
+@pytest.fixture
+def runs(tiny: MAKE, tmp_path: Path) -> list[Path]:
+    """a/model and b/model, which keep other heads."""
+    path = tiny()
+    made = []
+    for i, folder in enumerate("ab"):
+        (tmp_path / folder).mkdir()
+        out = tmp_path / folder / "model.safetensors"
+        made.append(hs.prune(path, method="random", keep=1 + i, seed=i, out=out).path)
+    return made
+
+
+@pytest.fixture
+def named(tiny: MAKE) -> Callable[[str], Checkpoint]:
+    opened = open_checkpoint(tiny())
+    return lambda path: replace(opened, path=Path(path))
+
+
+def test_a_table_and_its_page_tell_them_apart(runs: list[Path], images: SPEC, tmp_path: Path) -> None:  # fmt: skip
+    page = tmp_path / "page.html"
+    report = hs.evaluate(runs, data=images(), html=page, reference="b/model").report
+    assert [row.name for row in report.results] == ["a/model", "b/model"]
+    assert report.results[0].cost.macs < report.results[1].cost.macs
+    text = page.read_text(encoding="utf-8")
+    # The head maps of both, not twice those of the last.
+    assert "layer 0: 1, layer 1: 1" in text
+    assert "layer 0: 2, layer 1: 2" in text
+
+
+def test_bench_measures_both(runs: list[Path]) -> None:
+    results = hs.bench(runs, batch="1", runs=1, device="cpu").results
+    assert [each.name for each in results] == ["a/model", "b/model"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["/x/a.safetensors", "/y/b.safetensors"], ["a", "b"]),
+        (["/x/a.safetensors", "/x/b.safetensors", "/y/a.safetensors"], ["x/a", "b", "y/a"]),
+        (["/x/z/a.safetensors", "/y/z/a.safetensors"], ["x/z/a", "y/z/a"]),
+        (["/a.safetensors", "/y/a.safetensors"], ["//a", "y/a"]),
+        (["/x/a.safetensors", "/x/a"], ["a.safetensors", "a"]),
+        (["/x/a.safetensors", "/x/a.safetensors"], ["a", "a"]),
+        ([f"{os.getcwd()}/a.safetensors", "a.safetensors"], ["a", "a"]),
+    ],
+    ids=["other names", "one apart", "folders alike", "at the root", "a folder beside a file", "one file twice", "one file, named in two ways"],
+)  # fmt: skip
+def test_as_few_folders_as_tell_them_apart(paths: list[str], names: list[str], named: Callable[[str], Checkpoint]) -> None:  # fmt: skip
+    assert [name_of([each]) for each in told_apart([named(path) for path in paths])] == names
