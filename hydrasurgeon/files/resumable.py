@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,9 @@ class Resumable:
         """Where the work stood; ValueError for a record that is not whole, UsageError for one of other work."""
         wanted = f"{self.work.format}/{self.work.version}"
         format = texts.get(FORMAT) if isinstance(texts, dict) else None
-        if isinstance(format, str) and format.startswith(f"{self.work.format}/") and format != wanted:  # fmt: skip
-            raise OtherVersionError(f"{format[:60]}; this version reads {wanted}")
+        version = re.fullmatch(rf"{re.escape(self.work.format)}/[0-9]{{1,4}}", str(format))
+        if version and format != wanted:
+            raise OtherVersionError(f"{format}; this version reads {wanted}")
         if not isinstance(texts, dict) or texts.keys() != TEXTS:
             raise ValueError("it does not say what a state says")
         if not all(isinstance(text, str) for text in texts.values()):
