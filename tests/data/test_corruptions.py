@@ -231,7 +231,7 @@ def test_what_can_be_asked_for() -> None:
     assert [c.severity for c in corruptions_of(["fog"], "image")] == [1, 2, 3, 4, 5]
     wrong = {
         "foog": "did you mean fog", "Motion-Blur": "did you mean motion_blur", "fog:9": "no such severity",
-        "fog:": "no such corruption", "typos": "spoils texts", "": "no such corruption",
+        "fog:": "no such severity", "fog:x": "no such severity", "typos": "spoils texts", "": "no such corruption",
     }  # fmt: skip
     for entry, message in wrong.items():
         with pytest.raises(UsageError, match=message):
