@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 from hypothesis import settings
 from safetensors.torch import save_file
+
+# Tests import onnxruntime themselves: no run of theirs is reported to anyone.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("hydrasurgeon", deadline=None)

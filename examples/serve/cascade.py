@@ -6,11 +6,14 @@ python cascade.py ready.onnx inputs.npz answers.npz
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it reports sessions to its maker otherwise
 import onnxruntime
 
 ANSWERS = ("probabilities", "uncertainty", "ood_score", "unfamiliar")

@@ -21,6 +21,7 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra, Started
 from hydrasurgeon.sharing.onnx import TOLERANCE, converted, described
+from hydrasurgeon.sharing.onnx_session import session_of
 from hydrasurgeon.sharing.program import (
     BATCH,
     CHECKED,
@@ -167,12 +168,10 @@ def _captured(step: _Step, inputs: Mapping[str, Tensor]) -> torch.export.Exporte
 def _differences(
     files: Sequence[bytes], first: _Step, rest: _Step, model: Classifier
 ) -> Iterator[float]:
-    import onnxruntime
-
     for batch, length in CHECKED:
         inputs = sample(model, batch=batch, length=length)
         for content, step in zip(files, (first, rest), strict=True):
-            session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+            session = session_of(content)
             with torch.inference_mode():
                 right: dict[str, Tensor] = step(dict(inputs))
             fed = {name: tensor.numpy() for name, tensor in inputs.items()}

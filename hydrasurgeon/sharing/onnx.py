@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.sharing.onnx_session import session_of
 from hydrasurgeon.sharing.program import Captured, about, captured_program, differences
 
 __all__ = ["OPSET", "TOLERANCE", "Exported", "converted", "described", "silent", "to_onnx"]
@@ -107,9 +108,7 @@ def _spell_norms_out(graph: Any) -> None:
 
 def _difference(content: bytes, captured: Captured) -> float:
     try:
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        session = session_of(content)
 
         def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
             fed = {name: tensor.numpy() for name, tensor in inputs.items()}

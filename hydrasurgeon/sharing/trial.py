@@ -13,6 +13,7 @@ from hydrasurgeon.data import Batches, Samples, by_length, fit_classes, open_dat
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.measuring.sets import parse_ood
+from hydrasurgeon.sharing.onnx_session import session_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
@@ -111,9 +112,7 @@ def in_torch(model: Classifier) -> Answer:
 
 def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Answer:
     """The file's own answers."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    session = session_of(content)
 
     def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
         named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}

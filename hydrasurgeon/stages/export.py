@@ -158,6 +158,9 @@ def _check(arguments: ExportArguments) -> None:
     if not 0 <= arguments.tolerance <= 1:
         raise UsageError(f"--tolerance {arguments.tolerance:g}: must lie between 0 and 1")
     if format == "onnx":
+        from hydrasurgeon.sharing.onnx_session import quiet
+
+        quiet()
         # onnxscript is what torch writes with; onnxruntime proves what it wrote.
         need("onnx", "onnxscript", "onnxruntime", purpose="export --format onnx")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging.handlers
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tiny_members import KEPTS, RAGGED, member
 import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckFailed, MissingDependency, OutputError, UsageError
 from hydrasurgeon.sharing import pt2
+from hydrasurgeon.sharing.onnx_session import quiet
 from hydrasurgeon.stages.export import export
 
 # Each captures two graphs, which takes seconds.
@@ -74,6 +77,29 @@ def test_torch_reads_its_own_file_alike(family: Family, tmp_path: Path) -> None:
             with torch.inference_mode():
                 torch.testing.assert_close(logits, model(few), rtol=0, atol=1e-5)
             torch.testing.assert_close(probs, model.predict(few), rtol=0, atol=1e-6)
+
+
+@exports
+@pytest.mark.slow
+def test_onnxruntime_reports_to_nobody(tmp_path: Path) -> None:
+    """Where it would, it keeps the number of its session in the temporary folder from its import on."""
+    pruned, _ = made_of(FAMILIES["timm ViT"], tmp_path)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    free = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}  # fmt: skip
+    words = [sys.executable, "-m", "hydrasurgeon", "export", str(pruned), "--format", "onnx", "-o", str(tmp_path / "x.onnx")]  # fmt: skip
+    subprocess.run(words, env=free | {"TMPDIR": str(folder)}, check=True, capture_output=True)
+    assert (tmp_path / "x.onnx").is_file()
+    assert [path.name for path in folder.glob(".ses*")] == []
+
+
+def test_what_the_environment_says_of_reports_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+    quiet()
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
+    quiet()
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "0"
 
 
 @exports
