@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +20,8 @@ from hydrasurgeon.cli import (
     shared,
     trusting,
 )
-from hydrasurgeon.errors import HydraError, UsageError
+from hydrasurgeon.errors import HydraError, OutputError, UsageError
+from hydrasurgeon.visible import visible
 
 __all__ = ["app", "main", "run"]
 
@@ -99,6 +101,18 @@ def run(arguments: list[str]) -> int:
         else:
             render.failed(_misused(arguments[0], error))
         return UsageError.exit_code
+    except OSError as error:
+        # Outputs say so themselves: this is what libraries and stages lay aside while they work.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        import tempfile
+
+        full = OutputError(
+            f"{visible(str(error.filename or tempfile.gettempdir()))}: the disk is full",
+            hint="Free some of it, or set TMPDIR to a folder with room for temporary files.",
+        )
+        render.failed(full)
+        return full.exit_code
     return code if isinstance(code, int) else 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,3 +206,33 @@ def test_a_closed_pipe_is_no_error(tiny: MAKE, tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[-1] == "0"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_full_temporary_folder_is_no_bug(
+    named: bool, tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    where = [str(tmp_path / "left.bin")] if named else []
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", *where)
+
+    monkeypatch.setattr("hydrasurgeon.stages.prune.prune", full)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert run(["prune", str(tiny()), "--method", "random", "--keep", "2", "-o", str(tmp_path / "o")]) == 2  # fmt: skip
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the disk is full" in said
+    assert "set TMPDIR to a folder with room" in said
+    assert "Traceback" not in said
+
+
+def test_other_errors_of_the_system_keep_their_traceback(
+    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr("hydrasurgeon.stages.prune.prune", broken)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        run(["prune", str(tiny()), "--method", "random", "--keep", "2", "-o", str(tmp_path / "o")])
