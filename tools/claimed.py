@@ -101,16 +101,19 @@ def claimed(tasks: dict[str, Any], looked: dict[str, Any] | None) -> list[str]:
         "|---|---|---|---|",
     ]  # fmt: skip
     for claim in CLAIMS:
-        verdicts, shown = [], []
+        verdicts: dict[str, bool] = {}
+        shown = []
         for name, task in tasks.items():
             rows = task.get(claim.group, {})
             gains = {m: gain(rows, claim.first, claim.second, m) for m in claim.measures}
             present = {m: g for m, g in gains.items() if g is not None}
             if len(present) < len(gains) or any(g.seeds < SEEDS for g in present.values()):
                 continue
-            verdicts.append(all(g.mean >= -claim.slack if claim.slack else g.clear for g in present.values()))  # fmt: skip
+            verdicts[name] = all(g.mean >= -claim.slack if claim.slack else g.clear for g in present.values())  # fmt: skip
             shown.append(f"{name}: {listed(dict(present))}")
-        judged = verdict(all(verdicts), "held", "not held")
+        judged = verdict(all(verdicts.values()), "held", "not held")
+        if len(set(verdicts.values())) > 1:
+            judged += f" (only on {', '.join(name for name, holds in verdicts.items() if holds)})"
         if not verdicts:
             judged = "not measured yet"
         lines.append(f"| {claim.where} | {claim.says} | {judged} | {'; '.join(shown)} |")
