@@ -12,9 +12,10 @@ from hydrasurgeon.files.atomic import SUFFIX
 __all__ = ["name_of", "told_apart"]
 
 
-def name_of(job: Sequence[Checkpoint]) -> str:
-    """Of a checkpoint, or of several that answer together."""
-    return " + ".join(each.alias or each.name.removesuffix(SUFFIX) for each in job)
+def name_of(job: Sequence[Checkpoint], *, passes: int | None = None) -> str:
+    """Of a checkpoint, or of several that answer together; `passes`: of MC Dropout, which the plain model may stand beside."""
+    name = " + ".join(each.alias or each.name.removesuffix(SUFFIX) for each in job)
+    return name if passes is None else f"{name} ({passes} pass{'' if passes == 1 else 'es'})"
 
 
 def told_apart(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:

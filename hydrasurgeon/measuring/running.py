@@ -102,7 +102,7 @@ def run_models(
     timed.add(together, first(min(how.run.batch_size or TIMED, TIMED)))
     single = job[0]
     predictions = Predictions(
-        name=name_of(job),
+        name=name_of(job, passes=how.passes),
         kind="ensemble" if len(job) > 1 else single.manifest.kind,
         logits=predicted,
         labels=labels,

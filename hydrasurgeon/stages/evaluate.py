@@ -162,7 +162,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     for checkpoint in opened:
         checkpoint.digests()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
-    check_reference(arguments.reference, [*map(name_of, jobs), *(row.name for row in computed)])
+    names = [name_of(job, passes=arguments.mc_dropout) for job in jobs]
+    check_reference(arguments.reference, [*names, *(row.name for row in computed)])
     if opened and answered:
         first = labelled[0].named(opened, arguments.template)[0]
         check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)  # fmt: skip

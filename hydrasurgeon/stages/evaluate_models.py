@@ -136,7 +136,7 @@ def expected(
     """Results with the keys that these jobs will give."""
     expected = [
         rehearsed(
-            name_of(job), labelled, arguments.ood, [*arguments.shift, *made],
+            name_of(job, passes=arguments.mc_dropout), labelled, arguments.ood, [*arguments.shift, *made],
             rehearsal(
                 decision_of(job, arguments), arguments.ood_score,
                 tempered=arguments.temperature is not None, ci=arguments.ci,

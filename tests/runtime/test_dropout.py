@@ -13,7 +13,7 @@ from transformers import ViTForImageClassification
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.dropout import MonteCarlo, dropping, sampled
 from hydrasurgeon.tuning.start import fresh
@@ -109,3 +109,26 @@ def test_eval_reports_passes_as_members(tmp_path: Path) -> None:
     # The library's own module, which knows no shortcut in the last layer.
     whole = macs(hs.load(path, device="cpu").module, torch.zeros(1, 3, 28, 28))
     assert result.cost.macs == 4 * whole > 4 * one.cost.macs
+
+
+def test_a_row_of_passes_is_told_from_the_plain_models(tmp_path: Path) -> None:
+    """In every place that finds a row by its name: predictions, references, assertions, the table."""
+    for name in ("one", "other"):
+        vit(tmp_path / name, hidden_dropout_prob=0.2)
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", images=rng.integers(0, 255, (6, 28, 28, 3), dtype=np.uint8), labels=np.arange(6) % 3)  # fmt: skip
+    data, logits, page = str(tmp_path / "data.npz"), tmp_path / "plain.safetensors", tmp_path / "page.md"  # fmt: skip
+    hs.evaluate([tmp_path / "one"], data=data, predictions=logits, device="cpu")
+    paths = [tmp_path / "one", tmp_path / "other"]
+    report = hs.evaluate(
+        paths, data=data, mc_dropout=2, predictions_in=[logits], markdown=page, device="cpu",
+        reference="other (2 passes)", asserts=["one (2 passes):members==2", "one:members==1"],
+    ).report  # fmt: skip
+    assert [row.name for row in report.results] == ["one (2 passes)", "other (2 passes)", "one"]
+    assert report.asserts is not None
+    assert all(each.holds for each in report.asserts)
+    assert "do not tell it from other (2 passes)" in page.read_text()
+    (single,) = hs.evaluate([tmp_path / "one"], data=data, mc_dropout=1, device="cpu").report.results  # fmt: skip
+    assert single.name == "one (1 pass)"
+    with pytest.raises(UsageError, match=r"no result is called so \(did you mean one \(2 passes\)"):  # fmt: skip
+        hs.evaluate([tmp_path / "one"], data=data, mc_dropout=2, markdown=page, reference="one (2 pases)", force=True)  # fmt: skip
