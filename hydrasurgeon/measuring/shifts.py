@@ -10,6 +10,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import Result, ShiftAverage, ShiftLevel, ShiftResult
+from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
     from hydrasurgeon.data.corruptions import Corruption
     from hydrasurgeon.measuring.sets import DataSets
 
-__all__ = ["as_shifts", "averaged", "corrupted", "kind_read", "shifted", "with_mce", "with_shifts"]
+__all__ = ["as_shifts", "averaged", "corrupted", "kind_read", "lacking_mce", "shifted", "with_mce", "with_shifts"]  # fmt: skip
+
+DIGITS = 12
+"""Of a share of errors: what lies behind is left of sums of accuracies, and would make a share of it boundless."""
+MOST_SHOWN = 4
+"""Names that a note lists."""
 
 
 def kind_read(manifest: Manifest) -> Literal["image", "text"]:
@@ -110,10 +116,31 @@ def with_mce(results: Sequence[Result]) -> list[Result]:
     return joined
 
 
+def lacking_mce(results: Sequence[Result]) -> list[str]:
+    """Which results have no corruption error, and why; `results` as `with_mce` gives them."""
+    measured = [r for r in results if r.shift_average is not None]
+    without = [r for r in measured if r.shift_average is not None and r.shift_average.mce is None]
+    if not without:
+        return []
+    first = results[0]
+    beside = f"mCE is not defined: {visible(first.name)}, the first row, whose errors it divides by,"
+    if first.shift_average is None:
+        return [f"{beside} was measured under no shift of known severity"]
+    flawless = [name for (name, _), errors in _errors(first).items() if not errors]
+    if flawless:
+        return [f"{beside} makes no error under {_listed(flawless)}"]
+    return [f"mCE is not defined for {_listed([r.name for r in without])}: measured under other shifts than {visible(first.name)}, the first row"]  # fmt: skip
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"{len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else []
+    return ", ".join([*map(visible, names[:MOST_SHOWN]), *more])
+
+
 def _errors(result: Result) -> dict[tuple[str, int], float]:
     """(shift, how many severities) → the sum of its errors over severities."""
     errors: dict[str, list[float]] = {}
     for each in result.shift:
         if each.severity is not None:
-            errors.setdefault(each.name, []).append(1 - each.accuracy)
+            errors.setdefault(each.name, []).append(round(1 - each.accuracy, DIGITS))
     return {(name, len(values)): sum(values) for name, values in errors.items()}

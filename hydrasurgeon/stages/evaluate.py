@@ -22,7 +22,7 @@ from hydrasurgeon.measuring.sets import (
     labelled_sets,
     portable_entry,
 )
-from hydrasurgeon.measuring.shifts import as_shifts, with_mce
+from hydrasurgeon.measuring.shifts import as_shifts, lacking_mce, with_mce
 from hydrasurgeon.measuring.showing import (
     Places,
     Showing,
@@ -183,7 +183,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     written, hub = cards.write(
         results, measured.uses, report.settings, bars=arguments.progress is not None
     )
-    notes = [*_unread(checkpoints, arguments), *(each.note for each in opened if each.note), *measured.notes, *notes]  # fmt: skip
+    notes = [*_unread(checkpoints, arguments), *(each.note for each in opened if each.note), *measured.notes, *notes, *lacking_mce(results)]  # fmt: skip
     printed = _shown(places, report, answered, opened, notes, arguments)
     if tracker is not None and is_main_process():
         log_report(tracker, report)

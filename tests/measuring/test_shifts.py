@@ -18,7 +18,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.report import Result, ShiftResult
 from hydrasurgeon.measuring.results import result
-from hydrasurgeon.measuring.shifts import averaged, with_mce
+from hydrasurgeon.measuring.shifts import averaged, lacking_mce, with_mce
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -53,6 +53,39 @@ def test_corruption_errors_beside_the_first_row() -> None:
     flawless = one(("fog", 1, 1.0))
     assert with_mce([flawless, one(("fog", 1, 0.5))])[1].shift_average.mce is None
     assert with_mce([]) == []
+
+
+def test_why_there_is_no_corruption_error() -> None:
+    first, flawless = one(("fog", 1, 0.8)), one(("fog", 1, 1.0), ("snow", 1, 1.0), ("frost", 1, 0.5))  # fmt: skip
+    second, other = one(("fog", 1, 0.5), name="b"), one(("snow", 1, 0.5), name="c")
+    divided = "mCE is not defined: m, the first row, whose errors it divides by,"
+    wanted: list[tuple[list[Result], list[str]]] = [
+        ([], []),
+        ([first, second, one(name="plain")], []),
+        ([flawless], [f"{divided} makes no error under fog, snow"]),
+        ([one(), second], [f"{divided} was measured under no shift of known severity"]),
+        ([first, other, second], ["mCE is not defined for c: measured under other shifts than m, the first row"]),
+    ]  # fmt: skip
+    for rows, notes in wanted:
+        assert lacking_mce(with_mce(rows)) == notes
+
+
+def test_what_rounding_leaves_is_no_error() -> None:
+    """Accuracies of pieces are summed: ten tenths of all are less than all."""
+    rows = with_mce([one(("fog", 1, sum([0.1] * 10))), one(("fog", 1, 0.5))])
+    assert rows[1].shift_average.mce is None
+
+
+def test_eval_says_that_the_first_row_is_without_errors(tmp_path: Path) -> None:
+    from hydrasurgeon.measuring.predictions import ShiftSet, write_predictions
+
+    logits, labels = torch.eye(2)[:, None], torch.arange(2)
+    for name, wrong in (("good", logits), ("bad", logits.flip(0))):
+        write_predictions(Predictions(name, "hydra", logits, labels, shift=(ShiftSet("fog", 1, wrong, labels),)), tmp_path / name)  # fmt: skip
+    shown = hs.evaluate([], predictions_in=[tmp_path / "good", tmp_path / "bad"])
+    assert shown.report.results[1].shift_average.mce is None
+    assert shown.notes == ("mCE is not defined: good, the first row, whose errors it divides by, makes no error under fog",)  # fmt: skip
+    assert hs.evaluate([], predictions_in=[tmp_path / "bad", tmp_path / "good"]).notes == ()
 
 
 def test_corruptions_are_the_sets_they_would_be(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
