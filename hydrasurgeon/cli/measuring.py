@@ -31,7 +31,7 @@ def evaluate(
         typer.Option(
             "--shift",
             metavar="NAME[:S]=D",
-            help="Labelled shifted data, of severity S; repeatable.",
+            help="Labelled shifted data by any name, of severity S, 1 to 5; repeatable.",
         ),
     ] = None,
     corrupt: Annotated[

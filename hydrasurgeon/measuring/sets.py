@@ -268,9 +268,18 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
 
 
 def parse_shift(text: str) -> tuple[str, int | None, str]:
-    """`NAME=D` or `NAME:SEVERITY=D`."""
+    """`NAME=D` or `NAME:SEVERITY=D`; any name, but severities are those that corruptions have, with which they are averaged."""
+    from hydrasurgeon.data.corruptions.names import SEVERITIES
+
     named, spec = _split(text)
     name, colon, severity = (named or "").partition(":")
-    if not is_name(name) or not spec or (colon and not SEVERITY.fullmatch(severity)):
+    if not is_name(name) or not spec:
         raise UsageError(f"--shift {text}: not NAME=D or NAME:SEVERITY=D")
-    return name, int(severity) if colon else None, spec
+    if not colon:
+        return name, None, spec
+    if not SEVERITY.fullmatch(severity) or int(severity) not in SEVERITIES:
+        raise UsageError(
+            f"--shift {text}: no such severity",
+            hint=f"Severities are 1 to {SEVERITIES[-1]}; what has none is given as {visible(name)}=D.",
+        )
+    return name, int(severity), spec

@@ -96,7 +96,7 @@ class EvaluateArguments(Showing, Cards, Run):
     ood: Sequence[str] = ()
     """Foreign data, near:NAME=D or far:NAME=D."""
     shift: Sequence[str] = ()
-    """Labelled shifted data, NAME=D, or NAME:S=D of severity S."""
+    """Labelled shifted data, NAME=D, or NAME:S=D of severity S, 1 to 5."""
     corrupt: Sequence[str] = ()
     """Corruptions of the data, all, NAME or NAME:S, to be made as it is read."""
     val: str | None = None

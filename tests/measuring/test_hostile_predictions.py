@@ -204,7 +204,7 @@ def test_temperatures_that_leave_no_probabilities(tmp_path: Path, temperature: s
 def test_names_of_sets_on_the_command_line(
     tiny: Callable[..., Path], images: Callable[..., str], line: dict[str, list[str]]
 ) -> None:
-    with pytest.raises(UsageError, match=r"not (near:)?NAME"):
+    with pytest.raises(UsageError, match=r"not near:NAME|no such severity"):
         hs.evaluate([tiny()], data=images(), **line)  # type: ignore[arg-type]
 
 

@@ -358,6 +358,7 @@ MISTAKES = (
     Mistake("Answers in a format that there is not", "predict vit --data data.npz -o answers.xlsx", 2),
     Mistake("An OOD set without a name", "eval vit --data data.npz --ood near:=data.npz", 2),
     Mistake("A severity that is no number", "eval vit --data data.npz --shift fog:much=data.npz", 2),
+    Mistake("A severity beyond the last", "eval vit --data data.npz --shift camera:9=data.npz", 2),
     Mistake("A corruption misspelt", "eval vit --data data.npz --corrupt gausian_noise", 2),
     Mistake("A severity that there is not", "eval vit --data data.npz --corrupt fog:6", 2),
     Mistake("A corruption of texts for images", "eval vit --data data.npz --corrupt typos", 2),
