@@ -41,6 +41,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
         ),
         cost=_in_turn([cost for cost in costs if cost is not None]) if all(costs) else None,
         mixture=joined([(each.members, each.mixture) for each in every]),
+        notes=tuple(note for each in every for note in each.notes),
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ OOD scores that are no functions of the logits stand beside them; a method that 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,9 @@ from hydrasurgeon.files.mixture import Mixture, check_mixture
 from hydrasurgeon.files.names import is_name
 from hydrasurgeon.files.tensors import TensorFile, TensorInfo
 from hydrasurgeon.measuring.report import Cost
+from hydrasurgeon.measuring.stray import OOD, SCORED, instead, stray, stray_note
 from hydrasurgeon.runtime.tensors import to_tensor
+from hydrasurgeon.visible import visible
 
 __all__ = ["OodSet", "Predictions", "ShiftSet", "read_predictions", "write_predictions"]
 
@@ -44,10 +45,6 @@ MAX_SETS = 1000
 MAX_MEMBERS = 1000
 # OOD scores of one set.
 MAX_SCORES = 100
-OOD = re.compile(r"ood\.(.+)\.logits", re.DOTALL)
-"""The name of the tensor with the logits on an OOD set."""
-SCORED = re.compile(r"ood\.(.+?)\.scores\.(.+)", re.DOTALL)
-"""That of the tensor with a score there."""
 # Logits that are looked at at a time: what is made of them in passing takes several times their size.
 ELEMENTS = 1 << 20
 FLOATS = ("F16", "BF16", "F32", "F64")
@@ -92,6 +89,8 @@ class Predictions:
     """The same of the ID set."""
     mixture: Mixture | None = None
     """The weights that its members have in their mean; None where all count alike."""
+    notes: tuple[str, ...] = ()
+    """What of the file was not read."""
 
     @property
     def members(self) -> int:
@@ -132,7 +131,7 @@ def _key(name: str, severity: int | None) -> str:
 def read_predictions(path: Path) -> Predictions:
     """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or `.scores.<score>`.
 
-    Other tensors are left alone.
+    Other tensors are left alone, with a note.
     """
     try:
         file = TensorFile(path)
@@ -142,7 +141,8 @@ def read_predictions(path: Path) -> Predictions:
             hint="Write one with eval --predictions.",
         ) from error
     about = _about(path, file.metadata.get(ABOUT))
-    contents = _Contents(path, file)
+    beyond = stray(file.infos, [f"shift.{_key(*shift)}" for shift in about.shift])
+    contents = _Contents(path, file, beyond)
     logits = contents.logits("logits")
     groups = dict(about.ood)
     groups |= {name: "far" for name in contents.ood_names() if name not in groups}
@@ -165,6 +165,7 @@ def read_predictions(path: Path) -> Predictions:
         cost=None if about.cost is None else Cost(**about.cost.model_dump(), latency_ms=None),
         scores=contents.scores("scores.", rows=len(logits)),
         mixture=about.mixture_of(logits.shape[1], path),
+        notes=tuple(stray_note(visible(path.name), beyond, file.infos)),
     )
 
 
@@ -261,6 +262,8 @@ class _Contents:
 
     path: Path
     file: TensorFile
+    stray: tuple[str, ...]
+    """Names that nothing asks for."""
 
     def ood_names(self) -> list[str]:
         """The sets that tensors are called after."""
@@ -334,7 +337,7 @@ class _Contents:
         rows, klasses = len(of), of.shape[-1]
         if name not in self.file.infos:
             raise DataError(
-                f"{self.path}: tensor {name} is missing: accuracy and calibration need the true class of each of the {rows} rows",
+                f"{self.path}: tensor {name} is missing{instead(name, self.stray)}: accuracy and calibration need the true class of each of the {rows} rows",
                 hint="Add it, as integers [sample]; foreign data needs none, as ood.NAME.logits.",
             )
         info = self._info(name)
@@ -353,5 +356,5 @@ class _Contents:
     def _info(self, name: str) -> TensorInfo:
         info = self.file.infos.get(name)
         if info is None:
-            raise DataError(f"{self.path}: tensor {name} is missing", hint=LOGITS if name == "logits" else None)  # fmt: skip
+            raise DataError(f"{self.path}: tensor {name} is missing{instead(name, self.stray)}", hint=LOGITS if name == "logits" else None)  # fmt: skip
         return info

@@ -165,7 +165,7 @@ def of_files(
     for name, predictions in _stored(arguments.predictions_in, together=together):
         if answered:
             check_classes(answered[0].name, answered[0].classes, predictions.name, predictions.logits.shape[-1])  # fmt: skip
-        notes += in_predictions(predictions)
+        notes += [*predictions.notes, *in_predictions(predictions)]
         kinds = scores_in(arguments.ood_score, predictions, name)
         reading = Reading(
             heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed, mixture=predictions.mixture

@@ -177,6 +177,32 @@ def test_scores_beside_logits_are_left_alone(tmp_path: Path) -> None:
     assert result(read_predictions(path)) == result(read_predictions(plain))
 
 
+def test_tensors_that_are_not_read_are_named(tmp_path: Path) -> None:
+    more = {
+        "logit": torch.zeros(6, 3), "ood.a.score.msp": torch.zeros(4), "ood.c.logit": torch.zeros(2, 3),
+        "shift.fog.2.logits": torch.zeros(4, 2, 3), "label": torch.zeros(6),
+    }  # fmt: skip
+    path = write(tmp_path / "p.safetensors", **more)
+    (note,) = hs.evaluate([], predictions_in=[path]).notes
+    assert note.startswith(
+        "p.safetensors: holds tensors that are not read: label, logit, ood.a.score.msp (did you mean ood.a.scores.msp?), "
+        "ood.c.logit (did you mean ood.c.logits?), 1 more; those that are read are called logits, labels, "
+    )
+    assert "shifted sets are those that its description lists" in note
+    plain = write(tmp_path / "q.safetensors", **{"scores.mine": torch.zeros(6)})
+    assert hs.evaluate([], predictions_in=[plain]).notes == ()
+    together = hs.evaluate([], predictions_in=[path, plain], ensemble=True)
+    assert together.notes == (note,)
+
+
+def test_a_tensor_that_is_missing_under_its_name(tmp_path: Path) -> None:
+    for name, misspelt in (("labels", "label"), ("logits", "logit"), ("ood.a.logits", "ood.a.logit")):  # fmt: skip
+        path = write(tmp_path / "p.safetensors", **{name: None, misspelt: torch.zeros(6)})
+        with pytest.raises(DataError) as refused:
+            read_predictions(path)
+        assert f"tensor {name} is missing (it holds {misspelt}, which is not read)" in refused.value.message  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
 def test_labels_of_any_integer_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     path = write(tmp_path / "p.safetensors", labels=tensors()["labels"].to(dtype))
