@@ -92,6 +92,8 @@ class FuseArguments(ClassNames, Output, Run):
             raise UsageError(f"--mlp {self.mlp}: must be average or separate")
         if not self.tolerance >= 0:
             raise UsageError(f"--tolerance {self.tolerance:g}: must be 0 or more")
+        if self.limit is not None and self.check is None:
+            raise UsageError("--limit: belongs to --check, whose samples it counts", hint="Give --check D, or leave it out.")  # fmt: skip
 
 
 @releases_claims

@@ -306,6 +306,7 @@ MISTAKES = (
     Mistake("A weight too few", "fuse a b -o h --weights 1", 2),
     Mistake("Members' weights that are no numbers", "fuse a b -o h --weights 1:2", 2),
     Mistake("A member that is not to count", "fuse a b -o h --weights 1,0", 2),
+    Mistake("Samples to compare a hydra on, and none", "fuse a b -o h --limit 100", 2),
     Mistake("A tolerance below zero", "fuse a b -o h --check data.npz --tolerance -1", 2),
     Mistake("Low-rank changes for other libraries", "calibrate a2 --data data.npz -o folder/", 2, paired),
     Mistake("A recipe misspelt", "finetune vit --data data.npz --recipe imagnet -o t", 2),
