@@ -289,11 +289,18 @@ class _Making:
         return answers_of(model, trial), cost
 
     def make(self, command: Command) -> None:
-        """Run it, unless what it writes into the work folder is there."""
-        if command.out is not None and not command.out.exists():
+        """Run it, unless what it writes into the work folder is there; what a training said is then said again."""
+        if command.out is None:
+            return
+        state, name = self.search.state, command.out.name
+        if not command.out.exists():
             made = command.run(device=self.arguments.device, progress=self.arguments.progress)
-            if command.stage == "finetune":
-                self.tuning_notes |= dict.fromkeys(made.notes)
+            if command.stage == "finetune" and made.notes:
+                position = state.read()
+                notes = position.notes | {name: list(made.notes)}
+                state.write(position.model_copy(update={"notes": notes}))
+        if command.stage == "finetune":
+            self.tuning_notes |= dict.fromkeys(state.read().notes.get(name, ()))
 
 
 def _halved(members: Sequence[Answers], *, weighs: bool = False) -> dict[str, float]:

@@ -62,21 +62,26 @@ class Position(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     time: TimeModel | None
+    notes: dict[str, list[str]] = {}
+    """What `finetune` said of a file that it wrote into the folder, by the file's name."""
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(exclude=set() if self.notes else {"notes"})
 
 
 class State(Resumable):
-    """What a work folder belongs to, and what was timed for it."""
+    """What a work folder belongs to, what was timed for it, and what was said."""
 
     work: ClassVar[Work] = BUILD
 
-    def read(self) -> TimeModel | None:
-        """The times, where they are known; refused where the folder belongs to other work."""
+    def read(self) -> Position:
+        """Refused where the folder belongs to other work."""
         if not there(self.path):
             self._check_empty()
-            return None
+            return Position(time=None)
         with self.judged(), self._told():
             texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
-            return Position.model_validate(self.position(texts, most=MOST_STATE)).time
+            return Position.model_validate(self.position(texts, most=MOST_STATE))
 
     def _useless(self, why: str) -> CheckpointError:
         """Without its state a folder is of no use."""
@@ -105,8 +110,8 @@ class State(Resumable):
                 hint="Repeat that build, give another --cache, or delete the folder.",
             ) from error
 
-    def write(self, time: TimeModel | None) -> None:
-        said = self.texts(Position(time=time).model_dump())
+    def write(self, position: Position) -> None:
+        said = self.texts(position.to_json())
         write_text(self.path, json.dumps(said) + "\n")
 
 
@@ -124,6 +129,8 @@ class Search:
     costs: Costs
     commands: tuple[Command, ...]
     """What scored it."""
+    state: State
+    """Of the work folder."""
 
     @property
     def pools(self) -> list[list[int]]:
@@ -182,12 +189,12 @@ def searched(
     make_folder(work)
     state = State(work / "build.json", identity)
     with joined() as world:
-        time = state.read()
+        position = state.read()
         world.gather(None)  # before anyone writes
         if world.is_main:
             _tidy(work)
-            if time is None and not there(state.path):
-                state.write(None)
+            if not there(state.path):
+                state.write(position)
     commands = scored(opened, place, work, arguments)
     backbone = _scored_backbone(commands, work, arguments, weights=identity["weights"])
     manifest = single(backbone)
@@ -205,18 +212,18 @@ def searched(
         replace_fields(arguments, limit=arguments.score_limit), arguments,
     )  # fmt: skip
     cache = Cache(work, trial, identity | {"perturbed": bool(foreign)})
-    model = _costs(trial, time, timed=arguments.budgets[0].unit == "ms")
-    if model.time != time:
+    model = _costs(trial, position.time, timed=arguments.budgets[0].unit == "ms")
+    if model.time != position.time:
         with joined() as world:  # all processes choose by the same times
             model = world.gather(model)[0]
             if world.is_main:
-                state.write(model.time)
+                state.write(position.model_copy(update={"time": model.time}))
     costs = Costs(model, manifest.kept, everyone)
     for budget in arguments.budgets:  # before candidates run
         costs.check(budget)
     cache.fill(everyone)
     numbers = tuple(range(len(made), len(everyone)))
-    return Search(backbone, tuple(everyone), numbers, cache, costs, tuple(commands))
+    return Search(backbone, tuple(everyone), numbers, cache, costs, tuple(commands), state)
 
 
 def _tidy(work: Path) -> None:

@@ -222,6 +222,9 @@ def test_what_the_tuning_says_is_said(tmp_path: Path) -> None:
     note = "the recipe's dropout=0.1 is left out: no layer of Dinov2ForImageClassification has dropout"  # fmt: skip
     assert [each for each in built.notes if "dropout" in each] == [note]
     assert note in built.to_json()["notes"]
+    # What is there is not tuned again, but what was said of it is said.
+    again = task.build("again", cache=tmp_path / "hydra.build", tune=str(tmp_path / "drops.toml"), criteria="magnitude", candidates=2, members=2, budget="macs=9", limit=30, calibrate=False)  # fmt: skip
+    assert again.notes == built.notes
 
 
 def test_weights_are_taken_where_they_help(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def make(random: Random, bases: Bases) -> Attempt:
 
 
 def _state(random: Random, bases: Bases) -> Attempt:
-    position: Any = {"time": random.choice((None, TIME))}
+    position: Any = {"time": random.choice((None, TIME)), "notes": {"m.safetensors": ["said"]}}
     if random.random() < 0.5:
         position = mutated(position, random)
     else:
@@ -48,12 +48,14 @@ def _state(random: Random, bases: Bases) -> Attempt:
         from hydrasurgeon.measuring.planned_cost import TimeModel
         from hydrasurgeon.stages.build_search import State
 
-        time = State(folder / "work" / "build.json", IDENTITY).read()
+        position = State(folder / "work" / "build.json", IDENTITY).read()
+        time = position.time
+        assert all(isinstance(note, str) for notes in position.notes.values() for note in notes)
         if time is None:
             return None
         assert isinstance(time, TimeModel)
         assert min(time.start, time.layer, time.mac, time.error) >= 0
-        return State(out / "build.json", IDENTITY).write(time)
+        return State(out / "build.json", IDENTITY).write(position)
 
     return Attempt({"work/build.json": said}, call, _command(bases), writes=True)
 
