@@ -34,11 +34,12 @@ def scored(result: Scored, *, json: bool, quiet: bool) -> None:
                 "path": str(result.path),
                 "method": result.method,
                 "score": score.model_dump(mode="json", exclude_none=True),
+                "notes": list(result.notes),
             }
         )
     if quiet:
         return None
-    notes(score.settings.get("notes", ()))
+    notes((*result.notes, *score.settings.get("notes", ())))
     for tower, rows in (score.values or {}).items():
         show_table(
             _by_head(

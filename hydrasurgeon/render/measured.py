@@ -138,9 +138,9 @@ def _shifted(result: Result) -> dict[Place, float]:
 def benched(benched: Benched, *, json: bool, quiet: bool) -> None:
     if json:
         return as_json(benched.model_dump(mode="json"))
-    notes(benched.notes)
     if quiet:
         return None
+    notes(benched.notes)
     rows = []
     params = cells("params M", [contender.params / 1e6 for contender in benched.results])
     macs = cells("MACs M", [contender.macs / 1e6 for contender in benched.results])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,9 @@ def load(
         open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
     )
     opened.digests()
+    # What was assumed of a bare file is for who looks at it with `inspect`; files that contradict each other are wrong somewhere.
+    if opened.recorded and opened.note is not None:
+        warnings.warn(opened.note, stacklevel=2)
     return as_classifier(opened, device=device, dtype=dtype)
 
 

@@ -160,6 +160,7 @@ def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) 
     from hydrasurgeon.runtime.tensors import device_of
 
     device = device_of(arguments.device)
+    said = [each.note for entry in entries for each in entry.checkpoints if each.note]
     figures = _measured(entries, batches, dtypes, device, arguments)
     single = next((figures.macs[e.name] for e in entries if e.kind == "single"), None)
     benched = Benched(
@@ -176,7 +177,7 @@ def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) 
             )
             for e in entries
         ),
-        notes=tuple(dict.fromkeys(figures.notes)),
+        notes=tuple(dict.fromkeys([*said, *figures.notes])),
     )  # fmt: skip
     if report is not None:
         write_text(report, json_.dumps(benched.model_dump(), indent=1) + "\n")

@@ -229,7 +229,7 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
     return Built(
         path=None if arguments.dry_run else out, rows=outcome.rows, front=outcome.front, members=outcome.labels,
         objective=arguments.goal, estimate=outcome.estimate, optimism=outcome.optimism,
-        script=outcome.script, work=work, notes=(*odd, *outcome.notes), weighed=outcome.weighed,
+        script=outcome.script, work=work, notes=(*([opened.note] if opened.note else []), *odd, *outcome.notes), weighed=outcome.weighed,
     )  # fmt: skip
 
 

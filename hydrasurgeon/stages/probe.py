@@ -107,6 +107,9 @@ def probe(checkpoint: str | Path, **keywords: Unpack[ProbeKeywords]) -> ProbeRep
         run=arguments,
     )
     probed = look(subject, settings=_settings(arguments))
+    if opened.note is not None:
+        notes = (opened.note, *probed.report.notes)
+        probed = replace(probed, report=probed.report.model_copy(update={"notes": notes}))
     if json is not None:
         write_text(json, probed.report.to_json())
     if plot is not None:

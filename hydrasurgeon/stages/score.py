@@ -49,6 +49,8 @@ class Scored:
     method: str
     is_main: bool = True
     """False in the processes of torchrun that leave the writing to the first."""
+    notes: tuple[str, ...] = ()
+    """What was assumed of the checkpoint, or contradicts it."""
 
     @property
     def result(self) -> Score:
@@ -126,7 +128,7 @@ def _score(checkpoint: str | Path, arguments: ScoreArguments) -> Scored:
         written = manifest(record.sha256)
         record_in_place(opened.path, opened.tensors.files[0], written)
     clear_search(target, key)
-    return Scored(target, written, key)
+    return Scored(target, written, key, notes=(opened.note,) if opened.note else ())
 
 
 def _all_have_read() -> None:

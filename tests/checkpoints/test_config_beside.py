@@ -13,6 +13,7 @@ from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
 
 
 def edit(folder: Path, change: dict[str, Any], name: str = "config.json") -> None:
@@ -73,10 +74,28 @@ def test_an_edited_config_is_named_and_does_not_count(tmp_path: Path) -> None:
     )
     # By the name of its weight file too.
     assert open_checkpoint(made / "model.safetensors").note == note
-    assert hs.load(made, device="cpu")(FAMILIES["BERT"].inputs()).equal(expected)
+    with pytest.warns(UserWarning, match="hidden_size is 64 there and 32 in the manifest") as warned:  # fmt: skip
+        model = hs.load(made, device="cpu")
+    assert warned[0].filename == __file__
+    assert model(FAMILIES["BERT"].inputs()).equal(expected)
     data = FAMILIES["BERT"].data(tmp_path)
     assert note in hs.evaluate([made], data=data).notes
     assert note in hs.prune(made, method="random", keep=1).notes
+    assert note in hs.bench([made], batch="1", runs=1).notes
+    assert note in hs.probe(made, data=data, method="random", draws=1, limit=6).notes
+    assert hs.score(made, method="random").notes == (note,)
+
+
+def test_score_and_bench_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = cut(tmp_path, FAMILIES["BERT"])
+    edit(made, {"hidden_size": 64})
+    for line in (["score", "--method", "random"], ["bench", "--batch", "1", "--runs", "1"]):
+        for more, shown in (([], True), (["--quiet"], False)):
+            assert run([*line, str(made), "--device", "cpu", *more]) == 0
+            err = capsys.readouterr().err.replace("\n", " ")
+            assert ("hidden_size is 64 there" in err) is shown
+    assert run(["score", "--method", "random", str(made), "--json"]) == 0
+    assert "hidden_size is 64 there" in json.loads(capsys.readouterr().out)["notes"][0]
 
 
 @pytest.mark.parametrize(
