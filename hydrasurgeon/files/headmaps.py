@@ -11,7 +11,15 @@ from typing import Any
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Kept
 
-__all__ = ["HeadMap", "draw_head_maps", "map_inches", "put_head_maps"]
+__all__ = [
+    "HeadMap",
+    "draw_head_maps",
+    "in_rows",
+    "map_inches",
+    "put_head_maps",
+    "put_row",
+    "row_inches",
+]
 
 CELL = 0.3
 """Inches of one head."""
@@ -19,6 +27,10 @@ AROUND = 1.1
 """Inches of what stands around a map: numbers, names, its scale."""
 MOST_INCHES = 24.0
 """A picture of a hundred layers is drawn smaller."""
+MOST_ABREAST = 18.0
+"""Inches of maps that stand beside each other; what is wider goes below."""
+SLIM = 30
+"""How many times as high as it is wide the scale of a map may be: as high as maps are, mostly."""
 LEGIBLE = 0.18
 """Inches: numbers of heads and layers are all written where cells are no smaller."""
 
@@ -69,7 +81,39 @@ def put_head_maps(drawn: Any, maps: Sequence[HeadMap]) -> None:
             last = _one(place, each, tower, scale)
         if last is not None:
             # Towers share their scale: how far they lie apart is what the picture shows.
-            drawn.colorbar(last, ax=list(row), fraction=0.04, pad=0.01)
+            drawn.colorbar(last, ax=list(row), fraction=0.04, pad=0.01, aspect=SLIM)
+
+
+def in_rows(maps: Sequence[HeadMap]) -> list[list[HeadMap]]:
+    """Maps of different towers, as many beside each other as there is room for, in rows of about one width."""
+    fewest = len(_filled(maps, MOST_ABREAST))
+    spans = [maps[start:end] for start in range(len(maps)) for end in range(start + 1, len(maps) + 1)]  # fmt: skip
+    widths = sorted(row_inches(span)[0] for span in spans)
+    return next(rows for most in widths if len(rows := _filled(maps, most)) <= fewest)
+
+
+def _filled(maps: Sequence[HeadMap], most: float) -> list[list[HeadMap]]:
+    """Rows that are no wider than so many inches, where one map alone is not."""
+    rows: list[list[HeadMap]] = []
+    for each in maps:
+        if rows and row_inches([*rows[-1], each])[0] <= most:
+            rows[-1].append(each)
+        else:
+            rows.append([each])
+    return rows
+
+
+def row_inches(row: Sequence[HeadMap]) -> tuple[float, float]:
+    """How wide and how high maps beside each other are."""
+    sizes = [map_inches([each]) for each in row]
+    return sum(width for width, _ in sizes), max(height for _, height in sizes)
+
+
+def put_row(drawn: Any, row: Sequence[HeadMap]) -> None:
+    """Maps beside each other, each with its towers and its scale."""
+    parts = drawn.subfigures(1, len(row), width_ratios=[map_inches([each])[0] for each in row], squeeze=False)[0]  # fmt: skip
+    for part, each in zip(parts, row, strict=True):
+        put_head_maps(part, [each])
 
 
 def _one(place: Any, each: HeadMap, tower: str, scale: tuple[float, float]) -> Any:

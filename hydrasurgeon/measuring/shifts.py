@@ -123,7 +123,9 @@ def lacking_mce(results: Sequence[Result]) -> list[str]:
     if not without:
         return []
     first = results[0]
-    beside = f"mCE is not defined: {visible(first.name)}, the first row, whose errors it divides by,"
+    beside = (
+        f"mCE is not defined: {visible(first.name)}, the first row, whose errors it divides by,"
+    )
     if first.shift_average is None:
         return [f"{beside} was measured under no shift of known severity"]
     flawless = [name for (name, _), errors in _errors(first).items() if not errors]

@@ -14,7 +14,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.pictured import head_map, head_maps
 from hydrasurgeon.errors import MissingDependency, OutputError, UsageError
-from hydrasurgeon.files.headmaps import HeadMap, put_head_maps
+from hydrasurgeon.files.headmaps import HeadMap, in_rows, put_head_maps, row_inches
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.files.plots import figure
 from hydrasurgeon.stages.inspect import inspect
@@ -138,3 +138,20 @@ def test_without_matplotlib(tiny: MAKE, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(lookup, "find_spec", lambda n: None if n == "matplotlib" else find(n))
     with pytest.raises(MissingDependency, match="matplotlib"):
         hs.score(tiny(), method="random", plot=tmp_path / "x.png")
+
+
+def test_maps_fill_the_rows() -> None:
+    """As few rows as there is room for, and those about as wide: towers that only some maps have leave no holes."""
+
+    def of(name: str, **heads: int) -> HeadMap:
+        return HeadMap(name, {tower: [[0.0] * count] * 12 for tower, count in heads.items()})
+
+    both, some = of("both", vision=12, text=8), [of(str(number), vision=12) for number in range(4)]
+    wanted = {0: [["both"]], 1: [["both", "0"]], 2: [["both", "0", "1"]], 3: [["both", "0"], ["1", "2"]], 4: [["both", "0"], ["1", "2", "3"]]}  # fmt: skip
+    for count, names in wanted.items():
+        rows = in_rows([both, *some[:count]])
+        assert [[each.title for each in row] for row in rows] == names
+        assert all(row_inches(row)[0] <= 18 for row in rows)
+    wide = of("wide", vision=80, text=80)
+    assert len(in_rows([wide, wide])) == 2
+    assert row_inches([both, some[0]]) == pytest.approx((12 * 0.3 + 1.1 + 8 * 0.3 + 1.1 + 12 * 0.3 + 1.1, 12 * 0.3 + 1.1))  # fmt: skip

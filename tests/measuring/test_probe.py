@@ -374,3 +374,27 @@ def test_on_the_command_line(tiny: MAKE, images: SPEC, capsys: pytest.CaptureFix
     assert max(map(cell_len, shown.splitlines())) <= 80
     assert run([*line, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "hydrasurgeon.probe/1"
+
+
+def test_a_picture_of_two_towers_has_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Of CLIP one tower alone has separations: their map stands beside those of both, and every map is as high as its row."""
+    from types import SimpleNamespace as Record
+
+    from hydrasurgeon.measuring.probing import plot
+
+    pages: list[Any] = []
+    monkeypatch.setattr(plot, "save_figure", lambda drawn, path: pages.append(drawn))
+    heads = {"vision": [[1.0, 2.0]] * 2, "text": [[0.0, -1.0]] * 2}
+    report = Record(
+        proposition=Record(hessian=Record(heads=heads)),
+        separation=[Record(name="far", mahalanobis={"vision": heads["vision"]})], pictured=None,
+    )  # fmt: skip
+    plot.draw_probe(Record(report=report, points={"far": {}}), tmp_path / "p.png")  # type: ignore[arg-type]
+    (page,) = pages
+    page.draw_without_rendering()
+    maps = [axes for axes in page.axes if axes.images]
+    assert [axes.get_title().rpartition(": ")[2] for axes in maps] == ["vision", "text", "vision"]
+    assert all(axes.axison for axes in page.axes)
+    boxes = [axes.get_window_extent() for axes in maps]
+    assert [box.y0 for box in boxes] == pytest.approx([boxes[0].y0] * 3, abs=3)
+    assert sum(box.width for box in boxes) > 0.6 * page.bbox.width

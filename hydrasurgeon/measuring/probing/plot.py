@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.files.headmaps import HeadMap, map_inches, put_head_maps
+from hydrasurgeon.files.headmaps import HeadMap, in_rows, put_row, row_inches
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.probing.looking import Points, Probed
@@ -26,17 +27,25 @@ def draw_probe(probed: Probed, path: Path) -> None:
     report = probed.report
     maps = [HeadMap("H noisy − H clean, mean diagonal", report.proposition.hessian.heads, centred=True)]  # fmt: skip
     maps += [HeadMap(f"Mahalanobis, {each.name}", each.mahalanobis) for each in report.separation]
-    width, height = map_inches(maps)
+    rows = in_rows(maps)
+    sizes = [row_inches(row) for row in rows]
     blocks = [name for name, heads in probed.points.items() if heads]
-    tall = [height, *(2 * SQUARE + 0.6 for _ in blocks)]
-    wide = max(width, (2 * ACROSS * SQUARE + 0.4) if blocks else 0.0)
+    tall = [*(height for _, height in sizes), *(_rows(probed) * SQUARE + 0.6 for _ in blocks)]
+    wide = max(*(width for width, _ in sizes), (2 * ACROSS * SQUARE + 0.4) if blocks else 0.0)
     with matplotlib.rc_context({"font.size": 8}):
         drawn = figure(wide, sum(tall))
         parts = drawn.subfigures(len(tall), 1, height_ratios=tall, squeeze=False)[:, 0]
-        put_head_maps(parts[0], maps)
-        for part, name in zip(parts[1:], blocks, strict=True):
+        for part, row in zip(parts, rows, strict=False):
+            put_row(part, row)
+        for part, name in zip(parts[len(rows) :], blocks, strict=True):
             _planes(part, name, probed, probed.points[name])
         save_figure(drawn, path)
+
+
+def _rows(probed: Probed) -> int:
+    """Rows of heads in each half."""
+    pictured = probed.report.pictured
+    return 1 if pictured is None else math.ceil(max(len(pictured.most), len(pictured.least), 1) / ACROSS)  # fmt: skip
 
 
 def _planes(part: Any, name: str, probed: Probed, points: Mapping[Head, Points]) -> None:
@@ -48,7 +57,7 @@ def _planes(part: Any, name: str, probed: Probed, points: Mapping[Head, Points])
         halves, ("most", "least"), (pictured.most, pictured.least), strict=True
     ):
         half.suptitle(f"{title} important heads by {pictured.method}; ID and {name}")
-        grid = half.subplots(2, ACROSS, squeeze=False).ravel()
+        grid = half.subplots(_rows(probed), ACROSS, squeeze=False).ravel()
         for place in grid[len(heads) :]:
             place.set_axis_off()
         for place, entry in zip(grid, heads, strict=False):
