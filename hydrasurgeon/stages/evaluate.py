@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -41,6 +41,7 @@ from hydrasurgeon.stages.evaluate_models import (
     of_files,
     of_models,
 )
+from hydrasurgeon.stages.evaluate_notes import unused
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.answers import Answered
@@ -144,7 +145,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     if arguments.mc_dropout is not None:
         if not checkpoints:
             raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")  # fmt: skip
-        arguments = replace(arguments, no_decision=True)
+        if arguments.mc_dropout < 1:
+            raise UsageError(f"--mc-dropout {arguments.mc_dropout}: must be at least 1")
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(checkpoints, labelled, arguments)
@@ -183,25 +185,11 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     written, hub = cards.write(
         results, measured.uses, report.settings, bars=arguments.progress is not None
     )
-    notes = [*_unread(checkpoints, arguments), *(each.note for each in opened if each.note), *measured.notes, *notes, *lacking_mce(results)]  # fmt: skip
+    notes = [*unused(opened, arguments), *(each.note for each in opened if each.note), *measured.notes, *notes, *lacking_mce(results)]  # fmt: skip
     printed = _shown(places, report, answered, opened, notes, arguments)
     if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed, hub)
-
-
-def _unread(checkpoints: Sequence[str | Path], arguments: EvaluateArguments) -> list[str]:
-    """Data sets that were named, where no model is there to read them."""
-    if checkpoints:
-        return []
-    named = {
-        "--data": arguments.data, "--ood": arguments.ood, "--shift": arguments.shift, "--limit": arguments.limit,
-        "--classes": arguments.classes, "--template": arguments.template,
-    }  # fmt: skip
-    options = [option for option, value in named.items() if value]
-    if not options:
-        return []
-    return [f"{', '.join(options)}: not read, for no checkpoint was given; predictions files hold their own sets"]  # fmt: skip
 
 
 def _shown(
@@ -236,13 +224,15 @@ def _check(
     if checkpoints and not labelled:
         raise UsageError("eval: needs data", hint="Give --data D.")
     one_model = arguments.predictions is not None
+    if one_model and not checkpoints:
+        raise UsageError("--predictions: holds what a model answers, and none is run", hint="Give a checkpoint.")  # fmt: skip
     if one_model and len(labelled) > 1:
         raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
     if ensemble and len(checkpoints or computed) < 2:
         raise UsageError(
             "--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint"
         )
-    if one_model and checkpoints and len(checkpoints) != 1 and not ensemble:
+    if one_model and len(checkpoints) != 1 and not ensemble:
         raise UsageError(
             "--predictions: holds one model's logits",
             hint="Give one checkpoint, or several with --ensemble.",

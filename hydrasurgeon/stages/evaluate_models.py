@@ -81,9 +81,8 @@ def of_models(
     opened = first.named(plain, arguments.template)
     check_same_classes(opened)
     limit, seed = arguments.limit, arguments.seed
-    sets = open_sets(
-        opened[0], first.spec, arguments.ood, arguments.shift, arguments.val, limit, seed
-    )
+    val = arguments.val if temperature is None else None
+    sets = open_sets(opened[0], first.spec, arguments.ood, arguments.shift, val, limit, seed)
     spoiled = corrupted(sets, corruptions_in(opened, arguments), seed)
     # A file of logits holds them all.
     sets, one_by_one = (spoiled, ()) if predictions else (sets, spoiled.shift[len(sets.shift) :])
@@ -199,7 +198,7 @@ def corruptions_in(
 
 def _state(models: Sequence[Any], arguments: EvaluateArguments) -> State | None:
     """The decision state that is in use: of one checkpoint run alone, unless it is to be left alone."""
-    if len(models) != 1 or arguments.no_decision:
+    if len(models) != 1 or arguments.no_decision or arguments.mc_dropout is not None:
         return None
     state: State | None = models[0].state
     return state
@@ -207,7 +206,9 @@ def _state(models: Sequence[Any], arguments: EvaluateArguments) -> State | None:
 
 def decision_of(job: Sequence[Checkpoint], arguments: EvaluateArguments) -> Decision | None:
     """The record of that state."""
-    return job[0].manifest.decision if len(job) == 1 and not arguments.no_decision else None
+    if len(job) != 1 or arguments.no_decision or arguments.mc_dropout is not None:
+        return None
+    return job[0].manifest.decision
 
 
 def _fitted(fixed: float | None, val: Any, mixture: Mixture | None) -> float:

@@ -12,11 +12,15 @@ from safetensors.torch import load_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics, selective
 from hydrasurgeon.measuring.smooth import smooth_ece
+from hydrasurgeon.stages.evaluate import EvaluateArguments
+from hydrasurgeon.stages.evaluate_models import decision_of
+from hydrasurgeon.stages.evaluate_notes import unused
 
 VIT = FAMILIES["timm ViT"]
 
@@ -110,3 +114,25 @@ def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
     assert low <= found["ood"][0]["fpr95"] <= high
     assert run(line) == 0
     assert "covered" in capfd.readouterr().out
+
+
+def test_what_is_not_used_is_said(ready: Path) -> None:
+    """A validation set that nothing is fitted to is not even read; a state that does not fit what is run is left alone, with a note."""
+    data, model = str(ready / "data.npz"), ready / "c"
+    done = hs.evaluate([model], data=data, val="gone.npz")
+    assert done.notes == (
+        "--val: not read, for nothing is fitted to it; --temperature fit would be",
+    )
+    assert done.report.settings["temperature"] == "decision"
+    both = hs.evaluate([model, ready / "source"], data=data, ensemble=True)
+    alone = "c.safetensors: the decision state is left alone: it was fitted to"
+    assert both.notes == (f"{alone} this model's answers, not the ensemble's",)
+    assert hs.evaluate([model, ready / "source"], data=data, ensemble=True, no_decision=True).notes == ()  # fmt: skip
+    opened = [open_checkpoint(model)]
+    passes = EvaluateArguments(data=data, mc_dropout=3)
+    assert [*unused(opened, passes)] == [f"{alone} answers without dropout"]
+    assert decision_of(opened, passes) is None
+    with pytest.raises(UsageError, match="--mc-dropout 0: must be at least 1"):
+        hs.evaluate([model], data=data, mc_dropout=0)
+    with pytest.raises(UsageError, match="--predictions: holds what a model answers, and none is run"):  # fmt: skip
+        hs.evaluate([], predictions_in=[ready / "p"], predictions=ready / "q")

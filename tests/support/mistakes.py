@@ -321,6 +321,7 @@ MISTAKES = (
     Mistake("An ensemble of one", "eval vit --data data.npz --ensemble", 2),
     Mistake("Dropout of a model without", "eval vit --data data.npz --mc-dropout 5", 4),
     Mistake("Dropout of stored predictions", "eval --predictions-in p.safetensors --mc-dropout 5", 2, lambda f: predictions(f / "p.safetensors")),
+    Mistake("Logits to be written of no model", "eval --predictions-in p.safetensors --predictions q.safetensors", 2, lambda f: predictions(f / "p.safetensors")),
     Mistake("Dropout for layers that have none", "finetune dinov2 --data data.npz --recipe demo --set classifier=fresh --set dropout=0.1 -o t", 4, dinov2),
     Mistake("Dropout of a hydra", "eval hydra --data data.npz --mc-dropout 5", 4),
     Mistake("One file for two models' logits", "eval vit a --data data.npz --predictions p.safetensors", 2),
