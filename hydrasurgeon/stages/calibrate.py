@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, Unpack
@@ -58,6 +58,10 @@ class Calibrated:
         return self.manifest.decision
 
 
+DELTA = 0.05
+"""How likely a promised risk may be broken, unless something else is asked for."""
+
+
 class CalibrateKeywords(
     ClassNamesKeywords, OutputKeywords, CascadeKeywords, RunKeywords, total=False
 ):
@@ -98,7 +102,7 @@ class CalibrateArguments(ClassNames, Output, CascadeOptions, Run):
     """The share of samples like the validation data that is flagged as unfamiliar."""
     risk: float | None = None
     """At most this share of the answers is wrong; the model abstains from the others. None: it never does."""
-    delta: float = 0.05
+    delta: float = DELTA
     """The promised risk is broken with at most this probability."""
     arch: str | None = None
     """Architecture of a file without manifest."""
@@ -147,7 +151,7 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    notes = (*([named.note] if named.note else []), *data.notes, *result.notes)
+    notes = (*([named.note] if named.note else []), *_unfitted(arguments), *data.notes, *result.notes)  # fmt: skip
     return Calibrated(target.path, written, notes, tuple(skipped), hub)
 
 
@@ -163,6 +167,8 @@ def _check(arguments: CalibrateArguments) -> None:
     ):  # fmt: skip
         if value is not None and not 0 < value < 1:
             raise UsageError(f"{option} {value:g}: must lie between 0 and 1")
+    if arguments.delta != DELTA and arguments.risk is None:
+        raise UsageError(f"--delta {arguments.delta:g}: says how sure --risk is", hint="Give --risk R, or leave it out.")  # fmt: skip
     if arguments.conformal not in METHODS:
         raise UsageError(f"--conformal {arguments.conformal}: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")  # fmt: skip
     if arguments.ood_score != "auto":
@@ -172,6 +178,12 @@ def _check(arguments: CalibrateArguments) -> None:
                 f"--ood: chooses among OOD scores, and --ood-score {arguments.ood_score} is chosen",
                 hint="Leave one of them out.",
             )
+
+
+def _unfitted(arguments: CalibrateArguments) -> Iterator[str]:
+    """That data for fitting scores fits none."""
+    if arguments.fit_data is not None and arguments.ood_score not in ("auto", *STORED):
+        yield f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a function of the logits alone"
 
 
 def _check_score(opened: Checkpoint, score: str) -> None:

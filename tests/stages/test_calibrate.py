@@ -234,6 +234,15 @@ def test_samples_that_are_both_fitted_on_and_certified_by_are_counted(tmp_path: 
     )  # fmt: skip
 
 
+def test_data_that_no_score_is_fitted_to_is_said(tmp_path: Path) -> None:
+    VIT.write(tmp_path / "source")
+    data, train = images(tmp_path), images(tmp_path, "train", seed=5)
+    source, inputs = tmp_path / "source", {"data": data, "fit_data": train, "out": tmp_path / "c.safetensors", "force": True}  # fmt: skip
+    note = "--fit-data: changes nothing, for --ood-score msp is a function of the logits alone"
+    assert note in hs.calibrate(source, ood_score="msp", **inputs).notes
+    assert not any("changes nothing" in each for each in hs.calibrate(source, ood_score="rmds", **inputs).notes)  # fmt: skip
+
+
 def test_refusals(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
     data, source = images(tmp_path), tmp_path / "source"

@@ -345,6 +345,7 @@ MISTAKES = (
     Mistake("Members chosen by what they are tuned on", "build vit --data data.npz --val data.npz -o h", 5),
     Mistake("Members that disagree, of a model without", "calibrate vit --data data.npz --ood-score mi -o c", 2),
     Mistake("A score of class names for a model without", "calibrate vit --data data.npz --ood-score mcm -o c", 2),
+    Mistake("How sure to be, and of nothing", "calibrate vit --data data.npz --delta 0.1 -o c", 2),
     Mistake("A cascade of one model", "calibrate vit --data data.npz --cascade -o c", 2),
     Mistake("A drop without a cascade", "calibrate hydra --data data.npz --max-drop 1 -o c", 2),
     Mistake("A drop and a budget", "calibrate hydra --data data.npz --cascade --max-drop 1 --budget 1.2 -o c", 2),
