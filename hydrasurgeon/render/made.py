@@ -244,10 +244,12 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
                 "opset": done.opset,
                 "int8": _both(done.quantised),
                 "check": _both(done.checked),
+                "notes": list(done.notes),
             }
         )  # fmt: skip
     if quiet:
         return None
+    notes(done.notes)
     path = (str(done.path), "bold")
     if done.format == "padded":
         show(path, f": all heads, zeros for those that are gone; differs by at most {done.max_difference:.2g} in float64")  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -51,6 +51,8 @@ class Export:
     """What int8 changed, where it was asked for."""
     checked: Compared | None = None
     """Without int8: the model's and the file's answers on the data of `--check`."""
+    notes: tuple[str, ...] = ()
+    """What was assumed of the checkpoint, or contradicts it."""
 
 
 class ExportKeywords(ClassNamesKeywords, total=False):
@@ -116,6 +118,12 @@ def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export
         templates=arguments.template,
     )
     inputs = [checkpoint, arguments.classes, arguments.template, arguments.check, arguments.ood]
+    notes = (opened.note,) if opened.note else ()
+    return replace(_exported(opened, arguments, inputs), notes=notes)
+
+
+def _exported(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:
+    """As its format is written."""
     if arguments.format == "padded":
         return _padded(opened, arguments, inputs)
     if arguments.cascade:

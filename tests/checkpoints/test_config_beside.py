@@ -14,6 +14,7 @@ from tiny_members import KEPTS, RAGGED, member
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.stages.export import export
 
 
 def edit(folder: Path, change: dict[str, Any], name: str = "config.json") -> None:
@@ -81,6 +82,7 @@ def test_an_edited_config_is_named_and_does_not_count(tmp_path: Path) -> None:
     data = FAMILIES["BERT"].data(tmp_path)
     assert note in hs.evaluate([made], data=data).notes
     assert note in hs.prune(made, method="random", keep=1).notes
+    assert export(made, format="padded", out=f"{tmp_path}/padded/").notes == (note,)
     assert note in hs.bench([made], batch="1", runs=1).notes
     assert note in hs.probe(made, data=data, method="random", draws=1, limit=6).notes
     assert hs.score(made, method="random").notes == (note,)
