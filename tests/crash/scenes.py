@@ -95,6 +95,7 @@ SCENES = (
     Scene("export: padded, folder over a folder", "export m1 --format padded -o d/ --force", (("d/",),), ("export m2 --format padded -o d/",)),
     Scene("export: a cascade's two graphs", "export c --cascade -o x.onnx", (("x.first.onnx", "x.rest.onnx"),), ("fuse m1 m2 -o h", f"{CASCADE} -o c")),
     Scene("export: over an export", "export vit -o x.onnx --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
+    Scene("export: checked, over an export", "export vit -o x.onnx --check d.npz --ood v.npz --limit 16 --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
 )  # fmt: skip
 SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")
 """Scenes that never load a model, for a test that takes seconds."""
