@@ -29,13 +29,18 @@ def main() -> int:
     parser.add_argument("--scene", action="append", help="only scenes whose name holds this; repeatable")  # fmt: skip
     parser.add_argument("--how", action="append", choices=list(HOWS), help="only these blows; repeatable")  # fmt: skip
     parser.add_argument("--races", type=int, default=200, help="how many")
+    parser.add_argument(
+        "--race", action="append", help="only races whose name holds this; repeatable"
+    )
     parser.add_argument("--sample", action="store_true", help="the few scenes that need no model")
     parser.add_argument("--out", type=Path, help=f"the result file (for all: {RESULTS.relative_to(ROOT)})")  # fmt: skip
     parser.add_argument("--add", action="store_true", help="to what the result file has")
+    parser.add_argument("--missing", action="store_true", help="with --add: only what the result file has no blows of; what was stopped is gone on with")  # fmt: skip
     options = parser.parse_args()
     chosen = [s for s in SCENES if not options.scene or any(part in s.name for part in options.scene)]  # fmt: skip
     if options.sample:
         chosen = [scene for scene in chosen if scene.name in SAMPLE]
+    races = [name for name in RACES if not options.race or any(part in name for part in options.race)]  # fmt: skip
     hows = options.how or list(HOWS)
     _import_all(light=options.sample)
     work = Path(tempfile.mkdtemp(prefix="hydrasurgeon-crash-", dir=_memory()))
@@ -45,13 +50,15 @@ def main() -> int:
         make_inputs(work / "inputs", light=options.sample)
         for scene in chosen:
             for how in hows:
+                if options.missing and record.has(scene.name, how):
+                    continue
                 every = 1 if how == "kill" or not options.sample else 4
                 struck = strike(scene, how, work / "inputs", work / "scene", every=every)
                 record.struck(scene.name, how, struck.blows, len(struck.violations))
                 print("\n".join(struck.violations), file=sys.stderr, end="\n" * bool(struck.violations))  # fmt: skip
             print(f"{scene.name}: {record.scenes[scene.name]}, {time.monotonic() - started:.0f} s", flush=True)  # fmt: skip
-        for i in range(options.races):
-            name = list(RACES)[i % len(RACES)]
+        for i in range(options.races if races else 0):
+            name = races[i % len(races)]
             outcome, problems = race(name, work / "inputs", work / "race")
             record.raced(name, outcome, len(problems))
             print("\n".join(problems), file=sys.stderr, end="\n" * bool(problems))

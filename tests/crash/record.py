@@ -33,6 +33,10 @@ class Record:
         self.wrong[f"{scene}, {how}"] = violations
         self._write()
 
+    def has(self, scene: str, how: str) -> bool:
+        """Whether the scene has been struck so to its end."""
+        return how in self.scenes.get(scene, {})
+
     def raced(self, name: str, outcome: str, violations: int) -> None:
         tally = self.races.setdefault(name, {})
         tally[outcome] = tally.get(outcome, 0) + 1
