@@ -23,12 +23,14 @@ from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.atomic import sweep
 from hydrasurgeon.files.foreign import open_regular, parse_json
 
-__all__ = ["FORMAT", "Resumable", "Work", "check_place", "clear", "content_hash", "there"]
+__all__ = ["DONE", "FORMAT", "Resumable", "Work", "check_place", "clear", "content_hash", "there"]
 
 FORMAT = "hydrasurgeon.state"
 """The text by which a state is told from other files."""
 TEXTS = {FORMAT, "identity", "position", "sha256"}
 """All that the header of a state holds."""
+DONE = "The output is written, and the state of no more use: delete it."
+"""What to do where a state is still there after its work."""
 HEAD_BYTES = 200
 """A state says within its first bytes what it is."""
 
@@ -127,8 +129,8 @@ class Resumable:
                 hint=f"Repeat the command that was interrupted, or delete {self.path.name} to start over.",
             )
 
-    def clear(self) -> None:
-        clear(self.path, self.work)
+    def clear(self, *, next: str) -> None:
+        clear(self.path, self.work, next=next)
 
 
 def there(path: Path) -> bool:
@@ -137,10 +139,17 @@ def there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def clear(path: Path, work: Work) -> None:
-    """A state is of no use once its work is done; a file of another kind stays."""
-    if _is_state(path, work):
-        path.unlink()
+def clear(path: Path, work: Work, *, next: str) -> None:
+    """A state is of no use once its work is done; a file of another kind stays. `next` is what to do where it cannot go."""
+    if not _is_state(path, work):
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: the state of the {work.name} cannot be removed ({error.strerror or error})",
+            hint=next,
+        ) from error
 
 
 def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:

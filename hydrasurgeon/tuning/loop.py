@@ -123,7 +123,7 @@ def train(
     if resume and (position := state.read(model, optimizer)) is not None:
         standing = _Standing(**position.model_dump())
     elif accelerator.is_main_process:
-        state.clear()
+        state.clear(next="Delete it, then repeat the command.")
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     loop = _Loop(accelerator, wrapped, optimizer, training, run.seed, per_epoch, total)
     every = save_every or per_epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
-from hydrasurgeon.files.resumable import FORMAT, Resumable, Work
+from hydrasurgeon.files.resumable import DONE, FORMAT, Resumable, Work, clear
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -113,6 +114,22 @@ def test_an_interrupted_run_is_not_started_over_by_mistake(
     assert out.read_bytes() == whole
     assert not state.exists()
     assert again.notes == ()
+
+
+def test_a_state_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, path = Work("search", "hydrasurgeon.search", 1), tmp_path / "m.search.json"
+    path.write_text(f'{{"{FORMAT}": "hydrasurgeon.search/1"}}')
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", fails)
+        with pytest.raises(OutputError, match=r"m.search.json: the state of the search cannot be removed \(Input/output error\)") as refused:  # fmt: skip
+            clear(path, work, next=DONE)
+    assert refused.value.hint == DONE
+    clear(path, work, next=DONE)
+    assert not path.exists()
 
 
 def test_resuming_nothing_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
