@@ -33,9 +33,9 @@ def write(path: Path, sharpness: float, *, name: str, **changes: Any) -> Path:
     logits = torch.randn(200, 2, 4, generator=generator)
     logits[torch.arange(200), :, labels] += sharpness
     foreign = torch.randn(90, 2, 4, generator=generator)
-    tensors = {"logits": logits, "labels": labels, "ood.near <set>.logits": foreign, "ood.far.logits": foreign / 2}  # fmt: skip
+    tensors = {"logits": logits, "labels": labels, "ood.near <$set$>.logits": foreign, "ood.far.logits": foreign / 2}  # fmt: skip
     tensors |= {f"shift.fog.{s}.{what}": t for s in (1, 5) for what, t in (("logits", logits / s), ("labels", labels))}  # fmt: skip
-    about = {"name": name, "kind": "hydra", "ood": [["near <set>", "near"], ["far", "far"]], "shift": [["fog", 1], ["fog", 5]], "cost": {"params": int(1e6 * sharpness), "macs": int(1e7 * sharpness)}}  # fmt: skip
+    about = {"name": name, "kind": "hydra", "ood": [["near <$set$>", "near"], ["far", "far"]], "shift": [["fog", 1], ["fog", 5]], "cost": {"params": int(1e6 * sharpness), "macs": int(1e7 * sharpness)}}  # fmt: skip
     save_file({k: v.clone() for k, v in {**tensors, **changes}.items()}, path, metadata={"hydrasurgeon.predictions": json.dumps(about)})  # fmt: skip
     return path
 
@@ -206,6 +206,7 @@ def test_markdown_and_latex(files: list[Path], tmp_path: Path) -> None:
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
     assert text.startswith("- **Better**: `")
     assert "### In distribution\n\n|  | accuracy ↑ | Brier ↓ |" in text
+    assert r"near \<\$set\$\> (near): AUROC" in text  # dollars would be read as mathematics
     for table in text.split("### ")[1:]:
         lines = [line for line in table.splitlines() if line.startswith("|")]
         # A bar in a name is none of the table's.
@@ -224,6 +225,29 @@ def test_markdown_and_latex(files: list[Path], tmp_path: Path) -> None:
             if line.endswith(r" \\") and "multicolumn" not in line
         ]
         assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [columns] * 4
+
+
+def test_names_that_latex_would_take_for_its_own(tmp_path: Path) -> None:
+    """At the head of a row a bracket would be an option of the line above, a star be swallowed by it."""
+    names = ["[bold]", "*star*", "models--a---b", "`q''", "$x$"]
+    files = [write(tmp_path / f"{i}.safetensors", 1.0, name=name) for i, name in enumerate(names)]
+    hs.evaluate([], predictions_in=files, latex=tmp_path / "r.tex")
+    rows = (tmp_path / "r.tex").read_text(encoding="utf-8").partition(r"\midrule")[2].splitlines()
+    heads = [row.partition(" &")[0] for row in rows[1:6]]
+    assert heads == ["{[}bold{]}", "{*}star{*}", "models-{}-a-{}-{}-b", r"\textasciigrave{}q'{}'", r"\$x\$"]  # fmt: skip
+
+
+def test_a_set_called_mean_is_not_the_mean(tmp_path: Path) -> None:
+    labels = torch.arange(8) % 4
+    right = torch.nn.functional.one_hot(labels, 4).float()[:, None]
+    shifted = {"fog": right, "mean": right.flip(-1)}  # all right, all wrong
+    about = {"name": "m", "shift": [["fog", 1], ["mean", 1]]}
+    tensors = {"logits": right, "labels": labels, **{f"shift.{n}.1.labels": labels for n in shifted}, **{f"shift.{n}.1.logits": t for n, t in shifted.items()}}  # fmt: skip
+    save_file({n: t.clone() for n, t in tensors.items()}, tmp_path / "p.safetensors", metadata={"hydrasurgeon.predictions": json.dumps(about)})  # fmt: skip
+    report = hs.evaluate([], predictions_in=[tmp_path / "p.safetensors"]).report
+    table = grids(report)[-1]
+    accuracies = {c.group: cell.text for c, cell in zip(table.columns, table.rows[0], strict=True) if c.name == "accuracy"}  # fmt: skip
+    assert accuracies == {"mean of all": "0.500", "fog": "1.000", "mean": "0.000"}
 
 
 @pytest.mark.parametrize("kind", ["markdown", "latex"])

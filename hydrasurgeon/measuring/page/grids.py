@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,9 +65,9 @@ def grids(report: Report) -> list[Grid]:
     if any(r.ood for r in results):
         tables.append(_grid("Out of distribution", results, [_foreign(r) for r in results]))
     if any(r.sets for r in results):
-        tables.append(_grid("By data set", results, [_sets(r) for r in results]))
+        tables.append(_grid("By data set", results, [_sets(r, _mean(s.name for r in results for s in r.sets or ())) for r in results]))  # fmt: skip
     if any(r.shift for r in results):
-        tables.append(_grid("Under distribution shift", results, [_shift(r) for r in results]))
+        tables.append(_grid("Under distribution shift", results, [_shift(r, _mean(s.name for r in results for s in r.shift)) for r in results]))  # fmt: skip
     return tables
 
 
@@ -157,9 +157,17 @@ def _foreign(result: Result) -> Row:
     return row
 
 
-def _sets(result: Result) -> Row:
+def _mean(names: Iterable[str]) -> str:
+    """What stands above an average over sets, none of which is called so."""
+    taken, title = set(names), "mean"
+    while title in taken:
+        title += " of all"
+    return title
+
+
+def _sets(result: Result, mean: str) -> Row:
     row: dict[Column, Entry] = {}
-    average = [("mean", result.sets_average)] if result.sets_average is not None else []
+    average = [(mean, result.sets_average)] if result.sets_average is not None else []
     for name, values in [*((s.name, s) for s in result.sets or ()), *average]:
         row[Column("accuracy", "higher", name)] = (values.accuracy, None)
         row[Column("NLL", "lower", name)] = (values.nll, None)
@@ -167,15 +175,15 @@ def _sets(result: Result) -> Row:
     return row
 
 
-def _shift(result: Result) -> Row:
-    """Each shift, a mean over its severities, and what is left over all of them."""
+def _shift(result: Result, mean: str) -> Row:
+    """Each shift, a mean over its severities, and what is left over all of them, under `mean`."""
     row: dict[Column, Entry] = {}
     average = result.shift_average
     if average is not None:
-        row[Column("accuracy", "higher", "mean")] = (average.accuracy, None)
-        row[Column("Brier", "lower", "mean")] = (average.brier, None)
+        row[Column("accuracy", "higher", mean)] = (average.accuracy, None)
+        row[Column("Brier", "lower", mean)] = (average.brier, None)
         if average.mce is not None:
-            row[Column("mCE", "lower", "mean")] = (average.mce, None)
+            row[Column("mCE", "lower", mean)] = (average.mce, None)
     for name in dict.fromkeys(s.name for s in result.shift):
         values = [s for s in result.shift if s.name == name]
         row[Column("accuracy", "higher", name)] = (sum(s.accuracy for s in values) / len(values), None)  # fmt: skip

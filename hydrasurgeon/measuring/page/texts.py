@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from hydrasurgeon.measuring.page.document import Material
@@ -16,9 +17,11 @@ LATEX = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
 """The same in LaTeX."""
 ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$", "·": r"$\cdot$", "<": r"\textless{}", "|": r"\textbar{}", ">": r"\textgreater{}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$", "`": r"\textasciigrave{}", "[": "{[}", "]": "{]}", "*": "{*}", "·": r"$\cdot$", "<": r"\textless{}", "|": r"\textbar{}", ">": r"\textgreater{}",
 }  # fmt: skip
-"""Characters that mean something to LaTeX, and how they are printed."""
+"""Characters that mean something to LaTeX, and how they are printed; a bracket or a star at the head of a row would be an option of the line above."""
+LIGATURES = re.compile(r"(?<=-)(?=-)|(?<=')(?=')")
+"""Where two characters would be drawn as one other."""
 
 
 def markdown(material: Material) -> str:
@@ -34,7 +37,7 @@ def markdown(material: Material) -> str:
 
 def _plain(text: str) -> str:
     """A sentence that holds names, as Markdown that means nothing but itself."""
-    return "".join(f"\\{c}" if c in r"\`*_[]<>|#&~!" else c for c in visible(text))
+    return "".join(f"\\{c}" if c in r"\`*_[]<>|#&~!$" else c for c in visible(text))
 
 
 def _markdown(grid: Grid) -> str:
@@ -98,4 +101,4 @@ def _cell(cell: Cell) -> str:
 
 
 def _tex(text: str) -> str:
-    return "".join(ESCAPES.get(c, c) for c in visible(text))
+    return "{}".join("".join(ESCAPES.get(c, c) for c in part) for part in LIGATURES.split(visible(text)))  # fmt: skip
