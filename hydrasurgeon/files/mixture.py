@@ -29,8 +29,9 @@ def check_mixture(weights: Mixture) -> Mixture:
     for number, weight in enumerate(weights):
         if not (math.isfinite(weight) and weight > 0):
             raise ValueError(f"member {number} has the weight {weight:g}, which is not positive")
-    if not abs(math.fsum(weights) - 1) <= CLOSE:
-        raise ValueError(f"the members' weights add up to {math.fsum(weights):.6g}, not to 1")
+    # fsum raises where the sum is beyond float64's range.
+    if not abs(sum(weights) - 1) <= CLOSE:
+        raise ValueError(f"the members' weights add up to {sum(weights):.6g}, not to 1")
     return weights
 
 
@@ -56,6 +57,8 @@ def parse_mixture(text: str | Sequence[float], members: int) -> Mixture | None:
             f"{shown}: {wrong:g} is not a positive number",
             hint="A member that is not to count is left out of the hydra.",
         )
+    if math.isinf(sum(weights)):
+        raise UsageError(f"{shown}: are too large to be added up", hint="Only their proportions count: give smaller ones.")  # fmt: skip
     made = mixture_of(weights)
     if made is not None and not all(weight > 0 for weight in made):
         raise UsageError(f"{shown}: are too far apart: one would be 0 beside the others")

@@ -36,6 +36,6 @@ def _unread(arguments: EvaluateArguments) -> Iterator[str]:
         "--data": arguments.data, "--ood": arguments.ood, "--shift": arguments.shift, "--val": arguments.val,
         "--limit": arguments.limit, "--classes": arguments.classes, "--template": arguments.template,
     }  # fmt: skip
-    options = [option for option, value in named.items() if value]
+    options = [option for option, value in named.items() if value or value == 0]
     if options:
         yield f"{', '.join(options)}: not read, for no checkpoint was given; predictions files hold their own sets"

@@ -83,6 +83,8 @@ def test_data_that_no_checkpoint_reads_is_named(tmp_path: Path) -> None:
     assert done.report.results[0].id.accuracy == 0
     assert done.notes == ("--data, --ood, --limit: not read, for no checkpoint was given; predictions files hold their own sets",)  # fmt: skip
     assert hs.evaluate([], predictions_in=[path]).notes == ()
+    # 0 is a limit too.
+    assert hs.evaluate([], predictions_in=[path], limit=0).notes == (f"--limit: {done.notes[0].partition(': ')[2]}",)  # fmt: skip
 
 
 def test_a_file_of_scores_alone_is_told_what_it_lacks(tmp_path: Path) -> None:

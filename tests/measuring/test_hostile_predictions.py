@@ -131,6 +131,7 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
         ([0.5, 0.3, 0.2], "has 3 weights, logits has 2 members"),
         ([0.5, 0.6], "add up to 1.1"),
         ([1.5, -0.5], "not positive"),
+        ([1e308, 1e308], "add up to inf"),
         ("1,1", "weights"),
     ],
 )

@@ -254,6 +254,7 @@ def test_a_replay_makes_the_same_bytes(tmp_path: Path) -> None:
         ("1,nan,1", "nan is not a positive number"),
         ("1,inf,1", "inf is not a positive number"),
         ("1e300,1e-300,1", "too far apart"),
+        ("1e308,1e308,1", "too large to be added up"),
     ],
 )
 def test_weights_that_mean_nothing(text: str, says: str) -> None:

@@ -182,7 +182,7 @@ def mixture_in(config: Any, members: int) -> list[float] | None:
     if weights is None:
         return None
     numbers = isinstance(weights, list | tuple) and all(type(weight) in (int, float) for weight in weights)  # fmt: skip
-    fine = numbers and len(weights) == members and all(weight > 0 for weight in weights)
+    fine = numbers and len(weights) == members and all(0 < weight <= 1 for weight in weights)
     if not fine or not abs(math.fsum(weights) - 1) <= 1e-9:
         raise ValueError(f"config.json: hydrasurgeon.weights: are no weights of {members} members, positive and of sum 1")  # fmt: skip
     return [float(weight) for weight in weights]
