@@ -364,6 +364,20 @@ def test_foreign_data_that_is_not_foreign_is_told(
     assert "note:" not in capsys.readouterr().err
 
 
+def test_one_draw_shows_no_error(
+    tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["probe", str(tiny()), "--data", images(), "--method", "magnitude", "--corrupt", "contrast:1", "--limit", "8", "--device", "cpu", "--json", str(tmp_path / "p.json"), "--force"]  # fmt: skip
+    assert run([*line, "--draws", "1"]) == 0
+    assert json.loads((tmp_path / "p.json").read_text())["proposition"]["hessian"]["error"] is None
+    shown = capsys.readouterr().out
+    assert "±" not in shown
+    assert "of 1 draw, which shows no error; the mean diagonal" in shown
+    assert run([*line, "--draws", "2"]) == 0
+    assert json.loads((tmp_path / "p.json").read_text())["proposition"]["hessian"]["error"] > 0
+    assert "± over 2 draws" in capsys.readouterr().out
+
+
 def test_on_the_command_line(tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]) -> None:
     path, spec = str(tiny()), images()
     line = ["probe", path, "--data", spec, "--draws", "2", "--keep", "2", "--device", "cpu"]

@@ -208,7 +208,7 @@ def _hessian(subject: Subject, weights: Weights, plain: Curvature, spoiled: Curv
     mean, along = float(draws.mean()), spoiled.along - plain.along
     return Hessian(
         mean=mean,
-        error=float(draws.std(ddof=1) / len(draws) ** 0.5) if len(draws) > 1 else 0.0,
+        error=float(draws.std(ddof=1) / len(draws) ** 0.5) if len(draws) > 1 else None,
         positive_weights=sum(int((d > 0).sum()) for d in differences) / size,
         positive_heads=sum(value > 0 for value in heads) / len(heads),
         along=along,

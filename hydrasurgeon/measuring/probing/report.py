@@ -51,8 +51,8 @@ class Hessian(_Record):
 
     mean: float
     """Of the difference of diagonals, over all weights."""
-    error: float
-    """Standard error of that mean, over draws."""
+    error: float | None
+    """Standard error of that mean, over draws; None of one draw, which shows none."""
     positive_weights: float
     """The share of weights whose (noisy) estimate is positive; definite matrices have no others."""
     positive_heads: float
