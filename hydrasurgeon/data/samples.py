@@ -244,7 +244,7 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
     if samples.labels is None:
         raise DataError(
             f"{samples.spec}: has no labels",
-            hint="Give a column or array called label(s), or class folders.",
+            hint="Give a column or array called label(s), or class folders; a label of -1 stands for none.",
         )
     names = samples.classes
     if names is not None and len(names) != num_classes:

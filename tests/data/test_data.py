@@ -63,8 +63,14 @@ def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
     image(7).save(tmp_path / "x.png")
     samples = open_data(str(tmp_path))
     assert samples.labels is None
-    with pytest.raises(DataError, match="has no labels"):
+    with pytest.raises(DataError, match="has no labels") as refused:
         fit_classes(samples, num_classes=2, labels=None)
+    # Labels that are all -1 are there, and are none.
+    np.savez(tmp_path / "d.npz", images=np.zeros((2, 4, 4), dtype=np.uint8), labels=np.full(2, -1))
+    with pytest.raises(DataError) as again:
+        fit_classes(open_data(str(tmp_path / "d.npz")), num_classes=2, labels=None)
+    assert again.value.hint == refused.value.hint
+    assert "a label of -1 stands for none" in str(again.value.hint)
 
 
 def test_npz(tmp_path: Path) -> None:
