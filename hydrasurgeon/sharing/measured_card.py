@@ -137,8 +137,10 @@ def with_measured(
 
 def _place(card: str) -> tuple[int, int] | None:
     """Where the text between the markers begins and ends; a marker has a line to itself, which no name has."""
-    start, end = card.find(f"\n{BEGIN}\n"), card.rfind(f"\n{END}\n")
-    return None if start < 0 or end < start else (start + len(f"\n{BEGIN}"), end + len("\n"))
+    start = card.find(f"\n{BEGIN}\n")
+    # The first end behind it: what people write further down, perhaps with a copy of the section, is theirs.
+    end = card.find(f"\n{END}\n", start)
+    return None if start < 0 or end < 0 else (start + len(f"\n{BEGIN}"), end + len("\n"))
 
 
 def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:

@@ -103,6 +103,14 @@ def test_a_name_changes_no_structure(name: str) -> None:
     assert measured(first, name) == first  # found again between its markers
 
 
+def test_what_is_written_below_the_section_stays() -> None:
+    """With a copy of the section, as someone keeps an older result."""
+    first = measured(card("plain"), "plain")
+    mine = f"{first}\n## Mine\n\n{BEGIN}\nolder\n{END}\n"
+    assert measured(mine, "plain") == mine
+    assert measured(f"{END}\n\n{first}", "plain").endswith(first.partition("---\n\n")[2])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_front_matter_is_yaml_with_our_keys(name: str) -> None:
     text = measured(card(name), name)
