@@ -132,7 +132,8 @@ def with_measured(
     assert place is not None
     start, end = place
     section = measured(result, data, settings)
-    return _indexed(f"{card[:start]}\n{section}\n{card[end:]}", result, next(iter(data.values())))
+    part = settings["limit"] is not None
+    return _indexed(f"{card[:start]}\n{section}\n{card[end:]}", result, next(iter(data.values())), part=part)  # fmt: skip
 
 
 def _place(card: str) -> tuple[int, int] | None:
@@ -212,7 +213,7 @@ def _how(settings: Mapping[str, Any], *, decided: bool) -> str:
     return f"By `hydrasurgeon eval`: {', '.join(facts)}, {settings['dtype']}."
 
 
-def _indexed(card: str, result: Result, data: DataRecord) -> str:
+def _indexed(card: str, result: Result, data: DataRecord, *, part: bool) -> str:
     """The card whose front matter gives the result in the hub's words; a model-index of someone else's stays."""
     front = re.match(r"---\n(.*?\n)---\n", card, re.DOTALL)
     if front is None:
@@ -221,20 +222,21 @@ def _indexed(card: str, result: Result, data: DataRecord) -> str:
     task = next((line.partition(": ")[2].strip('"') for line in lines if line.startswith("pipeline_tag: ")), None)  # fmt: skip
     if task is None or any(line.startswith("model-index:") for line in lines):
         return card
-    lines.append(INDEX + _model_index(task, result, data))
+    lines.append(INDEX + _model_index(task, result, data, part=part))
     return "---\n" + "\n".join(lines) + "\n---\n" + card[front.end() :]
 
 
-def _model_index(task: str, result: Result, data: DataRecord) -> str:
-    """The result as the hub's own writer puts it, on one line that the next run replaces."""
+def _model_index(task: str, result: Result, data: DataRecord, *, part: bool) -> str:
+    """The result as the hub's own writer puts it, on one line that the next run replaces; of a part of the data with its size."""
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
     from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 
     spec = visible(data.spec)
+    samples = {"sha256": data.sha256, **({"samples": data.rows} if part else {})}
     figures = [
         EvalResult(
-            task_type=task, dataset_type=spec, dataset_name=spec, dataset_args={"sha256": data.sha256},
+            task_type=task, dataset_type=spec, dataset_name=spec, dataset_args=samples,
             metric_type=key, metric_name=name[:-2], metric_value=round(getattr(result.id, key), 6),
         )
         for name, key in QUALITY.items()

@@ -99,6 +99,7 @@ def test_again_replaces_what_was_there(pair: tuple[Path, Path], images: SPEC) ->
     hs.evaluate([hydra], data=images("other.npz", seed=9), card=True, limit=20, seed=4)
     card = (hydra / "README.md").read_text()
     assert "limit 20, seed 4" in between(card)
+    assert "samples: 20}" in card.split("---\n")[1]  # the hub's own table says it, too
     assert "`other.npz`, 20 samples" in between(card)
     assert "OOD data" not in between(card)
     assert card.count("model-index:") == card.count(BEGIN) == card.count(END) == 1
