@@ -129,7 +129,7 @@ class Resumable:
                 hint=f"Repeat the command that was interrupted, or delete {self.path.name} to start over.",
             )
 
-    def clear(self, *, next: str) -> None:
+    def clear(self, *, next: str = DONE) -> None:
         clear(self.path, self.work, next=next)
 
 
@@ -139,7 +139,7 @@ def there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def clear(path: Path, work: Work, *, next: str) -> None:
+def clear(path: Path, work: Work, *, next: str = DONE) -> None:
     """A state is of no use once its work is done; a file of another kind stays. `next` is what to do where it cannot go."""
     if not _is_state(path, work):
         return

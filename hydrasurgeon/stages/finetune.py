@@ -16,7 +16,7 @@ from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model, Step
-from hydrasurgeon.files.resumable import DONE, check_place
+from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.files.shards import check_count
 from hydrasurgeon.lookup import need
 from hydrasurgeon.run import Run, RunKeywords, takes
@@ -158,7 +158,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     if merging:
         planned = merged_plans(planned, target.path)
     written = target.save(planned, manifest, files=files)
-    state.clear(next=DONE)
+    state.clear()
     hub = target.publish(written, files, bars=arguments.progress is not None)
     notes = [note for note in (material.source.note, left_out) if note is not None]
     if chosen:

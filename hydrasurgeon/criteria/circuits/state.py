@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hydrasurgeon.files.atomic import real, write_text
 from hydrasurgeon.files.foreign import read_json
-from hydrasurgeon.files.resumable import DONE, Resumable, Work, clear, there
+from hydrasurgeon.files.resumable import Resumable, Work, clear, there
 
 __all__ = ["SEARCH", "SearchPosition", "SearchState", "clear_search", "state_path"]
 
@@ -76,4 +76,4 @@ class SearchState(Resumable):
 
 def clear_search(output: Path, key: str) -> None:
     """What an interrupted search left is of no use once the order is written."""
-    clear(state_path(output, key), SEARCH, next=DONE)
+    clear(state_path(output, key), SEARCH)
