@@ -1,15 +1,20 @@
-"""What checkpoints are called that stand in one table."""
+"""What checkpoints and predictions files are called that stand in one table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.files.atomic import SUFFIX
+from hydrasurgeon.measuring.report import Result
 
-__all__ = ["name_of", "told_apart"]
+if TYPE_CHECKING:
+    from hydrasurgeon.measuring.answers import Answered
+
+__all__ = ["files_apart", "name_of", "told_apart"]
 
 
 def name_of(job: Sequence[Checkpoint], *, passes: int | None = None) -> str:
@@ -37,8 +42,34 @@ def _with_folders(checkpoint: Checkpoint, rivals: Sequence[Checkpoint]) -> str:
     others = [other for each in rivals if (other := each.path.absolute()) != path]
     if any(_parts(other) == mine for other in others):  # a folder beside a file
         return path.name
+    return _shortest(mine, [_parts(other) for other in others])
+
+
+def files_apart(
+    results: Sequence[Result],
+    answered: list[Answered],
+    files: Sequence[str | Path],
+    taken: Collection[str],
+) -> list[Result]:
+    """Predictions files say themselves what they are called: those that share a name with another row have their file behind it, in `answered`, too.
+
+    One and the same file keeps one name.
+    """  # fmt: skip
+    paths = [Path(file).absolute() for file in files]
+    apart = list(results)
+    for at, (row, path) in enumerate(zip(results, paths, strict=True)):
+        rivals = [other for each, other in zip(results, paths, strict=True) if each.name == row.name and other != path]  # fmt: skip
+        if rivals or row.name in taken:
+            called = f"{row.name} ({_shortest(path.parts, [other.parts for other in rivals])})"
+            apart[at] = row.model_copy(update={"name": called})
+            answered[at] = replace(answered[at], name=called)
+    return apart
+
+
+def _shortest(mine: Sequence[str], others: Sequence[Sequence[str]]) -> str:
+    """As few of the last parts as none of the others, which differ, ends in."""
     depth = 1
-    while any(_parts(other)[-depth:] == mine[-depth:] for other in others):
+    while any(other[-depth:] == mine[-depth:] for other in others):
         depth += 1
     return "/".join(mine[-depth:])
 

@@ -13,7 +13,7 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import check_cascades, refuse_with
-from hydrasurgeon.measuring.naming import name_of, told_apart
+from hydrasurgeon.measuring.naming import files_apart, name_of, told_apart
 from hydrasurgeon.measuring.report import Report
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
@@ -165,6 +165,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
         checkpoint.digests()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
     names = [name_of(job, passes=arguments.mc_dropout) for job in jobs]
+    if not together:
+        computed = files_apart(computed, answered, arguments.predictions_in, names)
     check_reference(arguments.reference, [*names, *(row.name for row in computed)])
     if opened and answered:
         first = labelled[0].named(opened, arguments.template)[0]

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
@@ -44,6 +47,25 @@ def test_a_table_and_its_page_tell_them_apart(runs: list[Path], images: SPEC, tm
     # The head maps of both, not twice those of the last.
     assert "layer 0: 1, layer 1: 1" in text
     assert "layer 0: 2, layer 1: 2" in text
+
+
+def test_predictions_of_the_same_name(runs: list[Path], images: SPEC, tmp_path: Path) -> None:
+    """Each row, and each verdict of a page, is of the model that it names."""
+    labels = torch.from_numpy(np.load(images())["labels"])
+    for name, at in (("right", labels), ("wrong", (labels + 1) % 5)):
+        (tmp_path / name).mkdir()
+        logits = 9.0 * torch.nn.functional.one_hot(at, 5)
+        save_file({"logits": logits, "labels": labels}, tmp_path / name / "model.safetensors")
+    files = [tmp_path / name / "model.safetensors" for name in ("right", "wrong")]
+    page = tmp_path / "r.md"
+    rows = hs.evaluate(runs[:1], data=images(), predictions_in=files, markdown=page).report.results
+    assert [row.name for row in rows] == ["model", "model (right/model.safetensors)", "model (wrong/model.safetensors)"]  # fmt: skip
+    assert [row.id.accuracy for row in rows[1:]] == [1, 0]
+    better, worse = page.read_text(encoding="utf-8").splitlines()[:2]
+    assert better.startswith("- **Better**: `model (right/model.safetensors)`")
+    assert worse.startswith("- **Worse**: `model (wrong/model.safetensors)`")
+    alone = hs.evaluate([], predictions_in=[files[0], files[0]]).report.results
+    assert [row.name for row in alone] == ["model", "model"]  # one and the same
 
 
 def test_bench_measures_both(runs: list[Path]) -> None:
