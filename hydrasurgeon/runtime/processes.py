@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 from hydrasurgeon.run import local_rank, process_count
 
 __all__ = ["World", "joined", "own_device"]
+
+AWAITS_ITSELF = TorchVersion(torch.__version__) < "2.8"
+"""Before 2.8 the end of a group waits for gloo's threads with Python's lock, which these may want to free what they sent: for ever."""
+REST = 0.1
+"""Seconds in which they get it."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +54,13 @@ def joined() -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
         if ours:
+            if AWAITS_ITSELF:
+                time.sleep(REST)
             dist.destroy_process_group()
 
 
 def own_device(name: str) -> str:
     """Each process of torchrun has a GPU to itself."""
-    import torch
-
     if process_count() > 1 and name in ("auto", "cuda"):
         return f"cuda:{local_rank()}" if torch.cuda.is_available() else name
     return name
