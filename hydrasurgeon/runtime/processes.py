@@ -36,7 +36,9 @@ class World:
         if self.size == 1:
             return [mine]
         everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, mine)
+        # The threads of an old torch fill the tensors outside of the mode in which they were made.
+        with torch.inference_mode(False):
+            dist.all_gather_object(everyone, mine)
         return everyone
 
 
