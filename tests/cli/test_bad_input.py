@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exporting import onnx_writes
 from fake_hub import FakeHub, Repo, fake_hub
 from safetensors.torch import save_file
 from tiny_families import FAMILIES
@@ -177,7 +178,7 @@ def test_no_tokenizer(tmp_path: Path, command: str, capsys: pytest.CaptureFixtur
     assert listing(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["score", "prune", "finetune", "eval", "fuse", "export"])
+@pytest.mark.parametrize("command", ["score", "prune", "finetune", "eval", "fuse", pytest.param("export", marks=onnx_writes)])  # fmt: skip
 def test_no_class_names(tmp_path: Path, command: str) -> None:
     """A CLIP and data of numbered classes: every command that needs a classifier says what to give."""
     family = FAMILIES["OpenCLIP"]

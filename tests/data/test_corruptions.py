@@ -127,7 +127,7 @@ def test_larger_pictures_are_reduced_first() -> None:
 
 def test_transparent_and_coloured_modes() -> None:
     pixels = np.concatenate([scenery(28, 28), np.full((28, 28, 1), 9, np.uint8)], axis=-1)
-    made = spoiled(Image.fromarray(pixels, "RGBA"), "fog", 2, np.random.default_rng(0))
+    made = spoiled(Image.fromarray(pixels), "fog", 2, np.random.default_rng(0))
     assert made.mode == "RGB"
     palette = picture(28, 28).convert("P")
     assert spoiled(palette, "snow", 2, np.random.default_rng(0)).mode == "RGB"

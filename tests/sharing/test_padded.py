@@ -172,7 +172,7 @@ def test_a_process_without_us(name: str, tmp_path: Path) -> None:
     library = {"timm ViT": "timm", "BERT": "transformers", "OpenCLIP": "open_clip"}[name]
     files = [made.path, tmp_path / "inputs.pt", tmp_path / "answer.pt"]
     subprocess.run([sys.executable, "-c", ALONE, library, *map(str, files)], check=True, cwd=tmp_path)  # fmt: skip
-    answer = torch.load(tmp_path / "answer.pt")
+    answer = torch.load(tmp_path / "answer.pt", weights_only=True)
     model = hs.load(pruned, device="cpu")
     with torch.inference_mode():
         expected = model(inputs)[:, 0]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_families import FAMILIES, Family, thoroughly
+from tiny_families import FAMILIES, Family, dinov2_without_dropout, thoroughly
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -216,6 +216,7 @@ def test_tuned_where_that_helps(task: Task) -> None:
 
 def test_what_the_tuning_says_is_said(tmp_path: Path) -> None:
     """Once, though several members are tuned by the recipe whose dropout has no place in the model."""
+    dinov2_without_dropout()
     task = Task(tmp_path, FAMILIES["DINOv2"])
     (tmp_path / "drops.toml").write_text('optimizer = "adamw"\nlr = 1e-4\nepochs = 1\nbatch_size = 32\ndropout = 0.1\n')  # fmt: skip
     built = task.build(tune=str(tmp_path / "drops.toml"), criteria="magnitude", candidates=2, members=2, budget="macs=9", limit=30, calibrate=False)  # fmt: skip

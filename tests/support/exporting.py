@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -9,12 +10,23 @@ import torch
 
 from hydrasurgeon.sharing.program import TORCH
 
-__all__ = ["exports", "fed"]
+__all__ = ["ONNX", "exports", "fed", "lacking", "onnx_writes"]
 
 exports = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2]) < TORCH,
     reason="torch is older than what graphs are captured with",
 )
+
+
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+def lacking(*packages: str) -> bool:
+    """Whether one of them is not installed."""
+    return any(importlib.util.find_spec(name) is None for name in packages)
+
+
+onnx_writes = pytest.mark.skipif(lacking(*ONNX), reason="the extra onnx is missing")
 
 
 def fed(inputs: Any) -> dict[str, Any]:

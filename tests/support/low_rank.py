@@ -66,7 +66,8 @@ def changed_tensors(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> P
     """The file with other tensors and their hash, as someone would send it."""
     with safe_open(path, "np") as file:
         header = dict(file.metadata())
-    tensors = load_file(path)
+    # Of their own memory: older releases of safetensors map the file, which is written anew.
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     change(tensors)
     save_file(tensors, path)
     sidecar(path).unlink(missing_ok=True)
