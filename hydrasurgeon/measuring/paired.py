@@ -28,6 +28,8 @@ Judgement = Literal["better", "equal", "worse"]
 REPEATS = 1000
 # Numbers of weights that are held at a time: 64 MB.
 ELEMENTS = 1 << 23
+NEGLIGIBLE = 5e-5
+"""What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be rounding."""
 HIGHER = ("accuracy", "auroc")
 """Metrics of which more is better."""
 MEANS = ("accuracy", "brier", "nll")
@@ -45,8 +47,8 @@ class Difference:
 
     @property
     def judgement(self) -> Judgement:
-        """Equal where the interval holds 0: the samples do not tell the two apart."""
-        if self.low <= 0 <= self.high:
+        """Equal where the interval holds 0, for the samples do not tell the two apart, or where the difference is none to speak of."""
+        if self.low <= 0 <= self.high or abs(self.value) < NEGLIGIBLE:
             return "equal"
         return "better" if (self.value > 0) == (self.metric in HIGHER) else "worse"
 

@@ -156,6 +156,33 @@ def test_other_samples_are_not_compared(files: list[Path], tmp_path: Path) -> No
     assert "did not answer for the samples" in text
 
 
+def few(path: Path, rows: int, sharpness: float, foreign: int, name: str) -> Path:
+    """Predictions for the first samples only."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(rows) % 4
+    logits = torch.randn(rows, 1, 4, generator=generator)
+    logits[torch.arange(rows), :, labels] += sharpness
+    outside = torch.randn(foreign, 1, 4, generator=generator) / sharpness
+    save_file({"logits": logits, "labels": labels, "ood.far.logits": outside}, path, metadata={"hydrasurgeon.predictions": json.dumps({"name": name, "kind": "member"})})  # fmt: skip
+    return path
+
+
+def test_a_few_samples_decide_nothing(tmp_path: Path) -> None:
+    # Every resample of one sample is that sample: the interval would be a point, and anything a difference.
+    for rows, says in ((1, "1 sample cannot tell it from a"), (19, "19 samples cannot tell it from a")):  # fmt: skip
+        pair = [few(tmp_path / f"{name}{rows}.safetensors", rows, sharp, 30, name) for name, sharp in (("a", 1.0), ("b", 9.0))]  # fmt: skip
+        parsed, text = page(pair, tmp_path / f"{rows}.html")
+        assert says in text
+        assert "b is not compared" in "".join(parsed.said("h1"))
+        assert "may have answered for other samples" in text
+    assert "on 19 labelled samples, with 1 foreign set of 30 samples" in text
+    # Nor do a few foreign ones decide who detects them.
+    pair = [few(tmp_path / f"{name}.safetensors", 40, sharp, 3, name) for name, sharp in (("a", 1.0), ("b", 9.0))]  # fmt: skip
+    _, text = page(pair, tmp_path / "foreign.html")
+    (words,) = re.findall(r"<p>(Better than a[^<]*)</p>", text)
+    assert "OOD" not in words
+
+
 def test_the_same_bytes_again(files: list[Path], tmp_path: Path) -> None:
     _, first = page(files, tmp_path / "r.html")
     _, second = page(files, tmp_path / "s.html")

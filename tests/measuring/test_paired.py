@@ -7,7 +7,7 @@ import torch
 
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Answered, answered
-from hydrasurgeon.measuring.paired import REPEATS, compared, is_paired
+from hydrasurgeon.measuring.paired import REPEATS, Difference, compared, is_paired
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.reading import Reading
 
@@ -77,6 +77,12 @@ def test_a_model_is_equal_to_itself_and_sharper_is_better() -> None:
     assert judged["accuracy"] == judged["brier"] == judged["nll"] == judged["auroc"] == "better"
     back = {d.metric: d.judgement for d in compared(base, row(4.0))}
     assert back["accuracy"] == back["nll"] == back["auroc"] == "worse"
+
+
+def test_a_difference_that_prints_as_nothing_is_none() -> None:
+    # Of two models that are always right and nearly sure the Brier scores differ by rounding alone.
+    assert Difference("brier", -1e-30, -2e-30, -1e-31).judgement == "equal"
+    assert Difference("brier", -6e-5, -9e-5, -1e-5).judgement == "better"
 
 
 def test_the_seed_says_which_samples_are_drawn() -> None:

@@ -69,7 +69,7 @@ def document(material: Material) -> str:
     reference = material.names[material.reference]
     title = words.headline(verdicts, reference)
     sections = [
-        ("tables", "Figures", _tables(material)), ("heads", "Heads", _heads(material)), ("calibration", "Calibration", _calibration(material)),
+        ("tables", "Figures", _tables(material, verdicts)), ("heads", "Heads", _heads(material)), ("calibration", "Calibration", _calibration(material)),
         ("ood", "Foreign data", _foreign(material)), ("selective", "When it may be silent", _selective(material)),
         ("shift", "Under distribution shift", _shift(material)), ("cost", "Quality against cost", _cost(material)),
         ("history", "How the models came about", _history(material)), ("method", "How it was measured", _method(material)),
@@ -125,10 +125,10 @@ def _lead(material: Material) -> str:
     sets = data if isinstance(data, list) else [data] if data else []
     on = f" of {text_of(', '.join(map(str, sets)))}" if sets else ""
     foreign = {o.name: o.n for r in rows for o in r.ood}
-    against = f", with {len(foreign)} foreign set{'s' if len(foreign) > 1 else ''} of {sum(foreign.values()):,} samples" if foreign else ""  # fmt: skip
+    against = f", with {len(foreign)} foreign set{'s' if len(foreign) > 1 else ''} of {words.samples(sum(foreign.values()))}" if foreign else ""  # fmt: skip
     many = f"{len(rows)} models" if len(rows) > 1 else "One model"
     rule = f" A difference is called one where the {100 * material.level:.4g} % interval of a paired bootstrap leaves out 0." if len(rows) > 1 else ""  # fmt: skip
-    return f"{many} on {first:,} labelled samples{on}{against}.{rule}"
+    return f"{many} on {words.samples(first, 'labelled')}{on}{against}.{rule}"
 
 
 def _verdicts(verdicts: Sequence[words.Verdict], material: Material) -> str:
@@ -151,9 +151,10 @@ def _verdicts(verdicts: Sequence[words.Verdict], material: Material) -> str:
     return f'<ol class="verdicts" aria-label="Verdicts">{"".join(items)}</ol>{warned}'
 
 
-def _tables(material: Material) -> str:
-    tables = "".join(_table(grid) for grid in grids(material.report))  # fmt: skip
-    return f"<p>The best of each column in bold, the second best underlined. ↑: higher is better, ↓: lower is better.</p>{tables}"
+def _tables(material: Material, verdicts: Sequence[words.Verdict]) -> str:
+    tables = "".join(map(_table, grids(material.report)))
+    apart = " Models that are not compared above may have answered for other samples: that a number of theirs is the best says little." if any(v.word == "unknown" for v in verdicts) else ""  # fmt: skip
+    return f"<p>The best of each column in bold, the second best underlined. ↑: higher is better, ↓: lower is better.{apart}</p>{tables}"
 
 
 ARROWS = {"higher": "&nbsp;↑", "lower": "&nbsp;↓", "": ""}

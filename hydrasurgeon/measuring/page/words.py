@@ -10,7 +10,7 @@ from hydrasurgeon.measuring.page.grids import shown_name
 from hydrasurgeon.measuring.paired import Difference
 from hydrasurgeon.measuring.report import Result
 
-__all__ = ["NAMES", "Verdict", "figures", "headline", "spent", "verdict"]
+__all__ = ["NAMES", "Verdict", "figures", "headline", "samples", "spent", "verdict"]
 
 Word = Literal["better", "equal", "worse", "mixed", "unknown"]
 
@@ -25,6 +25,8 @@ NAMES = {
 """What a metric is called in a sentence."""
 LEVEL = 0.01
 """By how much costs may differ and be called the same."""
+FEWEST = 20
+"""Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is too narrow, of one sample a point."""
 HEADS = {
     "better": "Better",
     "equal": "Equal",
@@ -56,9 +58,15 @@ def verdict(
     """None: the two did not answer for the same samples, so that nothing can be told of their difference."""
     name, other = shown_name(result), shown_name(reference)
     cost = cost_words(result, reference)
+    why = ""
     if differences is None:
         why = f"It did not answer for the samples that {other} answered for, so the two are not compared."
+    elif result.id.n < FEWEST:
+        why = f"{samples(result.id.n)} cannot tell it from {other}: a comparison takes {FEWEST} at least."
+    if differences is None or why:
         return Verdict(name, "unknown", why, cost, ())
+    if any(o.n < FEWEST for o in result.ood):
+        differences = [d for d in differences if d.metric not in ("auroc", "fpr95")]
     better = [d for d in differences if d.judgement == "better"]
     worse = [d for d in differences if d.judgement == "worse"]
     equal = [NAMES[d.metric] for d in differences if d.judgement == "equal"]
@@ -89,6 +97,11 @@ def signed(value: float) -> str:
     """With a sign that is one, and three digits of what is small."""
     digits = 3 if abs(value) >= 0.01 else 4
     return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def samples(count: int, kind: str = "") -> str:
+    """1 sample, 2 samples, 3 labelled samples."""
+    return f"{count:,} {kind}{' ' if kind else ''}sample{'' if count == 1 else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
