@@ -20,7 +20,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, OutputError, UsageError
 from hydrasurgeon.measuring.page.grids import Column, grids
-from hydrasurgeon.measuring.page.svg import Scale, number, ticks
+from hydrasurgeon.measuring.page.svg import Scale, number, short, ticks
+from hydrasurgeon.measuring.page.words import amount
 
 NASTY = "</title><script>alert(1)</script><b>&\"'|`_%$\\{x}"
 VOID = {"meta", "link", "br", "img", "line", "rect", "circle", "path", "input"}
@@ -137,7 +138,7 @@ def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
     parsed, text = page(files, tmp_path / "r.html")
     assert (
         "".join(parsed.said("h1"))
-        == f"Beside base, {NASTY} is better; weak is better in some and worse in others."
+        == f"Beside base: {NASTY} is better; weak is better in some and worse in others."
     )
     badges = [a["class"] for a in parsed.all("span") if str(a.get("class")).startswith("badge")]
     assert badges == ["badge reference", "badge better", "badge mixed"]
@@ -152,8 +153,32 @@ def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
 def test_other_samples_are_not_compared(files: list[Path], tmp_path: Path) -> None:
     other = write(tmp_path / "o.safetensors", 2.0, name="other", labels=(torch.arange(200) + 1) % 4)
     parsed, text = page([files[0], other], tmp_path / "r.html")
-    assert "".join(parsed.said("h1")) == "Beside base, other is not compared."
+    assert "".join(parsed.said("h1")) == "Beside base: other is not compared."
     assert "did not answer for the samples" in text
+
+
+def test_long_names_and_many_models_leave_room_for_the_verdict(tmp_path: Path) -> None:
+    long = ["vit-of-a-long-line-" * 5 + end for end in ("first", "second")]
+    pair = [write(tmp_path / f"{at}.safetensors", 1.0 + at, name=name) for at, name in enumerate(long)]  # fmt: skip
+    parsed, text = page(pair, tmp_path / "r.html")
+    heading = "".join(parsed.said("h1"))
+    assert len(heading) < 160
+    assert all(name in " ".join(parsed.said("h2")) for name in long)  # in full
+    assert f'<th scope="row"><span title="{long[0]}">vit-of-a-long-line-' in text
+    # What differs in the middle is not made alike.
+    assert short("a" * 60) == f"{'a' * 32}…{'a' * 19}"
+    alike = [f"{'x' * 60}{middle}{'y' * 60}" for middle in "ab"]
+    pair = [write(tmp_path / f"{name[60]}.safetensors", 1.0, name=name) for name in alike]
+    _, text = page(pair, tmp_path / "alike.html")
+    assert all(f'<th scope="row">{name}</th>' in text for name in alike)
+    many = [write(tmp_path / f"m{at}.safetensors", 1.0 + at, name=f"m{at}") for at in range(6)]
+    parsed, _ = page(many, tmp_path / "many.html")
+    assert "".join(parsed.said("h1")).startswith("Beside m0: 5 models are better")
+
+
+def test_amounts_have_units() -> None:
+    counts = (0, 999, 1000, 25_312, 999_499, 999_500, 1.35e6, 1.1e9, 17.58e9, 2e12)
+    assert [amount(count) for count in counts] == ["0", "999", "1 k", "25.3 k", "999 k", "1 M", "1.35 M", "1.1 G", "17.6 G", "2 T"]  # fmt: skip
 
 
 def few(path: Path, rows: int, sharpness: float, foreign: int, name: str) -> Path:

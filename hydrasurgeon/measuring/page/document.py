@@ -18,7 +18,7 @@ from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.page import charts, words
 from hydrasurgeon.measuring.page.grids import Cell, Grid, grids, shown_name
 from hydrasurgeon.measuring.page.heads import head_maps
-from hydrasurgeon.measuring.page.svg import COLOURS, text_of
+from hydrasurgeon.measuring.page.svg import COLOURS, short, text_of
 from hydrasurgeon.measuring.paired import compared, is_paired
 from hydrasurgeon.measuring.report import Report
 
@@ -173,17 +173,28 @@ def _table(grid: Grid) -> str:
     above = ""
     first = '<th scope="col">model</th>'
     if any(name for name, _ in groups):
-        cells = "".join(f'<th scope="colgroup" colspan="{count}">{text_of(name)}</th>' for name, count in groups)  # fmt: skip
+        cells = "".join(f'<th scope="colgroup" colspan="{count}">{_named([name])[0]}</th>' for name, count in groups)  # fmt: skip
         above, first = f'<tr><th scope="col" rowspan="2">model</th>{cells}</tr>', ""
     rows = "".join(
-        f'<tr><th scope="row">{text_of(name)}</th>{"".join(map(_cell, cells))}</tr>'
-        for name, cells in zip(grid.names, grid.rows, strict=True)
+        f'<tr><th scope="row">{name}</th>{"".join(map(_cell, cells))}</tr>'
+        for name, cells in zip(_named(grid.names), grid.rows, strict=True)
     )
     note = f' <span class="note">{text_of(grid.note)}</span>' if grid.note else ""
     return (
         f'<div class="table" role="region" tabindex="0" aria-label="Table: {text_of(grid.title)}"><table><caption>{text_of(grid.title)}{note}</caption>'
         f"<thead>{above}<tr>{first}{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _named(names: Sequence[str]) -> list[str]:
+    """Names that leave room for numbers, and say themselves whole where they are pointed at; whole where they would look alike."""
+    few = list(map(short, names))
+    if len(set(few)) < len(set(names)):
+        return list(map(text_of, names))
+    return [
+        text_of(shown) if shown == name else f'<span title="{text_of(name)}">{text_of(shown)}</span>'
+        for name, shown in zip(names, few, strict=True)
+    ]  # fmt: skip
 
 
 def _cell(cell: Cell) -> str:
@@ -204,8 +215,8 @@ def _rows(material: Material) -> list[tuple[int, str, Answered]]:
 
 def _legend(material: Material) -> str:
     items = "".join(
-        f'<li><span class="key c{at % COLOURS}">{at + 1}</span>{text_of(name)}</li>'
-        for at, name in enumerate(material.names)
+        f'<li><span class="key c{at % COLOURS}">{at + 1}</span>{name}</li>'
+        for at, name in enumerate(_named(material.names))
     )
     return f'<ol class="rows" aria-label="Models">{items}</ol>'
 

@@ -9,7 +9,7 @@ from html import escape
 
 from hydrasurgeon.visible import visible
 
-__all__ = ["COLOURS", "Chart", "Scale", "figure", "mark", "number", "text_of", "ticks"]
+__all__ = ["COLOURS", "Chart", "Scale", "figure", "mark", "number", "short", "text_of", "ticks"]
 
 WIDTH, HEIGHT = 360, 264
 """Of a chart, in CSS pixels where a phone shows it."""
@@ -31,6 +31,8 @@ ASIDE = (
     (0, 40),
 )
 """Where such a dot goes, in turn, where another one is."""
+WIDEST = 52
+"""Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
 # Distinct colours of the style sheet; further rows repeat them in other dashes.
 COLOURS = 8
 
@@ -38,6 +40,13 @@ COLOURS = 8
 def text_of(value: object) -> str:
     """Text from anywhere as HTML that shows it and nothing else."""
     return escape(visible(value), quote=True)
+
+
+def short(text: str, widest: int = WIDEST) -> str:
+    """A long name by its start and its end, where names of one family differ."""
+    shown = visible(text)
+    tail = widest * 3 // 8
+    return shown if len(shown) <= widest else f"{shown[: widest - 1 - tail]}…{shown[-tail:]}"
 
 
 def number(value: float) -> str:
@@ -169,7 +178,7 @@ def drawing(title: str, says: str, width: int, height: int, content: str, *, kin
 
 def figure(caption: str, content: str, *, note: str = "") -> str:
     more = f'<span class="note">{note}</span>' if note else ""
-    return f"<figure><figcaption>{text_of(caption)}{more}</figcaption>{content}</figure>"
+    return f"<figure><figcaption>{text_of(short(caption))}{more}</figcaption>{content}</figure>"
 
 
 def _tick(value: float, percent: bool) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hydrasurgeon.measuring.page.grids import shown_name
+from hydrasurgeon.measuring.page.svg import short
 from hydrasurgeon.measuring.paired import Difference
 from hydrasurgeon.measuring.report import Result
 
@@ -27,6 +28,8 @@ LEVEL = 0.01
 """By how much costs may differ and be called the same."""
 FEWEST = 20
 """Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is too narrow, of one sample a point."""
+NAMED = 3
+"""Models of one verdict that the headline names; of more it says how many."""
 HEADS = {
     "better": "Better",
     "equal": "Equal",
@@ -131,17 +134,18 @@ def cost_words(result: Result, reference: Result) -> str:
 def headline(verdicts: Sequence[Verdict], reference: str) -> str:
     """One sentence over all rows."""
     if not verdicts:
-        return f"What {reference} is worth"
+        return f"What {short(reference)} is worth"
     says = {
         "better": "better", "mixed": "better in some and worse in others", "equal": "level", "worse": "worse",
         "unknown": "not compared",
     }  # fmt: skip
     parts = []
     for word, judgement in says.items():
-        names = [v.name for v in verdicts if v.word == word]
+        names = [short(v.name) for v in verdicts if v.word == word]
         if names:
-            parts.append(f"{listed(names)} {'is' if len(names) == 1 else 'are'} {judgement}")
-    return f"Beside {reference}, {'; '.join(parts)}"
+            subject = listed(names) if len(names) <= NAMED else f"{len(names)} models"
+            parts.append(f"{subject} {'is' if len(names) == 1 else 'are'} {judgement}")
+    return f"Beside {short(reference)}: {'; '.join(parts)}"
 
 
 def figures(result: Result) -> str:
@@ -157,5 +161,13 @@ def spent(result: Result) -> str:
     """What the reference costs; empty where that is not known."""
     if result.cost is None:
         return ""
-    macs, params = result.cost.macs / 1e6, result.cost.params / 1e6
-    return f"{macs:.3g} M multiply-adds for one sample, {params:.3g} M parameters."
+    return f"{amount(result.cost.macs)} multiply-adds for one sample, {amount(result.cost.params)} parameters."
+
+
+def amount(count: float) -> str:
+    """Three digits and a unit: 25.3 k, 1.35 M, 17.6 G."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        # What rounds up to a thousand is one of the next unit.
+        if count >= 0.9995 * size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
