@@ -16,8 +16,8 @@ __all__ = ["Bin", "histogram", "reliability", "risk_coverage", "roc"]
 
 POINTS = 160
 """Of a curve: more than a chart has pixels for tells nothing."""
-# Bars of a histogram.
-BARS = 40
+BARS = (8, 40)
+"""Of a histogram, the fewest and the most: in bars of a few samples each one sees chance alone."""
 # The share of samples at either end that a histogram may leave out, for a few far ones would squeeze all others.
 TAIL = 0.002
 
@@ -49,7 +49,9 @@ def reliability(confidence: Values, correct: Bool[Tensor, " sample"]) -> list[Bi
 
 
 def histogram(sets: Sequence[Values]) -> tuple[float, float, list[list[float]]]:
-    """Low and high end, and for each set the share of its samples in each of `BARS` equal steps between."""
+    """Low and high end, and for each set the share of its samples in each of some equal steps between."""
+    # Rice's rule, for the smallest set.
+    bars = min(max(round(2 * min(map(len, sets)) ** (1 / 3)), BARS[0]), BARS[1])
     ends = [_ends(values) for values in sets]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     if high <= low:
@@ -57,8 +59,8 @@ def histogram(sets: Sequence[Values]) -> tuple[float, float, list[list[float]]]:
     shares = []
     for values in sets:
         # What lies beyond the ends is counted in the last bars.
-        place = ((values.double() - low) / (high - low) * BARS).long().clamp(0, BARS - 1)
-        shares.append((torch.bincount(place, minlength=BARS) / len(values)).tolist())
+        place = ((values.double() - low) / (high - low) * bars).long().clamp(0, bars - 1)
+        shares.append((torch.bincount(place, minlength=bars) / len(values)).tolist())
     return low, high, shares
 
 

@@ -111,5 +111,9 @@ def test_a_histogram_counts_every_sample_once() -> None:
     assert low < high == 99
     assert [sum(each) for each in shares] == pytest.approx([1, 1])
     assert shares[1][-1] == 1
+    # The fewer the samples, the fewer the bars.
+    assert [
+        len(curves.histogram([torch.rand(n), torch.rand(9000)])[2][0]) for n in (3, 125, 9000)
+    ] == [8, 10, 40]
     flat = curves.histogram([torch.zeros(3)])
     assert flat[0] < 0 < flat[1]

@@ -20,7 +20,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, OutputError, UsageError
 from hydrasurgeon.measuring.page.grids import Column, grids
-from hydrasurgeon.measuring.page.svg import Scale, number, short, ticks
+from hydrasurgeon.measuring.page.svg import Chart, Scale, number, short, ticks
 from hydrasurgeon.measuring.page.words import amount
 
 NASTY = "</title><script>alert(1)</script><b>&\"'|`_%$\\{x}"
@@ -173,7 +173,42 @@ def test_long_names_and_many_models_leave_room_for_the_verdict(tmp_path: Path) -
     assert all(f'<th scope="row">{name}</th>' in text for name in alike)
     many = [write(tmp_path / f"m{at}.safetensors", 1.0 + at, name=f"m{at}") for at in range(6)]
     parsed, _ = page(many, tmp_path / "many.html")
-    assert "".join(parsed.said("h1")).startswith("Beside m0: 5 models are better")
+    assert "".join(parsed.said("h1")).startswith(
+        "Beside m0: 4 models are better; m1 is better in some"
+    )
+
+
+def test_ticks_differ_and_lie_beside_the_label() -> None:
+    chart = Chart.of("t", "s", x=(0, 1.5), y=(0.33712, 0.33855))
+    chart.axes("cost", "NLL")
+    texts = re.findall(r'<text class="tick" x="([^"]+)"[^>]*text-anchor="end">([^<]*)<', "".join(chart.pieces))  # fmt: skip
+    assert [text for _, text in texts] == ["0.33725", "0.33750", "0.33775", "0.33800", "0.33825", "0.33850"]  # fmt: skip
+    # Digits of some 6.6 px end at x; the label takes the first 16.
+    assert all(float(x) - 6.6 * len(text) > 15 for x, text in texts)
+    assert chart.x(0) == float(texts[0][0]) + 6
+    chart.line([(0.5, 0.338)], 0, "one")  # a curve of one point is a point
+    assert chart.pieces[-1].startswith("<circle")
+
+
+def test_no_axis_reaches_beyond_what_can_be(tmp_path: Path) -> None:
+    pair = [write(tmp_path / f"{at}.safetensors", 60.0 + at, name=f"m{at}") for at in range(2)]
+    _, text = page(pair, tmp_path / "r.html")
+    charts = {name: re.findall(r'text-anchor="end">([^<]*)<', each) for each in text.split("<figure>") if " against cost<" in each for name in [re.sub("<.*", "", each.removeprefix("<figcaption>"))]}  # fmt: skip
+    assert max(float(tick) for tick in charts["Accuracy ↑ against cost"]) == 100
+    assert min(float(tick) for tick in charts["ECE ↓ against cost"]) == 0
+
+
+def test_many_foreign_sets_are_two_lines_of_a_histogram(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    more = {f"ood.{name}.logits": torch.randn(30, 1, 4, generator=generator) for name in "defgh"}
+    tensors = {"logits": torch.randn(60, 1, 4, generator=generator), "labels": torch.arange(60) % 4, **more}  # fmt: skip
+    about = {"name": "m", "kind": "member", "ood": [[n, "near" if n in "de" else "far"] for n in "defgh"]}  # fmt: skip
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"hydrasurgeon.predictions": json.dumps(about)})  # fmt: skip
+    parsed, _ = page([tmp_path / "m.safetensors"], tmp_path / "r.html")
+    legend = [text for tag, text in parsed.texts if tag == "span"]
+    assert "near (2 sets)" in legend
+    assert "far (3 sets)" in legend
+    assert sum(caption.startswith("ROC: ") for caption in parsed.said("figcaption")) == 5
 
 
 def test_amounts_have_units() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, cat
 
 from hydrasurgeon.measuring import curves
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.page.grids import shown_name
-from hydrasurgeon.measuring.page.svg import Chart, Scale, drawing, figure, number, text_of
+from hydrasurgeon.measuring.page.svg import Chart, Scale, drawing, figure, number, short, text_of
 from hydrasurgeon.measuring.paired import Difference
 from hydrasurgeon.measuring.report import Result
 
@@ -18,6 +20,10 @@ Drawn = Sequence[tuple[int, str, Answered]]
 
 # What a risk chart leaves out at its left: among the first few answers the risk jumps about.
 FIRST = 0.02
+LINES = 4
+"""OOD sets that have a line each in a histogram; of more, the near and the far ones have one line."""
+ARROWS = {"higher": "↑", "lower": "↓"}
+"""Which way a metric is better, behind its name."""
 FOREST_ROW = 26
 """Height of one metric among the differences."""
 
@@ -50,13 +56,14 @@ def reliability(rows: Drawn) -> list[str]:
     return charts
 
 
-def histograms(rows: Drawn) -> list[str]:
+def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
     """A chart for each row: the scores of familiar and of foreign samples."""
     charts = []
+    groups = {o.name: o.group for result in results for o in result.ood}
     for _, name, row in rows:
-        sets = [row.scores[row.used], *(each.scores[row.used] for each in row.foreign)]
-        low, high, shares = curves.histogram(sets)
-        titles = ["in distribution", *(each.name for each in row.foreign)]
+        foreign = _foreign(row, groups)
+        low, high, shares = curves.histogram([row.scores[row.used], *foreign.values()])
+        titles = ["in distribution", *foreign]
         says = f"Scores by {row.used}, from {low:.3g} to {high:.3g}; higher is more foreign."
         top = max(max(each) for each in shares)
         chart = Chart.of(f"OOD scores of {name}", says, x=(low, high), y=(0, top * 1.05))
@@ -70,13 +77,26 @@ def histograms(rows: Drawn) -> list[str]:
             # A step line: up and down at the edges of the bars.
             points = [(low + (at + edge) * step, share) for at, share in enumerate(each) for edge in (0, 1)]  # fmt: skip
             chart.line(points, which, titles[which + 1])
-        legend = '<span class="key inside"></span>in distribution' + "".join(
-            f' <span class="key c{which % 8}"></span>{text_of(title)}' for which, title in enumerate(titles[1:])
+        legend = '<span><span class="key inside"></span>in distribution</span>' + "".join(
+            f' <span><span class="key c{which % 8}"></span>{text_of(short(title))}</span>' for which, title in enumerate(titles[1:])
         )  # fmt: skip
         charts.append(
             figure(f"OOD scores: {name}", chart.svg(), note=f'<span class="legend">{legend}</span>')
         )
     return charts
+
+
+def _foreign(row: Answered, groups: Mapping[str, str]) -> dict[str, Tensor]:
+    """The scores of each OOD set, or, of many sets, of the near and of the far ones."""
+    sets = {each.name: each.scores[row.used] for each in row.foreign}
+    if len(sets) <= LINES:
+        return sets
+    members = {group: [sets[name] for name in sets if groups[name] == group] for group in ("near", "far")}  # fmt: skip
+    return {
+        f"{group} ({len(each)} set{'s' if len(each) > 1 else ''})": cat(each)
+        for group, each in members.items()
+        if each
+    }
 
 
 def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
@@ -132,7 +152,7 @@ def severities(results: Sequence[Result]) -> list[str]:
             curves_of.append((at, shown_name(result), points))
         every = [value for _, _, points in curves_of for _, value in points]
         room = 0.06 * (max(every) - min(every) or 0.1)
-        chart = Chart.of(f"{title} by severity", "", x=(0, levels[-1]), y=(min(every) - room, max(every) + room))  # fmt: skip
+        chart = Chart.of(f"{title} by severity", "", x=(0, levels[-1]), y=(max(min(every) - room, 0.0), min(max(every) + room, 1.0) if percent else max(every) + room))  # fmt: skip
         chart.axes("severity of the shift", f"{title.lower()}{', %' if percent else ''}", percent=percent)  # fmt: skip
         summaries = []
         for at, name, points in curves_of:
@@ -164,12 +184,14 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
             continue
         low, high = min(y for _, y, _ in points), max(y for _, y, _ in points)
         room = 0.16 * (high - low or max(abs(high), 0.01))
+        # No share lies beyond 100 %, and nothing here below 0.
+        low, high = max(low - room, 0.0), min(high + room, 1.0) if percent else high + room
         right = max(x for x, _, _ in points)
         values = "; ".join(f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for x, y, at in points)
-        chart = Chart.of(f"{title} against cost", f"{values}.", x=(0, right * 1.08), y=(low - room, high + room))  # fmt: skip
+        chart = Chart.of(f"{title} against cost", f"{values}.", x=(0, right * 1.08), y=(low, high))  # fmt: skip
         chart.axes(label if len(label) < 48 else "multiply-adds, times the reference's", f"{title}{', %' if percent else ''}", percent=percent)  # fmt: skip
         chart.badges([(x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}") for x, y, at in points])  # fmt: skip
-        charts.append(figure(f"{title} against cost ({better} is better)", chart.svg()))
+        charts.append(figure(f"{title} {ARROWS[better]} against cost", chart.svg()))
     return charts
 
 

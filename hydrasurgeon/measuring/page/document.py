@@ -18,7 +18,7 @@ from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.page import charts, words
 from hydrasurgeon.measuring.page.grids import Cell, Grid, grids, shown_name
 from hydrasurgeon.measuring.page.heads import head_maps
-from hydrasurgeon.measuring.page.svg import COLOURS, short, text_of
+from hydrasurgeon.measuring.page.svg import colour, short, text_of
 from hydrasurgeon.measuring.paired import compared, is_paired
 from hydrasurgeon.measuring.report import Report
 
@@ -215,7 +215,7 @@ def _rows(material: Material) -> list[tuple[int, str, Answered]]:
 
 def _legend(material: Material) -> str:
     items = "".join(
-        f'<li><span class="key c{at % COLOURS}">{at + 1}</span>{name}</li>'
+        f'<li><span class="key {colour(at)}">{at + 1}</span>{name}</li>'
         for at, name in enumerate(_named(material.names))
     )
     return f'<ol class="rows" aria-label="Models">{items}</ol>'
@@ -246,7 +246,10 @@ def _foreign(material: Material) -> str:
     rows = [row for row in _rows(material) if row[2].foreign]
     if not rows:
         return ""
-    drawn = [*charts.rocs(rows, material.report.results), *charts.histograms(rows)]
+    drawn = [
+        *charts.rocs(rows, material.report.results),
+        *charts.histograms(rows, material.report.results),
+    ]
     return f"<p>How well scores tell foreign samples from familiar ones: over all thresholds first, then the scores themselves.</p>{_legend(material)}{_grid(drawn)}"
 
 
@@ -264,7 +267,7 @@ def _shift(material: Material) -> str:
 
 def _cost(material: Material) -> str:
     drawn = charts.quality_cost(material.report.results, material.reference)
-    return f"<p>What is got for how many multiply-adds.</p>{_legend(material)}{_grid(drawn)}" if drawn else ""  # fmt: skip
+    return f"<p>What is got for how many multiply-adds. ↑: higher is better, ↓: lower is better.</p>{_legend(material)}{_grid(drawn)}" if drawn else ""  # fmt: skip
 
 
 def _history(material: Material) -> str:

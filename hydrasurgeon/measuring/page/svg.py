@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
 from hydrasurgeon.visible import visible
 
-__all__ = ["COLOURS", "Chart", "Scale", "figure", "mark", "number", "short", "text_of", "ticks"]
+__all__ = ["Chart", "Scale", "colour", "figure", "mark", "number", "short", "text_of", "ticks"]
 
 WIDTH, HEIGHT = 360, 264
 """Of a chart, in CSS pixels where a phone shows it."""
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 12, 42
 """Room around the plot for ticks and labels."""
+LABEL, DIGIT = 22, 6.6
+"""Room that a vertical label takes, and that each character of a tick does."""
 RADIUS = 9
 """Of a dot with a number in it."""
 ASIDE = (
@@ -114,14 +116,18 @@ class Chart:
 
     def axes(self, x_label: str, y_label: str, *, percent: str = "") -> None:
         """Grid, ticks and what the axes are; `percent` names those of shares, "x", "y" or "xy"."""
-        for value in ticks(self.y.low, self.y.high):
+        steps = _ticks(self.y, percent="y" in percent)
+        # Many digits move the plot to the right, lest they lie upon the label.
+        left = max(LEFT, LABEL + round(DIGIT * max(len(text) for _, text in steps)))
+        self.x = replace(self.x, start=left)
+        for value, text in steps:
             at = number(self.y(value))
-            self.pieces.append(f'<line class="grid" x1="{LEFT}" x2="{number(self.x.end)}" y1="{at}" y2="{at}"/>')  # fmt: skip
-            self.pieces.append(f'<text class="tick" x="{LEFT - 6}" y="{at}" dy=".32em" text-anchor="end">{_tick(value, "y" in percent)}</text>')  # fmt: skip
-        for value in ticks(self.x.low, self.x.high):
+            self.pieces.append(f'<line class="grid" x1="{left}" x2="{number(self.x.end)}" y1="{at}" y2="{at}"/>')  # fmt: skip
+            self.pieces.append(f'<text class="tick" x="{left - 6}" y="{at}" dy=".32em" text-anchor="end">{text}</text>')  # fmt: skip
+        for value, text in _ticks(self.x, percent="x" in percent):
             at = number(self.x(value))
             self.pieces.append(f'<line class="grid" y1="{TOP}" y2="{number(self.y.start)}" x1="{at}" x2="{at}"/>')  # fmt: skip
-            self.pieces.append(f'<text class="tick" x="{at}" y="{number(self.y.start + 15)}" text-anchor="middle">{_tick(value, "x" in percent)}</text>')  # fmt: skip
+            self.pieces.append(f'<text class="tick" x="{at}" y="{number(self.y.start + 15)}" text-anchor="middle">{text}</text>')  # fmt: skip
         middle = number((self.x.start + self.x.end) / 2)
         self.pieces.append(f'<text class="axis" x="{middle}" y="{self.height - 8}" text-anchor="middle">{text_of(x_label)}</text>')  # fmt: skip
         across = number((self.y.start + self.y.end) / 2)
@@ -129,6 +135,9 @@ class Chart:
 
     def line(self, points: Sequence[tuple[float, float]], at: int, tip: str) -> None:
         """A curve of row `at`, with a broad invisible one around it that is easy to point at."""
+        if len(points) == 1:
+            self.point(*points[0], at, tip)
+            return
         path = "M" + "L".join(f"{number(self.x(a))} {number(self.y(b))}" for a, b in points)
         self.pieces.append(f'<path class="line {colour(at)}" d="{path}"/>')
         self.pieces.append(mark(f'path d="{path}"/>', tip, kind="mark wide"))
@@ -181,7 +190,13 @@ def figure(caption: str, content: str, *, note: str = "") -> str:
     return f"<figure><figcaption>{text_of(short(caption))}{more}</figcaption>{content}</figure>"
 
 
-def _tick(value: float, percent: bool) -> str:
-    if percent:
-        return f"{100 * value:.4g}"
-    return f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")
+def _ticks(scale: Scale, *, percent: bool) -> list[tuple[float, str]]:
+    """Ticks with as many digits as tell one from the next."""
+    values = ticks(scale.low, scale.high)
+    factor = 100 if percent else 1
+    step = abs(values[1] - values[0]) * factor if len(values) > 1 else 1.0
+    most = max(abs(value) for value in values) * factor
+    if not 1e-4 <= step < 1e6 or most >= 1e6:
+        return [(value, f"{factor * value:.4g}".replace("e+0", "e").replace("e-0", "e-")) for value in values]  # fmt: skip
+    digits = next(d for d in range(8) if abs(round(step, d) - step) < 1e-6 * step or d == 7)
+    return [(value, f"{factor * value + 0.0:.{digits}f}") for value in values]
