@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
@@ -271,6 +272,28 @@ def test_checkpoints_bring_heads_and_history(
     assert evaluation.printed == {}
 
 
+def test_heads_of_many_members_are_counted(
+    tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
+) -> None:
+    source = tiny()
+    members = [hs.prune(source, method="random", keep=k, seed=k, out=tmp_path / f"m{at}.safetensors").path for at, k in enumerate((1, 2, 3, 2, 1, 2, 3))]  # fmt: skip
+    seven = hs.fuse(members, out=tmp_path / "seven.safetensors").path
+    two = hs.fuse(members[:2], out=tmp_path / "two.safetensors").path
+    hs.evaluate([two, seven], data=images(), html=tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "layer 0: 1·2, layer 1: 1·2" in text
+    assert "layer 0: 1 – 3, layer 1: 1 – 3" in text  # not the first six of seven
+    assert text.count("</span>member ") == 2  # no keys for stripes that are not there
+    assert "Of more than 6 members" in text
+    stock = tmp_path / "stock"
+    stock.mkdir()
+    FAMILIES["BERT"].write(stock)
+    hs.evaluate([stock], data=FAMILIES["BERT"].data(tmp_path), html=tmp_path / "stock.html")
+    text = (tmp_path / "stock.html").read_text(encoding="utf-8")
+    assert "0" * 64 not in text
+    assert "no hash of its weights is recorded" in text
+
+
 def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
     report = hs.evaluate([], predictions_in=files).report
     table = grids(report)[0]
@@ -284,6 +307,9 @@ def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
     assert any("<small>" in cell for cell in underlined)  # beside its interval
     two = grids(hs.evaluate([], predictions_in=files[:2]).report)[0]
     assert [row[at].rank for row in two.rows] == ["", "best"]  # the second of two is the worst
+    tied = [write(tmp_path / f"t{at}.safetensors", sharp, name=f"t{at}") for at, sharp in enumerate((1.0, 1.0, 3.0))]  # fmt: skip
+    three = grids(hs.evaluate([], predictions_in=tied).report)[0]
+    assert [row[at].rank for row in three.rows] == ["", "", "best"]  # nor are two that tie
     alike = grids(hs.evaluate([], predictions_in=[files[0], files[0]]).report)[0]
     assert [row[at].rank for row in alike.rows] == ["", ""]
 

@@ -13,11 +13,11 @@ from importlib.resources import files
 from typing import Any
 
 from hydrasurgeon.files.history import command_line
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.manifest import UNKNOWN, Manifest
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.page import charts, words
 from hydrasurgeon.measuring.page.grids import Cell, Grid, grids, shown_name
-from hydrasurgeon.measuring.page.heads import head_maps
+from hydrasurgeon.measuring.page.heads import STRIPES, head_maps
 from hydrasurgeon.measuring.page.svg import colour, short, text_of
 from hydrasurgeon.measuring.paired import compared, is_paired
 from hydrasurgeon.measuring.report import Report
@@ -229,10 +229,13 @@ def _heads(material: Material) -> str:
     if not material.manifests:
         return ""
     maps = [head_maps(name, manifest) for name, manifest in material.manifests.items()]
-    members = max((len(m.members) for m in material.manifests.values() if m.kind == "hydra"), default=0)  # fmt: skip
-    keys = "".join(f'<li><span class="key c{at}">{at}</span>member {at}</li>' for at in range(min(members, 6)))  # fmt: skip
+    sizes = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
+    members = max((size for size in sizes if size <= STRIPES), default=0)
+    keys = "".join(f'<li><span class="key c{at}">{at}</span>member {at}</li>' for at in range(members))  # fmt: skip
+    striped = " A head of a hydra has a stripe for each member that keeps it." if members else ""
+    crowded = f" Of more than {STRIPES} members a head is the stronger in colour the more of them keep it, and at the right stand the fewest and the most that one keeps." if max(sizes, default=0) > STRIPES else ""  # fmt: skip
     legend = f'<ol class="rows" start="0" aria-label="Members">{keys}</ol>' if keys else ""
-    return f"<p>Layers from top to bottom, heads from left to right, as they are numbered in the original model; at the right how many stay. A head of a hydra has a stripe for each member that keeps it.</p>{legend}{_grid(maps)}"
+    return f"<p>Layers from top to bottom, heads from left to right, as they are numbered in the original model; at the right how many stay.{striped}{crowded}</p>{legend}{_grid(maps)}"
 
 
 def _calibration(material: Material) -> str:
@@ -281,8 +284,14 @@ def _history(material: Material) -> str:
             for step in manifest.history
         )
         steps = f'<div class="table words" role="region" tabindex="0" aria-label="History of {text_of(name)}"><table><caption>Steps</caption><thead><tr><th scope="col">command</th><th scope="col">made from</th><th scope="col">data</th></tr></thead><tbody>{rows}</tbody></table></div>' if rows else "<p>Nothing was recorded.</p>"  # fmt: skip
-        parts.append(f"<details><summary>{text_of(name)}</summary><p>{_hashed('weights', manifest.weights_sha256)}</p>{steps}</details>")  # fmt: skip
+        parts.append(f"<details><summary>{text_of(name)}</summary><p>{_weights(manifest)}</p>{steps}</details>")  # fmt: skip
     return "".join(parts)
+
+
+def _weights(manifest: Manifest) -> str:
+    if manifest.weights_sha256 == UNKNOWN:
+        return "A checkpoint as it was found: no hash of its weights is recorded."
+    return _hashed("weights", manifest.weights_sha256)
 
 
 def _hashed(what: str, sha256: str) -> str:

@@ -89,8 +89,8 @@ def _cells(column: Column, entries: Sequence[Entry]) -> list[Cell]:
     ranks: dict[str, Rank] = {}
     if column.better and sum(value is not None for value, _ in entries) > 1 and len(numbers) > 1:
         ranks = {text(numbers[0]): "best"}
-        # Of two rows the second best is the worst.
-        if sum(value is not None for value, _ in entries) > 2:
+        # Of two numbers the second best is the worst.
+        if len(numbers) > 2:
             ranks[text(numbers[1])] = "second"
     return [
         Cell(ABSENT) if value is None

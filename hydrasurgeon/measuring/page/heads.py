@@ -6,7 +6,7 @@ from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.measuring.page.svg import drawing, figure, mark, text_of
 
-__all__ = ["head_maps"]
+__all__ = ["STRIPES", "head_maps"]
 
 CELL, GAP = 20, 3
 """Size of a head, and room between two, in CSS pixels."""
@@ -45,13 +45,20 @@ def _map(name: str, tower: str, layers: int, heads: int, kept: list[tuple[tuple[
         pieces.append(f'<text class="tick" x="{LEFT - 8}" y="{y + CELL / 2}" dy=".32em" text-anchor="end">{layer}</text>')  # fmt: skip
         rows = [set(member[layer]) if layer < len(member) else set() for member in kept]
         pieces += [_cell(LEFT + head * step, y, layer, head, rows) for head in range(heads)]
-        each = "·".join(str(len(row)) for row in rows[:STRIPES])
+        each = _counts([len(row) for row in rows])
         counts.append(f"layer {layer}: {each}")
         pieces.append(f'<text class="tick" x="{LEFT + heads * step + 4}" y="{y + CELL / 2}" dy=".32em">{each}</text>')  # fmt: skip
     pieces += [f'<text class="tick" x="{LEFT + head * step + CELL / 2}" y="{TOP - 6}" text-anchor="middle">{head}</text>' for head in range(heads)]  # fmt: skip
-    width = LEFT + heads * step + 12 + 16 * min(len(kept), STRIPES)
+    width = LEFT + heads * step + 12 + (16 * len(kept) if len(kept) <= STRIPES else 44)
     says = f"Heads kept of {heads} in each layer: {', '.join(counts)}."
     return drawing(f"Heads of {name}, {tower}", says, width, TOP + layers * step + 4, "".join(pieces), kind="map")  # fmt: skip
+
+
+def _counts(sizes: list[int]) -> str:
+    """How many heads each member keeps of a layer; of many members, the least and the most."""
+    if len(sizes) <= STRIPES:
+        return "·".join(map(str, sizes))
+    return f"{min(sizes)} – {max(sizes)}" if min(sizes) < max(sizes) else str(sizes[0])
 
 
 def _cell(x: int, y: int, layer: int, head: int, rows: list[set[int]]) -> str:
