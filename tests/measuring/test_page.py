@@ -18,9 +18,11 @@ from safetensors.torch import save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, OutputError, UsageError
 from hydrasurgeon.measuring.page.grids import Column, grids
+from hydrasurgeon.measuring.page.heads import head_maps
 from hydrasurgeon.measuring.page.svg import Chart, Scale, number, short, ticks
 from hydrasurgeon.measuring.page.words import amount
 
@@ -292,6 +294,24 @@ def test_heads_of_many_members_are_counted(
     text = (tmp_path / "stock.html").read_text(encoding="utf-8")
     assert "0" * 64 not in text
     assert "no hash of its weights is recorded" in text
+
+
+def test_a_large_map_of_heads_can_be_read(tiny: Callable[..., Path]) -> None:
+    source = tiny(arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=24,depth=11,num_heads=24,num_classes=5")  # fmt: skip
+    svg = head_maps("m", open_checkpoint(source).manifest)
+    width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0])
+    sizes = {float(size) for size in re.findall(r'font-size="([0-9.]+)"', svg)}
+    # On a phone it is shown some 330 px wide.
+    assert width > 600
+    assert min(sizes) * 330 / width >= 11
+    assert [int(n) for n in re.findall(r'text-anchor="end"[^>]*>(\d+)<', svg)] == [
+        0,
+        2,
+        4,
+        6,
+        8,
+        10,
+    ]
 
 
 def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:

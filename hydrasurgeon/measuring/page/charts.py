@@ -187,8 +187,10 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
         # No share lies beyond 100 %, and nothing here below 0.
         low, high = max(low - room, 0.0), min(high + room, 1.0) if percent else high + room
         right = max(x for x, _, _ in points)
+        # A badge at next to no cost would lie upon the ticks.
+        left = -0.06 * right if min(x for x, _, _ in points) < 0.06 * right else 0.0
         values = "; ".join(f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for x, y, at in points)
-        chart = Chart.of(f"{title} against cost", f"{values}.", x=(0, right * 1.08), y=(low, high))  # fmt: skip
+        chart = Chart.of(f"{title} against cost", f"{values}.", x=(left, right * 1.08), y=(low, high))  # fmt: skip
         chart.axes(label if len(label) < 48 else "multiply-adds, times the reference's", f"{title}{', %' if percent else ''}", percent=percent)  # fmt: skip
         chart.badges([(x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}") for x, y, at in points])  # fmt: skip
         charts.append(figure(f"{title} {ARROWS[better]} against cost", chart.svg()))

@@ -233,9 +233,9 @@ def _heads(material: Material) -> str:
     members = max((size for size in sizes if size <= STRIPES), default=0)
     keys = "".join(f'<li><span class="key c{at}">{at}</span>member {at}</li>' for at in range(members))  # fmt: skip
     striped = " A head of a hydra has a stripe for each member that keeps it." if members else ""
-    crowded = f" Of more than {STRIPES} members a head is the stronger in colour the more of them keep it, and at the right stand the fewest and the most that one keeps." if max(sizes, default=0) > STRIPES else ""  # fmt: skip
+    crowded = f" Of more than {STRIPES} members a head is the stronger in colour the more of them keep it." if max(sizes, default=0) > STRIPES else ""  # fmt: skip
     legend = f'<ol class="rows" start="0" aria-label="Members">{keys}</ol>' if keys else ""
-    return f"<p>Layers from top to bottom, heads from left to right, as they are numbered in the original model; at the right how many stay.{striped}{crowded}</p>{legend}{_grid(maps)}"
+    return f"<p>Layers from top to bottom, heads from left to right, as they are numbered in the original model; at the right how many stay; where there is no room for the number of each member, the fewest and the most.{striped}{crowded}</p>{legend}{_grid(maps)}"
 
 
 def _calibration(material: Material) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.mixture import shown
-from hydrasurgeon.measuring.page.svg import drawing, figure, mark, text_of
+from hydrasurgeon.measuring.page.svg import drawing, figure, mark, number, text_of
 
 __all__ = ["STRIPES", "head_maps"]
 
@@ -14,6 +16,8 @@ LEFT, TOP = 30, 36
 """Room for the numbers of layers and the name of the tower."""
 # Members that have stripes of their own; of more, a head is the darker the more of them keep it.
 STRIPES = 6
+FITS, TEXT, CHARACTER = 330, 11.5, 0.62
+"""Width that a map is shown at where it is wider, size of its text, and how wide a character of it is; the wider the map, the larger its text."""
 
 
 def head_maps(name: str, manifest: Manifest) -> str:
@@ -37,27 +41,39 @@ def head_maps(name: str, manifest: Manifest) -> str:
 
 
 def _map(name: str, tower: str, layers: int, heads: int, kept: list[tuple[tuple[int, ...], ...]]) -> str:  # fmt: skip
-    pieces = [f'<text class="axis" x="{LEFT}" y="12">{text_of(tower)}</text>']
     step = CELL + GAP
-    counts = []
+    sizes = [[len(member[layer]) if layer < len(member) else 0 for member in kept] for layer in range(layers)]  # fmt: skip
+    counts = [_counts(row) for row in sizes]
+    big = LEFT + heads * step > FITS
+    text = TEXT * max(1.0, (LEFT + heads * step) / FITS * 1.25)
+    # Where the text is larger than a cell, some rows and columns go without their number.
+    every = math.ceil(text * 1.25 / step)
+    shown = [_range(row) for row in sizes] if big else counts
+    left = round(max(LEFT, text * CHARACTER * len(str(layers)) + 12))
+    top = round(max(TOP, text * 2 + 14))
+    width = round(left + heads * step + 12 + text * CHARACTER * max(map(len, shown), default=0))
+    height = top + layers * step + 4
+    style = f' font-size="{number(text)}"'
+    pieces = [f'<text class="map-text" x="{left}" y="{number(text)}"{style}>{text_of(tower)}</text>']  # fmt: skip
     for layer in range(layers):
-        y = TOP + layer * step
-        pieces.append(f'<text class="tick" x="{LEFT - 8}" y="{y + CELL / 2}" dy=".32em" text-anchor="end">{layer}</text>')  # fmt: skip
+        y = top + layer * step
+        if layer % every == 0:
+            pieces.append(f'<text class="map-text" x="{left - 8}" y="{y + CELL / 2}" dy=".32em" text-anchor="end"{style}>{layer}</text>')  # fmt: skip
+            pieces.append(f'<text class="map-text" x="{left + heads * step + 4}" y="{y + CELL / 2}" dy=".32em"{style}>{shown[layer]}</text>')  # fmt: skip
         rows = [set(member[layer]) if layer < len(member) else set() for member in kept]
-        pieces += [_cell(LEFT + head * step, y, layer, head, rows) for head in range(heads)]
-        each = _counts([len(row) for row in rows])
-        counts.append(f"layer {layer}: {each}")
-        pieces.append(f'<text class="tick" x="{LEFT + heads * step + 4}" y="{y + CELL / 2}" dy=".32em">{each}</text>')  # fmt: skip
-    pieces += [f'<text class="tick" x="{LEFT + head * step + CELL / 2}" y="{TOP - 6}" text-anchor="middle">{head}</text>' for head in range(heads)]  # fmt: skip
-    width = LEFT + heads * step + 12 + (16 * len(kept) if len(kept) <= STRIPES else 44)
-    says = f"Heads kept of {heads} in each layer: {', '.join(counts)}."
-    return drawing(f"Heads of {name}, {tower}", says, width, TOP + layers * step + 4, "".join(pieces), kind="map")  # fmt: skip
+        pieces += [_cell(left + head * step, y, layer, head, rows) for head in range(heads)]
+    pieces += [f'<text class="map-text" x="{left + head * step + CELL / 2}" y="{top - 6}" text-anchor="middle"{style}>{head}</text>' for head in range(0, heads, every)]  # fmt: skip
+    listed = ", ".join(f"layer {layer}: {each}" for layer, each in enumerate(counts))
+    says = f"Heads kept of {heads} in each layer: {listed}."
+    return drawing(f"Heads of {name}, {tower}", says, width, height, "".join(pieces), kind="map")
 
 
 def _counts(sizes: list[int]) -> str:
-    """How many heads each member keeps of a layer; of many members, the least and the most."""
-    if len(sizes) <= STRIPES:
-        return "·".join(map(str, sizes))
+    """How many heads each member keeps of a layer; of many members, the fewest and the most."""
+    return "·".join(map(str, sizes)) if len(sizes) <= STRIPES else _range(sizes)
+
+
+def _range(sizes: list[int]) -> str:
     return f"{min(sizes)} – {max(sizes)}" if min(sizes) < max(sizes) else str(sizes[0])
 
 

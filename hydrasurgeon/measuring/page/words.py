@@ -127,7 +127,7 @@ def cost_words(result: Result, reference: Result) -> str:
         against = base.get("expected_macs") or base[key] if key == "macs" else base[key]
         if value and against:
             ratio = value / against
-            parts.append(f"the same {what}" if abs(ratio - 1) < LEVEL else f"{ratio:.2f} × the {what}")  # fmt: skip
+            parts.append(f"the same {what}" if abs(ratio - 1) < LEVEL else f"{ratio:.{2 if ratio >= 0.095 else 1}{'f' if ratio >= 0.095 else 'g'}} × the {what}")  # fmt: skip
     return f"It takes {listed(parts)}." if parts else ""
 
 
