@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -81,8 +83,10 @@ def log_report(tracker: Tracker, report: Report) -> None:
             if value is not None
         }
         try:
-            client = import_module(tracker.name)
-            TRACKERS[tracker.name](client, tracker.project, visible(name)[:MAX_RUN], {**settings, "kind": result.kind}, numbers)  # fmt: skip
+            # What a client prints is about its work: stdout may be the report as JSON.
+            with redirect_stdout(sys.stderr):
+                client = import_module(tracker.name)
+                TRACKERS[tracker.name](client, tracker.project, visible(name)[:MAX_RUN], {**settings, "kind": result.kind}, numbers)  # fmt: skip
         except Exception as error:  # each client has kinds of its own
             said = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import MissingDependency, UsageError
 from hydrasurgeon.sharing.trackers import TRACKERS
 
@@ -55,6 +57,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Calls]:
         else:
 
             def init(*, project: str, name: str, config: dict[str, Any]) -> None:
+                print("* project initialized")  # as trackio does
                 calls.extend([("project", project), ("run", name), ("settings", config)])
 
             module.init = init
@@ -83,6 +86,16 @@ def test_a_run_for_each_result(
     settings = next(about for what, about in calls if what == "settings")
     assert settings["seed"] == "0"
     assert settings["kind"] == "unknown"
+
+
+def test_what_a_client_prints_is_none_of_the_report(
+    client: Callable[[str], Calls], predictions: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client("trackio")
+    assert run(["eval", "--predictions-in", str(predictions[0]), "--log", "trackio", "--json", "-"]) == 0  # fmt: skip
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["results"][0]["name"] == "one"
+    assert "* project initialized" in printed.err
 
 
 def test_the_project_has_a_name(client: Callable[[str], Calls], predictions: list[Path]) -> None:
