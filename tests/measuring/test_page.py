@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -24,6 +26,7 @@ from hydrasurgeon.errors import DataError, OutputError, UsageError
 from hydrasurgeon.measuring.page.grids import Column, grids
 from hydrasurgeon.measuring.page.heads import head_maps
 from hydrasurgeon.measuring.page.svg import Chart, Scale, number, short, ticks
+from hydrasurgeon.measuring.page.texts import _tex
 from hydrasurgeon.measuring.page.words import amount
 
 NASTY = "</title><script>alert(1)</script><b>&\"'|`_%$\\{x}"
@@ -346,10 +349,15 @@ def test_markdown_and_latex(files: list[Path], tmp_path: Path) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len(lines) == 5
     tex = (tmp_path / "r.tex").read_text(encoding="utf-8")
-    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == len(grids(hs.evaluate([], predictions_in=files).report))  # fmt: skip
+    tables = grids(hs.evaluate([], predictions_in=files).report)
+    assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == len(tables)
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") > len(tables)
     assert r"\textbf{" in tex
     assert r"\underline{" in tex
     assert r"\textbackslash{}\{x\}" in tex
+    assert _tex("ن--ŁŻ") == r"\hsunicode{0646}{ن}-{}-ŁŻ"
+    # Every number stands in one part of its table.
+    assert sum(len(part.partition("}")[0]) - 1 for part in tex.split(r"\begin{tabular}{")[1:]) == sum(len(t.columns) for t in tables)  # fmt: skip
     for table in tex.split(r"\begin{tabular}{")[1:]:
         columns = len(table.partition("}")[0])
         rows = [
@@ -367,7 +375,7 @@ def test_names_that_latex_would_take_for_its_own(tmp_path: Path) -> None:
     hs.evaluate([], predictions_in=files, latex=tmp_path / "r.tex")
     rows = (tmp_path / "r.tex").read_text(encoding="utf-8").partition(r"\midrule")[2].splitlines()
     heads = [row.partition(" &")[0] for row in rows[1:6]]
-    assert heads == ["{[}bold{]}", "{*}star{*}", "models-{}-a-{}-{}-b", r"\textasciigrave{}q'{}'", r"\$x\$"]  # fmt: skip
+    assert heads == ["{[}bold{]}", "{*}star{*}", "models-{}-a-{}-{}-b", r"\textasciigrave{}q\textquotesingle{}\textquotesingle{}", r"\$x\$"]  # fmt: skip
 
 
 def test_a_set_called_mean_is_not_the_mean(tmp_path: Path) -> None:
@@ -381,6 +389,23 @@ def test_a_set_called_mean_is_not_the_mean(tmp_path: Path) -> None:
     table = grids(report)[-1]
     accuracies = {c.group: cell.text for c, cell in zip(table.columns, table.rows[0], strict=True) if c.name == "accuracy"}  # fmt: skip
     assert accuracies == {"mean of all": "0.500", "fog": "1.000", "mean": "0.000"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no LaTeX is installed")
+def test_latex_takes_every_name_and_no_table_leaves_the_page(tmp_path: Path) -> None:
+    names = ["base", NASTY, "نموذج 模型 🐍", "a--b -- c", "long-" * 30]
+    sets = {f"ood.{name}.logits": torch.randn(40, 2, 4) for name in (*"cdefgh", "模型 <b>&")}
+    files = [write(tmp_path / f"{at}.safetensors", 1.0 + at, name=name, **sets) for at, name in enumerate(names)]  # fmt: skip
+    hs.evaluate([], predictions_in=files, latex=tmp_path / "r.tex", ci=0.9)
+    (tmp_path / "page.tex").write_text(r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs}\begin{document}\input{r.tex}\end{document}")  # fmt: skip
+    done = subprocess.run(["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"], cwd=tmp_path, capture_output=True, check=False, timeout=100)  # fmt: skip
+    log = done.stdout.decode(errors="replace")
+    if "booktabs.sty' not found" in log:
+        pytest.skip("this LaTeX has no booktabs")
+    assert done.returncode == 0, log[-2000:]
+    assert "Overfull" not in log
+    assert "Float too large" not in log
 
 
 @pytest.mark.parametrize("kind", ["markdown", "latex"])
