@@ -73,12 +73,12 @@ def put_head_maps(drawn: Any, maps: Sequence[HeadMap]) -> None:
         gridspec_kw={"width_ratios": widths, "height_ratios": heights},
     )  # fmt: skip
     for row, each in zip(grid, maps, strict=True):
-        scale, last = _scale(each), None
+        scale, last, deepest = _scale(each), None, max(map(len, each.values.values()))
         for place, tower in zip(row, towers, strict=True):
             if tower not in each.values:
                 place.set_axis_off()
                 continue
-            last = _one(place, each, tower, scale)
+            last = _one(place, each, tower, scale, deepest)
         if last is not None:
             # Towers share their scale: how far they lie apart is what the picture shows.
             drawn.colorbar(last, ax=list(row), fraction=0.04, pad=0.01, aspect=SLIM)
@@ -116,7 +116,7 @@ def put_row(drawn: Any, row: Sequence[HeadMap]) -> None:
         put_head_maps(part, [each])
 
 
-def _one(place: Any, each: HeadMap, tower: str, scale: tuple[float, float]) -> Any:
+def _one(place: Any, each: HeadMap, tower: str, scale: tuple[float, float], deepest: int) -> Any:
     rows = each.values[tower]
     heads = max(map(len, rows), default=0)
     cells = [[math.nan if v is None else v for v in row] + [math.nan] * (heads - len(row)) for row in rows]  # fmt: skip
@@ -133,6 +133,14 @@ def _one(place: Any, each: HeadMap, tower: str, scale: tuple[float, float]) -> A
     place.set(title=f"{each.title}: {tower}", xlabel="head (○ kept)" if dots else "head", ylabel="layer")  # fmt: skip
     place.set_xticks(range(0, heads, _step(heads)))
     place.set_yticks(range(0, len(rows), _step(len(rows))))
+    if len(rows) < deepest:
+        # Cells are as high in every tower; what lies below the last layer is paper, and heads are numbered above.
+        place.axhspan(len(rows) - 0.5, deepest - 0.5, facecolor="white", edgecolor="none")
+        place.set_ylim(deepest - 0.5, -0.5)
+        place.spines[:].set_visible(False)
+        place.xaxis.tick_top()
+        place.xaxis.set_label_position("top")
+        place.set_ylabel("layer", loc="top")
     return shown
 
 
@@ -147,7 +155,9 @@ def _scale(each: HeadMap) -> tuple[float, float]:
     if each.centred:
         far = max(abs(low), abs(high)) or 1.0
         return -far, far
-    return (low, high) if high > low else (low, low + 1)
+    # One number alone stands in the middle of a scale of its own size.
+    around = abs(low) / 10 or 1.0
+    return (low, high) if high > low else (low - around, low + around)
 
 
 def _inches(maps: Sequence[HeadMap]) -> tuple[list[float], list[float]]:
