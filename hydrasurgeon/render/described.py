@@ -11,7 +11,7 @@ from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import as_json, show
-from hydrasurgeon.render.pieces import notes, picture, show_table, size
+from hydrasurgeon.render.pieces import millions, notes, picture, show_table, size
 from hydrasurgeon.render.tables import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
     copies = ""
     if inspection.in_memory != inspection.parameters:
         copies = (
-            f" ({inspection.in_memory / 1e6:.2f} M at work, where members have copies of heads)"
+            f" ({millions(inspection.in_memory)} at work, where members have copies of heads)"
         )
     if inspection.low_rank:
         copies = (
-            f", {inspection.low_rank / 1e6:.2f} M of them in low-rank changes"
-            f" ({inspection.in_memory / 1e6:.2f} M at work, where these are part of their matrices)"
+            f", {millions(inspection.low_rank)} of them in low-rank changes"
+            f" ({millions(inspection.in_memory)} at work, where these are part of their matrices)"
         )
-    show(f"  {inspection.parameters / 1e6:.2f} M parameters{copies}, {size(inspection.nbytes)} as {dtypes}")  # fmt: skip
+    show(f"  {millions(inspection.parameters)} parameters{copies}, {size(inspection.nbytes)} as {dtypes}")  # fmt: skip
     for name, tower in manifest.towers.items():
         show(f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim {tower.dim}")  # fmt: skip
     if manifest.kind == "hydra":

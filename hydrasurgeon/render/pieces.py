@@ -12,7 +12,7 @@ from hydrasurgeon.render.tables import Table, table_lines
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
 
-__all__ = ["notes", "picture", "show_table", "size"]
+__all__ = ["millions", "notes", "picture", "show_table", "size"]
 
 
 def show_table(table: Table) -> None:
@@ -26,11 +26,17 @@ def notes(texts: Iterable[str]) -> None:
 
 def picture(kept: Kept, towers: Mapping[str, Tower]) -> None:
     """A row for each layer: ■ kept, · removed."""
+    widest = max(map(len, kept), default=0)
     for name, rows in kept.items():
         for layer, row in enumerate(rows):
             cells = "".join("■" if head in row else "·" for head in range(towers[name].heads))
-            prefix = f"{name} " if len(kept) > 1 else ""
+            prefix = f"{name:{widest}} " if len(kept) > 1 else ""
             show(f"    {prefix}{layer:2d} {cells} {len(row)}")
+
+
+def millions(count: int) -> str:
+    """1.36 M; of what would be 0.00 M, the number."""
+    return f"{count / 1e6:.2f} M" if count >= 5000 else f"{count:,}"
 
 
 def size(nbytes: int) -> str:
