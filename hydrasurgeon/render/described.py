@@ -49,9 +49,7 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
     dtypes = ", ".join(inspection.dtypes)
     copies = ""
     if inspection.in_memory != inspection.parameters:
-        copies = (
-            f" ({millions(inspection.in_memory)} at work, where members have copies of heads)"
-        )
+        copies = f" ({millions(inspection.in_memory)} at work, where members have copies of heads)"
     if inspection.low_rank:
         copies = (
             f", {millions(inspection.low_rank)} of them in low-rank changes"

@@ -16,6 +16,23 @@ pytestmark = [
 ]
 NASTY = '<script>document.title="owned"</script><img src=x onerror="document.title=1">&"\''
 LONG = "a-name-without-end-" * 20
+COVERED = """(() => {
+  const wrong = [];
+  for (const svg of document.querySelectorAll("svg")) {
+    const card = (svg.closest("figure") || svg.closest("li")).getBoundingClientRect();
+    const texts = [...svg.querySelectorAll("text:not(.in-dot)")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+    texts.forEach(([text, box], at) => {
+      if (box.left < card.left || box.right > card.right || box.height < 9) wrong.push(text);
+      for (const [other, its] of texts.slice(at + 1)) {
+        const across = Math.min(box.right, its.right) - Math.max(box.left, its.left);
+        const down = Math.min(box.bottom, its.bottom) - Math.max(box.top, its.top);
+        if (across > 2 && down > 3) wrong.push(`${text} / ${other}`);
+      }
+    });
+  }
+  return wrong;
+})()"""
+"""Texts of charts that leave their card, lie upon each other or are too small to be read."""
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +63,7 @@ def test_the_report_in_a_browser(browser: Browser, page: Path) -> None:
             browser.open(page, width=width, dark=dark)
             assert browser.value("document.documentElement.scrollWidth") <= width
             assert browser.value("document.body.scrollWidth") <= width
+            assert browser.value(COVERED) == []
             assert browser.value("document.title").startswith("Beside ")
             grounds.add((dark, browser.value("getComputedStyle(document.body).backgroundColor")))
     assert len(grounds) == 2
@@ -57,6 +75,21 @@ def test_the_report_in_a_browser(browser: Browser, page: Path) -> None:
     # The policy lets no other script run, not even one that is there.
     assert browser.value("(() => { const s = document.createElement('script'); s.textContent = 'window.owned = 1'; document.body.append(s); return typeof window.owned; })()") == "undefined"  # fmt: skip
     browser.errors.clear()  # which was said
+
+
+def test_charts_of_odd_values_can_be_read(
+    browser: Browser, tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
+) -> None:
+    # Many heads and layers, values that differ in their fourth digit, a model that costs next to nothing, one sample.
+    arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=24,depth={},num_heads=24,num_classes=5"  # fmt: skip
+    models = [tiny("large.safetensors", arch=arch.format(24)), tiny("small.safetensors", arch=arch.format(1))]  # fmt: skip
+    for rows in (1, 40):
+        hs.evaluate(models, data=images(f"{rows}.npz", rows=rows), ood=[f"far:x={images('x.npz', seed=6, rows=rows)}"], html=tmp_path / f"{rows}.html")  # fmt: skip
+        for width in (1280, 390):
+            browser.open(tmp_path / f"{rows}.html", width=width, dark=False)
+            assert browser.value("document.body.scrollWidth") <= width
+            assert browser.value(COVERED) == []
+    assert browser.errors == []
 
 
 def test_keys_reach_what_a_pointer_reaches(browser: Browser, page: Path) -> None:
