@@ -184,7 +184,7 @@ def report(results: dict[str, Any]) -> list[str]:
         "## `eval --predictions-in` and its report",
         "",
         f"Stored predictions of {results['rows']:,} samples, {results['classes']:,} classes and {results['members']} members, with {results['foreign']:,} foreign samples; whole",
-        f"processes, imports too; {about['processor']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}; the fastest of {results['repeats']} runs.",
+        f"processes, imports too; {about['processor']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}; medians of {results['repeats']} runs, both in turn.",
         f"The page has {results['page_bytes'] / 1000:.0f} kB.",
         "",
         *table(["", "s", "target", "peak GB", "target"], rows),
