@@ -1,7 +1,7 @@
-"""The paper's Tables 13 and 14 in small: accuracy and Brier scores under ImageNet-C's corruptions, of models that benchmarks/quality.py made.
+"""The paper's Tables 13 and 14 in small: accuracy and Brier scores under corruptions, of models that benchmarks/quality.py made.
 
-All fifteen at five severities, on the first samples of the task's test data. It reads what lies in quality.py's --cache, makes what is not there,
-and adds its figures to benchmarks/results/quality.json.
+ImageNet-C's fifteen of images, typos and dropped words of texts, each at five severities, on the first samples of the task's test data. It reads
+what lies in quality.py's --cache, makes what is not there, and adds its figures to benchmarks/results/quality.json.
 
     python benchmarks/quality_shift.py fashion-mnist --cache FOLDER [--shared ../shared] [--seeds 1,2,3]
 """
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from quality import ROOT, changing, recorded
-from quality_tasks import Place
+from quality_rows import built
+from quality_tasks import TASKS, Place
 from quality_workshop import CIRCUITS, Workshop
 
 import hydrasurgeon as hs
 
-LIMIT = 300
-"""Samples of the test data; each is spoiled seventy-five times."""
+LIMITS = {"fashion-mnist": 300, "dinov2": 300, "minilm": 1000}
+"""Samples of the test data; each is spoiled by every corruption at every severity: seventy-five times an image, ten times a text."""
 
 
 def hydra(name: str, shop: Workshop) -> list[Path]:
@@ -35,24 +36,32 @@ def hydra(name: str, shop: Workshop) -> list[Path]:
     return [out]
 
 
+def of_budget(shop: Workshop) -> Path:
+    """What `build` made for quality.py, made again if it is not there."""
+    out = shop.folder / "built.safetensors"
+    if not out.exists():
+        built(False, shop)
+    return out
+
+
 MODELS: dict[str, Callable[[Workshop], Sequence[Path]]] = {
     "Single": lambda shop: [shop.base],
     "Deep Ensemble": lambda shop: [path for _, path in shop.place.ensemble(shop.seed)],
     "Taylor, tuned": lambda shop: [shop.tuned(shop.member("taylor"), 0)],
     "Hydra (Taylor), tuned": lambda shop: hydra("taylor", shop),
     "Hydra (Circ), tuned": lambda shop: hydra("circ", shop),
-    "built within 2x": lambda shop: [shop.folder / "built.safetensors"],
+    "built within 2x": lambda shop: [of_budget(shop)],
 }
 
 
 def measured(paths: Sequence[Path], place: Place) -> dict[str, Any]:
     evaluation = hs.evaluate(
-        list(paths), data=place.specs["test"], limit=LIMIT, corrupt=["all"], ensemble=len(paths) > 1, no_decision=True, device="cpu",
+        list(paths), data=place.specs["test"], limit=LIMITS[place.name], corrupt=["all"], ensemble=len(paths) > 1, no_decision=True, device="cpu",
         dtype=place.dtype,
     )  # fmt: skip
     average = evaluation.report.results[0].shift_average
     assert average is not None
-    found: dict[str, Any] = {"shift_accuracy": average.accuracy, "shift_brier": average.brier}
+    found: dict[str, Any] = {"samples": LIMITS[place.name], "shift_accuracy": average.accuracy, "shift_brier": average.brier}  # fmt: skip
     for severity, mean in average.severities.items():
         found |= {f"shift_accuracy_{severity}": mean.accuracy, f"shift_brier_{severity}": mean.brier}  # fmt: skip
     return found
@@ -60,7 +69,7 @@ def measured(paths: Sequence[Path], place: Place) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("task", choices=("fashion-mnist", "dinov2"))
+    parser.add_argument("task", choices=tuple(TASKS))
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")  # fmt: skip
     parser.add_argument("--cache", type=Path, required=True, help="quality.py's")
