@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ PROJECT = "hydrasurgeon"
 """What the project, or experiment, is called where none is named."""
 UNNAMEABLE = re.compile(r"[^\w. :/-]")
 """What no tracker takes in the name of a number."""
+SILENCE = {"mlflow": "MLFLOW_DISABLE_TELEMETRY"}
+"""What keeps a client from reporting its use to its maker; what the user's environment says stays."""
 # Characters of a run's name; some trackers refuse longer ones.
 MAX_RUN = 120
 
@@ -74,6 +77,8 @@ def tracker_of(text: str | None) -> Tracker | None:
 
 def log_report(tracker: Tracker, report: Report) -> None:
     """A run for each result; what a client raises becomes one message."""
+    if tracker.name in SILENCE:
+        os.environ.setdefault(SILENCE[tracker.name], "true")
     settings = {key: str(value) for key, value in report.settings.items() if value is not None}
     for result in report.results:
         name = result.name

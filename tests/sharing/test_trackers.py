@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,3 +128,18 @@ def test_what_is_refused_before_the_work(predictions: list[Path], tmp_path: Path
         with pytest.raises(MissingDependency, match="--log mlflow needs mlflow"):
             hs.evaluate([], predictions_in=predictions, log="mlflow", json=tmp_path / "r.json")
     assert not (tmp_path / "r.json").exists()
+
+
+@pytest.mark.parametrize(("said", "counts"), [(None, "true"), ("false", "false")])
+def test_mlflow_reports_its_use_to_nobody(
+    said: str | None, counts: str, client: Callable[[str], Calls], predictions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Unless the user wants that."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", said or "")
+    if said is None:
+        monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
+    client("mlflow")
+    seen: list[str | None] = []
+    monkeypatch.setattr(sys.modules["mlflow"], "set_experiment", lambda project: seen.append(os.environ.get("MLFLOW_DISABLE_TELEMETRY")))  # fmt: skip
+    hs.evaluate([], predictions_in=predictions[:1], log="mlflow")
+    assert seen == [counts]
