@@ -116,7 +116,7 @@ def test_a_row_of_passes_is_told_from_the_plain_models(tmp_path: Path) -> None:
     for name in ("one", "other"):
         vit(tmp_path / name, hidden_dropout_prob=0.2)
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "data.npz", images=rng.integers(0, 255, (6, 28, 28, 3), dtype=np.uint8), labels=np.arange(6) % 3)  # fmt: skip
+    np.savez(tmp_path / "data.npz", images=rng.integers(0, 255, (24, 28, 28, 3), dtype=np.uint8), labels=np.arange(24) % 3)  # fmt: skip
     data, logits, page = str(tmp_path / "data.npz"), tmp_path / "plain.safetensors", tmp_path / "page.md"  # fmt: skip
     hs.evaluate([tmp_path / "one"], data=data, predictions=logits, device="cpu")
     paths = [tmp_path / "one", tmp_path / "other"]

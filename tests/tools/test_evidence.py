@@ -60,7 +60,7 @@ def test_severe_shifts_are_claims_of_their_own(claims: Any) -> None:
     lines = claims.claimed({"some": {"rows": {}, "shift": shift}}, None)
     verdicts = {line.split("|")[2].strip(): line.split("|")[3].strip() for line in lines if line.startswith("| E.1")}  # fmt: skip
     assert verdicts == {
-        "Under ImageNet-C's corruptions Hydra (Taylor) is more accurate than the single model": "not measured yet",
+        "Under corruptions (images: ImageNet-C's; texts: typos, dropped words) Hydra (Taylor) is more accurate than the single model": "not measured yet",
         "… and within a point of a Deep Ensemble": "**not held**",
         "… and more accurate than a Deep Ensemble at severities 4 and 5": "**held**",
         "… with Brier scores within a point of a Deep Ensemble's": "**not held**",
