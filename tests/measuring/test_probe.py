@@ -314,12 +314,16 @@ def test_which_heads_matter(tiny: MAKE, images: SPEC) -> None:
 
 def test_noisy_data_of_ones_own(tiny: MAKE, images: SPEC) -> None:
     """The same data as noisy data: nothing differs, to the last draw."""
-    spec = images()
-    report = hs.probe(tiny(), data=spec, shift=spec, draws=2, dtype="float64", method="random")
+    path, spec = tiny(), images()
+    report = hs.probe(path, data=spec, shift=spec, draws=2, dtype="float64", method="random")
     hessian = report.proposition.hessian
     assert (hessian.mean, hessian.along, hessian.positive_weights) == (0, 0, 0)
     assert report.proposition.losses.gap == 0
     assert report.proposition.gradient.noisy == report.proposition.gradient.clean
+    (note,) = [note for note in report.notes if "no noise" in note]
+    assert note.endswith("which shows nothing of Proposition 1")
+    other = hs.probe(path, data=spec, shift=images("other.npz", seed=3), draws=2, method="random")
+    assert not [note for note in other.notes if "no noise" in note]
 
 
 def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:

@@ -140,6 +140,8 @@ def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
         in_samples(clean, foreign, harm="what is the same in both makes every distance smaller")
     )
     proposition = _proposition(subject, model, clean, noisy)
+    if proposition.losses.gap == 0 == proposition.losses.gap_pruned:
+        notes += (f"{noisy.spec} costs the model exactly what {clean.spec} does: no noise, which shows nothing of Proposition 1",)  # fmt: skip
     separation, pictured, points = _separation(subject, model, clean, foreign)
     report = ProbeReport(
         name=checkpoint.name.removesuffix(".safetensors"), settings=settings, proposition=proposition,
