@@ -108,7 +108,8 @@ def test_answers_are_those_of_the_files(task: Task) -> None:
         )
 
 
-@pytest.mark.parametrize("weighed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("weighed", [False, True])
 def test_the_script_makes_the_same_bytes(
     weighed: bool, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_nothing_runs_twice(task: Task, monkeypatch: pytest.MonkeyPatch) -> None
     assert same.rows == first.rows
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = task.build("whole")
     monkeypatch.setattr(answering, "SIDE_BY_SIDE", 2)
@@ -204,6 +206,7 @@ def test_the_backbone_may_be_the_answer(task: Task, monkeypatch: pytest.MonkeyPa
     assert made.manifest.weights_sha256 == source.manifest.weights_sha256
 
 
+@pytest.mark.slow
 def test_tuned_where_that_helps(task: Task) -> None:
     built = task.build(tune="demo", limit=60, members=2, budget="macs=9", calibrate=False)
     names = [row.name for row in built.rows]
@@ -214,6 +217,7 @@ def test_tuned_where_that_helps(task: Task) -> None:
     assert ("finetune" in built.script) == (built.rows[-1].worth == tuned.worth)
 
 
+@pytest.mark.slow
 def test_what_the_tuning_says_is_said(tmp_path: Path) -> None:
     """Once, though several members are tuned by the recipe whose dropout has no place in the model."""
     dinov2_without_dropout()
@@ -262,7 +266,7 @@ def test_one_member_needs_no_weight(task: Task) -> None:
     assert "--weights fit: one member was chosen, which needs no weight" in built.notes
 
 
-@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("calibrate", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_folder_is_written_as_one(calibrate: bool, task: Task) -> None:
     """`-o DIR/`: paths lose the slash, and the last command wrote a file of that name."""
     built = task.build("folder/", calibrate=calibrate)
