@@ -242,7 +242,7 @@ def _calibration(material: Material) -> str:
     rows = _rows(material)
     if not rows:
         return ""
-    return f"<p>Of all answers with some confidence, how many are right? Bars on the dashed line are calibrated; red: surer than right, green: righter than sure. The dark lines at the foot say how many answers are that sure.</p>{_grid(charts.reliability(rows))}"
+    return f"<p>Of all answers with some confidence, how many are right? Bars on the dashed line are calibrated; red: surer than right, green: righter than sure. The lines at the foot say how many answers are that sure.</p>{_grid(charts.reliability(rows))}"
 
 
 def _foreign(material: Material) -> str:
