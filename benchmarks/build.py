@@ -1,11 +1,15 @@
-"""What `build` is worth: the hydra it chooses beside the single model, the best member, the paper's recipe and a Deep Ensemble.
+"""What `build` is worth: the hydra it chooses beside the single model, the best member, the paper's recipe and a Deep
+Ensemble.
 
-For each task and seed members are chosen on validation data and one foreign set; everything is reported on test data and other foreign sets. All with msp,
-uncalibrated, so that only the choice counts. `random` is the mean of 100 triples of the same candidates within the same budget, drawn at random.
+For each task and seed members are chosen on validation data and one foreign set; everything is reported on test data
+and other foreign sets. All with msp,
+uncalibrated, so that only the choice counts. `random` is the mean of 100 triples of the same candidates within the same
+budget, drawn at random.
 Tasks are added to benchmarks/results/build.json one by one:
 
     python benchmarks/build.py fashion-mnist
-    python benchmarks/build.py minilm|dinov2 --shared ../shared --cache FOLDER      as benchmarks/quality_tasks.py makes them
+    python benchmarks/build.py minilm|dinov2 --shared ../shared --cache FOLDER      as benchmarks/quality_tasks.py makes
+    them
     python benchmarks/build.py NAME --checkpoint c.safetensors --train D --val D --choose D --test D --near D --far D
     python benchmarks/build.py choosing        how long a choice among 200 candidates takes
 """
@@ -53,10 +57,18 @@ def reported(answers: Sequence[Answers]) -> dict[str, float]:
     """Near is the first foreign set, far the mean of the others."""
     row = measured([replace(a, foreign=a.foreign[:1]) for a in answers])
     far = measured([replace(a, foreign=a.foreign[1:]) for a in answers])
-    return {"accuracy": row["accuracy"], "nll": row["nll"], "ece": row["ece"], "near": row["auroc"], "far": far["auroc"]}  # fmt: skip
+    return {
+        "accuracy": row["accuracy"],
+        "nll": row["nll"],
+        "ece": row["ece"],
+        "near": row["auroc"],
+        "far": far["auroc"],
+    }
 
 
-def task(checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path, independent: Sequence[Path]) -> dict[str, Any]:  # fmt: skip
+def task(
+    checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path, independent: Sequence[Path]
+) -> dict[str, Any]:
     """Everything of one seed."""
     searches: list[build_search.Search] = []
     searched = build_search.searched
@@ -71,13 +83,25 @@ def task(checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path,
         budgets = options.budget.split(",")
         built = {
             budget: hs.build(
-                checkpoint, data=options.train, val=options.val, ood=[options.choose], out=folder / f"hydra-{seed}.safetensors",
-                budget=f"macs={budget}", candidates=options.candidates, seed=seed, calibrate=False, dry_run=True, device="cpu",
-                criteria=options.criteria, score_limit=options.score_limit, dtype=options.dtype, search=options.search,
+                checkpoint,
+                data=options.train,
+                val=options.val,
+                ood=[options.choose],
+                out=folder / f"hydra-{seed}.safetensors",
+                budget=f"macs={budget}",
+                candidates=options.candidates,
+                seed=seed,
+                calibrate=False,
+                dry_run=True,
+                device="cpu",
+                criteria=options.criteria,
+                score_limit=options.score_limit,
+                dtype=options.dtype,
+                search=options.search,
                 cache=options.caches / f"seed-{seed}" / "build" if options.caches else None,
             )
             for budget in budgets
-        }  # fmt: skip
+        }
         seconds = time.monotonic() - began
     finally:
         build_search.searched = searched
@@ -93,31 +117,35 @@ def task(checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path,
     labels = {candidate.label: i for i, candidate in enumerate(search.candidates)}
     rows: dict[str, Any] = {"single model": reported([answers[0]]) | {"macs": 1.0}}
     floor = measured([search.cache.read(search.candidates[0])])["accuracy"] - 0.005
-    val = Pool.gathered(
-        guarded(objective_of("avg"), floor), map(search.cache.read, search.candidates), len(answers)
-    )
-    one = choose(val, pools=[range(1, len(answers) - len(search.paper))], affordable=lambda members: True, members=1)  # fmt: skip
+    val = Pool.gathered(guarded(objective_of("avg"), floor), map(search.cache.read, search.candidates), len(answers))
+    one = choose(val, pools=[range(1, len(answers) - len(search.paper))], affordable=lambda members: True, members=1)
     assert one is not None
-    rows["best single member"] = reported([answers[i] for i in one.members]) | {"macs": search.costs.cost(one.members, "macs")}  # fmt: skip
+    rows["best single member"] = reported([answers[i] for i in one.members]) | {
+        "macs": search.costs.cost(one.members, "macs")
+    }
     if search.paper:
-        rows["the paper's recipe"] = reported([answers[i] for i in search.paper]) | {"macs": search.costs.cost(search.paper, "macs")}  # fmt: skip
+        rows["the paper's recipe"] = reported([answers[i] for i in search.paper]) | {
+            "macs": search.costs.cost(search.paper, "macs")
+        }
     free = [i for i in range(len(answers)) if i not in search.paper]
     for budget in budgets:
         members = [labels[label] for label in built[budget].members]
         rows[f"built, {budget}x"] = reported([answers[i] for i in members]) | {
-            "macs": search.costs.cost(members, "macs"), "members": list(built[budget].members),
-            "estimate": built[budget].estimate, "optimism": built[budget].optimism,
-        }  # fmt: skip
+            "macs": search.costs.cost(members, "macs"),
+            "members": list(built[budget].members),
+            "estimate": built[budget].estimate,
+            "optimism": built[budget].optimism,
+        }
         rows[f"random, {budget}x"] = triples(search, answers, free, budget, seed)
     if independent:
-        each = [
-            answers_of(as_classifier(open_checkpoint(p), lean=True), trial)[0] for p in independent
-        ]
+        each = [answers_of(as_classifier(open_checkpoint(p), lean=True), trial)[0] for p in independent]
         rows["Deep Ensemble of 3"] = reported(each) | {"macs": float(len(each))}
     return {"rows": rows, "seconds": seconds, "candidates": len(free)}
 
 
-def triples(search: build_search.Search, answers: Sequence[Answers], free: Sequence[int], budget: str, seed: int) -> dict[str, float]:  # fmt: skip
+def triples(
+    search: build_search.Search, answers: Sequence[Answers], free: Sequence[int], budget: str, seed: int
+) -> dict[str, float]:
     """The mean of random triples that cost as much at most."""
     (limit,) = parse_budgets(f"macs={budget}")
     dice = random.Random(seed)
@@ -128,7 +156,7 @@ def triples(search: build_search.Search, answers: Sequence[Answers], free: Seque
             drawn.add(members)
         if len(drawn) == TRIPLES:
             break
-    each = [reported([answers[i] for i in m]) | {"macs": search.costs.cost(m, "macs")} for m in sorted(drawn)]  # fmt: skip
+    each = [reported([answers[i] for i in m]) | {"macs": search.costs.cost(m, "macs")} for m in sorted(drawn)]
     if not each:
         return {}
     mean = {name: statistics.mean(row[name] for row in each) for name in each[0]}
@@ -147,24 +175,22 @@ def choosing() -> dict[str, Any]:
     def candidate(i: int) -> Answers:
         own = torch.Generator().manual_seed(i)
         return Answers(
-            shared + 0.7 * torch.randn(rows, classes, generator=own), labels,
+            shared + 0.7 * torch.randn(rows, classes, generator=own),
+            labels,
             (outside + 0.7 * torch.randn(rows // 5, classes, generator=own),),
-        )  # fmt: skip
+        )
 
     pool = Pool.gathered(objective_of("avg"), map(candidate, range(count)), count)
-    how: dict[str, Any] = {
-        "pools": [range(count)],
-        "affordable": lambda members: True,
-        "members": 3,
-    }
+    how: dict[str, Any] = {"pools": [range(count)], "affordable": lambda members: True, "members": 3}
     began = time.monotonic()
     choose(pool, **how)
     chosen = time.monotonic()
     estimate(pool, **how)
     return {
-        "choose_seconds": chosen - began, "estimate_seconds": time.monotonic() - chosen,
+        "choose_seconds": chosen - began,
+        "estimate_seconds": time.monotonic() - chosen,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }  # fmt: skip
+    }
 
 
 def models(options: argparse.Namespace, temporary: Path) -> tuple[Sequence[Path], Sequence[Path]]:
@@ -179,20 +205,22 @@ def models(options: argparse.Namespace, temporary: Path) -> tuple[Sequence[Path]
     options.choose, options.near = specs[about.chooses], specs[about.near[0]]
     options.far = [specs[name] for name in about.far]
     options.dtype, options.caches = place.dtype, place.cache
-    options.candidates, options.score_limit, options.search = (
-        about.candidates,
-        about.limit,
-        about.search,
-    )
+    options.candidates, options.score_limit, options.search = (about.candidates, about.limit, about.search)
     bases = [path for _, path in place.ensemble(1)]
     return bases, bases
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="fashion-mnist")
     parser.add_argument("--checkpoint", type=Path, action="append")
-    for name, default in (("train", "demo:train"), ("val", "demo:val"), ("choose", "demo:textures"), ("test", "demo:test"), ("near", "demo:near")):  # fmt: skip
+    for name, default in (
+        ("train", "demo:train"),
+        ("val", "demo:val"),
+        ("choose", "demo:textures"),
+        ("test", "demo:test"),
+        ("near", "demo:near"),
+    ):
         parser.add_argument(f"--{name}", default=default)
     parser.add_argument("--far", action="append")
     parser.add_argument("--seeds", type=int, default=3)
@@ -201,9 +229,9 @@ def main() -> None:
     parser.add_argument("--score-limit", type=int, default=1000)
     parser.add_argument("--budget", default="1.5,2.3")
     parser.add_argument("--folder", type=Path, help="where scores and answers are kept")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")  # fmt: skip
-    parser.add_argument("--cache", type=Path, help="trained models, as benchmarks/quality.py keeps them")  # fmt: skip
-    parser.add_argument("--only", type=int, action="append", help="seeds, of those that are counted")  # fmt: skip
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
+    parser.add_argument("--cache", type=Path, help="trained models, as benchmarks/quality.py keeps them")
+    parser.add_argument("--only", type=int, action="append", help="seeds, of those that are counted")
     options = parser.parse_args()
     options.dtype, options.caches, options.search = "float32", None, "fast"
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tasks": {}}

@@ -6,12 +6,16 @@ Quality, three seeds each, of the models in benchmarks/answers.py and benchmarks
     trunk           the demo's backbone, three tuned members that share half of the layers
     minilm          all-MiniLM-L6-v2, three members of it, untuned, each behind a classifier of its own, no trunk
 
-`calibrate --cascade` fits each to validation data, and to foreign data (`textures`, `docstrings`) that are never reported; drops are
-of test data and of near and far foreign data that chose nothing, in points, against the full hydra. Beside what was asked for
-(`--max-drop 0.5`, `--budget 1.2`), the whole curve: what the best gate within each budget loses. Costs are multiply-adds,
+`calibrate --cascade` fits each to validation data, and to foreign data (`textures`, `docstrings`) that are never
+reported; drops are
+of test data and of near and far foreign data that chose nothing, in points, against the full hydra. Beside what was
+asked for
+(`--max-drop 0.5`, `--budget 1.2`), the whole curve: what the best gate within each budget loses. Costs are
+multiply-adds,
 in multiples of the single model's. Writes benchmarks/results/cascade.json, piece by piece.
 
-Time (`--piece timing`, alone on the machine): interleaved medians over batches of real test data, the single model, the full
+Time (`--piece timing`, alone on the machine): interleaved medians over batches of real test data, the single model, the
+full
 hydra, its cascade within 1.2 single models' multiply-adds, and the same with every row let through.
 
     python benchmarks/cascade.py [--piece fashion-mnist|trunk|minilm|timing] [--shared ../shared] [--cache FOLDER]
@@ -100,7 +104,7 @@ def trunked(cache: Path, shared: Path, seed: int) -> tuple[Answers, Path]:
     hydra = place / f"hydra-{trunk.LAYERS // 2}-{seed}-tuned.safetensors"
     if not hydra.exists():
         scored = place / "scored.safetensors"
-        hs.score(DEMO / "backbone.safetensors", method="taylor", data="demo:val", out=scored, force=True)  # fmt: skip
+        hs.score(DEMO / "backbone.safetensors", method="taylor", data="demo:val", out=scored, force=True)
         trunk.hydra(scored, place, trunk.LAYERS // 2, seed, tuned=True)
     return of_hydra(hydra, image_sets(shared, large=False)), hydra
 
@@ -114,7 +118,9 @@ def of_hydra(hydra: Path, sources: dict[str, Source]) -> Answers:
         samples = open_data(source.spec, limit=source.limit)
         if source.labelled:
             samples = fit_classes(samples, num_classes=8, labels=model.manifest.model.labels)
-        piece = collected(model, Perturbed(samples) if source.perturbed else samples, Run(device="cpu", batch_size=32), features=True)  # fmt: skip
+        piece = collected(
+            model, Perturbed(samples) if source.perturbed else samples, Run(device="cpu", batch_size=32), features=True
+        )
         parts = {"logits": piece.logits, "features": piece.features, "labels": piece.labels}
         tensors |= {f"{name}.{part}": t.contiguous() for part, t in parts.items() if t is not None}
         print(hydra.stem, name, len(piece.logits), flush=True)
@@ -123,13 +129,13 @@ def of_hydra(hydra: Path, sources: dict[str, Source]) -> Answers:
     sets = {
         name: Outputs(tensors[f"{name}.logits"], tensors[f"{name}.features"], tensors.get(f"{name}.labels"))
         for name in sources
-    }  # fmt: skip
+    }
     return Answers(sets, [(each.weight, each.bias) for each in classifiers(model)])
 
 
 def minilm(cache: Path, shared: Path, seed: int) -> tuple[Answers, Path]:
     answers = TASKS["minilm"].answers(cache / "minilm", shared, seed)["hydra"]
-    source, train = cache / "minilm" / "tuned.safetensors", str(cache / "minilm" / "texts" / "train.jsonl")  # fmt: skip
+    source, train = cache / "minilm" / "tuned.safetensors", str(cache / "minilm" / "texts" / "train.jsonl")
     members = drawn(source, cache / "minilm", sample="18/36", seeds=range(1, 5), data=train)
     mine = [members[(seed - 1 + i) % len(members)] for i in range(3)]
     return answers, fused(mine, cache / f"hydra-minilm-{seed}.safetensors")
@@ -143,7 +149,7 @@ PIECES = {
 """Task whose data sets are used, what makes the answers of a seed and its hydra, and data that costs are of."""
 
 
-def mixed(state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Outputs]) -> tuple[Sides, list[float]]:  # fmt: skip
+def mixed(state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Outputs]) -> tuple[Sides, list[float]]:
     """The cascade's answers, and the shares that go on."""
     at = list(cascade.starters)
     first = [
@@ -156,8 +162,9 @@ def mixed(state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Ou
     return early.mixed(whole, going), [float(each.double().mean()) for each in going]
 
 
-def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: Wanted) -> dict[str, Any] | None:  # fmt: skip
-    """One cascade: as it was fitted, and what it loses on test, near and far data; None where nothing costs so little."""
+def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: Wanted) -> dict[str, Any] | None:
+    """One cascade: as it was fitted, and what it loses on test, near and far data; None where nothing costs so
+    little."""
     state = fit.state
     try:
         record, _ = fit.record(wanted)
@@ -165,10 +172,13 @@ def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: Wanted) -> di
         return None
     cascade, test = cascade_of(record), answers.sets["test"]
     found: dict[str, Any] = {
-        "first": list(cascade.starters), "gate": record.gate.model_dump(), "certified": record.certified,
-        "share_val": record.shares[1], "expected_val": record.cost.expected,
+        "first": list(cascade.starters),
+        "gate": record.gate.model_dump(),
+        "certified": record.certified,
+        "share_val": record.shares[1],
+        "expected_val": record.cost.expected,
         "drops_val": {name: drop.drop for name, drop in record.drops.items()},
-    }  # fmt: skip
+    }
     for group, names in (("near", task.near), ("far", task.far)):
         foreign = [answers.sets[name] for name in names]
         part, shares = mixed(state, cascade, test, foreign)
@@ -182,7 +192,7 @@ def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: Wanted) -> di
     probs = torch.cat([step_state(state, cascade, p.members).probs(p.logits) for p in parts])
     truth = torch.cat([labels[p.rows] for p in parts])
     full = state.probs(test.logits)
-    found["nll"] = [float(-p.gather(1, t[:, None]).log().mean()) for p, t in ((probs, truth), (full, labels))]  # fmt: skip
+    found["nll"] = [float(-p.gather(1, t[:, None]).log().mean()) for p, t in ((probs, truth), (full, labels))]
     found["expected"] = record.cost.first + found["share"] * record.cost.rest
     return found
 
@@ -190,29 +200,34 @@ def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: Wanted) -> di
 def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
     task_name, make, spec = PIECES[name]
     task = TASKS[task_name]
-    results: dict[str, Any] = {"near": task.near, "far": task.far, "chooses": task.chooses, "models": []}  # fmt: skip
+    results: dict[str, Any] = {"near": task.near, "far": task.far, "chooses": task.chooses, "models": []}
     for seed in SEEDS:
         answers, hydra = make(cache, shared, seed)
         cost = costs(hydra, spec if spec.startswith("demo:") else str(cache / spec))
         for score in SCORES:
             foreign = [answers.sets["perturbed"], answers.sets[task.chooses]]
             fitting = fit_state(
-                answers.sets["val"], promise=Promise(), score=score, evidence=evidence(answers, seed), foreign=foreign, seed=seed
-            )  # fmt: skip
+                answers.sets["val"],
+                promise=Promise(),
+                score=score,
+                evidence=evidence(answers, seed),
+                foreign=foreign,
+                seed=seed,
+            )
             state = fitting.state
             fit = CascadeFit(state, answers.sets["val"], foreign, cost, seed=seed)
-            asked = {
-                "max_drop 0.5": Wanted(max_drop=0.5),
-                **{f"budget {b:g}": Wanted(budget=b) for b in BUDGETS},
-            }
+            asked = {"max_drop 0.5": Wanted(max_drop=0.5), **{f"budget {b:g}": Wanted(budget=b) for b in BUDGETS}}
             model: dict[str, Any] = {
-                "seed": seed, "score": score, "kind": state.ood.kind,
-                "full": cost.full / cost.single, "members": [cost.steps((m,)).first / cost.single for m in range(3)],
+                "seed": seed,
+                "score": score,
+                "kind": state.ood.kind,
+                "full": cost.full / cost.single,
+                "members": [cost.steps((m,)).first / cost.single for m in range(3)],
                 "cascades": {key: measured(fit, answers, task, wanted) for key, wanted in asked.items()},
-            }  # fmt: skip
+            }
             results["models"].append(model)
             for key in ("max_drop 0.5", "budget 1.2"):
-                print(name, seed, state.ood.kind, key, json.dumps(model["cascades"][key]), flush=True)  # fmt: skip
+                print(name, seed, state.ood.kind, key, json.dumps(model["cascades"][key]), flush=True)
     return results
 
 
@@ -226,12 +241,28 @@ def timing(cache: Path, shared: Path) -> dict[str, Any]:
         ready = cache / f"cascade-{name}.safetensors"
         texts = cache / "minilm" / "texts"
         val, foreign, test, source, counts = (
-            (str(texts / "val.jsonl"), str(texts / "docstrings.jsonl"), str(texts / "test.jsonl"), cache / "minilm" / "tuned.safetensors", LONGER)
+            (
+                str(texts / "val.jsonl"),
+                str(texts / "docstrings.jsonl"),
+                str(texts / "test.jsonl"),
+                cache / "minilm" / "tuned.safetensors",
+                LONGER,
+            )
             if name == "minilm"
             else ("demo:val", "demo:textures", "demo:test", DEMO / "backbone.safetensors", BATCHES)
-        )  # fmt: skip
+        )
         if not ready.exists():
-            hs.calibrate(hydra, data=val, ood=[foreign], ood_score="msp", cascade=True, budget=1.2, limit=1000, out=ready, force=True)  # fmt: skip
+            hs.calibrate(
+                hydra,
+                data=val,
+                ood=[foreign],
+                ood_score="msp",
+                cascade=True,
+                budget=1.2,
+                limit=1000,
+                out=ready,
+                force=True,
+            )
         single = as_classifier(open_checkpoint(source), device="cpu", lean=True)
         full, part, every = (as_classifier(open_checkpoint(ready), device="cpu") for _ in range(3))
         assert part.state is not None
@@ -240,13 +271,19 @@ def timing(cache: Path, shared: Path) -> dict[str, Any]:
         opened = as_classifier(open_checkpoint(ready), device="cpu")
         opened.state = _with_gate(part.state, Gate(part.state.cascade.gate.score, low=-1e9))
         models = {
-            "single": single, "full": full, "cascade": Cascading(part),
-            "no gate": Cascading(every), "all go on": Cascading(opened),
-        }  # fmt: skip
+            "single": single,
+            "full": full,
+            "cascade": Cascading(part),
+            "no gate": Cascading(every),
+            "all go on": Cascading(opened),
+        }
         points = {}
         for size, count in counts.items():
             order = range(size * count)
-            batches = [moved(b.inputs, torch.device("cpu"), torch.float32) for b in Batches(open_data(test), part.transform, batch_size=size, order=order, workers=0)]  # fmt: skip
+            batches = [
+                moved(b.inputs, torch.device("cpu"), torch.float32)
+                for b in Batches(open_data(test), part.transform, batch_size=size, order=order, workers=0)
+            ]
             went = sum(len(p.rows) for b in batches for p in said(part, b) if len(p.members) > 1)
             points[str(size)] = {"share": went / (size * count), **_seconds(models, batches)}
             print(name, size, json.dumps(points[str(size)]), flush=True)
@@ -263,7 +300,8 @@ def _with_gate(state: State, gate: Gate) -> State:
 
 @torch.inference_mode()
 def _seconds(models: dict[str, Any], batches: list[Any]) -> dict[str, Any]:
-    """Of each model the mean over the batches of the median over the rounds, in ms, and as multiples of the single model's."""
+    """Of each model the mean over the batches of the median over the rounds, in ms, and as multiples of the single
+    model's."""
     import time
 
     taken: dict[str, list[list[float]]] = {name: [[] for _ in batches] for name in models}
@@ -279,13 +317,9 @@ def _seconds(models: dict[str, Any], batches: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--piece", action="append", choices=[*PIECES, "timing"])
-    parser.add_argument(
-        "--shared", type=Path, default=ROOT.parent / "shared", help="data and models"
-    )
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
     parser.add_argument("--cache", type=Path, help="what models said, kept from run to run")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -294,9 +328,13 @@ def main() -> None:
                 print(f"{piece}: left out, there is no {arguments.shared}", flush=True)
                 continue
             cache = arguments.cache or Path(folder)
-            found = timing(cache, arguments.shared) if piece == "timing" else quality(piece, cache, arguments.shared)  # fmt: skip
+            found = timing(cache, arguments.shared) if piece == "timing" else quality(piece, cache, arguments.shared)
             results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            results.setdefault("pieces", {})[piece] = {"machine": machine(), "torch": torch.__version__.partition("+")[0], **found}  # fmt: skip
+            results.setdefault("pieces", {})[piece] = {
+                "machine": machine(),
+                "torch": torch.__version__.partition("+")[0],
+                **found,
+            }
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 

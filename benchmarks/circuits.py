@@ -3,7 +3,8 @@
 All run on the same inputs, in float32, from memory (decoding is not counted for any). The exact search must give
 naive's order, or this fails. Naive takes long: it may be cut to the first removals (--naive), over which both are then
 compared; for the whole budget its time follows from its time per evaluation. Times are CPU seconds, in units of what
-two batches of naive's work take just before and after, so that other work on the machine counts little. With --dtype bfloat16 the exact search runs in that
+two batches of naive's work take just before and after, so that other work on the machine counts little. With --dtype
+bfloat16 the exact search runs in that
 precision instead, and the order it finds is held against the one recorded in float32.
 
 A changed search is measured again alone (--only fast) against what is recorded of the others on the same inputs. A run
@@ -51,18 +52,14 @@ ALL = ("naive", "exact", "fast")
 NEAR = f"demo ViT, near={DEMO},demo:test,demo:near"
 
 
-def problem(
-    spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype = torch.float32
-) -> Problem:
+def problem(spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype = torch.float32) -> Problem:
     """CKPT,ID,OOD with its inputs in memory."""
     path, data, ood = spec.split(",")
     checkpoint = open_checkpoint(path)
     model = checkpoint.manifest.model
     family, module = family_of(model), live_module(checkpoint).to(dtype)
     transform = family.transform(model, files=checkpoint.files)
-    inside = fit_classes(
-        open_data(data, limit=samples), num_classes=model.num_classes, labels=model.labels
-    )
+    inside = fit_classes(open_data(data, limit=samples), num_classes=model.num_classes, labels=model.labels)
     outside = open_data(ood, limit=foreign)
 
     def held(samples: Any) -> Held:
@@ -71,14 +68,18 @@ def problem(
 
     assert inside.labels is not None
     anatomy = family.anatomy(module)
-    candidates = tuple(
-        Head(b.attention.tower, b.attention.layer, h) for b in anatomy.blocks for h in b.attention.heads
-    )  # fmt: skip
+    candidates = tuple(Head(b.attention.tower, b.attention.layer, h) for b in anatomy.blocks for h in b.attention.heads)
     return Problem(
-        module=module, anatomy=anatomy, id_inputs=held(inside), labels=torch.from_numpy(inside.labels.copy()),
-        ood_inputs=held(outside), objective=Objective(kind, len(inside), len(outside)),  # type: ignore[arg-type]
-        candidates=candidates, batch_size=64, together=TOGETHER["cpu"],
-    )  # fmt: skip
+        module=module,
+        anatomy=anatomy,
+        id_inputs=held(inside),
+        labels=torch.from_numpy(inside.labels.copy()),
+        ood_inputs=held(outside),
+        objective=Objective(kind, len(inside), len(outside)),  # type: ignore[arg-type]
+        candidates=candidates,
+        batch_size=64,
+        together=TOGETHER["cpu"],
+    )
 
 
 class OutOfTime(Exception):
@@ -124,7 +125,8 @@ class Course:
 
 
 def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
-    """Algorithm 1, candidate by candidate. Objectives share an evaluation of the same heads, each with the time it needs."""
+    """Algorithm 1, candidate by candidate. Objectives share an evaluation of the same heads, each with the time it
+    needs."""
     mine: dict[str, Any] = {"order": [], "cpu": 0.0, "units": 0.0}
     sides = ("id", "ood") if found.objective.needs_ood else ("id",)
     while len(mine["order"]) < rounds:
@@ -140,9 +142,7 @@ def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
                         predicted = outcomes_of(half, (*removed, head))
                     one["predicted"] = pack(predicted)
                     evaluated.save()
-                seen[side] = unpack(
-                    Packed.model_validate(one["predicted"]), rows_of(half.objective)
-                )
+                seen[side] = unpack(Packed.model_validate(one["predicted"]), rows_of(half.objective))
                 mine["cpu"] += one["cpu"]
                 mine["units"] += one["units"]
             foreign = seen["ood"].familiar if "ood" in seen else torch.zeros(0)
@@ -157,14 +157,10 @@ def one_side(found: Problem, side: str) -> Problem:
     """ID samples alone, or OOD samples in their place."""
     inputs = found.id_inputs if side == "id" else found.ood_inputs
     labels = found.labels if side == "id" else torch.zeros(len(inputs), dtype=torch.long)
-    return replace(
-        found, id_inputs=inputs, labels=labels, objective=Objective("acc", len(inputs), 0)
-    )
+    return replace(found, id_inputs=inputs, labels=labels, objective=Objective("acc", len(inputs), 0))
 
 
-def searched(
-    make: Callable[[Problem], Search], found: Problem, budget: int, course: Course
-) -> dict[str, Any]:
+def searched(make: Callable[[Problem], Search], found: Problem, budget: int, course: Course) -> dict[str, Any]:
     mine = course.of("search")
     if len(mine.get("order", ())) == budget:
         return mine
@@ -206,17 +202,14 @@ def compare(
 
     objective = found.objective
     sizes = {
-        "id_samples": objective.id_rows, "ood_samples": objective.ood_rows if objective.needs_ood else 0,
-        "heads": len(found.candidates), "budget": budget,
-    }  # fmt: skip
+        "id_samples": objective.id_rows,
+        "ood_samples": objective.ood_rows if objective.needs_ood else 0,
+        "heads": len(found.candidates),
+        "budget": budget,
+    }
     for who in only:
         run(who, until)
-    if (
-        list(only) == ["fast"]
-        and recorded
-        and "units" in recorded
-        and sizes.items() <= recorded.items()
-    ):
+    if list(only) == ["fast"] and recorded and "units" in recorded and sizes.items() <= recorded.items():
         return with_fast(recorded, run("fast", 0.0))
     # What other processes do must be complete.
     slow, exact, fast = (run(who, 0.0) for who in ALL)
@@ -224,25 +217,33 @@ def compare(
         raise SystemExit(f"exact removes {exact['order'][:rounds]}, naive {slow['order']}")
     evaluations = [len(found.candidates) - i for i in range(budget)]
     projected = slow["units"] * sum(evaluations) / sum(evaluations[:rounds])
-    return with_fast({
-        **sizes, "naive_removals": rounds, "same_order": True,
-        "cpu_seconds": {"naive": slow["cpu"], "exact": exact["cpu"]},
-        "units": {"naive": projected, "exact": exact["units"]},
-        "exact_ratio_same_removals": slow["units"] / exact["units_after"][rounds - 1],
-        "exact_ratio": projected / exact["units"],
-        "score": {"start": exact["start"], "exact": exact["trace"][-1]},
-        "counts": {"exact": exact["counts"]},
-        "order": {"exact": exact["order"]},
-    }, fast)  # fmt: skip
+    return with_fast(
+        {
+            **sizes,
+            "naive_removals": rounds,
+            "same_order": True,
+            "cpu_seconds": {"naive": slow["cpu"], "exact": exact["cpu"]},
+            "units": {"naive": projected, "exact": exact["units"]},
+            "exact_ratio_same_removals": slow["units"] / exact["units_after"][rounds - 1],
+            "exact_ratio": projected / exact["units"],
+            "score": {"start": exact["start"], "exact": exact["trace"][-1]},
+            "counts": {"exact": exact["counts"]},
+            "order": {"exact": exact["order"]},
+        },
+        fast,
+    )
 
 
 def with_fast(entry: dict[str, Any], fast: dict[str, Any]) -> dict[str, Any]:
     order = fast["order"]
     common = len(set(heads(order)) & set(heads(entry["order"]["exact"])))
     mine = {
-        "cpu_seconds": fast["cpu"], "units": fast["units"], "score": fast["trace"][-1],
-        "counts": fast["counts"], "order": order,
-    }  # fmt: skip
+        "cpu_seconds": fast["cpu"],
+        "units": fast["units"],
+        "score": fast["trace"][-1],
+        "counts": fast["counts"],
+        "order": order,
+    }
     return {
         **entry,
         "fast_ratio": entry["units"]["naive"] / fast["units"],
@@ -261,9 +262,7 @@ def by_length(found: Problem, runs: int = 3) -> float | None:
     inputs = replace(came.id_inputs, parts={k: v[order] for k, v in came.id_inputs.parts.items()})
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(runs):
-        for taken, one in zip(
-            seconds, (came, replace(came, id_inputs=inputs, labels=came.labels[order])), strict=True
-        ):
+        for taken, one in zip(seconds, (came, replace(came, id_inputs=inputs, labels=came.labels[order])), strict=True):
             start = time.process_time()
             measure(one, ())
             taken.append(time.process_time() - start)
@@ -271,9 +270,7 @@ def by_length(found: Problem, runs: int = 3) -> float | None:
     return sorted_so / came_so
 
 
-def drift(
-    found: Problem, single: Problem, recorded: dict[str, Any], course: Course
-) -> dict[str, Any]:
+def drift(found: Problem, single: Problem, recorded: dict[str, Any], course: Course) -> dict[str, Any]:
     """The exact search in another precision against the same in float32, both scored in float32."""
     budget = recorded["budget"]
     mine = searched(Exact, found, budget, course)
@@ -281,10 +278,12 @@ def drift(
     same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), budget)
     points = measure(single, [Head(*head) for head in ours])
     return {
-        "budget": budget, "same_removals": same, "in_common": len(set(ours) & set(theirs)) / budget,
+        "budget": budget,
+        "same_removals": same,
+        "in_common": len(set(ours) & set(theirs)) / budget,
         "score": {"bfloat16": single.objective.value(points), "float32": recorded["score"]["exact"]},
         "order": mine["order"],
-    }  # fmt: skip
+    }
 
 
 def stored() -> dict[str, Any]:
@@ -298,12 +297,8 @@ def recorded_of(name: str, kind: str) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--model", action="append", help="NAME=CKPT,ID,OOD; the demo's if not given"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", help="NAME=CKPT,ID,OOD; the demo's if not given")
     parser.add_argument("--objectives", default="acc,ood,avg")
     parser.add_argument("--samples", type=int, default=1500)
     parser.add_argument("--foreign", type=int, default=750)
@@ -311,16 +306,16 @@ def main() -> None:
     parser.add_argument("--budget", type=int, help="removals; a third of the heads if not given")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--only",
-        default="naive,exact,fast",
-        help="do these first: several processes may share the work",
+        "--only", default="naive,exact,fast", help="do these first: several processes may share the work"
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument(
-        "--work", type=Path, default=Path(tempfile.gettempdir()) / "circuits-benchmark",
+        "--work",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "circuits-benchmark",
         help="where unfinished runs are kept",
-    )  # fmt: skip
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     until = time.monotonic() + 60 * arguments.minutes
@@ -363,9 +358,11 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
         return
     results = stored()
     results["machine"] = {
-        "cores": os.cpu_count(), "threads": arguments.threads, "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "threads": arguments.threads,
+        "python": platform.python_version(),
         "torch": torch.__version__,
-    }  # fmt: skip
+    }
     if not half and (faster := by_length(found)) is not None:
         results.setdefault("by_length", {})[name] = faster
     results.setdefault("bfloat16" if half else "searches", {}).setdefault(name, {})[kind] = entry

@@ -1,15 +1,20 @@
-"""What training-free repair gives back, and takes: accuracy, NLL and AUROC of foreign data (msp) after pruning a third of the heads by taylor.
+"""What training-free repair gives back, and takes: accuracy, NLL and AUROC of foreign data (msp) after pruning a third
+of the heads by taylor.
 
 Scores come from one data set, calibration inputs (unlabelled, a random subset for each seed) from another, and
 the figures from a third. Recovered is the share of what pruning cost that the repair gives back. Writes
-benchmarks/results/compensation.json, under the model's name; other models' entries stay. A task of benchmarks/answers.py brings its model and its sets, near
-and far ones among them (shared data and models, a folder for what is made on the way); `--most` bounds its test and foreign sets.
+benchmarks/results/compensation.json, under the model's name; other models' entries stay. A task of
+benchmarks/answers.py brings its model and its sets, near
+and far ones among them (shared data and models, a folder for what is made on the way); `--most` bounds its test and
+foreign sets.
 
     python benchmarks/compensation.py
-    python benchmarks/compensation.py --name minilm --checkpoint tuned/ --score-data val.jsonl --calibration train.jsonl --test test.jsonl
+    python benchmarks/compensation.py --name minilm --checkpoint tuned/ --score-data val.jsonl --calibration train.jsonl
+    --test test.jsonl
     python benchmarks/compensation.py --task dinov2 --shared ../shared --cache DIR --limit 200 --seeds 1
 
-The MiniLM entry on movie reviews is all-MiniLM-L6-v2, tuned by `finetune --recipe sst2 --set epochs=1 --set lr=1e-4 --batch-size 32
+The MiniLM entry on movie reviews is all-MiniLM-L6-v2, tuned by `finetune --recipe sst2 --set epochs=1 --set lr=1e-4
+--batch-size 32
 --limit 5000` on movie-review sentences, with `--limit 500` here.
 """
 
@@ -46,14 +51,12 @@ class Sets:
 
 
 def measured(checkpoint: str | Path, sets: Sets) -> dict[str, float]:
-    (found,) = hs.evaluate([checkpoint], data=sets.test, ood=sets.foreign, limit=sets.most).report.results  # fmt: skip
-    groups: dict[str, float] = {group: average.auroc for group, average in found.ood_average.items() if group != "all"}  # fmt: skip
+    (found,) = hs.evaluate([checkpoint], data=sets.test, ood=sets.foreign, limit=sets.most).report.results
+    groups: dict[str, float] = {group: average.auroc for group, average in found.ood_average.items() if group != "all"}
     return {"accuracy": found.id.accuracy, "nll": found.id.nll} | groups
 
 
-def recovered(
-    whole: dict[str, float], pruned: dict[str, float], repaired: dict[str, float]
-) -> dict[str, float]:
+def recovered(whole: dict[str, float], pruned: dict[str, float], repaired: dict[str, float]) -> dict[str, float]:
     return {
         f"{what}_recovered": (repaired[what] - pruned[what]) / (whole[what] - pruned[what])
         for what in ("accuracy", "nll")
@@ -90,9 +93,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     for name, options in selections(source, folder, sets.scores).items():
         checkpoint = options.pop("checkpoint")
-        plain = hs.prune(
-            checkpoint, method="taylor", out=folder / "plain.safetensors", force=True, **options
-        )
+        plain = hs.prune(checkpoint, method="taylor", out=folder / "plain.safetensors", force=True, **options)
         pruned = measured(plain.path, sets)
         entry: dict[str, Any] = {"removed": plain.removed, "pruned": pruned}
         for how in ("mean", "lstsq"):
@@ -100,17 +101,20 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for seed in range(arguments.seeds):
                 start = time.perf_counter()
                 repaired = hs.prune(
-                    checkpoint, method="taylor", compensate=how, data=sets.calibration, limit=arguments.limit,
-                    seed=seed, out=folder / "repaired.safetensors", force=True, **options,
-                )  # fmt: skip
+                    checkpoint,
+                    method="taylor",
+                    compensate=how,
+                    data=sets.calibration,
+                    limit=arguments.limit,
+                    seed=seed,
+                    out=folder / "repaired.safetensors",
+                    force=True,
+                    **options,
+                )
                 seconds = time.perf_counter() - start
                 after = measured(repaired.path, sets)
                 seeds.append(after | recovered(whole, pruned, after) | {"seconds": seconds})
-            averages = {
-                key: statistics.mean(seed[key] for seed in seeds)
-                for key in seeds[0]
-                if key != "seconds"
-            }
+            averages = {key: statistics.mean(seed[key] for seed in seeds) for key in seeds[0] if key != "seconds"}
             entry[how] = {"seeds": seeds, "mean": averages}
         results["selections"][name] = entry
     return results
@@ -120,8 +124,12 @@ def task(arguments: argparse.Namespace) -> tuple[str, Sets]:
     """The model and its sets: those of a task, or those that are named."""
     if arguments.task is None:
         own = arguments.checkpoint == str(DEMO)
-        foreign = (("near:near=demo:near", "far:digits=demo:digits") if own else ()) if arguments.ood is None else tuple(arguments.ood)  # fmt: skip
-        return arguments.checkpoint, Sets(arguments.score_data, arguments.calibration, arguments.test, foreign)  # fmt: skip
+        foreign = (
+            (("near:near=demo:near", "far:digits=demo:digits") if own else ())
+            if arguments.ood is None
+            else tuple(arguments.ood)
+        )
+        return arguments.checkpoint, Sets(arguments.score_data, arguments.calibration, arguments.test, foreign)
     from answers import TASKS, dinov2_model, images, minilm_model, texts
 
     cache, shared = Path(arguments.cache) / arguments.task, Path(arguments.shared)
@@ -133,8 +141,12 @@ def task(arguments: argparse.Namespace) -> tuple[str, Sets]:
         sources = images(shared, large=True)
         source = dinov2_model(cache, shared, sources)
     of = TASKS[arguments.task]
-    foreign = tuple(f"{group}:{name}={sources[name].spec}" for group, names in (("near", of.near), ("far", of.far)) for name in names)  # fmt: skip
-    return str(source), Sets(sources["val"].spec, sources["train"].spec, sources["test"].spec, foreign, arguments.most)  # fmt: skip
+    foreign = tuple(
+        f"{group}:{name}={sources[name].spec}"
+        for group, names in (("near", of.near), ("far", of.far))
+        for name in names
+    )
+    return str(source), Sets(sources["val"].spec, sources["train"].spec, sources["test"].spec, foreign, arguments.most)
 
 
 def _portable(spec: str) -> str:
@@ -143,9 +155,7 @@ def _portable(spec: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="demo ViT")
     parser.add_argument("--checkpoint", default=str(DEMO))
     parser.add_argument("--score-data", default="demo:val")
@@ -157,9 +167,7 @@ def main() -> None:
     parser.add_argument("--task", choices=("dinov2", "minilm"), help="a task of answers.py")
     parser.add_argument("--shared", default="../shared", help="its data and models")
     parser.add_argument("--cache", default="/tmp/answers", help="what is made on its way")
-    parser.add_argument(
-        "--most", type=int, default=400, help="samples of its test and foreign sets"
-    )
+    parser.add_argument("--most", type=int, default=400, help="samples of its test and foreign sets")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = run(arguments, Path(folder))

@@ -1,6 +1,7 @@
 """How far our corruptions lie from the picture, beside imagecorruptions-imaug, which keeps ImageNet-C's own code alive.
 
-Wants a folder of photographs and, for the comparison, `pip install imagecorruptions-imaug` (OpenCV, numba, scikit-image).
+Wants a folder of photographs and, for the comparison, `pip install imagecorruptions-imaug` (OpenCV, numba,
+scikit-image).
 Writes mean absolute distances in grey levels, for each corruption and severity.
 
     python benchmarks/corruptions.py PHOTOS... --json benchmarks/results/corruptions.json
@@ -71,7 +72,7 @@ def main() -> None:
         row = {"ours": distances(pictures, name, ours), "theirs": distances(pictures, name, theirs)}
         rows[name] = row
         print(name, row, flush=True)
-    result = {"pictures": len(pictures), "draws": DRAWS, "side": SIDE, "numpy": np.__version__, "corruptions": rows}  # fmt: skip
+    result = {"pictures": len(pictures), "draws": DRAWS, "side": SIDE, "numpy": np.__version__, "corruptions": rows}
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -1,9 +1,12 @@
-"""What decision states are worth: every OOD score on three real tasks, single models and hydras, and whether promises are kept.
+"""What decision states are worth: every OOD score on three real tasks, single models and hydras, and whether promises
+are kept.
 
-The tasks, their models and data stand in benchmarks/answers.py. For each of three seeds (which part of the training data OOD
+The tasks, their models and data stand in benchmarks/answers.py. For each of three seeds (which part of the training
+data OOD
 scores are fitted on, which half of the validation data fits, the training or the classifier, and the draws of members)
 the figures are of test data and of foreign data that chose nothing. `auto` chooses by perturbed validation
-data, alone or with other foreign data. Promises are tried over random splits of validation and test data together: one half calibrates, the other
+data, alone or with other foreign data. Promises are tried over random splits of validation and test data together: one
+half calibrates, the other
 counts. Writes benchmarks/results/decision.json, piece by piece.
 
     python benchmarks/decision.py [--piece fashion-mnist|dinov2|minilm|fitting] [--shared ../shared] [--cache FOLDER]
@@ -72,9 +75,7 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
         worth[kind] = {}
         for name in task.sets:
             out = answers.sets[name]
-            worth[kind][name] = (
-                auroc(inside, scores_of(kind, out.logits, out.features, fitted)) or 0.0
-            )
+            worth[kind][name] = auroc(inside, scores_of(kind, out.logits, out.features, fitted)) or 0.0
         worth[kind]["mean"] = statistics.mean(worth[kind].values())
     chosen = {}
     for by, names in (("perturbed", ("perturbed",)), ("foreign", ("perturbed", task.chooses))):
@@ -92,19 +93,18 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
         "joint": state.joint is not None,
         "nll": losses(before, after, test.labels),
         "ece": [ece(before, test.labels), ece(after, test.labels)],
-    }  # fmt: skip
+    }
 
 
 def losses(before: Probs, after: Probs, labels: Labels) -> dict[str, float]:
     """NLL before and after, and the 95 % interval of their difference."""
-    each = [
-        -probs.gather(1, labels[:, None])[:, 0].clamp_min(1e-300).log() for probs in (before, after)
-    ]
+    each = [-probs.gather(1, labels[:, None])[:, 0].clamp_min(1e-300).log() for probs in (before, after)]
     change = each[1] - each[0]
     return {
-        "before": float(each[0].mean()), "after": float(each[1].mean()),
+        "before": float(each[0].mean()),
+        "after": float(each[1].mean()),
         "interval": 1.96 * float(change.std()) / math.sqrt(len(change)),
-    }  # fmt: skip
+    }
 
 
 def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
@@ -142,19 +142,19 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
     return {
         "coverage": {method: statistics.mean(values) for method, values in covered.items()},
         "size": {method: statistics.mean(values) for method, values in sizes.items()},
-        "risk": {"splits": SPLITS["risk"], "broken": broken, "refused": refused, "answered": statistics.mean(answered) if answered else None},
-    }  # fmt: skip
+        "risk": {
+            "splits": SPLITS["risk"],
+            "broken": broken,
+            "refused": refused,
+            "answered": statistics.mean(answered) if answered else None,
+        },
+    }
 
 
 def pieces(name: str, cache: Path, shared: Path) -> dict[str, Any]:
     """A task: both models of every seed, and of the first seed's the promises."""
     task = TASKS[name]
-    results: dict[str, Any] = {
-        "near": task.near,
-        "far": task.far,
-        "chooses": task.chooses,
-        "models": {},
-    }
+    results: dict[str, Any] = {"near": task.near, "far": task.far, "chooses": task.chooses, "models": {}}
     for seed in SEEDS:
         for kind, answers in task.answers(cache / name, shared, seed).items():
             model = measured(answers, task, seed)
@@ -203,9 +203,11 @@ def fit_large(what: str) -> None:
         fitted = fit(what, [gathering.evidence()], (some.features, some.logits))
         bytes_stored = sum(tensor.numel() * 4 for tensor in fitted.states[0].values())
     result = {
-        "seconds": time.perf_counter() - start, "cpu": time.process_time() - spent, "bytes": bytes_stored,
+        "seconds": time.perf_counter() - start,
+        "cpu": time.process_time() - spent,
+        "bytes": bytes_stored,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }  # fmt: skip
+    }
     print(json.dumps(result))
 
 
@@ -221,13 +223,9 @@ def fitting() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--piece", action="append", choices=[*TASKS, "fitting"])
-    parser.add_argument(
-        "--shared", type=Path, default=ROOT.parent / "shared", help="data and models"
-    )
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
     parser.add_argument("--cache", type=Path, help="what models said, kept from run to run")
     parser.add_argument("--fit", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -242,7 +240,11 @@ def main() -> None:
             found = fitting() if piece == "fitting" else pieces(piece, cache, arguments.shared)
             # Read again: another piece may have been written meanwhile.
             results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            results.setdefault("pieces", {})[piece] = {"machine": machine(), "torch": torch.__version__.partition("+")[0], **found}  # fmt: skip
+            results.setdefault("pieces", {})[piece] = {
+                "machine": machine(),
+                "torch": torch.__version__.partition("+")[0],
+                **found,
+            }
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return None
 

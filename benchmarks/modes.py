@@ -37,7 +37,7 @@ def hydra(path: Path, mode: Mode) -> Classifier:
 
 def measure(
     width: int, *, tuned: bool, batches: list[int], dtypes: list[str], runs: int, device: torch.device
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Six layers of a ViT on images of 64 pixels."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -46,9 +46,7 @@ def measure(
         backbone = random_backbone(f"vit_tiny_patch16_224,{shape}", folder)
         parts = members(backbone, first=0, tuned=tuned, folder=folder)
         hs.fuse(parts, out=folder / "hydra.safetensors")
-        ways: dict[str, Classifier] = {
-            mode: hydra(folder / "hydra.safetensors", mode) for mode in WAYS
-        }
+        ways: dict[str, Classifier] = {mode: hydra(folder / "hydra.safetensors", mode) for mode in WAYS}
         models = {"single": hs.load(backbone), **ways}
         for dtype in dtypes:
             precision = getattr(torch, dtype)
@@ -62,19 +60,23 @@ def measure(
                 ratios: dict[str, float] = {way: seconds[way] / seconds["single"] for way in WAYS}
                 rows.append(
                     {
-                        "width": width, "tokens": TOKENS, "batch": batch, "size": batch * TOKENS * width, "dtype": dtype,
-                        "tuned": tuned, "runs": runs, "ms": 1000 * seconds["single"],
+                        "width": width,
+                        "tokens": TOKENS,
+                        "batch": batch,
+                        "size": batch * TOKENS * width,
+                        "dtype": dtype,
+                        "tuned": tuned,
+                        "runs": runs,
+                        "ms": 1000 * seconds["single"],
                         **ratios,
                     }
-                )  # fmt: skip
+                )
                 print(rows[-1], flush=True)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", default="1,2,4,8,16,32,64,128")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--runs", type=int, default=9)
@@ -86,10 +88,14 @@ def main() -> None:
         for width in WIDTHS
         for tuned in (True, False)
         for row in measure(
-            width, tuned=tuned, batches=[int(b) for b in given.batch.split(",")], dtypes=given.dtype.split(","),
-            runs=given.runs, device=device,
+            width,
+            tuned=tuned,
+            batches=[int(b) for b in given.batch.split(",")],
+            dtypes=given.dtype.split(","),
+            runs=given.runs,
+            device=device,
         )
-    ]  # fmt: skip
+    ]
     found = {"machine": machine(device), "full": FULL[device.type], "results": rows}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"modes-{device.type}.json").write_text(json.dumps(found, indent=1) + "\n")

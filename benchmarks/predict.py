@@ -1,8 +1,11 @@
 """What `predict` costs against the loop one would write by hand: whole processes in turn over the same pictures.
 
-The model is a ViT-S/16 with random weights and ten classes, with a decision state whose OOD score reads features (rmds). The
-plain loop reads the same files through the same transform in as many worker processes, asks timm's own model with the same
-weights, and writes a row of id, label and probability for each; the labels must agree. Figures are ratios of paired runs and
+The model is a ViT-S/16 with random weights and ten classes, with a decision state whose OOD score reads features
+(rmds). The
+plain loop reads the same files through the same transform in as many worker processes, asks timm's own model with the
+same
+weights, and writes a row of id, label and probability for each; the labels must agree. Figures are ratios of paired
+runs and
 their median. Writes benchmarks/results/predict.json, from which tools/render_docs.py makes docs/benchmarks.md.
 
     python benchmarks/predict.py [--pictures 512] [--runs 4]
@@ -52,7 +55,9 @@ def prepared(folder: Path, count: int) -> None:
     random = np.random.default_rng(1)
     images = random.integers(0, 256, (CALIBRATION, 64, 64, 3), dtype=np.uint8)
     np.savez(folder / "val.npz", images=images, labels=np.arange(CALIBRATION) % CLASSES)
-    hs.calibrate(folder / "vit", data=str(folder / "val.npz"), ood_score="rmds", out=folder / "ready.safetensors", device="cpu")  # fmt: skip
+    hs.calibrate(
+        folder / "vit", data=str(folder / "val.npz"), ood_score="rmds", out=folder / "ready.safetensors", device="cpu"
+    )
     pictures(folder, count)
 
 
@@ -92,9 +97,7 @@ def plain(folder: Path) -> None:
 def measure(command: list[str], folder: Path) -> tuple[float, float]:
     """Seconds on the clock, and of the processors."""
     start = time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     said = process.stderr.read().decode() if process.stderr else ""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -115,16 +118,30 @@ def agree(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=512)
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain is not None:
         return plain(arguments.plain)
-    ours = [sys.executable, "-m", "hydrasurgeon", "predict", "ready", "--data", "pictures", "-o", "ours.jsonl", "--batch-size", str(BATCH), "--device", "cpu", "--force", "--quiet"]  # fmt: skip
+    ours = [
+        sys.executable,
+        "-m",
+        "hydrasurgeon",
+        "predict",
+        "ready",
+        "--data",
+        "pictures",
+        "-o",
+        "ours.jsonl",
+        "--batch-size",
+        str(BATCH),
+        "--device",
+        "cpu",
+        "--force",
+        "--quiet",
+    ]
     times: dict[str, list[tuple[float, float]]] = {"ours": [], "plain": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -132,11 +149,9 @@ def main() -> None:
         loop = [sys.executable, str(Path(__file__).resolve()), "--plain", name]
         for run in range(arguments.runs + 1):
             # The first run fills the caches; then each goes first in every other pair.
-            for side, command in sorted(
-                {"ours": ours, "plain": loop}.items(), reverse=bool(run % 2)
-            ):
+            for side, command in sorted({"ours": ours, "plain": loop}.items(), reverse=bool(run % 2)):
                 times[side].append(measure(command, folder))
-            print({side: [round(t, 1) for t in each[-1]] for side, each in times.items()}, flush=True)  # fmt: skip
+            print({side: [round(t, 1) for t in each[-1]] for side, each in times.items()}, flush=True)
         agree(folder)
     import torch
 
@@ -144,15 +159,16 @@ def main() -> None:
 
     pairs = list(zip(times["plain"][1:], times["ours"][1:], strict=True))
     results = {
-        "machine": machine(torch.device("cpu")), "model": ARCH, "pictures": arguments.pictures, "batch": BATCH, "runs": arguments.runs,
-        "throughput": {
-            "wall": [p[0] / o[0] for p, o in pairs],
-            "cpu": [p[1] / o[1] for p, o in pairs],
-        },
+        "machine": machine(torch.device("cpu")),
+        "model": ARCH,
+        "pictures": arguments.pictures,
+        "batch": BATCH,
+        "runs": arguments.runs,
+        "throughput": {"wall": [p[0] / o[0] for p, o in pairs], "cpu": [p[1] / o[1] for p, o in pairs]},
         "pictures_per_second": {
             side: arguments.pictures / statistics.median(t[0] for t in each[1:]) for side, each in times.items()
         },
-    }  # fmt: skip
+    }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return None
 

@@ -1,7 +1,10 @@
-"""Whether the conditions of the paper's Proposition 1 hold, and what circuits do to the separation of foreign data (B.1, B.2).
+"""Whether the conditions of the paper's Proposition 1 hold, and what circuits do to the separation of foreign data
+(B.1, B.2).
 
-    conditions   the demo's three trained ViTs on Fashion-MNIST, and DINOv2-small at 84 pixels behind a linear classifier:
-                 a third of the heads removed by taylor, by magnitude and by chance; noise: each sample by one of the fifteen corruptions at one
+    conditions   the demo's three trained ViTs on Fashion-MNIST, and DINOv2-small at 84 pixels behind a linear
+    classifier:
+                 a third of the heads removed by taylor, by magnitude and by chance; noise: each sample by one of the
+                 fifteen corruptions at one
                  of five severities in turn
     separation   the demo's three ViTs whole, and without 18 of 48 heads by a circuit for OOD detection (found on
                  textures, counted on others): mean distances of the last layer
@@ -40,19 +43,18 @@ def conditions(report: ProbeReport) -> dict[str, Any]:
     """The figures of the docs, six digits of each."""
     about = report.proposition
     hessian = about.hessian.model_dump(exclude={"heads"})
-    parts = {
-        "losses": about.losses.model_dump(), "gradient": about.gradient.model_dump(), "hessian": hessian,
-    }  # fmt: skip
-    rounded = {key: {k: v if isinstance(v, bool) else float(f"{v:.6g}") for k, v in part.items()} for key, part in parts.items()}  # fmt: skip
-    return {"removed": len(about.removed), "samples": about.samples, "draws": about.draws, **rounded}  # fmt: skip
+    parts = {"losses": about.losses.model_dump(), "gradient": about.gradient.model_dump(), "hessian": hessian}
+    rounded = {
+        key: {k: v if isinstance(v, bool) else float(f"{v:.6g}") for k, v in part.items()}
+        for key, part in parts.items()
+    }
+    return {"removed": len(about.removed), "samples": about.samples, "draws": about.draws, **rounded}
 
 
 def probe_conditions(path: Path, kind: str) -> dict[str, Any]:
     rows = {}
     for method in METHODS:
-        report = hs.probe(
-            path, data="demo:val", method=method, limit=LIMITS[kind], draws=DRAWS[kind], device="cpu",
-        )  # fmt: skip
+        report = hs.probe(path, data="demo:val", method=method, limit=LIMITS[kind], draws=DRAWS[kind], device="cpu")
         rows[method] = conditions(report)
         print(path.name, method, rows[method], flush=True)
     return rows
@@ -62,19 +64,40 @@ def separation(name: str, folder: Path) -> dict[str, Any]:
     """Of the model as it is, and of its circuit for OOD detection."""
     path = DEMO / f"{name}.safetensors"
     scored = hs.score(
-        path, method="circuit", objective="ood", search="fast", data="demo:val", ood=["demo:textures"], limit=400,
-        remove=REMOVED, out=folder / f"{name}-circuit.safetensors", force=True, device="cpu",
-    )  # fmt: skip
-    circuit = hs.prune(scored.path, method="circuit-ood", remove=REMOVED, out=folder / f"{name}-pruned.safetensors", force=True)  # fmt: skip
+        path,
+        method="circuit",
+        objective="ood",
+        search="fast",
+        data="demo:val",
+        ood=["demo:textures"],
+        limit=400,
+        remove=REMOVED,
+        out=folder / f"{name}-circuit.safetensors",
+        force=True,
+        device="cpu",
+    )
+    circuit = hs.prune(
+        scored.path, method="circuit-ood", remove=REMOVED, out=folder / f"{name}-pruned.safetensors", force=True
+    )
     rows: dict[str, Any] = {}
     for kind, checkpoint in (("dense", path), ("circuit", circuit.path)):
         foreign = [f"{each}=demo:{each}" for each in FOREIGN]
         report = hs.probe(
-            checkpoint, data="demo:test", ood=foreign, method="random", remove=1, draws=1, limit=1000,
-            corrupt=["brightness:1"], batch_size=100, device="cpu",
-        )  # fmt: skip
-        rows[kind] = {each.name: {k: round(v, 4) for k, v in each.last_layer.items()} for each in report.separation}  # fmt: skip
-        evaluated = hs.evaluate([checkpoint], data="demo:test", ood=[f"far:{each}" for each in foreign], limit=1000, device="cpu")  # fmt: skip
+            checkpoint,
+            data="demo:test",
+            ood=foreign,
+            method="random",
+            remove=1,
+            draws=1,
+            limit=1000,
+            corrupt=["brightness:1"],
+            batch_size=100,
+            device="cpu",
+        )
+        rows[kind] = {each.name: {k: round(v, 4) for k, v in each.last_layer.items()} for each in report.separation}
+        evaluated = hs.evaluate(
+            [checkpoint], data="demo:test", ood=[f"far:{each}" for each in foreign], limit=1000, device="cpu"
+        )
         result = evaluated.report.results[0]
         rows[kind]["auroc"] = {each.name: round(each.auroc, 4) for each in result.ood}
         rows[kind]["accuracy"] = round(result.id.accuracy, 4)
@@ -105,10 +128,10 @@ def main() -> None:
     if "dinov2" not in result["conditions"] and (arguments.shared / "models").exists():
         source = folder / "dinov2"
         if not (source / "model.safetensors").exists():
-            _dinov2_probe(source, arguments.shared, folder, images(arguments.shared, large=True)["train"])  # fmt: skip
+            _dinov2_probe(source, arguments.shared, folder, images(arguments.shared, large=True)["train"])
         keep("conditions", "dinov2", probe_conditions(source, "dinov2"))
     for kind in ("dense", "circuit"):
-        means = [row[kind][each]["mahalanobis"] for row in result["separation"].values() for each in FOREIGN]  # fmt: skip
+        means = [row[kind][each]["mahalanobis"] for row in result["separation"].values() for each in FOREIGN]
         print(kind, "Mahalanobis", round(statistics.mean(means), 3))
 
 

@@ -1,12 +1,18 @@
 """The paper's comparison on three real tasks: hydras beside the single model, a Deep Ensemble and cheap rivals.
 
-Tasks, data and models stand in benchmarks/quality_tasks.py, the compared models in benchmarks/quality_rows.py, the ablations in
-benchmarks/quality_ablations.py; both are made in benchmarks/quality_workshop.py. Everything that is made (weights, logits) lies in --cache, and is not made again; each piece, one row of one seed,
-is added to benchmarks/results/quality.json as it comes, so that a run may be stopped and go on. With --shared the data and weights of the two
-tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer foreign sets and the demo's Deep Ensemble. Its
-rivals of benchmarks/rivals_trained.py want torch-uncertainty, one of the development packages (`pip install torch-uncertainty`), or are left out.
+Tasks, data and models stand in benchmarks/quality_tasks.py, the compared models in benchmarks/quality_rows.py, the
+ablations in
+benchmarks/quality_ablations.py; both are made in benchmarks/quality_workshop.py. Everything that is made (weights,
+logits) lies in --cache, and is not made again; each piece, one row of one seed,
+is added to benchmarks/results/quality.json as it comes, so that a run may be stopped and go on. With --shared the data
+and weights of the two
+tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer foreign sets and the
+demo's Deep Ensemble. Its
+rivals of benchmarks/rivals_trained.py want torch-uncertainty, one of the development packages (`pip install
+torch-uncertainty`), or are left out.
 
-    python benchmarks/quality.py fashion-mnist [--piece "Deep Ensemble"] [--seeds 1,2,3] [--shared ../shared] [--cache FOLDER] [--ablations]
+    python benchmarks/quality.py fashion-mnist [--piece "Deep Ensemble"] [--seeds 1,2,3] [--shared ../shared] [--cache
+    FOLDER] [--ablations]
 """
 
 from __future__ import annotations
@@ -43,18 +49,18 @@ RESULTS = Path(__file__).parent / "results" / "quality.json"
 
 
 def id_measures(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    return {name: value for name, value in metrics.probability_metrics(probs, labels).items() if name != "aece"}  # fmt: skip
+    return {name: value for name, value in metrics.probability_metrics(probs, labels).items() if name != "aece"}
 
 
 def foreign(task: Task, inside: Tensor, outside: dict[str, Tensor]) -> dict[str, float]:
     """Means over the near sets, the far ones, and all."""
-    each = {name: metrics.ood_metrics(inside, outside[name]) for name in task.sets if name in outside}  # fmt: skip
+    each = {name: metrics.ood_metrics(inside, outside[name]) for name in task.sets if name in outside}
     groups = {"near": task.near, "far": task.far, "mean": task.sets}
     return {
         f"{measure}_{group}": statistics.mean(float(each[name][measure] or 0) for name in names if name in each)
         for measure in ("auroc", "fpr95")
         for group, names in groups.items()
-    }  # fmt: skip
+    }
 
 
 def surprise(probs: Tensor) -> Tensor:
@@ -81,7 +87,7 @@ def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
     assert val.labels is not None
     assert test.labels is not None
     temperature = metrics.fit_temperature(metrics.mean_probs(val.logits), val.labels)
-    result: dict[str, Any] = {"macs": row.macs, "members": test.logits.shape[1], "temperature": temperature}  # fmt: skip
+    result: dict[str, Any] = {"macs": row.macs, "members": test.logits.shape[1], "temperature": temperature}
     for name, heat in (("plain", 1.0), ("calibrated", temperature)):
 
         def probs(logits: Tensor, heat: float = heat) -> Tensor:
@@ -97,9 +103,13 @@ def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
     result["ood_disagreement"] = metrics.disagreement(outside_logits)
     if row.features:
         chooses = [sets[each] for each in ("perturbed", task.chooses)]
-        fitted = fit_state(val, promise=Promise(), evidence=evidence_of(row.answers), foreign=chooses, seed=seed)  # fmt: skip
+        fitted = fit_state(val, promise=Promise(), evidence=evidence_of(row.answers), foreign=chooses, seed=seed)
         rule = fitted.state.ood
-        found = {each: scores_of(rule.kind, sets[each].logits, sets[each].features, rule.fitted) for each in ("test", *task.sets) if each in sets}  # fmt: skip
+        found = {
+            each: scores_of(rule.kind, sets[each].logits, sets[each].features, rule.fitted)
+            for each in ("test", *task.sets)
+            if each in sets
+        }
         inside_scores = found.pop("test")
         result["chosen_score"] = {"kind": rule.kind, **foreign(task, inside_scores, found)}
     return result
@@ -111,7 +121,8 @@ def read() -> dict[str, Any]:
 
 @contextmanager
 def changing(task: str) -> Iterator[dict[str, Any]]:
-    """What is recorded of a task, to be changed: read anew, and by one process at a time, for several may measure pieces."""
+    """What is recorded of a task, to be changed: read anew, and by one process at a time, for several may measure
+    pieces."""
     with RESULTS.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         results = read()
@@ -126,7 +137,11 @@ def record(task: str, kind: str, name: str, seed: int, result: dict[str, Any]) -
         about["machine"] = machine() | {"torch": torch.__version__.partition("+")[0]}
         about.setdefault(kind, {}).setdefault(name, {})[str(seed)] = result
     shown = result["calibrated"]
-    print(f"{task} {seed} {name}: {result['macs']:.2f}x accuracy {shown['accuracy']:.3f} nll {shown['nll']:.3f} near {shown['auroc_near']:.3f} far {shown['auroc_far']:.3f}", flush=True)  # fmt: skip
+    print(
+        f"{task} {seed} {name}: {result['macs']:.2f}x accuracy {shown['accuracy']:.3f} nll {shown['nll']:.3f} near"
+        f" {shown['auroc_near']:.3f} far {shown['auroc_far']:.3f}",
+        flush=True,
+    )
 
 
 def recorded(task: str, kind: str, name: str, seed: int) -> bool:
@@ -138,22 +153,33 @@ def about(place: Place) -> None:
     task, shop = place.task, Workshop(place, 1)
     sets = {name: len(each.logits) for name, each in shop.answers(shop.base).sets.items()}
     sizes = {
-        "near": task.near, "far": [name for name in task.far if name in sets], "chooses": task.chooses, "samples": sets, "removed": task.removed,
-        "pool": task.pool, "search": task.search, "behind": task.behind, "bases": task.bases, "tuned_on": task.tuned_on, "score_limit": task.limit,
-        "bfloat16": task.mixed, "recipe": task.recipe, "fields": task.tuning,
-    }  # fmt: skip
+        "near": task.near,
+        "far": [name for name in task.far if name in sets],
+        "chooses": task.chooses,
+        "samples": sets,
+        "removed": task.removed,
+        "pool": task.pool,
+        "search": task.search,
+        "behind": task.behind,
+        "bases": task.bases,
+        "tuned_on": task.tuned_on,
+        "score_limit": task.limit,
+        "bfloat16": task.mixed,
+        "recipe": task.recipe,
+        "fields": task.tuning,
+    }
     with changing(place.name) as recorded_of_task:
         recorded_of_task["about"] = sizes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--piece", action="append", help="one of the rows (all those not yet recorded if not given)")  # fmt: skip
+    parser.add_argument("--piece", action="append", help="one of the rows (all those not yet recorded if not given)")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--ablations", action="store_true", help="the paper's ablations instead of its comparison")  # fmt: skip
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")  # fmt: skip
-    parser.add_argument("--cache", type=Path, help="what was made and answered, kept from run to run")  # fmt: skip
+    parser.add_argument("--ablations", action="store_true", help="the paper's ablations instead of its comparison")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
+    parser.add_argument("--cache", type=Path, help="what was made and answered, kept from run to run")
     parser.add_argument("--again", action="store_true", help="measure recorded pieces anew")
     options = parser.parse_args()
     rows, kind = (ABLATIONS, "ablations") if options.ablations else (ROWS, "rows")

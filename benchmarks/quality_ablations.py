@@ -1,4 +1,5 @@
-"""The paper's ablations in small, rows of benchmarks/quality.py --ablations: heads, members, sources of diversity, MLPs, trunks."""
+"""The paper's ablations in small, rows of benchmarks/quality.py --ablations: heads, members, sources of diversity,
+MLPs, trunks."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ from functools import partial
 from quality_workshop import CIRCUITS, Row, Workshop
 
 import hydrasurgeon as hs
-
-__all__ = ["ABLATIONS"]
 
 EIGHTHS = (1, 2, 3, 4)
 """Of all heads, that are gone: up to half of them (Figures 5 and 6)."""
@@ -60,14 +59,16 @@ def trunk(sixths: int, shop: Workshop) -> Row:
     for draw in (1, 2, 3):
         out = shop.folder / f"trunk-{layers}-{draw}.safetensors"
         if not out.exists():
-            hs.prune(scored, method="taylor", sample=f"{count}/{pool}", layers=layers, seed=draw, out=out, force=True)  # fmt: skip
+            hs.prune(scored, method="taylor", sample=f"{count}/{pool}", layers=layers, seed=draw, out=out, force=True)
         paths.append(out)
     return shop.of(*paths)
 
 
 ABLATIONS: dict[str, Callable[[Workshop], Row]] = {
     **{
-        f"{name}, {eighths}/8 of the heads less, {'tuned' if tuned else 'training-free'}": partial(heads, criterion, eighths, tuned)
+        f"{name}, {eighths}/8 of the heads less, {'tuned' if tuned else 'training-free'}": partial(
+            heads, criterion, eighths, tuned
+        )
         for tuned in (False, True)
         for eighths in EIGHTHS
         for name, criterion in (("Taylor", "taylor"), ("CircAvg", "circuit-avg"))
@@ -81,4 +82,4 @@ ABLATIONS: dict[str, Callable[[Workshop], Row]] = {
     "MLPs tuned, averaged": partial(mlp, True),
     "MLPs tuned, apart": partial(mlp, False),
     **{f"trunk: {name}": partial(trunk, sixths) for name, sixths in SIXTHS.items()},
-}  # fmt: skip
+}

@@ -24,8 +24,6 @@ from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.dropout import MonteCarlo, Sampled
 from hydrasurgeon.stages.export import export
 
-__all__ = ["ROWS"]
-
 PASSES = 5
 """Of MC Dropout."""
 CHANCE = "0.1"
@@ -52,19 +50,20 @@ def mc_dropout(shop: Workshop) -> Row:
         loaded = as_classifier(open_checkpoint(path), device="cpu")
         for each in family_of(loaded.manifest.model).dropouts(loaded.module):
             each.p = float(CHANCE)
-        return Sampled(MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform).eval()  # fmt: skip
+        return Sampled(MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform).eval()
 
     name = "mc-dropout" if within else "mc-dropout-of-attention"
     return Row(shop.logits(name, model), float(PASSES), features=False)
 
 
 def with_chances(shop: Workshop) -> Path:
-    """The base as a folder whose configuration has dropout: of embeddings and of attention's weights, where blocks have no layers of it."""
+    """The base as a folder whose configuration has dropout: of embeddings and of attention's weights, where blocks have
+    no layers of it."""
     folder = shop.folder / "base-with-dropout"
     if not folder.exists():
         export(shop.base, format="padded", out=f"{folder}/")
         config = json.loads((folder / "config.json").read_text())
-        chances = {"hidden_dropout_prob": float(CHANCE), "attention_probs_dropout_prob": float(CHANCE)}  # fmt: skip
+        chances = {"hidden_dropout_prob": float(CHANCE), "attention_probs_dropout_prob": float(CHANCE)}
         (folder / "config.json").write_text(json.dumps(config | chances))
         # The manifest, which says what config.json said.
         (folder / "heads.json").unlink()
@@ -121,11 +120,19 @@ def lora(shop: Workshop) -> Row:
     for number in range(3):
         out = shop.folder / f"lora-{number}.safetensors"
         if not out.exists():
-            fields = {k: v for k, v in shop.task.tuning.items() if k in ("max_length", "label_smoothing")}  # fmt: skip
+            fields = {k: v for k, v in shop.task.tuning.items() if k in ("max_length", "label_smoothing")}
             hs.finetune(
-                shop.base, data=shop.place.specs["train"], recipe="lora", set=fields | {"epochs": shop.task.tuning.get("epochs", "3")}, seed=10 * shop.seed + number,
-                limit=shop.task.tuned_on, out=out, device="cpu", dtype=shop.place.dtype, force=True,
-            )  # fmt: skip
+                shop.base,
+                data=shop.place.specs["train"],
+                recipe="lora",
+                set=fields | {"epochs": shop.task.tuning.get("epochs", "3")},
+                seed=10 * shop.seed + number,
+                limit=shop.task.tuned_on,
+                out=out,
+                device="cpu",
+                dtype=shop.place.dtype,
+                force=True,
+            )
         paths.append(out)
     return shop.of(*paths)
 
@@ -150,7 +157,7 @@ def hydra_circ(tuned: bool, behind: bool, shop: Workshop) -> Row:
     paths = [shop.member(criterion, layers=layers) for criterion in CIRCUITS]
     if tuned:
         # The number of a tuned circuit is 0, as where it stands alone: one and the same file.
-        paths = [shop.tuned(path, 0 if not behind else i, last=last) for i, path in enumerate(paths)]  # fmt: skip
+        paths = [shop.tuned(path, 0 if not behind else i, last=last) for i, path in enumerate(paths)]
     return shop.of(*paths)
 
 
@@ -173,37 +180,61 @@ def hydra_longer(shop: Workshop) -> Row:
     for draw in (1, 2, 3):
         out = shop.folder / f"taylor-{count}-draw{draw}-light.safetensors"
         if not out.exists():
-            hs.prune(shop.scored("taylor"), method="taylor", sample=f"{count}/{2 * count}", layers=task.behind, seed=draw, out=out, force=True)  # fmt: skip
+            hs.prune(
+                shop.scored("taylor"),
+                method="taylor",
+                sample=f"{count}/{2 * count}",
+                layers=task.behind,
+                seed=draw,
+                out=out,
+                force=True,
+            )
         paths.append(shop.longer(out, draw, last=task.behind_count))
     return shop.of(*paths)
 
 
 def built(tune: bool, shop: Workshop, *, longer: bool = False) -> Row:
-    """What `build` makes within twice the single model's multiply-adds, perhaps of one that was trained on; members tuned where that is worth more on validation data."""
+    """What `build` makes within twice the single model's multiply-adds, perhaps of one that was trained on; members
+    tuned where that is worth more on validation data."""
     kind = "-longer" if longer else "-tuned" if tune else ""
     out = shop.folder / f"built{kind}.safetensors"
     if not out.exists():
         task, specs = shop.task, shop.place.specs
         base = shop.longer(shop.base, 0) if longer else shop.base
         hs.build(
-            base, data=specs["train"], val=specs["val"], ood=[specs[task.chooses]], out=out, budget="macs=2.0", candidates=task.candidates,
-            score_limit=task.limit, seed=shop.seed, calibrate=False, device="cpu", dtype=shop.place.dtype, force=True,
-            cache=shop.folder / ("build-longer" if longer else "build"), search=task.search, tune=str(recipe(shop)) if tune else None,
-        )  # fmt: skip
+            base,
+            data=specs["train"],
+            val=specs["val"],
+            ood=[specs[task.chooses]],
+            out=out,
+            budget="macs=2.0",
+            candidates=task.candidates,
+            score_limit=task.limit,
+            seed=shop.seed,
+            calibrate=False,
+            device="cpu",
+            dtype=shop.place.dtype,
+            force=True,
+            cache=shop.folder / ("build-longer" if longer else "build"),
+            search=task.search,
+            tune=str(recipe(shop)) if tune else None,
+        )
         print(f"{shop.place.name} {shop.seed}: built", flush=True)
     return Row(shop.answers(out), shop.cost([out]))
 
 
 def recipe(shop: Workshop) -> Path:
     """The task's recipe with its fields, as a file."""
-    text = resources.files("hydrasurgeon.tuning.recipes").joinpath(f"{shop.task.recipe}.toml").read_text()  # fmt: skip
+    text = resources.files("hydrasurgeon.tuning.recipes").joinpath(f"{shop.task.recipe}.toml").read_text()
     fields = tomllib.loads(text)
     tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], dict)}
     fields["lr_grid"] = []
-    fields |= {name: float(value) if "." in value or "e" in value else int(value) for name, value in shop.task.tuning.items()}  # fmt: skip
+    fields |= {
+        name: float(value) if "." in value or "e" in value else int(value) for name, value in shop.task.tuning.items()
+    }
     lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
     for table, values in tables.items():
-        lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]  # fmt: skip
+        lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
     out = shop.folder / "tuning.toml"
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return out
@@ -218,8 +249,13 @@ LONGER: dict[str, Callable[[Workshop], Row]] = {
 """With about as many further steps as the base took."""
 
 SINGLES = {
-    "Taylor": "taylor", "CircAcc": "circuit-acc", "CircOOD": "circuit-ood", "CircAvg": "circuit-avg", "CAHP": "cahp", "HeadMap": "headmap",
-}  # fmt: skip
+    "Taylor": "taylor",
+    "CircAcc": "circuit-acc",
+    "CircOOD": "circuit-ood",
+    "CircAvg": "circuit-avg",
+    "CAHP": "cahp",
+    "HeadMap": "headmap",
+}
 
 ROWS: dict[str, Callable[[Workshop], Row]] = {
     "Single": lambda shop: shop.of(shop.base),
@@ -230,7 +266,11 @@ ROWS: dict[str, Callable[[Workshop], Row]] = {
     "Last-layer Laplace": laplace,
     "Asymmetric Duo": asymmetric_duo,
     **{name: partial(trained_rival, name) for name in RIVALS},
-    **{f"{name}, training-free": partial(one, c, False) for name, c in SINGLES.items() if c.partition("-")[0] in CRITERIA},
+    **{
+        f"{name}, training-free": partial(one, c, False)
+        for name, c in SINGLES.items()
+        if c.partition("-")[0] in CRITERIA
+    },
     "Hydra (Taylor), training-free": partial(hydra_taylor, False, False),
     "Hydra (Circ), training-free": partial(hydra_circ, False, False),
     "Hydra (Taylor) behind a trunk, training-free": partial(hydra_taylor, False, True),
@@ -243,4 +283,4 @@ ROWS: dict[str, Callable[[Workshop], Row]] = {
     "Hydra (Circ) behind a trunk, tuned": partial(hydra_circ, True, True),
     **{f"{name}, tuned": partial(one, c, True) for name, c in SINGLES.items() if c.partition("-")[0] in CRITERIA},
     **LONGER,
-}  # fmt: skip
+}

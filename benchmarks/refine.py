@@ -1,8 +1,11 @@
 """Better and cheaper circuits than the greedy loop's: swaps behind it, and an order from one backward pass.
 
-On the demo's ViT, for each objective and several splits: a circuit is searched on some of the validation images and of the OOD images,
-and measured on test images and on the OOD images that are left. Recorded are the objective on both sides, evaluations, and CPU time in
-units of one evaluation (the whole model on all samples of the search). Random sets of the same size say what a search is worth.
+On the demo's ViT, for each objective and several splits: a circuit is searched on some of the validation images and of
+the OOD images,
+and measured on test images and on the OOD images that are left. Recorded are the objective on both sides, evaluations,
+and CPU time in
+units of one evaluation (the whole model on all samples of the search). Random sets of the same size say what a search
+is worth.
 Writes benchmarks/results/refine.json after each split; a split takes two to three minutes of one core.
 
     python benchmarks/refine.py [--splits 2] [--samples 300] [--foreign 150]
@@ -93,19 +96,50 @@ def measured(kind: str, number: int, samples: int, foreign: int) -> list[dict[st
     for amount in AMOUNTS:
         swapped, swapping = cpu(partial(refine, search, greedy[:amount]))
         both, further = cpu(partial(refine, search, attributed[:amount]))
-        ways = {"greedy": greedy[:amount], "swap": swapped.removed, "attribution": attributed[:amount], "attribution + swap": both.removed}  # fmt: skip
+        ways = {
+            "greedy": greedy[:amount],
+            "swap": swapped.removed,
+            "attribution": attributed[:amount],
+            "attribution + swap": both.removed,
+        }
         took, evaluations = spent[amount]
         random = np.random.default_rng([number, amount])
-        sets = [[search.candidates[i] for i in random.permutation(len(search.candidates))[:amount]] for _ in range(RANDOM_SETS)]  # fmt: skip
-        entries.append({
-            "split": number, "amount": amount, "whole": {"search": value(search, []), "held_out": value(held, [])},
-            "random": {"search": statistics.mean(value(search, one) for one in sets), "held_out": statistics.mean(value(held, one) for one in sets)},
-            "found": {name: {"search": value(search, heads), "held_out": value(held, heads)} for name, heads in ways.items()},
-            "evaluations": {"greedy": evaluations, "swap": swapped.evaluations, "attribution + swap": both.evaluations},
-            "swaps": {"swap": len(swapped.swaps), "attribution + swap": len(both.swaps)},
-            "backward_passes": {"swap": swapped.backward_passes, "attribution": 1, "attribution + swap": 1 + both.backward_passes},
-            "units": {"greedy": took / unit, "swap": swapping / unit, "attribution": (backward + sorting) / unit, "attribution + swap": (backward + sorting + further) / unit},
-        })  # fmt: skip
+        sets = [
+            [search.candidates[i] for i in random.permutation(len(search.candidates))[:amount]]
+            for _ in range(RANDOM_SETS)
+        ]
+        entries.append(
+            {
+                "split": number,
+                "amount": amount,
+                "whole": {"search": value(search, []), "held_out": value(held, [])},
+                "random": {
+                    "search": statistics.mean(value(search, one) for one in sets),
+                    "held_out": statistics.mean(value(held, one) for one in sets),
+                },
+                "found": {
+                    name: {"search": value(search, heads), "held_out": value(held, heads)}
+                    for name, heads in ways.items()
+                },
+                "evaluations": {
+                    "greedy": evaluations,
+                    "swap": swapped.evaluations,
+                    "attribution + swap": both.evaluations,
+                },
+                "swaps": {"swap": len(swapped.swaps), "attribution + swap": len(both.swaps)},
+                "backward_passes": {
+                    "swap": swapped.backward_passes,
+                    "attribution": 1,
+                    "attribution + swap": 1 + both.backward_passes,
+                },
+                "units": {
+                    "greedy": took / unit,
+                    "swap": swapping / unit,
+                    "attribution": (backward + sorting) / unit,
+                    "attribution + swap": (backward + sorting + further) / unit,
+                },
+            }
+        )
     return entries
 
 
@@ -118,9 +152,7 @@ def processor() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--foreign", type=int, default=150)
@@ -133,11 +165,22 @@ def main() -> None:
             entries[kind] += measured(kind, number, arguments.samples, arguments.foreign)
             print(number, kind, json.dumps(entries[kind][-1]["found"]), flush=True)
         results = {
-            "machine": {"processor": processor(), "threads": 1, "python": platform.python_version(), "torch": torch.__version__},
-            "sizes": {"id": arguments.samples, "ood": arguments.foreign, "heads": 48, "splits": number + 1, "random_sets": RANDOM_SETS},
+            "machine": {
+                "processor": processor(),
+                "threads": 1,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+            },
+            "sizes": {
+                "id": arguments.samples,
+                "ood": arguments.foreign,
+                "heads": 48,
+                "splits": number + 1,
+                "random_sets": RANDOM_SETS,
+            },
             "cpu_seconds": time.process_time() - start,
             "objectives": entries,
-        }  # fmt: skip
+        }
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 

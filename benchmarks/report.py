@@ -1,9 +1,12 @@
-"""All metrics of stored predictions of 50,000 samples, 1,000 classes and 3 members, and the report of them: seconds and memory.
+"""All metrics of stored predictions of 50,000 samples, 1,000 classes and 3 members, and the report of them: seconds and
+memory.
 
     python benchmarks/report.py            about three minutes and 3 GB of memory; run it alone
 
-Each figure is of a process of its own that imports everything anew: `eval --predictions-in F --json`, and the same with `--html`
-beside it, each first every other time, after a first run of each that does not count; the median of their differences is what the report takes. Predictions
+Each figure is of a process of its own that imports everything anew: `eval --predictions-in F --json`, and the same with
+`--html`
+beside it, each first every other time, after a first run of each that does not count; the median of their differences
+is what the report takes. Predictions
 are drawn, with OOD data of 10,000 samples, in float32.
 """
 
@@ -60,7 +63,13 @@ sys.exit(code)
 def measured(arguments: list[str]) -> dict[str, float]:
     """Seconds, processor time and peak memory of one command."""
     started = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
     seconds = time.perf_counter() - started
     cpu, peak = done.stderr.split()[-2:]
     return {"seconds": seconds, "cpu_seconds": float(cpu), "peak_gb": int(peak) / 1e9}
@@ -69,11 +78,11 @@ def measured(arguments: list[str]) -> dict[str, float]:
 def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())  # fmt: skip
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=1_000)
     parser.add_argument("--members", type=int, default=3)
@@ -85,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "p.safetensors"
         write(file, **sizes)
-        command = ["eval", "--predictions-in", str(file), "--force", "--quiet", "--json", f"{folder}/r.json"]  # fmt: skip
+        command = ["eval", "--predictions-in", str(file), "--force", "--quiet", "--json", f"{folder}/r.json"]
         page = Path(folder) / "r.html"
         runs: dict[str, list[dict[str, float]]] = {"metrics": [], "with report": []}
         commands = {"metrics": command, "with report": [*command, "--html", str(page)]}
@@ -96,18 +105,26 @@ def main() -> None:
                 if turn > 0:
                     runs[name].append(run)
         middle = {
-            name: {key: statistics.median(run[key] for run in each) for key in each[0]}
-            for name, each in runs.items()
+            name: {key: statistics.median(run[key] for run in each) for key in each[0]} for name, each in runs.items()
         }
         found: dict[str, Any] = {
-            "setup": {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__, "python": platform.python_version()},
+            "setup": {
+                "processor": processor(),
+                "cores": os.cpu_count(),
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
             **sizes,
             "repeats": options.repeats,
-            "metrics": middle["metrics"], "with_report": middle["with report"],
-            "report_seconds": statistics.median(after["seconds"] - before["seconds"] for before, after in zip(*runs.values(), strict=True)),
+            "metrics": middle["metrics"],
+            "with_report": middle["with report"],
+            "report_seconds": statistics.median(
+                after["seconds"] - before["seconds"] for before, after in zip(*runs.values(), strict=True)
+            ),
             "page_bytes": page.stat().st_size,
             "targets": {"metrics_seconds": METRICS_S, "metrics_gb": METRICS_GB, "report_seconds": REPORT_S},
-        }  # fmt: skip
+        }
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))
 

@@ -1,8 +1,11 @@
 """Cheap rivals of a hydra in benchmarks/quality.py: a last-layer Laplace approximation, and an Asymmetric Duo.
 
-Laplace (Daxberger et al., 2021): posterior of the classifier's weights N(W, H⁻¹), H = Σ_n (diag(p) − p pᵀ) ⊗ φ φᵀ + λ 1 with φ the features
-and a constant; predictions by samples of the logits, each a member; λ is the one of a grid with the lowest NLL on validation data.
-Duo (Zhou et al., 2025, arXiv 2505.18636): logits a·z₁ + b·z₂ of a model and a much smaller sidekick, a and b fitted on validation data.
+Laplace (Daxberger et al., 2021): posterior of the classifier's weights N(W, H⁻¹), H = Σ_n (diag(p) − p pᵀ) ⊗ φ φᵀ + λ 1
+with φ the features
+and a constant; predictions by samples of the logits, each a member; λ is the one of a grid with the lowest NLL on
+validation data.
+Duo (Zhou et al., 2025, arXiv 2505.18636): logits a·z₁ + b·z₂ of a model and a much smaller sidekick, a and b fitted on
+validation data.
 """
 
 from __future__ import annotations
@@ -11,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-__all__ = ["Laplace", "duo"]
-
 PRECISIONS = tuple(10.0**k for k in range(-2, 5))
 """Prior precisions λ to choose from."""
 SAMPLES = 30
@@ -20,7 +21,8 @@ SAMPLES = 30
 
 
 class Laplace:
-    """Fitted on features and logits of training data; keeps the eigenvectors of the curvature, so that λ costs nothing."""
+    """Fitted on features and logits of training data; keeps the eigenvectors of the curvature, so that λ costs
+    nothing."""
 
     def __init__(self, features: Tensor, logits: Tensor) -> None:
         phi = self._extended(features)

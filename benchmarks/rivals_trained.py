@@ -1,12 +1,18 @@
-"""Rivals that are trained from random weights as the demo's ViTs are, of torch-uncertainty's layers: Packed-Ensemble, MIMO, BatchEnsemble.
+"""Rivals that are trained from random weights as the demo's ViTs are, of torch-uncertainty's layers: Packed-Ensemble,
+MIMO, BatchEnsemble.
 
-Each is a ViT of the demo's depth, heads and patches with three members, and answers with logits [batch, member, class]; same images, augmentations,
+Each is a ViT of the demo's depth, heads and patches with three members, and answers with logits [batch, member, class];
+same images, augmentations,
 optimizer and number of steps as the single model has, settings of the methods as in the paper's C.1.4.
 
-    Packed-Ensemble   Laurent et al., 2023: M narrow models side by side in grouped layers; α = 2, γ = 1. A member's width would be 64 α / M = 42.7,
-                      which eight heads do not divide: it is 48, rounded up. The members share no weight, but one loss and the order of the batches.
-    MIMO              Havasi et al., 2020: one trunk that takes M images at once and answers to each; ρ = 0.5, each batch mixed four times.
-    BatchEnsemble     Wen et al., 2020: weights W ∘ s rᵀ in every layer, W shared; each member sees every image, and it starts from random
+    Packed-Ensemble   Laurent et al., 2023: M narrow models side by side in grouped layers; α = 2, γ = 1. A member's
+    width would be 64 α / M = 42.7,
+                      which eight heads do not divide: it is 48, rounded up. The members share no weight, but one loss
+                      and the order of the batches.
+    MIMO              Havasi et al., 2020: one trunk that takes M images at once and answers to each; ρ = 0.5, each
+    batch mixed four times.
+    BatchEnsemble     Wen et al., 2020: weights W ∘ s rᵀ in every layer, W shared; each member sees every image, and it
+    starts from random
                       weights as the others do (the paper tunes a trained checkpoint).
 """
 
@@ -33,8 +39,6 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.tuning.loop import Training, epoch_order, train
 from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.state import TrainingState
-
-__all__ = ["MEMBERS", "RIVALS", "Absent", "multiply_adds", "rival"]
 
 MEMBERS = 3
 """Of each of them."""
@@ -84,24 +88,32 @@ class Packed(nn.Module):
         super().__init__()
         size, together = shape(), {"alpha": ALPHA, "num_estimators": MEMBERS}
         width, patch = ALPHA * PACKED_DIM, size["patch_size"]
-        self.embed = layers.PackedConv2d(size["in_chans"], PACKED_DIM, patch, stride=patch, first=True, **together)  # fmt: skip
+        self.embed = layers.PackedConv2d(size["in_chans"], PACKED_DIM, patch, stride=patch, first=True, **together)
         tokens = (size["img_size"] // patch) ** 2 + 1
         self.cls = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, width), std=0.02))
         self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, tokens, width), std=0.02))
         self.blocks = nn.ModuleList(
             layers.PackedTransformerEncoderLayer(
-                d_model=PACKED_DIM, nhead=size["num_heads"], dim_feedforward=4 * PACKED_DIM, dropout=0.0, activation=nn.functional.gelu,
-                layer_norm_eps=1e-6, batch_first=True, norm_first=True, **together,
+                d_model=PACKED_DIM,
+                nhead=size["num_heads"],
+                dim_feedforward=4 * PACKED_DIM,
+                dropout=0.0,
+                activation=nn.functional.gelu,
+                layer_norm_eps=1e-6,
+                batch_first=True,
+                norm_first=True,
+                **together,
             )
             for _ in range(size["depth"])
-        )  # fmt: skip
+        )
         self.norm = layers.PackedLayerNorm(PACKED_DIM, eps=1e-6, **together)
-        self.classifier = layers.PackedLinear(PACKED_DIM, size["num_classes"], last=True, **together)  # fmt: skip
+        self.classifier = layers.PackedLinear(PACKED_DIM, size["num_classes"], last=True, **together)
         for part in self.modules():
             # As they come, these two let members see each other: all members' channels are normalised together, …
             if isinstance(part, layers.PackedLayerNorm):
                 part.num_groups = MEMBERS
-            # … and attention of a tensor to itself takes the first member's projections for queries, the second's for keys.
+            # … and attention of a tensor to itself takes the first member's projections for queries, the second's for
+            # keys.
             if isinstance(part, layers.PackedMultiheadAttention):
                 part.register_forward_pre_hook(_apart)
 
@@ -125,7 +137,7 @@ class Mimo(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         size = shape()
-        self.vit = vit(in_chans=MEMBERS * size["in_chans"], num_classes=MEMBERS * size["num_classes"])  # fmt: skip
+        self.vit = vit(in_chans=MEMBERS * size["in_chans"], num_classes=MEMBERS * size["num_classes"])
 
     def forward(self, images: Tensor) -> Tensor:
         if images.dim() == 4:
@@ -135,7 +147,8 @@ class Mimo(nn.Module):
 
 
 class Tokenwise(nn.Module):
-    """torch-uncertainty's BatchLinear, which takes rows, on [member × batch, token, channel]: each member's weights W ∘ s rᵀ are made once a pass."""
+    """torch-uncertainty's BatchLinear, which takes rows, on [member × batch, token, channel]: each member's weights W ∘
+    s rᵀ are made once a pass."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -157,7 +170,7 @@ class RankOne(nn.Module):
 
         super().__init__()
         self.vit = vit()
-        plain = [(name, part) for name, part in self.vit.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]  # fmt: skip
+        plain = [(name, part) for name, part in self.vit.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
         for name, part in plain:
             parent, _, last = name.rpartition(".")
             if isinstance(part, nn.Linear):
@@ -204,16 +217,18 @@ class Rival:
 
 
 RIVALS = {
-    # Their members are ViTs of 48 channels; the package multiplies in attention by blocks of zeros too, which no one has to.
+    # Their members are ViTs of 48 channels; the package multiplies in attention by blocks of zeros too, which no one
+    # has to.
     "Packed-Ensemble": Rival(Packed, alike, MEMBERS, lambda: vit(embed_dim=ALPHA * PACKED_DIM // MEMBERS)),
     "MIMO": Rival(Mimo, mixed, 1, Mimo),
     # Its factors scale channels, which is no matrix product.
     "BatchEnsemble": Rival(RankOne, alike, MEMBERS, vit),
-}  # fmt: skip
+}
 
 
 def multiply_adds(name: str) -> float:
-    """Of matrix products, convolutions and attention, as times the single model's; both go over all tokens to the end."""
+    """Of matrix products, convolutions and attention, as times the single model's; both go over all tokens to the
+    end."""
     size, about = shape(), RIVALS[name]
     image = torch.zeros(1, size["in_chans"], size["img_size"], size["img_size"])
     return about.parts * macs(about.costs().eval(), image) / macs(vit().eval(), image)
@@ -232,9 +247,7 @@ class MeanOfMembers:
         images, labels = self.rival.presents(batch.inputs, batch.labels)
         total = 0.0
         for some, answers in zip(images.split(PIECE), labels.split(PIECE), strict=True):
-            loss = cross_entropy(
-                model(some).flatten(0, 1), answers.flatten(), label_smoothing=self.label_smoothing
-            )
+            loss = cross_entropy(model(some).flatten(0, 1), answers.flatten(), label_smoothing=self.label_smoothing)
             share = len(some) / len(images)
             accelerator.backward(loss * share)
             total += float(loss.detach()) * share
@@ -274,23 +287,27 @@ def rival(name: str, place: Place, seed: int, folder: Path, base: Classifier) ->
     return Classifier(module, base.manifest, base.transform, name=name).eval()
 
 
-def _train(name: str, module: nn.Module, place: Place, seed: int, folder: Path, base: Classifier) -> None:  # fmt: skip
+def _train(name: str, module: nn.Module, place: Place, seed: int, folder: Path, base: Classifier) -> None:
     """In place; goes on where it was interrupted."""
     recipe = load_recipe("scratch", dict(FROM_SCRATCH))
     about = base.manifest.model
-    samples = fit_classes(open_data(full_train(place)), num_classes=about.num_classes, labels=about.labels)  # fmt: skip
+    samples = fit_classes(open_data(full_train(place)), num_classes=about.num_classes, labels=about.labels)
     transform = family_of(about).transform(about, recipe.augment.model_dump(), files={})
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
-        order: np.ndarray[Any, Any] = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)  # fmt: skip
+        order: np.ndarray[Any, Any] = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
         return Batches(
-            samples, transform, batch_size=recipe.batch_size, order=order[skip * recipe.batch_size :],
-            augment_seed=seed * SEED_STRIDE + epoch, drop_last=True,
-        )  # fmt: skip
+            samples,
+            transform,
+            batch_size=recipe.batch_size,
+            order=order[skip * recipe.batch_size :],
+            augment_seed=seed * SEED_STRIDE + epoch,
+            drop_last=True,
+        )
 
     loss = MeanOfMembers(RIVALS[name], recipe.label_smoothing)
     training = Training(recipe, epoch_batches, lambda _: True, loss, label=f"{name}, seed {seed}")
-    identity = {"rival": name, "seed": seed, "recipe": recipe.model_dump(mode="json"), "data": samples.fingerprint()}  # fmt: skip
+    identity = {"rival": name, "seed": seed, "recipe": recipe.model_dump(mode="json"), "data": samples.fingerprint()}
     state = TrainingState(folder / f"{name.lower()}.training.safetensors", identity)
     run = Run(seed=seed, device="cpu", progress=Progress())
     train(module, training, run, state, resume=True)

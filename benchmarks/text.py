@@ -1,4 +1,5 @@
-"""What `score` and `eval` of texts cost against a plain transformers loop, with the same batches and with unsorted ones.
+"""What `score` and `eval` of texts cost against a plain transformers loop, with the same batches and with unsorted
+ones.
 
 All loops run in turn in one process over the same texts, and must agree in what they compute; figures are ratios of
 medians. The model is all-MiniLM-L6-v2 with a random classifier (a small random BERT where that package is missing).
@@ -66,7 +67,7 @@ def small_bert(folder: Path) -> str:
     words = {w: i for i, w in enumerate(("[PAD]", "[UNK]", *(f"word{i}" for i in range(5000))))}
     config = BertConfig(
         vocab_size=len(words), hidden_size=256, num_hidden_layers=4, num_attention_heads=8, intermediate_size=1024
-    )  # fmt: skip
+    )
     BertForSequenceClassification(config).save_pretrained(folder)
     made = Tokenizer(WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = Whitespace()
@@ -108,7 +109,7 @@ class Plain:
     def batches(self, order: list[int]) -> Iterable[tuple[list[int], Any]]:
         for start in range(0, len(order), self.batch):
             some = order[start : start + self.batch]
-            told = self.tokenizer([self.texts[i] for i in some], padding=True, truncation=True, return_tensors="pt")  # fmt: skip
+            told = self.tokenizer([self.texts[i] for i in some], padding=True, truncation=True, return_tensors="pt")
             yield some, {"input_ids": told["input_ids"], "attention_mask": told["attention_mask"]}
 
     @torch.inference_mode()
@@ -136,14 +137,20 @@ class Plain:
 def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callable[[], Any]]:
     opened = open_checkpoint(folder)
     feed = Feed.open(
-        opened, data, (), method="taylor", towers=("text",),
-        run=Run(limit=len(samples), device="cpu", batch_size=batch),
-    )  # fmt: skip
+        opened, data, (), method="taylor", towers=("text",), run=Run(limit=len(samples), device="cpu", batch_size=batch)
+    )
     layers = range(opened.manifest.towers["text"].layers)
     subject = Subject(
-        checkpoint=opened, load=feed.load, batches=feed.batches, samples=feed.rows, keep=None, towers=("text",),
-        layers=frozenset(layers), seed=0, batch_size=batch,
-    )  # fmt: skip
+        checkpoint=opened,
+        load=feed.load,
+        batches=feed.batches,
+        samples=feed.rows,
+        keep=None,
+        towers=("text",),
+        layers=frozenset(layers),
+        seed=0,
+        batch_size=batch,
+    )
     loaded = hs.load(folder, device="cpu")
 
     def score() -> torch.Tensor:
@@ -151,10 +158,7 @@ def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callabl
         assert isinstance(found, dict)
         return torch.tensor([found["text", layer] for layer in layers])
 
-    return {
-        "eval": lambda: logits_of([loaded], samples, Run(batch_size=batch))[0][:, 0],
-        "score": score,
-    }
+    return {"eval": lambda: logits_of([loaded], samples, Run(batch_size=batch))[0][:, 0], "score": score}
 
 
 def measure(loops: dict[str, Callable[[], torch.Tensor]], runs: int) -> dict[str, float]:
@@ -180,9 +184,7 @@ def tokens(plain: Plain, order: list[int]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="labelled texts instead of generated ones")
     parser.add_argument("--texts", type=int, default=192, help="a random so many of them")
     parser.add_argument("--batch", type=int, default=32)
@@ -207,15 +209,19 @@ def main() -> None:
             }
             seconds = measure(loops, arguments.runs)
             results[task] = {
-                each: {"texts_per_second": len(samples) / s, "speed": seconds[PLAIN] / s}
-                for each, s in seconds.items()
+                each: {"texts_per_second": len(samples) / s, "speed": seconds[PLAIN] / s} for each, s in seconds.items()
             }
         lengths = {"sorted": tokens(plain, by_size), "unsorted": tokens(plain, as_is)}
     found = {
-        "machine": machine(torch.device("cpu")), "model": name, "runs": arguments.runs, "batch": arguments.batch,
-        "texts": len(samples), "data": "generated" if arguments.data is None else Path(arguments.data).name,
-        "tokens": lengths, "results": results,
-    }  # fmt: skip
+        "machine": machine(torch.device("cpu")),
+        "model": name,
+        "runs": arguments.runs,
+        "batch": arguments.batch,
+        "texts": len(samples),
+        "data": "generated" if arguments.data is None else Path(arguments.data).name,
+        "tokens": lengths,
+        "results": results,
+    }
     arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found["results"], indent=1))
 

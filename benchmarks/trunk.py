@@ -35,15 +35,26 @@ def hydra(backbone: Path, folder: Path, trunk: int, seed: int, *, tuned: bool) -
     for i in range(MEMBERS):
         path = folder / f"m{i}.safetensors"
         hs.prune(
-            backbone, method="taylor", sample=f"{gone}/{pool}", layers=f"{trunk}-{LAYERS - 1}",
-            seed=MEMBERS * seed + i, out=path, force=True,
-        )  # fmt: skip
+            backbone,
+            method="taylor",
+            sample=f"{gone}/{pool}",
+            layers=f"{trunk}-{LAYERS - 1}",
+            seed=MEMBERS * seed + i,
+            out=path,
+            force=True,
+        )
         if tuned:
             tuned_path = folder / f"t{i}.safetensors"
             hs.finetune(
-                path, data="demo:train", recipe="demo", set={"last_blocks": str(late)}, freeze="mlp,embedding",
-                seed=MEMBERS * seed + i, out=tuned_path, force=True,
-            )  # fmt: skip
+                path,
+                data="demo:train",
+                recipe="demo",
+                set={"last_blocks": str(late)},
+                freeze="mlp,embedding",
+                seed=MEMBERS * seed + i,
+                out=tuned_path,
+                force=True,
+            )
             path = tuned_path
         members.append(path)
     out = folder / f"hydra-{trunk}-{seed}-{'tuned' if tuned else 'free'}.safetensors"
@@ -73,9 +84,7 @@ def row(results: list[Any], single: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     seeds = parser.parse_args().seeds
     demo = ROOT / "hydrasurgeon" / "demo"
@@ -87,23 +96,17 @@ def main() -> None:
         apart = [demo / f"{n}.safetensors" for n in ("backbone", "independent-2", "independent-3")]
         (single,) = hs.evaluate([backbone], data="demo:test", ood=OOD).report.results
         (deep,) = hs.evaluate(apart, ensemble=True, data="demo:test", ood=OOD).report.results
-        points.append(
-            {"what": "single model", "trunk": None, "tuned": None, **row([single], single)}
-        )
-        points.append(
-            {"what": "Deep Ensemble", "trunk": None, "tuned": None, **row([deep], single)}
-        )
+        points.append({"what": "single model", "trunk": None, "tuned": None, **row([single], single)})
+        points.append({"what": "Deep Ensemble", "trunk": None, "tuned": None, **row([deep], single)})
         for tuned in (False, True):
             for trunk in range(LAYERS):
                 made = [hydra(backbone, folder, trunk, seed, tuned=tuned) for seed in range(seeds)]
                 results = hs.evaluate(made, data="demo:test", ood=OOD).report.results
-                points.append(
-                    {"what": "hydra", "trunk": trunk, "tuned": tuned, **row(list(results), single)}
-                )
+                points.append({"what": "hydra", "trunk": trunk, "tuned": tuned, **row(list(results), single)})
                 print(points[-1], flush=True)
     RESULTS.parent.mkdir(exist_ok=True)
     report = {"machine": machine(torch.device("cpu")), "seeds": seeds, "points": points}
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")  # fmt: skip
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """What `verify` of a 1.2 GB model costs against hashing it: whole processes, run in turn, medians.
 
-Hashed three times: as anyone does in Python, the file as a whole by one thread (hashlib.file_digest); as our commands do,
-every tensor by two threads; and by sha256sum. Writes benchmarks/results/verify.json, from which tools/render_docs.py makes docs/benchmarks.md.
+Hashed three times: as anyone does in Python, the file as a whole by one thread (hashlib.file_digest); as our commands
+do,
+every tensor by two threads; and by sha256sum. Writes benchmarks/results/verify.json, from which tools/render_docs.py
+makes docs/benchmarks.md.
 
     python benchmarks/verify.py [--runs 9] [--folder DIR]
 """
@@ -73,9 +75,7 @@ def measured(name: str, runs: int, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--folder", type=Path, help="where the large files go")
     arguments = parser.parse_args()
@@ -86,9 +86,7 @@ def main() -> None:
             "machine": machine() | {"torch": version("torch")},
             "runs": arguments.runs,
             "budget": BUDGET,
-            "results": {
-                name: measured(name, arguments.runs, folder) for name in ("single", "hydra")
-            },
+            "results": {name: measured(name, arguments.runs, folder) for name in ("single", "hydra")},
         }
     finally:
         shutil.rmtree(folder)

@@ -1,10 +1,15 @@
-"""Whether members should count differently in a hydra's mean: weights fitted to validation data against equal ones, with and without build's guard.
+"""Whether members should count differently in a hydra's mean: weights fitted to validation data against equal ones,
+with and without build's guard.
 
-    p = Σ_m w_m p_m        w on the simplex with the smallest NLL on validation data, by expectation maximisation (the problem is convex)
+    p = Σ_m w_m p_m        w on the simplex with the smallest NLL on validation data, by expectation maximisation (the
+    problem is convex)
 
-Guarded weights are `build --weights fit`'s: taken where each half of the validation data says of the other half's weights that they are worth more than
-equal ones by over a standard error, by NLL and by `avg` (accuracy and AUROC of the foreign data that choose). For each task and seed of
-benchmarks/answers.py: its hydra's members (three) and, of the demo's trainings, the Deep Ensemble. Fitted on all validation samples and, as a choice is
+Guarded weights are `build --weights fit`'s: taken where each half of the validation data says of the other half's
+weights that they are worth more than
+equal ones by over a standard error, by NLL and by `avg` (accuracy and AUROC of the foreign data that choose). For each
+task and seed of
+benchmarks/answers.py: its hydra's members (three) and, of the demo's trainings, the Deep Ensemble. Fitted on all
+validation samples and, as a choice is
 judged, on random fewer; reported on test data and near foreign data. Writes benchmarks/results/weights.json.
 
     python benchmarks/weights.py fashion-mnist --shared ../shared --cache DIR --seeds 1 2 3
@@ -41,13 +46,12 @@ def seen(answers: Answers, chooses: str, rows: Tensor) -> list[Choosable]:
     val, foreign = answers.sets["val"], answers.sets[chooses]
     assert val.labels is not None
     return [
-        Choosable(val.logits[rows, m], val.labels[rows], (foreign.logits[:, m],))
-        for m in range(val.logits.shape[1])
+        Choosable(val.logits[rows, m], val.labels[rows], (foreign.logits[:, m],)) for m in range(val.logits.shape[1])
     ]
 
 
 def figures(answers: Answers, mixture: Mixture | None, near: str) -> dict[str, float]:
-    test, labels = mean_probs(answers.sets["test"].logits, mixture=mixture), answers.sets["test"].labels  # fmt: skip
+    test, labels = mean_probs(answers.sets["test"].logits, mixture=mixture), answers.sets["test"].labels
     assert labels is not None
     outside = mean_probs(answers.sets[near].logits, mixture=mixture)
     area = auroc(1 - test.amax(dim=1), 1 - outside.amax(dim=1))
@@ -71,12 +75,15 @@ def compared(answers: Answers, task: Task) -> dict[str, Any]:
     few = [
         ways(answers, task, torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:FEW])
         for seed in range(DRAWS)
-    ]  # fmt: skip
+    ]
     every = ways(answers, task, torch.arange(count))
     return {
-        "samples": count, "weights": every["guarded by nll"]["fitted"], "equal": figures(answers, None, task.near[0]), **every,
+        "samples": count,
+        "weights": every["guarded by nll"]["fitted"],
+        "equal": figures(answers, None, task.near[0]),
+        **every,
         **{f"{way} on {FEW}": averaged([each[way] for each in few]) for way in every},
-    }  # fmt: skip
+    }
 
 
 def averaged(each: list[dict[str, Any]]) -> dict[str, float]:
@@ -85,9 +92,7 @@ def averaged(each: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=list(TASKS))
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--cache", type=Path, default=Path("/tmp/answers"))

@@ -18,20 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "CheckFailed",
-    "CheckpointError",
-    "DataError",
-    "Disagreement",
-    "HydraError",
-    "ManifestError",
-    "MissingDependency",
-    "OutputError",
-    "SurgeryError",
-    "UsageError",
-]
-
-
 # Characters of a message, besides the hint and the details.
 MAX_MESSAGE = 2_000
 
@@ -41,9 +27,7 @@ class HydraError(Exception):
 
     exit_code = 1
 
-    def __init__(
-        self, message: str, *, hint: str | None = None, details: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, details: Sequence[str] = ()) -> None:
         message = _shortened(message)
         super().__init__(message)
         self.message = message

@@ -16,21 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "Head",
-    "Kept",
-    "Layers",
-    "all_heads",
-    "count",
-    "drop",
-    "intersect_union",
-    "kept_from_mask",
-    "parse_layers",
-    "parse_towers",
-    "positions",
-    "removal_order",
-]
-
 # One layer, or the first and the last of several.
 RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -49,9 +34,7 @@ class Head(NamedTuple):
 
 def all_heads(kept: Kept) -> list[Head]:
     """Every surviving head, in (tower, layer, index) order."""
-    return [
-        Head(t, layer, h) for t, rows in kept.items() for layer, row in enumerate(rows) for h in row
-    ]
+    return [Head(t, layer, h) for t, rows in kept.items() for layer, row in enumerate(rows) for h in row]
 
 
 def count(kept: Kept) -> int:
@@ -73,10 +56,7 @@ def drop(kept: Kept, removed: Iterable[Head]) -> dict[str, Layers]:
     """`kept` without the `removed` heads."""
     gone = set(removed)
     return {
-        tower: tuple(
-            tuple(h for h in row if Head(tower, layer, h) not in gone)
-            for layer, row in enumerate(rows)
-        )
+        tower: tuple(tuple(h for h in row if Head(tower, layer, h) not in gone) for layer, row in enumerate(rows))
         for tower, rows in kept.items()
     }
 
@@ -106,8 +86,7 @@ def parse_towers(text: str | None, towers: Collection[str]) -> tuple[str, ...]:
         return tuple(towers)
     if text not in towers:
         raise SurgeryError(
-            f"--tower {text}: the model has {' and '.join(towers)}",
-            hint=f"Use {', '.join((*towers, 'both'))}.",
+            f"--tower {text}: the model has {' and '.join(towers)}", hint=f"Use {', '.join((*towers, 'both'))}."
         )
     return (text,)
 
@@ -121,15 +100,12 @@ def parse_layers(text: str | None, layers: int) -> frozenset[int]:
         match = RANGE.fullmatch(part.strip())
         if match is None:
             raise SurgeryError(
-                f"--layers {text}: {part!r} is not a layer or a range of layers",
-                hint="Write 6-11 or 0,2,5-7.",
+                f"--layers {text}: {part!r} is not a layer or a range of layers", hint="Write 6-11 or 0,2,5-7."
             )
         first, last = int(match[1]), int(match[2] or match[1])
         # One too many says as much as a billion.
         chosen.update(range(min(first, layers), min(last, layers) + 1))
     beyond = sorted(layer for layer in chosen if layer >= layers)
     if beyond or not chosen:
-        raise SurgeryError(
-            f"--layers {text}: the model has layers 0-{layers - 1}", hint="Count layers from 0."
-        )
+        raise SurgeryError(f"--layers {text}: the model has layers 0-{layers - 1}", hint="Count layers from 0.")
     return frozenset(chosen)

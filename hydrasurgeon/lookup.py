@@ -1,4 +1,5 @@
-"""Things asked for by name: what is imported when it is first used, what a misspelt word meant, which packages are there."""
+"""Things asked for by name: what is imported when it is first used, what a misspelt word meant, which packages are
+there."""
 
 from __future__ import annotations
 
@@ -9,8 +10,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from hydrasurgeon.errors import MissingDependency
-
-__all__ = ["LARGEST", "did_you_mean", "imported", "nearest", "need", "whole_number"]
 
 # What a package is called where it is installed from, if not as it is imported.
 INSTALLED_AS = {
@@ -32,7 +31,8 @@ def imported(place: str) -> Any:
 
 
 def whole_number(text: str) -> int | None:
-    """What plain digits say, None for any other text: `²` is a digit too, and Python reads no more than 4,300 of them."""
+    """What plain digits say, None for any other text: `²` is a digit too, and Python reads no more than 4,300 of
+    them."""
     if not (text.isascii() and text.isdigit() and len(text.lstrip("0")) <= len(str(LARGEST))):
         return None
     number = int(text)

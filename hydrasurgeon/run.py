@@ -1,4 +1,5 @@
-"""How a stage goes over its samples: one record of what most commands share, and what torchrun says of several processes."""
+"""How a stage goes over its samples: one record of what most commands share, and what torchrun says of several
+processes."""
 
 from __future__ import annotations
 
@@ -7,17 +8,6 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import TypedDict, TypeVar
-
-__all__ = [
-    "Progress",
-    "Run",
-    "RunKeywords",
-    "is_launched",
-    "is_main_process",
-    "local_rank",
-    "process_count",
-    "takes",
-]
 
 Progress = Callable[[str, int, int], None]
 """What is being done, steps done, steps in all."""
@@ -71,7 +61,7 @@ def takes(arguments: type) -> Callable[[Stage], Stage]:
         ]
         stage.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [*positional, *_parameters(arguments)], return_annotation=inspect.signature(stage).return_annotation
-        )  # fmt: skip
+        )
         return stage
 
     return decorated
@@ -79,15 +69,19 @@ def takes(arguments: type) -> Callable[[Stage], Stage]:
 
 def _parameters(arguments: type) -> list[inspect.Parameter]:
     """A record's fields as keywords: those without a default first, then its own before what it shares."""
-    homes = {name: at for at, base in enumerate(arguments.__mro__) for name in reversed(getattr(base, "__annotations__", {}))}  # fmt: skip
+    homes = {
+        name: at for at, base in enumerate(arguments.__mro__) for name in reversed(getattr(base, "__annotations__", {}))
+    }
     ordered = sorted(fields(arguments), key=lambda f: (f.default is not MISSING, homes[f.name]))
     return [
         inspect.Parameter(
-            f.name, inspect.Parameter.KEYWORD_ONLY, annotation=f.type,
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=f.type,
             default=inspect.Parameter.empty if f.default is MISSING else f.default,
         )
         for f in ordered
-    ]  # fmt: skip
+    ]
 
 
 def is_main_process() -> bool:

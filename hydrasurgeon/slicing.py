@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HeadAxis", "head_mask", "masked", "put_heads", "sliced_shape", "take_heads"]
-
 Array = TypeVar("Array", bound=Any)
 
 
@@ -37,9 +35,7 @@ def take_heads(array: Array, at: Sequence[int], *, spec: HeadAxis, head_dim: int
     return taken.reshape(sliced_shape(shape, len(at), spec=spec, head_dim=head_dim))
 
 
-def put_heads(
-    array: NDArray[Any], at: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int
-) -> NDArray[Any]:
+def put_heads(array: NDArray[Any], at: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int) -> NDArray[Any]:
     """The opposite of `take_heads`: these heads at positions `at` of so many, and zeros for the others."""
     import numpy as np
 
@@ -52,16 +48,12 @@ def put_heads(
     return made
 
 
-def sliced_shape(
-    shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int
-) -> tuple[int, ...]:
+def sliced_shape(shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int) -> tuple[int, ...]:
     """The shape that `take_heads` gives for `heads` heads."""
     return (*shape[: spec.axis], spec.blocks * heads * head_dim, *shape[spec.axis + 1 :])
 
 
-def head_mask(
-    length: int, at: Sequence[int], *, spec: HeadAxis, head_dim: int
-) -> NDArray[np.bool_]:
+def head_mask(length: int, at: Sequence[int], *, spec: HeadAxis, head_dim: int) -> NDArray[np.bool_]:
     """Which of the `length` rows (or columns) along the heads' axis belong to the heads at positions `at`."""
     import numpy as np
 

@@ -1,12 +1,12 @@
-"""Text of unknown origin as one line that shows what is in it: nothing in it moves a cursor, a reader or a Markdown page."""
+"""Text of unknown origin as one line that shows what is in it: nothing in it moves a cursor, a reader or a Markdown
+page."""
 
 from __future__ import annotations
 
-__all__ = ["code", "escaped", "visible"]
-
 
 def visible(text: object) -> str:
-    r"""Control characters, line breaks, bidirectional marks and the like as `\n`, `\x1b`, `\u202e`; the rest as it is."""
+    r"""Control characters, line breaks, bidirectional marks and the like as `\n`, `\x1b`, `\u202e`; the rest as it
+    is."""
     return "".join(c if c.isprintable() else escaped(c) for c in str(text))
 
 

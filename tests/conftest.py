@@ -40,12 +40,7 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
 def bare(tmp_path: Path) -> Callable[..., Path]:
     """Write a stock timm ViT as a bare file, as people have it."""
 
-    def make(
-        name: str = "vit.safetensors",
-        arch: str = "vit_tiny_patch16_224",
-        seed: int = 0,
-        **args: object,
-    ) -> Path:
+    def make(name: str = "vit.safetensors", arch: str = "vit_tiny_patch16_224", seed: int = 0, **args: object) -> Path:
         import timm
 
         torch.manual_seed(seed)
@@ -61,9 +56,7 @@ def bare(tmp_path: Path) -> Callable[..., Path]:
 def images(tmp_path: Path) -> Callable[..., str]:
     """Write labelled 28×28 images whose class shows in a bright row band, and return the spec."""
 
-    def make(
-        name: str = "data.npz", rows: int = 40, classes: int = 5, seed: int = 0, labels: bool = True
-    ) -> str:
+    def make(name: str = "data.npz", rows: int = 40, classes: int = 5, seed: int = 0, labels: bool = True) -> str:
         rng = np.random.default_rng(seed)
         truth = np.arange(rows) % classes
         pixels = rng.integers(0, 120, (rows, 28, 28), dtype=np.uint8)

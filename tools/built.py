@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-__all__ = ["build"]
-
 MEASURES = ("accuracy", "nll", "near", "far", "macs")
 """Columns of each task's table."""
 
@@ -16,18 +14,27 @@ def build(results: dict[str, Any]) -> list[str]:
     lines = [
         "## What `build` chooses",
         "",
-        "Members are chosen by `avg` on validation data and one foreign set (of the demo: textures); all figures are of test data and other foreign sets, by msp,",
-        f"uncalibrated: mean ± sd of the seeds. `random` is the mean of 100 triples of the same candidates within the same budget. torch {about['torch']}, {about['cpu']}.",
-    ]  # fmt: skip
+        (
+            "Members are chosen by `avg` on validation data and one foreign set (of the demo: textures); all figures"
+            " are of test data and other foreign sets, by msp,"
+        ),
+        (
+            "uncalibrated: mean ± sd of the seeds. `random` is the mean of 100 triples of the same candidates within"
+            f" the same budget. torch {about['torch']}, {about['cpu']}."
+        ),
+    ]
     for name, task in results["tasks"].items():
         lines += ["", *_task(name, task)]
     timed = results.get("choosing")
     if timed is not None:
         lines += [
             "",
-            f"Choosing 3 of 200 candidates by answers to 10,000 samples of 100 classes: {timed['choose_seconds']:.1f} s, and {timed['estimate_seconds']:.1f} s for what such a "
-            f"choice is worth elsewhere; {timed['peak_mb'] / 1000:.2f} GB.",
-        ]  # fmt: skip
+            (
+                "Choosing 3 of 200 candidates by answers to 10,000 samples of 100 classes:"
+                f" {timed['choose_seconds']:.1f} s, and {timed['estimate_seconds']:.1f} s for what such a choice is"
+                f" worth elsewhere; {timed['peak_mb'] / 1000:.2f} GB."
+            ),
+        ]
     return lines
 
 
@@ -55,7 +62,7 @@ def _gains(task: dict[str, Any], seeds: list[dict[str, Any]]) -> list[str]:
     lines = []
     for budget in task["budgets"].split(","):
         built = f"built, {budget}x"
-        for other in (f"random, {budget}x", "Deep Ensemble of 3", "best single member", "single model"):  # fmt: skip
+        for other in (f"random, {budget}x", "Deep Ensemble of 3", "best single member", "single model"):
             pairs = [(rows[built], rows[other]) for rows in seeds if rows.get(other)]
             if not pairs:
                 continue

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
-__all__ = ["CASCADES", "cascades"]
-
-CASCADES = ("<!-- cascades: tools/render_docs.py writes them from benchmarks/results/cascade.json -->", "<!-- end of cascades -->")  # fmt: skip
+CASCADES = (
+    "<!-- cascades: tools/render_docs.py writes them from benchmarks/results/cascade.json -->",
+    "<!-- end of cascades -->",
+)
 TASKS = {
     "fashion-mnist": "Fashion-MNIST ViTs, no trunk",
     "trunk": "demo ViT, a trunk of half the layers",
@@ -21,9 +22,13 @@ ASKED = {
 # What was aimed at: points that may be lost, and single models' multiply-adds without a trunk and with one.
 MOST, COSTS = 0.5, {"fashion-mnist": 1.20, "trunk": 1.10, "minilm": 1.20}
 MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
-    "accuracy": lambda c: c["accuracy"], "near AUROC": lambda c: c["near"]["auroc"], "far AUROC": lambda c: c["far"]["auroc"],
-    "near FPR95": lambda c: c["near"]["fpr95"], "far FPR95": lambda c: c["far"]["fpr95"], "coverage at 5 % risk": lambda c: c["cov5"],
-}  # fmt: skip
+    "accuracy": lambda c: c["accuracy"],
+    "near AUROC": lambda c: c["near"]["auroc"],
+    "far AUROC": lambda c: c["far"]["auroc"],
+    "near FPR95": lambda c: c["near"]["fpr95"],
+    "far FPR95": lambda c: c["far"]["fpr95"],
+    "coverage at 5 % risk": lambda c: c["cov5"],
+}
 SIZES = ("1", "16", "64")
 
 
@@ -40,10 +45,7 @@ def cascades(results: dict[str, Any]) -> str:
 
 
 def _quality(name: str, title: str, piece: dict[str, Any]) -> list[str]:
-    lines = [
-        f"**{title}** (full hydra: {mean(m['full'] for m in piece['models']):.2f} single models)",
-        "",
-    ]
+    lines = [f"**{title}** (full hydra: {mean(m['full'] for m in piece['models']):.2f} single models)", ""]
     head = ["asked for", "OOD score", "cost", "share", *MEASURES]
     lines += [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
     reached, asked_for = 0, 0
@@ -52,28 +54,29 @@ def _quality(name: str, title: str, piece: dict[str, Any]) -> list[str]:
             models = [m for m in piece["models"] if m["score"] == score]
             made = [m["cascades"][key] for m in models if m["cascades"][key] is not None]
             if not made:
-                lines.append(
-                    f"| {asked} | {_kinds(models)} | none costs so little |"
-                    + " |" * (len(MEASURES) + 1)
-                )
+                lines.append(f"| {asked} | {_kinds(models)} | none costs so little |" + " |" * (len(MEASURES) + 1))
                 continue
             cells = [f"{mean(get(c) for c in made):+.1f}" for get in MEASURES.values()]
             some = "" if len(made) == len(models) else f" ({len(made)} of {len(models)} seeds)"
             cost = mean(c["expected"] for c in made)
             share = 100 * mean(c["share"] for c in made)
-            lines.append(
-                f"| {asked}{some} | {_kinds(models)} | {cost:.2f} | {share:.0f} % | {' | '.join(cells)} |"
-            )
+            lines.append(f"| {asked}{some} | {_kinds(models)} | {cost:.2f} | {share:.0f} % | {' | '.join(cells)} |")
     for model in piece["models"]:
         asked_for += 1
         kept = [
-            c for c in model["cascades"].values()
-            if c is not None and c["expected"] <= COSTS[name] and all(MEASURES[m](c) <= MOST for m in MEASURES if m != "coverage at 5 % risk")
-        ]  # fmt: skip
+            c
+            for c in model["cascades"].values()
+            if c is not None
+            and c["expected"] <= COSTS[name]
+            and all(MEASURES[m](c) <= MOST for m in MEASURES if m != "coverage at 5 % risk")
+        ]
         reached += bool(kept)
     lines += [
         "",
-        f"Within {MOST} points of accuracy, AUROC and FPR95 (near and far) at {COSTS[name]:.2f} single models or less: {reached} of {asked_for} models, whichever row one takes.",
+        (
+            f"Within {MOST} points of accuracy, AUROC and FPR95 (near and far) at {COSTS[name]:.2f} single models or"
+            f" less: {reached} of {asked_for} models, whichever row one takes."
+        ),
         "",
     ]
     return lines
@@ -96,11 +99,6 @@ def _time(piece: dict[str, Any]) -> list[str]:
     for name, points in piece["models"].items():
         for size in SIZES:
             point = points[size]
-            cells = [
-                f"{point['of_single'][key]:.2f}"
-                for key in ("full", "cascade", "no gate", "all go on")
-            ]
-            lines.append(
-                f"| {TASKS[name]} | {size} | {100 * point['share']:.0f} % | {' | '.join(cells)} |"
-            )
+            cells = [f"{point['of_single'][key]:.2f}" for key in ("full", "cascade", "no gate", "all go on")]
+            lines.append(f"| {TASKS[name]} | {size} | {100 * point['share']:.0f} % | {' | '.join(cells)} |")
     return [*lines, ""]

@@ -7,8 +7,6 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CHOSEN", "SEEDS", "Gain", "Rows", "gain", "listed", "value_of", "verdict"]
-
 Rows = dict[str, dict[str, dict[str, Any]]]
 """Row → seed → what was measured."""
 SEEDS = 3
@@ -36,9 +34,7 @@ class Gain:
 
 def gain(rows: Rows, first: str, second: str, measure: str, kind: str = "plain") -> Gain | None:
     """In `measure`, higher = better for the first; paired by seed; None where one was not measured."""
-    pairs = [
-        (rows[first][seed], rows[second][seed]) for seed in rows.get(first, {}) if seed in rows.get(second, {})
-    ]  # fmt: skip
+    pairs = [(rows[first][seed], rows[second][seed]) for seed in rows.get(first, {}) if seed in rows.get(second, {})]
     if not pairs:
         return None
     sign = -1 if measure.startswith(("nll", "ece", "brier", "shift_brier", "fpr95")) else 1
@@ -58,6 +54,4 @@ def verdict(holds: bool, yes: str, no: str) -> str:
 
 
 def listed(gains: dict[str, Gain | None]) -> str:
-    return ", ".join(
-        f"{name.removesuffix('_mean').replace('_', ' ')} {value}" for name, value in gains.items()
-    )
+    return ", ".join(f"{name.removesuffix('_mean').replace('_', ' ')} {value}" for name, value in gains.items())

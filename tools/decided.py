@@ -1,4 +1,5 @@
-"""What decision states are worth, in words and tables: for docs/benchmarks.md and docs/decision.md, from benchmarks/decision.py's results."""
+"""What decision states are worth, in words and tables: for docs/benchmarks.md and docs/decision.md, from
+benchmarks/decision.py's results."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from typing import Any
 
 from tabled import table
 
-__all__ = ["WORTH", "decision", "figures", "prediction"]
-
-WORTH = ("<!-- figures: tools/render_docs.py writes them from benchmarks/results/decision.json -->", "<!-- end of figures -->")  # fmt: skip
+WORTH = (
+    "<!-- figures: tools/render_docs.py writes them from benchmarks/results/decision.json -->",
+    "<!-- end of figures -->",
+)
 TASKS = {"fashion-mnist": "Fashion-MNIST ViTs", "dinov2": "DINOv2-small", "minilm": "MiniLM"}
 CHOSEN_BY = {"foreign": "with `--ood`", "perturbed": "without"}
 # What was aimed at, in points of mean AUROC: how far `auto` may stay behind the best score, and behind msp.
@@ -38,15 +40,15 @@ class Setting:
     def near_gain(self, by: str) -> float:
         """Points of AUROC that `auto` gains on msp where foreign data are near."""
         return 100 * self.mean(
-            lambda seed: mean(
-                seed["auroc"][seed["auto"][by]][name] - seed["auroc"]["msp"][name]
-                for name in self.near
-            )
+            lambda seed: mean(seed["auroc"][seed["auto"][by]][name] - seed["auroc"]["msp"][name] for name in self.near)
         )
 
     def chosen(self, by: str) -> str:
         names = [seed["auto"][by] for seed in self.seeds]
-        return ", ".join(f"`{name}`" if names.count(name) == 1 else f"`{name}` ({names.count(name)})" for name in dict.fromkeys(names))  # fmt: skip
+        return ", ".join(
+            f"`{name}`" if names.count(name) == 1 else f"`{name}` ({names.count(name)})"
+            for name in dict.fromkeys(names)
+        )
 
     @property
     def best(self) -> str:
@@ -55,12 +57,7 @@ class Setting:
 
 def settings(results: dict[str, Any]) -> list[Setting]:
     pieces = results["pieces"]
-    return [
-        Setting(task, kind, pieces[task])
-        for task in TASKS
-        if task in pieces
-        for kind in ("single", "hydra")
-    ]
+    return [Setting(task, kind, pieces[task]) for task in TASKS if task in pieces for kind in ("single", "hydra")]
 
 
 def figures(results: dict[str, Any]) -> str:
@@ -68,23 +65,18 @@ def figures(results: dict[str, Any]) -> str:
     every = settings(results)
     rows = [
         [
-            each.name, f"{each.auroc('msp'):.3f}", f"`{each.best}` {each.auroc(each.best):.3f}",
+            each.name,
+            f"{each.auroc('msp'):.3f}",
+            f"`{each.best}` {each.auroc(each.best):.3f}",
             *(f"{each.auto(by):.3f}: {each.chosen(by)}" for by in CHOSEN_BY),
         ]
         for each in every
-    ]  # fmt: skip
-    head = [
-        "mean AUROC, near and far",
-        "msp",
-        "best",
-        *(f"`auto` {how}" for how in CHOSEN_BY.values()),
     ]
+    head = ["mean AUROC, near and far", "msp", "best", *(f"`auto` {how}" for how in CHOSEN_BY.values())]
     lines = [*table(head, rows), ""]
     for by, how in CHOSEN_BY.items():
         close = sum(100 * (each.auroc(each.best) - each.auto(by)) <= BEHIND_BEST for each in every)
-        worse = [
-            each.name for each in every if 100 * (each.auroc("msp") - each.auto(by)) > BEHIND_MSP
-        ]
+        worse = [each.name for each in every if 100 * (each.auroc("msp") - each.auto(by)) > BEHIND_MSP]
         gains = [100 * (each.auto(by) - each.auroc("msp")) for each in every]
         behind = (
             f"more than {BEHIND_MSP} points below msp in {', '.join(worse)}"
@@ -92,16 +84,20 @@ def figures(results: dict[str, Any]) -> str:
             else f"nowhere more than {BEHIND_MSP} below msp"
         )
         lines.append(
-            f"- `auto` {how}: within {BEHIND_BEST} points of the best score in {close} of {len(every)} settings, {behind}; "
-            f"{min(gains):+.1f} to {max(gains):+.1f} points against msp."
-        )  # fmt: skip
+            f"- `auto` {how}: within {BEHIND_BEST} points of the best score in {close} of {len(every)} settings,"
+            f" {behind}; {min(gains):+.1f} to {max(gains):+.1f} points against msp."
+        )
     nearby = [each.near_gain("foreign") for each in every]
     lost = [each.name for each, gain in zip(every, nearby, strict=True) if gain < -BEHIND_MSP]
     lines.append(
         f"- On the near sets alone, `auto` with `--ood` is {min(nearby):+.1f} to {max(nearby):+.1f} points against msp"
         + (f"; below it in {', '.join(lost)}." if lost else ".")
     )
-    losing = [score for score in ("energy", "max-logit", "gen", "nci", "mi") if any(score in each.scores and each.auroc(score) < each.auroc("msp") - BEHIND_MSP / 100 for each in every)]  # fmt: skip
+    losing = [
+        score
+        for score in ("energy", "max-logit", "gen", "nci", "mi")
+        if any(score in each.scores and each.auroc(score) < each.auroc("msp") - BEHIND_MSP / 100 for each in every)
+    ]
     if losing:
         lines.append(f"- Worse than msp somewhere: {', '.join(f'`{score}`' for score in losing)}.")
     return "\n".join([*lines, *_kept(every)])
@@ -111,20 +107,25 @@ def _kept(every: Sequence[Setting]) -> list[str]:
     """Promises in words."""
     promised = [each.seeds[0]["promises"] for each in every]
     covered = [100 * share for one in promised for share in one["coverage"].values()]
-    broken = [
-        one["risk"]["broken"] for one in promised if one["risk"]["refused"] < one["risk"]["splits"]
-    ]
+    broken = [one["risk"]["broken"] for one in promised if one["risk"]["refused"] < one["risk"]["splits"]]
     refused = sum(one["risk"]["refused"] for one in promised)
     losses = [seed["nll"] for each in every for seed in each.seeds]
     better = sum(nll["after"] <= nll["before"] for nll in losses)
     worse = sum(nll["after"] - nll["before"] > nll["interval"] for nll in losses)
     splits = promised[0]["risk"]["splits"]
     lines = [
-        f"- Sets that promise 90 % hold the label in {min(covered):.1f} to {max(covered):.1f} % of cases (each method and setting, mean of 100 splits).",
-        f"- A risk of 5 % promised with 95 % confidence was broken in at most {max(broken, default=0)} of {splits} splits of a setting"
+        (
+            f"- Sets that promise 90 % hold the label in {min(covered):.1f} to {max(covered):.1f} % of cases (each"
+            " method and setting, mean of 100 splits)."
+        ),
+        f"- A risk of 5 % promised with 95 % confidence was broken in at most {max(broken, default=0)} of {splits}"
+        " splits of a setting"
         + (f"; in {refused} of {splits * len(promised)} none could be promised." if refused else "."),
-        f"- NLL on test data was lower after calibration in {better} of {len(losses)} models; beyond its interval higher in {worse}.",
-    ]  # fmt: skip
+        (
+            f"- NLL on test data was lower after calibration in {better} of {len(losses)} models; beyond its interval"
+            f" higher in {worse}."
+        ),
+    ]
     return lines
 
 
@@ -134,7 +135,10 @@ def decision(results: dict[str, Any]) -> list[str]:
     lines = [
         "## Decision states (`calibrate`)",
         "",
-        "AUROC of every OOD score, means over three seeds, on test data and on foreign data that chose nothing. Which models and data",
+        (
+            "AUROC of every OOD score, means over three seeds, on test data and on foreign data that chose nothing."
+            " Which models and data"
+        ),
         "these are stands in `benchmarks/answers.py`.",
     ]
     scores = list(dict.fromkeys(score for each in every for score in each.scores))
@@ -156,22 +160,35 @@ def decision(results: dict[str, Any]) -> list[str]:
         lines += ["", *table(head, rows)]
     lines += [
         "",
-        "What `auto` chooses (in how many of the seeds), and its distance in points of mean AUROC to the score that is best on average:",
+        (
+            "What `auto` chooses (in how many of the seeds), and its distance in points of mean AUROC to the score that"
+            " is best on average:"
+        ),
         "",
-        *table(["", "best", *(f"`auto` {how}" for how in CHOSEN_BY.values()), "over msp"], [
+        *table(
+            ["", "best", *(f"`auto` {how}" for how in CHOSEN_BY.values()), "over msp"],
             [
-                each.name, f"`{each.best}` {each.auroc(each.best):.3f}",
-                *(f"{each.chosen(by)} {100 * (each.auto(by) - each.auroc(each.best)):+.1f}" for by in CHOSEN_BY),
-                " / ".join(f"{100 * (each.auto(by) - each.auroc('msp')):+.1f}" for by in CHOSEN_BY),
-            ]
-            for each in every
-        ]),
+                [
+                    each.name,
+                    f"`{each.best}` {each.auroc(each.best):.3f}",
+                    *(f"{each.chosen(by)} {100 * (each.auto(by) - each.auroc(each.best)):+.1f}" for by in CHOSEN_BY),
+                    " / ".join(f"{100 * (each.auto(by) - each.auroc('msp')):+.1f}" for by in CHOSEN_BY),
+                ]
+                for each in every
+            ],
+        ),
         "",
-        "Promises, over random splits of validation and test data together: coverage (and mean size) of sets that promise 0.9, 100 splits;",
-        "how often a promised risk of 5 % with confidence 95 % was broken, 200 splits. NLL and ECE on test data before and after, means over seeds.",
+        (
+            "Promises, over random splits of validation and test data together: coverage (and mean size) of sets that"
+            " promise 0.9, 100 splits;"
+        ),
+        (
+            "how often a promised risk of 5 % with confidence 95 % was broken, 200 splits. NLL and ECE on test data"
+            " before and after, means over seeds."
+        ),
         "",
         *table(["", "lac", "aps", "raps", "risk broken", "NLL", "ECE"], [_promises(each) for each in every]),
-    ]  # fmt: skip
+    ]
     return [*lines, *_fitting(results)]
 
 
@@ -186,7 +203,7 @@ def _promises(each: Setting) -> list[str]:
         f"{each.mean(lambda s: s['nll']['before']):.4f} → {each.mean(lambda s: s['nll']['after']):.4f}"
         + (f" ({joint} of {len(each.seeds)} joint)" if joint else ""),
         f"{each.mean(lambda s: s['ece'][0]):.4f} → {each.mean(lambda s: s['ece'][1]):.4f}",
-    ]  # fmt: skip
+    ]
 
 
 def _fitting(results: dict[str, Any]) -> list[str]:
@@ -196,14 +213,21 @@ def _fitting(results: dict[str, Any]) -> list[str]:
     rows = [
         [
             "all of `calibrate`, from as many validation samples" if what == "calibrate" else f"`{what}`",
-            f"{each['seconds']:.0f}", f"{each['cpu']:.0f}", f"{each['peak_mb']:.0f}", f"{each['bytes'] / 1e6:.1f}" if each["bytes"] else "–",
+            f"{each['seconds']:.0f}",
+            f"{each['cpu']:.0f}",
+            f"{each['peak_mb']:.0f}",
+            f"{each['bytes'] / 1e6:.1f}" if each["bytes"] else "–",
         ]
         for what, each in about["scores"].items()
-    ]  # fmt: skip
+    ]
     threads = about["threads"]
     return [
         "",
-        f"Fitting to 50,000 features of width 768 and 1,000 classes, in a process of its own, {threads} thread{'' if threads == 1 else 's'}, torch {about['torch']}, {about['machine']['cpu']}; on a busy machine, so read the CPU seconds. Torch itself is some 500 MB of the peak:",
+        (
+            f"Fitting to 50,000 features of width 768 and 1,000 classes, in a process of its own, {threads}"
+            f" thread{'' if threads == 1 else 's'}, torch {about['torch']}, {about['machine']['cpu']}; on a busy"
+            " machine, so read the CPU seconds. Torch itself is some 500 MB of the peak:"
+        ),
         "",
         *table(["", "s", "CPU s", "peak MB", "MB stored for a member"], rows),
     ]
@@ -215,12 +239,21 @@ def prediction(results: dict[str, Any]) -> list[str]:
     return [
         "## `predict` against a plain loop",
         "",
-        f"{results['model']} with random weights and a decision state (rmds) over {results['pictures']} JPEG files, batches of {results['batch']}, float32; {about['device']},",
-        f"{about['cores']} cores, torch {about['torch']}; whole processes in turn, {results['runs']} pairs. The plain loop is timm's model behind timm's transform and a",
+        (
+            f"{results['model']} with random weights and a decision state (rmds) over {results['pictures']} JPEG files,"
+            f" batches of {results['batch']}, float32; {about['device']},"
+        ),
+        (
+            f"{about['cores']} cores, torch {about['torch']}; whole processes in turn, {results['runs']} pairs. The"
+            " plain loop is timm's model behind timm's transform and a"
+        ),
         "`DataLoader`, and writes id, label and probability.",
         "",
-        *table(["throughput, ours / plain", "median", "lowest", "highest"], [
-            [name, f"{median(values):.2f}", f"{min(values):.2f}", f"{max(values):.2f}"]
-            for name, values in (("by the clock", ratios["wall"]), ("by CPU time", ratios["cpu"]))
-        ]),
-    ]  # fmt: skip
+        *table(
+            ["throughput, ours / plain", "median", "lowest", "highest"],
+            [
+                [name, f"{median(values):.2f}", f"{min(values):.2f}", f"{max(values):.2f}"]
+                for name, values in (("by the clock", ratios["wall"]), ("by CPU time", ratios["cpu"]))
+            ],
+        ),
+    ]

@@ -1,4 +1,5 @@
-"""docs/evidence.md: the paper's comparison on our tasks, and each of its claims marked, from benchmarks/results/quality.json."""
+"""docs/evidence.md: the paper's comparison on our tasks, and each of its claims marked, from
+benchmarks/results/quality.json."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ from typing import Any
 
 from claimed import TRAINED, claimed
 from compared import CHOSEN, SEEDS, Gain, Rows, gain, listed, value_of, verdict
-
-__all__ = ["WORTH", "evidence", "target", "worth"]
 
 TASKS = ("fashion-mnist", "dinov2", "minilm")
 """All that benchmarks/quality.py knows."""
@@ -22,9 +21,14 @@ LONGER = "tuned longer"
 TEXTS = ("minilm",)
 """Tasks whose data are texts: these are spoiled otherwise than images."""
 COLUMNS = (
-    ("accuracy ↑", "accuracy"), ("NLL ↓", "nll"), ("ECE ↓", "ece"), ("AUROC near ↑", "auroc_near"), ("far ↑", "auroc_far"), ("mean ↑", "auroc_mean"),
+    ("accuracy ↑", "accuracy"),
+    ("NLL ↓", "nll"),
+    ("ECE ↓", "ece"),
+    ("AUROC near ↑", "auroc_near"),
+    ("far ↑", "auroc_far"),
+    ("mean ↑", "auroc_mean"),
     ("FPR95 ↓", "fpr95_mean"),
-)  # fmt: skip
+)
 
 
 def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> str:
@@ -32,10 +36,16 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
     lines = [
         "# Evidence",
         "",
-        "Written by `tools/render_docs.py` from `benchmarks/results/quality.json`, which `benchmarks/quality.py` makes. What the paper claims was tried on small models and data; a claim",
-        "that holds there may fail elsewhere, and the other way round. Heads, members and scores were chosen by foreign data that are not among those reported. All is msp",
+        (
+            "Written by `tools/render_docs.py` from `benchmarks/results/quality.json`, which `benchmarks/quality.py`"
+            " makes. What the paper claims was tried on small models and data; a claim"
+        ),
+        (
+            "that holds there may fail elsewhere, and the other way round. Heads, members and scores were chosen by"
+            " foreign data that are not among those reported. All is msp"
+        ),
         "unless a column says otherwise.",
-    ]  # fmt: skip
+    ]
     tasks = results["tasks"]
     lines += [
         "",
@@ -68,23 +78,49 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
 def _about(name: str, task: dict[str, Any]) -> list[str]:
     about, machine = task["about"], task["machine"]
     sizes = ", ".join(f"{kind} {count}" for kind, count in about["samples"].items())
-    tuned = "all training data" if about["tuned_on"] is None else f"{about['tuned_on']} training samples each"  # fmt: skip
-    single = "" if about["bases"] > 3 else " All seeds have one and the same Deep Ensemble, of all three trainings, so it has no spread of its own."  # fmt: skip
+    tuned = "all training data" if about["tuned_on"] is None else f"{about['tuned_on']} training samples each"
+    single = (
+        ""
+        if about["bases"] > 3
+        else " All seeds have one and the same Deep Ensemble, of all three trainings, so it has no spread of its own."
+    )
     return [
-        f"Seed s starts from the s-th of {about['bases']} independent trainings.{single} Members lose {about['removed']} heads (drawn from the first {about['pool']}), scored on {about['score_limit']} samples, circuits",
-        f"by `--search {about['search']}`; tuning is the recipe {about['recipe']} on {tuned}, MLPs and embeddings frozen. Near: {', '.join(about['near'])}; far: {', '.join(about['far'])};",
-        f"choosing: {about['chooses']} and perturbed validation data. Samples: {sizes}. {machine['cpu']}, torch {machine['torch']}{', bfloat16 autocast' if about['bfloat16'] else ''}.",
-    ]  # fmt: skip
+        (
+            f"Seed s starts from the s-th of {about['bases']} independent trainings.{single} Members lose"
+            f" {about['removed']} heads (drawn from the first {about['pool']}), scored on {about['score_limit']}"
+            " samples, circuits"
+        ),
+        (
+            f"by `--search {about['search']}`; tuning is the recipe {about['recipe']} on {tuned}, MLPs and embeddings"
+            f" frozen. Near: {', '.join(about['near'])}; far: {', '.join(about['far'])};"
+        ),
+        (
+            f"choosing: {about['chooses']} and perturbed validation data. Samples: {sizes}. {machine['cpu']}, torch"
+            f" {machine['torch']}{', bfloat16 autocast' if about['bfloat16'] else ''}."
+        ),
+    ]
 
 
 def _trained() -> list[str]:
     """What is to be known of the rivals that are not made of the base."""
     return [
-        f"{', '.join(TRAINED)}: three members each, trained from random weights on the base's images, augmentations and number of steps, of torch-uncertainty's layers",
-        "(it is among the development packages; without it these rows are left out). Settings as in the paper's C.1.4: α = 2 and γ = 1, members of 48 channels (42.7, rounded up to what eight heads",
-        "divide); ρ = 0.5, each batch mixed four times; BatchEnsemble's members see every image, and start from random weights where the paper tunes a trained checkpoint. The packed layers were kept from",
-        "mixing members: in torch-uncertainty 0.13 their layer norm and self-attention do. `benchmarks/rivals_trained.py`.",
-    ]  # fmt: skip
+        (
+            f"{', '.join(TRAINED)}: three members each, trained from random weights on the base's images, augmentations"
+            " and number of steps, of torch-uncertainty's layers"
+        ),
+        (
+            "(it is among the development packages; without it these rows are left out). Settings as in the paper's"
+            " C.1.4: α = 2 and γ = 1, members of 48 channels (42.7, rounded up to what eight heads"
+        ),
+        (
+            "divide); ρ = 0.5, each batch mixed four times; BatchEnsemble's members see every image, and start from"
+            " random weights where the paper tunes a trained checkpoint. The packed layers were kept from"
+        ),
+        (
+            "mixing members: in torch-uncertainty 0.13 their layer norm and self-attention do."
+            " `benchmarks/rivals_trained.py`."
+        ),
+    ]
 
 
 def _spread(cells: dict[str, dict[str, Any]], get: Callable[[dict[str, Any]], float | None]) -> str:
@@ -101,7 +137,7 @@ def _table(rows: Rows) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for name, cells in rows.items():
         macs = statistics.mean(cell["macs"] for cell in cells.values())
-        values = [_spread(cells, lambda c, m=measure: c["calibrated"][m]) for _, measure in COLUMNS]  # type: ignore[misc]  # fmt: skip
+        values = [_spread(cells, lambda c, m=measure: c["calibrated"][m]) for _, measure in COLUMNS]  # type: ignore[misc]
         before = _spread(cells, lambda cell: cell["plain"]["ece"])
         lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *values, before])} |")
     return lines
@@ -109,11 +145,14 @@ def _table(rows: Rows) -> list[str]:
 
 def _scores(rows: Rows) -> list[str]:
     """By the score that calibration chose."""
-    lines = ["| score chosen by `calibrate` | near ↑ | far ↑ | mean ↑ | msp: mean ↑ | scores |", "|---|---:|---:|---:|---:|---|"]  # fmt: skip
+    lines = [
+        "| score chosen by `calibrate` | near ↑ | far ↑ | mean ↑ | msp: mean ↑ | scores |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
     for name, cells in rows.items():
         chosen = {seed: cell for seed, cell in cells.items() if "chosen_score" in cell}
         if chosen:
-            values = [_spread(chosen, lambda c, m=m: c["chosen_score"][f"auroc_{m}"]) for m in ("near", "far", "mean")]  # type: ignore[misc]  # fmt: skip
+            values = [_spread(chosen, lambda c, m=m: c["chosen_score"][f"auroc_{m}"]) for m in ("near", "far", "mean")]  # type: ignore[misc]
             msp = _spread(chosen, lambda cell: cell["calibrated"]["auroc_mean"])
             kinds = ", ".join(cell["chosen_score"]["kind"] for cell in chosen.values())
             lines.append(f"| {' | '.join([name, *values, msp, kinds])} |")
@@ -123,26 +162,34 @@ def _scores(rows: Rows) -> list[str]:
 def target(
     rows: Rows, kind: str = "calibrated"
 ) -> tuple[str, int, dict[str, Gain | None], dict[str, Gain | None]] | None:
-    """The hydra of highest mean AUROC within the cost, of how many; its gains over the Deep Ensemble and over the single model."""
+    """The hydra of highest mean AUROC within the cost, of how many; its gains over the Deep Ensemble and over the
+    single model."""
     if kind == CHOSEN:
-        rows = {name: cells for name, cells in rows.items() if all(CHOSEN in cell for cell in cells.values())}  # fmt: skip
+        rows = {name: cells for name, cells in rows.items() if all(CHOSEN in cell for cell in cells.values())}
     hydras = {
         name: statistics.mean(value_of(c, "auroc_mean", kind) for c in cells.values())
         for name, cells in rows.items()
-        if name.startswith(HYDRAS) and len(cells) >= SEEDS and statistics.mean(c["macs"] for c in cells.values()) <= BEST + 0.005
-    }  # fmt: skip
+        if name.startswith(HYDRAS)
+        and len(cells) >= SEEDS
+        and statistics.mean(c["macs"] for c in cells.values()) <= BEST + 0.005
+    }
     if not hydras or "Deep Ensemble" not in rows or "Single" not in rows:
         return None
     best = max(hydras, key=lambda name: hydras[name])
-    others = {m: gain(rows, best, "Deep Ensemble", m, kind) for m in ("auroc_mean", "fpr95_mean", "accuracy")}  # fmt: skip
-    single = {m: gain(rows, best, "Single", m, kind) for m in ("accuracy", "nll", "ece", "auroc_mean")}  # fmt: skip
+    others = {m: gain(rows, best, "Deep Ensemble", m, kind) for m in ("auroc_mean", "fpr95_mean", "accuracy")}
+    single = {m: gain(rows, best, "Single", m, kind) for m in ("accuracy", "nll", "ece", "auroc_mean")}
     return best, len(hydras), others, single
 
 
 SHORT = (
-    "Single", "built within 2x", "Deep Ensemble", "Single, tuned longer", "built within 2x of the single tuned longer",
-    "Hydra (Taylor) behind a trunk, tuned longer", "Deep Ensemble, tuned longer",
-)  # fmt: skip
+    "Single",
+    "built within 2x",
+    "Deep Ensemble",
+    "Single, tuned longer",
+    "built within 2x of the single tuned longer",
+    "Hydra (Taylor) behind a trunk, tuned longer",
+    "Deep Ensemble, tuned longer",
+)
 """What someone chooses from who has one model, and data to train it further or not."""
 
 
@@ -153,25 +200,37 @@ ALIKE = {
     "Deep Ensemble, tuned longer": "Deep Ensemble of 3",
 }
 """The rows of the README's table: all with as many steps."""
-WORTH = ("<!-- worth: tools/render_docs.py writes it from benchmarks/results/quality.json -->", "<!-- end of worth -->")  # fmt: skip
+WORTH = ("<!-- worth: tools/render_docs.py writes it from benchmarks/results/quality.json -->", "<!-- end of worth -->")
 
 
 def worth(results: dict[str, Any]) -> str:
-    """The README's table: for each task accuracy, NLL and mean AUROC by msp, calibrated, means over seeds; the best in bold."""
+    """The README's table: for each task accuracy, NLL and mean AUROC by msp, calibrated, means over seeds; the best in
+    bold."""
     tasks = {name: results["tasks"][name]["rows"] for name in TASKS if name in results["tasks"]}
     kinds = [("accuracy", max), ("nll", min), ("auroc_mean", max)]
     best = {
         (task, kind): choice(_mean(rows[name], kind) for name in ALIKE if name in rows)
-        for task, rows in tasks.items() for kind, choice in kinds
-    }  # fmt: skip
+        for task, rows in tasks.items()
+        for kind, choice in kinds
+    }
     lines = [f"| | multiply-adds | {' | '.join(tasks)} |", "|---|---:|" + "---:|" * len(tasks)]
     for name, title in ALIKE.items():
-        macs = [f"{statistics.mean(cell['macs'] for cell in rows[name].values()):.1f}" for rows in tasks.values() if name in rows]  # fmt: skip
+        macs = [
+            f"{statistics.mean(cell['macs'] for cell in rows[name].values()):.1f}"
+            for rows in tasks.values()
+            if name in rows
+        ]
         cost = " to ".join(sorted({min(macs), max(macs)})) if macs else "–"
         cells = []
         for task, rows in tasks.items():
             figures = {kind: _mean(rows[name], kind) for kind, _ in kinds} if name in rows else {}
-            cells.append(" / ".join(f"**{figure:.3f}**" if figure == best[task, kind] else f"{figure:.3f}" for kind, figure in figures.items()) or "–")  # fmt: skip
+            cells.append(
+                " / ".join(
+                    f"**{figure:.3f}**" if figure == best[task, kind] else f"{figure:.3f}"
+                    for kind, figure in figures.items()
+                )
+                or "–"
+            )
         lines.append(f"| {' | '.join([title, cost, *cells])} |")
     return "\n".join(lines)
 
@@ -183,41 +242,69 @@ def _mean(cells: dict[str, dict[str, Any]], kind: str) -> float:
 def _short(tasks: dict[str, Any]) -> list[str]:
     """Calibrated; foreign data by msp and by the chosen score."""
     lines = [
-        "What is to be had for which cost, calibrated; foreign data told by msp and by the score that `calibrate` chose. Tuned longer: about as many further steps as the base took, on all of its",
-        "training data. Steps are paid once, multiply-adds with every answer, and whether they help differs between tasks: try them on the single model before you build anything.",
-        "How many steps fashion-mnist takes was settled after a trial whose figures of seed 1 on the reported data were seen; the other two take the recipe of their bases.",
-    ]  # fmt: skip
+        (
+            "What is to be had for which cost, calibrated; foreign data told by msp and by the score that `calibrate`"
+            " chose. Tuned longer: about as many further steps as the base took, on all of its"
+        ),
+        (
+            "training data. Steps are paid once, multiply-adds with every answer, and whether they help differs between"
+            " tasks: try them on the single model before you build anything."
+        ),
+        (
+            "How many steps fashion-mnist takes was settled after a trial whose figures of seed 1 on the reported data"
+            " were seen; the other two take the recipe of their bases."
+        ),
+    ]
     for task in (name for name in TASKS if name in tasks):
         rows = tasks[task]["rows"]
-        lines += ["", f"| {task} | seeds | multiply-adds | accuracy ↑ | NLL ↓ | AUROC by msp ↑ | by the chosen score ↑ |", "|---|" + "---:|" * 6]  # fmt: skip
+        lines += [
+            "",
+            f"| {task} | seeds | multiply-adds | accuracy ↑ | NLL ↓ | AUROC by msp ↑ | by the chosen score ↑ |",
+            "|---|" + "---:|" * 6,
+        ]
         for name in (each for each in SHORT if each in rows):
             cells = rows[name]
             macs = statistics.mean(cell["macs"] for cell in cells.values())
-            values = [_spread(cells, lambda c, m=m: c["calibrated"][m]) for m in ("accuracy", "nll", "auroc_mean")]  # type: ignore[misc]  # fmt: skip
-            chosen = _spread(cells, lambda cell: cell[CHOSEN]["auroc_mean"] if CHOSEN in cell else None)  # fmt: skip
-            lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *values, chosen])} |")  # fmt: skip
+            values = [_spread(cells, lambda c, m=m: c["calibrated"][m]) for m in ("accuracy", "nll", "auroc_mean")]  # type: ignore[misc]
+            chosen = _spread(cells, lambda cell: cell[CHOSEN]["auroc_mean"] if CHOSEN in cell else None)
+            lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *values, chosen])} |")
     return lines
 
 
 def _goal(tasks: dict[str, Any]) -> list[str]:
-    usual = {name: {row: cells for row, cells in task["rows"].items() if not row.endswith(LONGER)} for name, task in tasks.items()}  # fmt: skip
+    usual = {
+        name: {row: cells for row, cells in task["rows"].items() if not row.endswith(LONGER)}
+        for name, task in tasks.items()
+    }
     longer = {name: _longer(task["rows"]) for name, task in tasks.items()}
     return [
-        "The best hydra that costs at most two thirds of a Deep Ensemble's multiply-adds should be level with it on mean AUROC and FPR95 and within one point of its accuracy; and beat the",
-        "single model on accuracy, NLL, ECE and AUROC (all calibrated). The best is named by the very figures reported, which flatters it. Differences in points (NLL: hundredths), mean",
+        (
+            "The best hydra that costs at most two thirds of a Deep Ensemble's multiply-adds should be level with it on"
+            " mean AUROC and FPR95 and within one point of its accuracy; and beat the"
+        ),
+        (
+            "single model on accuracy, NLL, ECE and AUROC (all calibrated). The best is named by the very figures"
+            " reported, which flatters it. Differences in points (NLL: hundredths), mean"
+        ),
         "over seeds ± standard error, positive where the hydra is better:",
         "",
         *_reached(usual, "msp", "calibrated"),
         "",
-        "The same where each model, the ensemble too, tells foreign data by the score that `calibrate` chose for it, as a calibrated checkpoint does:",
+        (
+            "The same where each model, the ensemble too, tells foreign data by the score that `calibrate` chose for"
+            " it, as a calibrated checkpoint does:"
+        ),
         "",
         *_reached(usual, "the chosen score", CHOSEN),
         "",
-        "And where every model had about as many further steps as the base took, on all of its training data (msp): the single model itself, each model of the ensemble, and the hydra's members or what they",
+        (
+            "And where every model had about as many further steps as the base took, on all of its training data (msp):"
+            " the single model itself, each model of the ensemble, and the hydra's members or what they"
+        ),
         "were pruned from:",
         "",
         *_reached(longer, "tuned longer", "calibrated"),
-    ]  # fmt: skip
+    ]
 
 
 def _longer(rows: Rows) -> Rows:
@@ -227,14 +314,20 @@ def _longer(rows: Rows) -> Rows:
 
 
 def _reached(tasks: dict[str, Rows], by: str, kind: str) -> list[str]:
-    lines = [f"| {by} | hydra | against the Deep Ensemble | | against the single model | |", "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        f"| {by} | hydra | against the Deep Ensemble | | against the single model | |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in TASKS:
         reached = target(tasks[name], kind) if name in tasks else None
         if reached is None:
             lines.append(f"| {name} | not measured yet | | | | |")
             continue
         best, count, others, single = reached
-        level = all(each is not None and each.mean >= (-0.01 if measure == "accuracy" else 0) for measure, each in others.items())  # fmt: skip
+        level = all(
+            each is not None and each.mean >= (-0.01 if measure == "accuracy" else 0)
+            for measure, each in others.items()
+        )
         beats = all(each is not None and each.mean > 0 for each in single.values())
         cells = [
             name,
@@ -252,21 +345,35 @@ def _shifts(name: str, rows: Rows) -> list[str]:
     """Means over all corruptions, by severity; uncalibrated."""
     kinds = "typos and dropped words" if name in TEXTS else "ImageNet-C's fifteen corruptions"
     (samples,) = {cell.get("samples", 300) for cells in rows.values() for cell in cells.values()}
-    lines = [f"`benchmarks/quality_shift.py`: {kinds} at five severities of {samples} test samples, uncalibrated.", ""]  # fmt: skip
+    lines = [f"`benchmarks/quality_shift.py`: {kinds} at five severities of {samples} test samples, uncalibrated.", ""]
     lines += ["| accuracy ↑ | 1 | 2 | 3 | 4 | 5 | mean | Brier: mean ↓ |", "|---|" + "---:|" * 7]
     for row, cells in rows.items():
-        measures = [*(f"shift_accuracy_{severity}" for severity in range(1, 6)), "shift_accuracy", "shift_brier"]  # fmt: skip
-        lines.append(f"| {' | '.join([row, *(_spread(cells, lambda c, m=m: c[m]) for m in measures)])} |")  # type: ignore[misc]  # fmt: skip
+        measures = [*(f"shift_accuracy_{severity}" for severity in range(1, 6)), "shift_accuracy", "shift_brier"]
+        lines.append(f"| {' | '.join([row, *(_spread(cells, lambda c, m=m: c[m]) for m in measures)])} |")  # type: ignore[misc]
     return lines
 
 
 def _ablations(rows: Rows) -> list[str]:
     """As they are, uncalibrated, as in the paper."""
-    head = ["uncalibrated", "seeds", "multiply-adds", "accuracy ↑", "NLL ↓", "ECE ↓", "AUROC ↑", "FPR95 ↓", "MI", "DI", "MI, foreign", "DI, foreign"]  # fmt: skip
+    head = [
+        "uncalibrated",
+        "seeds",
+        "multiply-adds",
+        "accuracy ↑",
+        "NLL ↓",
+        "ECE ↓",
+        "AUROC ↑",
+        "FPR95 ↓",
+        "MI",
+        "DI",
+        "MI, foreign",
+        "DI, foreign",
+    ]
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for name, cells in rows.items():
         macs = statistics.mean(cell["macs"] for cell in cells.values())
-        plain = [_spread(cells, lambda c, m=m: c["plain"][m]) for m in ("accuracy", "nll", "ece", "auroc_mean", "fpr95_mean")]  # type: ignore[misc]  # fmt: skip
-        spread = [_spread(cells, lambda c, m=m: c[m]) for m in ("mi", "disagreement", "ood_mi", "ood_disagreement")]  # type: ignore[misc]  # fmt: skip
+        measures = ("accuracy", "nll", "ece", "auroc_mean", "fpr95_mean")
+        plain = [_spread(cells, lambda c, m=m: c["plain"][m]) for m in measures]  # type: ignore[misc]
+        spread = [_spread(cells, lambda c, m=m: c[m]) for m in ("mi", "disagreement", "ood_mi", "ood_disagreement")]  # type: ignore[misc]
         lines.append(f"| {' | '.join([name, str(len(cells)), f'{macs:.2f}', *plain, *spread])} |")
     return lines

@@ -5,10 +5,11 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-__all__ = ["CORRUPTIONS", "PROBE", "corruptions", "insights", "probe"]
-
-CORRUPTIONS = ("<!-- corruptions: tools/render_docs.py writes them from benchmarks/results/corruptions.json -->", "<!-- end of corruptions -->")  # fmt: skip
-PROBE = ("<!-- probe: tools/render_docs.py writes it from benchmarks/results/probe.json -->", "<!-- end of probe -->")  # fmt: skip
+CORRUPTIONS = (
+    "<!-- corruptions: tools/render_docs.py writes them from benchmarks/results/corruptions.json -->",
+    "<!-- end of corruptions -->",
+)
+PROBE = ("<!-- probe: tools/render_docs.py writes it from benchmarks/results/probe.json -->", "<!-- end of probe -->")
 NAMES = {"dinov2": "DINOv2-small, 84 pixels"}
 
 
@@ -18,19 +19,24 @@ def corruptions(results: dict[str, Any]) -> str:
     for name, row in results["corruptions"].items():
         ours, theirs = (" ".join(f"{v:.1f}" for v in row[who]) for who in ("ours", "theirs"))
         lines.append(f"| `{name}` | {ours} | {theirs} |")
-    lines += ["", f"{results['pictures']} photographs of {results['side']} pixels, {results['draws']} draws each; `benchmarks/corruptions.py`."]  # fmt: skip
+    lines += [
+        "",
+        (
+            f"{results['pictures']} photographs of {results['side']} pixels, {results['draws']} draws each;"
+            " `benchmarks/corruptions.py`."
+        ),
+    ]
     return "\n".join(lines)
 
 
 def probe(results: dict[str, Any]) -> str:
     """Each condition, then the separation of circuits."""
-    rows = [
-        (name, method, row)
-        for name, methods in results["conditions"].items()
-        for method, row in methods.items()
-    ]
+    rows = [(name, method, row) for name, methods in results["conditions"].items() for method, row in methods.items()]
     lines = [
-        "| model | removed by | ∇L_noisyᵀ δθ (clean) | mean diagonal difference | heads above 0 | δθᵀ(H_noisy − H_clean)δθ | gap, whole → without |",
+        (
+            "| model | removed by | ∇L_noisyᵀ δθ (clean) | mean diagonal difference | heads above 0 | δθᵀ(H_noisy −"
+            " H_clean)δθ | gap, whole → without |"
+        ),
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for name, method, row in rows:
@@ -50,8 +56,11 @@ def probe(results: dict[str, Any]) -> str:
     samples = sorted({row["samples"] for *_, row in rows})
     lines += [
         "",
-        f"{' and '.join(map(str, samples))} validation samples, noise: all seventy-five corruptions in turn. The standard errors are over draws, not over which samples these "
-        f"are. Measured by `benchmarks/probe.py` on {about['cpu']}, torch {about['torch']}.",
+        (
+            f"{' and '.join(map(str, samples))} validation samples, noise: all seventy-five corruptions in turn. The"
+            " standard errors are over draws, not over which samples these are. Measured by `benchmarks/probe.py` on"
+            f" {about['cpu']}, torch {about['torch']}."
+        ),
     ]
     return "\n".join(lines)
 
@@ -61,15 +70,33 @@ def insights(results: dict[str, Any]) -> list[tuple[str, str, bool, str]]:
     rows = [row for methods in results["conditions"].values() for row in methods.values()]
     curved = sum(row["hessian"]["mean_holds"] for row in rows)
     widened = sum(row["losses"]["widens"] for row in rows)
-    both = [row["losses"]["widens"] for row in rows if row["gradient"]["holds"] and row["hessian"]["along_holds"]]  # fmt: skip
+    both = [row["losses"]["widens"] for row in rows if row["gradient"]["holds"] and row["hessian"]["along_holds"]]
     changes = [change for kinds in results["separation"].values() for change in _changes(kinds)]
     more = sum(all(part > 0 for part in change) for change in changes)
     where = "([docs/probe.md](probe.md))"
     return [
-        ("3.2, B.1", "The loss is more curved on noisy data: the mean difference of the Hessians' diagonals is positive", curved == len(rows), f"in {curved} of {len(rows)} removals {where}"),
-        ("3.2", "Proposition 1: where both conditions hold, pruning widens the gap between noisy and clean loss", bool(both) and all(both), f"both hold along the removal in {len(both)} of {len(rows)}, of which {sum(both)} widen; the gap widens in {widened} of all {where}"),
-        ("B.2, Table 5", "CircOOD's heads tell foreign data further apart, in Euclidean and in Mahalanobis distance", more == len(changes), f"both grow in {more} of {len(changes)} cases {where}"),
-    ]  # fmt: skip
+        (
+            "3.2, B.1",
+            "The loss is more curved on noisy data: the mean difference of the Hessians' diagonals is positive",
+            curved == len(rows),
+            f"in {curved} of {len(rows)} removals {where}",
+        ),
+        (
+            "3.2",
+            "Proposition 1: where both conditions hold, pruning widens the gap between noisy and clean loss",
+            bool(both) and all(both),
+            (
+                f"both hold along the removal in {len(both)} of {len(rows)}, of which {sum(both)} widen; the gap widens"
+                f" in {widened} of all {where}"
+            ),
+        ),
+        (
+            "B.2, Table 5",
+            "CircOOD's heads tell foreign data further apart, in Euclidean and in Mahalanobis distance",
+            more == len(changes),
+            f"both grow in {more} of {len(changes)} cases {where}",
+        ),
+    ]
 
 
 def _changes(kinds: dict[str, Any]) -> list[list[float]]:
@@ -78,7 +105,7 @@ def _changes(kinds: dict[str, Any]) -> list[list[float]]:
     return [
         [kinds["circuit"][name][key] - kinds["dense"][name][key] for key in ("euclidean", "mahalanobis")]
         for name in sets
-    ]  # fmt: skip
+    ]
 
 
 def _in_words(rows: list[dict[str, Any]]) -> str:
@@ -92,16 +119,20 @@ def _in_words(rows: list[dict[str, Any]]) -> str:
     kept = sum(row["losses"]["widens"] for row in both)
     every = sum(row["hessian"]["positive_heads"] == 1 for row in rows)
     return (
-        f"Of {count} removals the first condition holds in {first}. The mean difference of the diagonals, which the paper finds positive, is above zero in {diagonal} "
-        f"(by more than two standard errors in {sure}), and all heads are in {every}: a positive definite difference would have them in all. Along the removal, where "
-        f"it matters, the difference is positive in {along}. The gap widens in {widens} of {count}; both conditions hold along the removal in {len(both)}, and of these "
-        f"it widens in {kept}."
+        f"Of {count} removals the first condition holds in {first}. The mean difference of the diagonals, which the"
+        f" paper finds positive, is above zero in {diagonal} (by more than two standard errors in {sure}), and all"
+        f" heads are in {every}: a positive definite difference would have them in all. Along the removal, where it"
+        f" matters, the difference is positive in {along}. The gap widens in {widens} of {count}; both conditions hold"
+        f" along the removal in {len(both)}, and of these it widens in {kept}."
     )
 
 
 def _separation(rows: dict[str, Any]) -> list[str]:
     lines = [
-        "What a circuit for OOD detection does to the separation (18 of 48 heads of the demo's models removed, found on textures; last layer, 1,000 test samples):",
+        (
+            "What a circuit for OOD detection does to the separation (18 of 48 heads of the demo's models removed,"
+            " found on textures; last layer, 1,000 test samples):"
+        ),
         "",
         "| model | foreign | Euclidean, whole → circuit | Mahalanobis | AUROC (msp) |",
         "|---|---|---:|---:|---:|",
@@ -112,12 +143,15 @@ def _separation(rows: dict[str, Any]) -> list[str]:
             whole, part = kinds["dense"][foreign], kinds["circuit"][foreign]
             auroc = [kinds[kind]["auroc"][foreign] for kind in ("dense", "circuit")]
             pairs = [f"{whole[key]:.2f} → {part[key]:.2f}" for key in ("euclidean", "mahalanobis")]
-            lines.append(f"| {name} | {foreign} | {pairs[0]} | {pairs[1]} | {auroc[0]:.3f} → {auroc[1]:.3f} |")  # fmt: skip
+            lines.append(f"| {name} | {foreign} | {pairs[0]} | {pairs[1]} | {auroc[0]:.3f} → {auroc[1]:.3f} |")
     more = [sum(change[at] > 0 for change in changes) for at in (0, 1)]
     means = [mean(change[at] for change in changes) for at in (0, 1)]
     lines += [
         "",
-        f"The paper finds more separation on every set (+0.51 Euclidean, +0.29 Mahalanobis on average). Here it grows in {more[0]} and {more[1]} of {len(changes)} "
-        f"cases, by {means[0]:+.2f} and {means[1]:+.2f} on average.",
+        (
+            "The paper finds more separation on every set (+0.51 Euclidean, +0.29 Mahalanobis on average). Here it"
+            f" grows in {more[0]} and {more[1]} of {len(changes)} cases, by {means[0]:+.2f} and {means[1]:+.2f} on"
+            " average."
+        ),
     ]
     return lines

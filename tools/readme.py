@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DEMO", "demo_table", "hydra_svg"]
-
-DEMO = ("<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->", "<!-- end of demo table -->")  # fmt: skip
+DEMO = (
+    "<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->",
+    "<!-- end of demo table -->",
+)
 COLOURS = ("#2a6f97", "#c1666b", "#6a994e")
 TITLES = {
     "backbone": "single model",
@@ -21,12 +22,15 @@ TITLES = {
 def demo_table(report: dict[str, Any]) -> str:
     """Two tables in Markdown: quality and cost, OOD detection."""
     quality = [
-        ("accuracy ↑", 3, max, lambda r: r["id"]["accuracy"]), ("Brier ↓", 3, min, lambda r: r["id"]["brier"]),
-        ("NLL ↓", 3, min, lambda r: r["id"]["nll"]), ("ECE ↓", 3, min, lambda r: r["id"]["ece"]),
-        ("aECE ↓", 3, min, lambda r: r["id"]["aece"]), ("MI", 3, None, lambda r: r["diversity"]["mi"]),
+        ("accuracy ↑", 3, max, lambda r: r["id"]["accuracy"]),
+        ("Brier ↓", 3, min, lambda r: r["id"]["brier"]),
+        ("NLL ↓", 3, min, lambda r: r["id"]["nll"]),
+        ("ECE ↓", 3, min, lambda r: r["id"]["ece"]),
+        ("aECE ↓", 3, min, lambda r: r["id"]["aece"]),
+        ("MI", 3, None, lambda r: r["diversity"]["mi"]),
         ("params M ↓", 3, min, lambda r: r["cost"] and r["cost"]["params"] / 1e6),
         ("MACs M ↓", 1, min, lambda r: r["cost"] and r["cost"]["macs"] / 1e6),
-    ]  # fmt: skip
+    ]
     foreign = [
         (f"{label} {group} {arrow}", 3, best, lambda r, g=group, k=key: r["ood_average"][g][k])
         for group in ("near", "far")
@@ -40,10 +44,7 @@ def demo_table(report: dict[str, Any]) -> str:
 
 
 def markdown(results: list[dict[str, Any]], columns: list[tuple[str, int, Any, Any]]) -> str:
-    lines = [
-        "| | " + " | ".join(name for name, *_ in columns) + " |",
-        "|---|" + "---:|" * len(columns),
-    ]
+    lines = ["| | " + " | ".join(name for name, *_ in columns) + " |", "|---|" + "---:|" * len(columns)]
     cells = []
     for _, digits, best, get in columns:
         values = [get(r) for r in results]
@@ -53,11 +54,7 @@ def markdown(results: list[dict[str, Any]], columns: list[tuple[str, int, Any, A
             texts = [f"**{t}**" if t == top else t for t in texts]
         cells.append(texts)
     for i, result in enumerate(results):
-        lines.append(
-            f"| {TITLES.get(result['name'], result['name'])} | "
-            + " | ".join(c[i] for c in cells)
-            + " |"
-        )
+        lines.append(f"| {TITLES.get(result['name'], result['name'])} | " + " | ".join(c[i] for c in cells) + " |")
     return "\n".join(lines)
 
 
@@ -69,7 +66,10 @@ def hydra_svg(manifest: dict[str, Any]) -> str:
     width = left + len(manifest["members"]) * (tower["heads"] * step + 36)
     height = top + tower["layers"] * step + 12
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
+            ' font-size="12">'
+        ),
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     for layer in range(tower["layers"]):
@@ -77,13 +77,12 @@ def hydra_svg(manifest: dict[str, Any]) -> str:
     for i, member in enumerate(manifest["members"]):
         x = left + i * (tower["heads"] * step + 36)
         (rows,) = member["kept"].values()
-        parts.append(
-            f'<text x="{x}" y="{top - 14}" fill="{COLOURS[i]}" font-weight="bold">member {i + 1}</text>'
-        )
+        parts.append(f'<text x="{x}" y="{top - 14}" fill="{COLOURS[i]}" font-weight="bold">member {i + 1}</text>')
         for layer, row in enumerate(rows):
             for head in range(tower["heads"]):
                 fill = f'fill="{COLOURS[i]}"' if head in row else 'fill="none" stroke="#bbb"'
                 parts.append(
-                    f'<rect x="{x + head * step}" y="{top + layer * step}" width="{size}" height="{size}" rx="3" {fill}/>'
+                    f'<rect x="{x + head * step}" y="{top + layer * step}" width="{size}" height="{size}" rx="3"'
+                    f" {fill}/>"
                 )
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,4 +1,5 @@
-"""Write what in the README and in docs/ is made of figures: result files say it, the modules beside this one put it into words.
+"""Write what in the README and in docs/ is made of figures: result files say it, the modules beside this one put it
+into words.
 
 make demo && python tools/render_docs.py --demo hydra-demo
 """
@@ -68,9 +69,7 @@ def pages() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path, help="also write the README's table, from this folder")
     folder = parser.parse_args().demo
     if folder is not None:

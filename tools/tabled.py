@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["table"]
-
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     align = "|---|" + "---:|" * (len(head) - 1)

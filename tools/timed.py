@@ -6,18 +6,21 @@ from typing import Any
 
 from tabled import table
 
-__all__ = ["fused", "modes", "report", "surgery", "text", "verify"]
-
 
 def surgery(results: dict[str, Any]) -> list[str]:
     start, about = results["start_up"], results["machine"]
     rows = [
         [
-            name, f"{r['seconds']:.2f}", f"{r['cp_seconds']:.2f}", f"{r['budget_seconds']:.2f}",
-            f"{r['share_of_budget']:.2f}", f"{r['peak_mb']:.0f}", f"{r['torch_peak_mb']:.0f}",
+            name,
+            f"{r['seconds']:.2f}",
+            f"{r['cp_seconds']:.2f}",
+            f"{r['budget_seconds']:.2f}",
+            f"{r['share_of_budget']:.2f}",
+            f"{r['peak_mb']:.0f}",
+            f"{r['torch_peak_mb']:.0f}",
         ]
         for name, r in ((name, results[name]) for name in ("prune", "fuse"))
-    ]  # fmt: skip
+    ]
     return [
         "## Start-up",
         "",
@@ -34,37 +37,52 @@ def surgery(results: dict[str, Any]) -> list[str]:
         "",
         "## Surgery on a ViT-L/16 (1.2 GB, random weights)",
         "",
-        "The budget is twice the time of `cp` of the files read and written, plus the import of torch (which neither command",
+        (
+            "The budget is twice the time of `cp` of the files read and written, plus the import of torch (which"
+            " neither command"
+        ),
         "needs). Times include hashing every byte read and written, and fsync.",
         "",
-        *table(
-            ["", "seconds", "`cp`", "budget", "of budget", "peak memory MB", "bare `import torch` MB"],
-            rows,
-        ),
-    ]  # fmt: skip
+        *table(["", "seconds", "`cp`", "budget", "of budget", "peak memory MB", "bare `import torch` MB"], rows),
+    ]
 
 
 def verify(results: dict[str, Any]) -> list[str]:
     about = results["machine"]
     rows = [
         [
-            name, f"{r['bytes'] / 1e9:.2f}", f"{r['seconds']:.2f}", f"{r['ratio']:.2f}", f"{r['ratio_threaded']:.2f}", f"{r['ratio_sha256sum']:.2f}",
-            f"{r['peak_mb']:.0f}", f"{r['hash_peak_mb']:.0f}",
+            name,
+            f"{r['bytes'] / 1e9:.2f}",
+            f"{r['seconds']:.2f}",
+            f"{r['ratio']:.2f}",
+            f"{r['ratio_threaded']:.2f}",
+            f"{r['ratio_sha256sum']:.2f}",
+            f"{r['peak_mb']:.0f}",
+            f"{r['hash_peak_mb']:.0f}",
         ]
         for name, r in results["results"].items()
-    ]  # fmt: skip
+    ]
     return [
         "## `verify` against hashing",
         "",
-        f"A ViT-L/16 with random weights, and a hydra of three of its members; {about['cpu']}, {about['cores']} cores, Python {about['python']}, torch",
-        f"{about['torch']}; whole processes in turn, medians of {results['runs']} runs. Hashing is Python's `hashlib.file_digest`, one thread; two threads",
-        f"hash tensor by tensor as `verify` does, and do nothing else. The budget is {results['budget']} times hashing.",
+        (
+            f"A ViT-L/16 with random weights, and a hydra of three of its members; {about['cpu']}, {about['cores']}"
+            f" cores, Python {about['python']}, torch"
+        ),
+        (
+            f"{about['torch']}; whole processes in turn, medians of {results['runs']} runs. Hashing is Python's"
+            " `hashlib.file_digest`, one thread; two threads"
+        ),
+        (
+            f"hash tensor by tensor as `verify` does, and do nothing else. The budget is {results['budget']} times"
+            " hashing."
+        ),
         "",
         *table(
             ["", "GB", "seconds", "of hashing", "of two threads", "of `sha256sum`", "peak memory MB", "hashing MB"],
             rows,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def fused(results: dict[str, Any]) -> list[str]:
@@ -73,18 +91,31 @@ def fused(results: dict[str, Any]) -> list[str]:
     lines = [
         f"## Running a hydra of three members: {about['device']}",
         "",
-        f"{about['cores']} cores, {about['threads']} threads, torch {about['torch']}; random weights, two thirds of the heads; all contenders in",
-        f"turn in one process, medians of {min(runs)} to {max(runs)} runs. Times are relative to the single model at the same batch and",
-        "dtype; a hydra that uses the machine as well as the single model does takes the time of the column *multiply-adds*,",
-        "and on a device that waits for launches that of *launches* (operations of a pass of one sample that compute or copy).",
-        "Single models and members run, and are counted, as their libraries run them: with a last layer for all tokens. (`eval` and",
+        (
+            f"{about['cores']} cores, {about['threads']} threads, torch {about['torch']}; random weights, two thirds of"
+            " the heads; all contenders in"
+        ),
+        (
+            f"turn in one process, medians of {min(runs)} to {max(runs)} runs. Times are relative to the single model"
+            " at the same batch and"
+        ),
+        (
+            "dtype; a hydra that uses the machine as well as the single model does takes the time of the column"
+            " *multiply-adds*,"
+        ),
+        (
+            "and on a device that waits for launches that of *launches* (operations of a pass of one sample that"
+            " compute or copy)."
+        ),
+        (
+            "Single models and members run, and are counted, as their libraries run them: with a last layer for all"
+            " tokens. (`eval` and"
+        ),
         "`bench` run and count them like hydras, for the tokens that are read.)",
     ]
     for arch, points in results["results"].items():
         found = {(p["contender"], p["dtype"], p["batch"]): p for p in points}
-        shapes = sorted(
-            {(p["dtype"], p["batch"]) for p in points}, key=lambda x: (x[0] != "float32", x)
-        )
+        shapes = sorted({(p["dtype"], p["batch"]) for p in points}, key=lambda x: (x[0] != "float32", x))
         sizes = [f"{short(d)}, {b}" for d, b in shapes]
         head = ["", "parameters", "multiply-adds", "launches", *sizes]
         times, peaks = [], []
@@ -94,26 +125,30 @@ def fused(results: dict[str, Any]) -> list[str]:
                 next((f"{p[key]:.2f}" for p in mine if p and p.get(key)), "–")
                 for key in ("params_ratio", "macs_ratio", "launches_ratio")
             ]
-            times.append(
-                [name, *counts, *("–" if p is None else f"{p['ratio']:.2f}" for p in mine)]
-            )
+            times.append([name, *counts, *("–" if p is None else f"{p['ratio']:.2f}" for p in mine)])
             peaks.append([name, *("–" if p is None else f"{p['peak_mb']:.0f}" for p in mine)])
         singles = [found.get(("single", *shape)) for shape in shapes]
-        times.append(
-            ["single, ms", "", "", "", *("–" if p is None else f"{p['ms']:.0f}" for p in singles)]
-        )
+        times.append(["single, ms", "", "", "", *("–" if p is None else f"{p['ms']:.0f}" for p in singles)])
         lines += [
-            "", f"### {arch}", "", "Time relative to the single model, by dtype and batch size:", "", *table(head, times),
-            "", "Peak memory in MB, weights and activations:", "", *table(["", *sizes], peaks), "", in_short(points),
-        ]  # fmt: skip
+            "",
+            f"### {arch}",
+            "",
+            "Time relative to the single model, by dtype and batch size:",
+            "",
+            *table(head, times),
+            "",
+            "Peak memory in MB, weights and activations:",
+            "",
+            *table(["", *sizes], peaks),
+            "",
+            in_short(points),
+        ]
     return lines
 
 
 def in_short(points: list[dict[str, Any]]) -> str:
     """How often a hydra is what it should be, over all dtypes and batch sizes."""
-    members = {
-        (p["dtype"], p["batch"]): p for p in points if p["contender"] == "members in sequence"
-    }
+    members = {(p["dtype"], p["batch"]): p for p in points if p["contender"] == "members in sequence"}
     hydras = [
         (p, members[p["dtype"], p["batch"]])
         for p in points
@@ -124,29 +159,39 @@ def in_short(points: list[dict[str, Any]]) -> str:
     smaller = sum(p["peak_mb"] <= m["peak_mb"] for p, m in hydras)
     cheap = sum(p["ratio"] <= 1.1 * p["macs_ratio"] for p in many)
     return (
-        f"Of {len(hydras)} measurements of hydras {faster} take less time than their members in sequence and {smaller} less memory; "
-        f"of {len(many)} from batch 4 up {cheap} take at most 1.10 times what their multiply-adds say."
+        f"Of {len(hydras)} measurements of hydras {faster} take less time than their members in sequence and {smaller}"
+        f" less memory; of {len(many)} from batch 4 up {cheap} take at most 1.10 times what their multiply-adds say."
     )
 
 
 def modes(results: dict[str, Any]) -> list[str]:
     rows = [
         [
-            str(r["width"]), "tuned" if r["tuned"] else "training-free", f"{short(r['dtype'])}, {r['batch']}",
-            f"{r['size']:,}", f"{r['stacked']:.2f}", f"{r['apart']:.2f}",
+            str(r["width"]),
+            "tuned" if r["tuned"] else "training-free",
+            f"{short(r['dtype'])}, {r['batch']}",
+            f"{r['size']:,}",
+            f"{r['stacked']:.2f}",
+            f"{r['apart']:.2f}",
             "stacked" if r["size"] < results["full"] else "apart",
         ]
         for r in results["results"]
-    ]  # fmt: skip
+    ]
     about = results["machine"]
     return [
         f"## Stacked or apart: {about['device']}",
         "",
-        f"Hydras of three members, six layers, {results['results'][0]['tokens']} tokens, run both ways; time relative to the single model, {about['threads']} threads,",
-        f"torch {about['torch']}, medians of {results['results'][0]['runs']} runs in turn. Size: numbers in one member's hidden states. `auto` stacks below {results['full']:,}.",
+        (
+            f"Hydras of three members, six layers, {results['results'][0]['tokens']} tokens, run both ways; time"
+            f" relative to the single model, {about['threads']} threads,"
+        ),
+        (
+            f"torch {about['torch']}, medians of {results['results'][0]['runs']} runs in turn. Size: numbers in one"
+            f" member's hidden states. `auto` stacks below {results['full']:,}."
+        ),
         "",
         *table(["width", "", "dtype, batch", "size", "stacked", "apart", "`auto`"], rows),
-    ]  # fmt: skip
+    ]
 
 
 def short(dtype: str) -> str:
@@ -164,28 +209,58 @@ def text(results: dict[str, Any]) -> list[str]:
     return [
         "## Texts: `eval` and `score` against a plain transformers loop",
         "",
-        f"{results['model']} with two classes, {results['texts']} texts ({results['data']}), batches of {results['batch']}, float32;",
-        f"{about['device']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}; medians of {results['runs']} runs, all loops in turn.",
-        "The plain loop tokenises a batch and runs `AutoModelForSequenceClassification`; for `score` (taylor) it has gradients for the same",
-        f"weights. Batches of texts of like length carry {padding['sorted']:.0f} % padding, batches in the order of the data {padding['unsorted']:.0f} %.",
+        (
+            f"{results['model']} with two classes, {results['texts']} texts ({results['data']}), batches of"
+            f" {results['batch']}, float32;"
+        ),
+        (
+            f"{about['device']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}; medians of"
+            f" {results['runs']} runs, all loops in turn."
+        ),
+        (
+            "The plain loop tokenises a batch and runs `AutoModelForSequenceClassification`; for `score` (taylor) it"
+            " has gradients for the same"
+        ),
+        (
+            f"weights. Batches of texts of like length carry {padding['sorted']:.0f} % padding, batches in the order of"
+            f" the data {padding['unsorted']:.0f} %."
+        ),
         "",
         *table(["", "texts/s", "speed"], rows),
-    ]  # fmt: skip
+    ]
 
 
 def report(results: dict[str, Any]) -> list[str]:
     about, targets = results["setup"], results["targets"]
     metrics, both = results["metrics"], results["with_report"]
     rows = [
-        ["all metrics", f"{metrics['seconds']:.1f}", f"{targets['metrics_seconds']}", f"{metrics['peak_gb']:.2f}", f"{targets['metrics_gb']}"],
-        ["the report, besides", f"{results['report_seconds']:.1f}" if results["report_seconds"] > 0 else "in the noise", f"{targets['report_seconds']}", f"{both['peak_gb']:.2f}", f"{targets['metrics_gb']}"],
-    ]  # fmt: skip
+        [
+            "all metrics",
+            f"{metrics['seconds']:.1f}",
+            f"{targets['metrics_seconds']}",
+            f"{metrics['peak_gb']:.2f}",
+            f"{targets['metrics_gb']}",
+        ],
+        [
+            "the report, besides",
+            f"{results['report_seconds']:.1f}" if results["report_seconds"] > 0 else "in the noise",
+            f"{targets['report_seconds']}",
+            f"{both['peak_gb']:.2f}",
+            f"{targets['metrics_gb']}",
+        ],
+    ]
     return [
         "## `eval --predictions-in` and its report",
         "",
-        f"Stored predictions of {results['rows']:,} samples, {results['classes']:,} classes and {results['members']} members, with {results['foreign']:,} foreign samples; whole",
-        f"processes, imports too; {about['processor']}, {about['cores']} cores, {about['threads']} threads, torch {about['torch']}; medians of {results['repeats']} runs, both in turn.",
+        (
+            f"Stored predictions of {results['rows']:,} samples, {results['classes']:,} classes and"
+            f" {results['members']} members, with {results['foreign']:,} foreign samples; whole"
+        ),
+        (
+            f"processes, imports too; {about['processor']}, {about['cores']} cores, {about['threads']} threads, torch"
+            f" {about['torch']}; medians of {results['repeats']} runs, both in turn."
+        ),
         f"The page has {results['page_bytes'] / 1000:.0f} kB.",
         "",
         *table(["", "s", "target", "peak GB", "target"], rows),
-    ]  # fmt: skip
+    ]

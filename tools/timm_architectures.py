@@ -21,18 +21,24 @@ from timm.models import vision_transformer as vit
 
 from hydrasurgeon.families.timm_vit.architectures import tensor_shapes
 
-TARGET = (
-    Path(__file__).parents[1] / "hydrasurgeon" / "families" / "timm_vit" / "timm_architectures.json"
-)
+TARGET = Path(__file__).parents[1] / "hydrasurgeon" / "families" / "timm_vit" / "timm_architectures.json"
 SIGNATURE = inspect.signature(vit.VisionTransformer.__init__).parameters
-DEFAULTS = {
-    name: p.default for name, p in SIGNATURE.items() if p.default is not inspect.Parameter.empty
-}
+DEFAULTS = {name: p.default for name, p in SIGNATURE.items() if p.default is not inspect.Parameter.empty}
 # Arguments that neither shapes nor the inference result depend on.
 IRRELEVANT = {
-    "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
-    "weight_init", "fix_init", "device", "dtype", "dynamic_img_size", "dynamic_img_pad",
-}  # fmt: skip
+    "drop_rate",
+    "pos_drop_rate",
+    "patch_drop_rate",
+    "proj_drop_rate",
+    "attn_drop_rate",
+    "drop_path_rate",
+    "weight_init",
+    "fix_init",
+    "device",
+    "dtype",
+    "dynamic_img_size",
+    "dynamic_img_pad",
+}
 PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
@@ -46,18 +52,14 @@ def main() -> None:
 
     patch.object(vit.VisionTransformer, "__init__", capture).start()
     rows = []
-    for name in sorted(
-        set(timm.list_models(module="vision_transformer") + timm.list_models(module="deit"))
-    ):
+    for name in sorted(set(timm.list_models(module="vision_transformer") + timm.list_models(module="deit"))):
         captured.clear()
         with torch.device("meta"):
             model = timm.create_model(name, pretrained=False)
         if not isinstance(model, vit.VisionTransformer):
             continue
         args = {
-            k: plain(v)
-            for k, v in captured.items()
-            if k not in IRRELEVANT and k in DEFAULTS and v is not DEFAULTS[k]
+            k: plain(v) for k, v in captured.items() if k not in IRRELEVANT and k in DEFAULTS and v is not DEFAULTS[k]
         }
         if type(model) is not vit.VisionTransformer:
             args["class"] = type(model).__name__
@@ -68,17 +70,11 @@ def main() -> None:
         pretrained = get_pretrained_cfg(name)
         cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}
         rows.append(
-            {
-                "name": name,
-                "args": args,
-                "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg},
-            }
+            {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}
             | ({"why": why} if why else {})
         )
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    TARGET.write_text(
-        f'{{"timm": "{timm.__version__}",\n"architectures": [\n{lines}\n]}}\n', encoding="utf-8"
-    )
+    TARGET.write_text(f'{{"timm": "{timm.__version__}",\n"architectures": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def plain(value: Any) -> Any:

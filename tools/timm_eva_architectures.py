@@ -1,4 +1,5 @@
-"""Write hydrasurgeon/families/timm_eva/timm_eva_architectures.json from the installed timm: run when timm gains rotary ViTs."""
+"""Write hydrasurgeon/families/timm_eva/timm_eva_architectures.json from the installed timm: run when timm gains rotary
+ViTs."""
 
 from __future__ import annotations
 
@@ -18,13 +19,7 @@ from timm_architectures import IRRELEVANT, PREPROCESS, plain
 from hydrasurgeon.families.timm_eva.architectures import weights
 from hydrasurgeon.families.weights import shapes_of
 
-TARGET = (
-    Path(__file__).parents[1]
-    / "hydrasurgeon"
-    / "families"
-    / "timm_eva"
-    / "timm_eva_architectures.json"
-)
+TARGET = Path(__file__).parents[1] / "hydrasurgeon" / "families" / "timm_eva" / "timm_eva_architectures.json"
 SIGNATURE = inspect.signature(eva.Eva.__init__).parameters
 DEFAULTS = {name: plain(p.default) for name, p in SIGNATURE.items() if p.default is not p.empty}
 
@@ -54,12 +49,10 @@ def main() -> None:
             why = "its tensors are laid out in a way that is not known here"
         pretrained = get_pretrained_cfg(name)
         cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}
-        row = {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}  # fmt: skip
+        row = {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}
         rows.append(row | ({"why": why} if why else {}))
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    TARGET.write_text(
-        f'{{"timm": "{timm.__version__}",\n"architectures": [\n{lines}\n]}}\n', encoding="utf-8"
-    )
+    TARGET.write_text(f'{{"timm": "{timm.__version__}",\n"architectures": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def obstacle(model: eva.Eva, args: dict[str, Any]) -> str | None:

@@ -1,7 +1,9 @@
 """Tiny stand-ins for the weights and data of the pipelines in this folder, and one process that runs their commands.
 
-smoke.py make PAPER FOLDER    writes them into FOLDER/stand-ins; prints shell variables that take the place of the pipeline's
-smoke.py serve                runs commands that come as NUL-separated words on stdin, and answers each with its exit code
+smoke.py make PAPER FOLDER    writes them into FOLDER/stand-ins; prints shell variables that take the place of the
+pipeline's
+smoke.py serve                runs commands that come as NUL-separated words on stdin, and answers each with its exit
+code
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def images(path: Path, seed: int, *, labels: bool = True) -> Path:
     pixels = rng.integers(0, 100, (COUNT, 28, 28, 3), dtype=np.uint8)
     for i, label in enumerate(truth if labels else ()):
         pixels[i, 9 * label : 9 * label + 9] = 230
-    np.savez(path, images=pixels, **({"labels": truth, "classes": np.array(CLASSES)} if labels else {}))  # fmt: skip
+    np.savez(path, images=pixels, **({"labels": truth, "classes": np.array(CLASSES)} if labels else {}))
     return path
 
 
@@ -39,7 +41,7 @@ def texts(path: Path, seed: int, *, labels: bool = True) -> Path:
     rows = []
     for i in range(COUNT):
         words = rng.choice(WORDS[2:], size=rng.integers(2, 6)).tolist()
-        rows.append({"text": " ".join([WORDS[i % 2], *words]), "label": i % 2} if labels else {"text": " ".join(words)})  # fmt: skip
+        rows.append({"text": " ".join([WORDS[i % 2], *words]), "label": i % 2} if labels else {"text": " ".join(words)})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -52,7 +54,12 @@ def vit(folder: Path) -> str:
 
     torch.manual_seed(0)
     model = timm.create_model("vit_base_patch16_224", num_classes=len(CLASSES), **SIZES)
-    about = {"architecture": "vit_base_patch16_224", "num_classes": len(CLASSES), "model_args": SIZES, "pretrained_cfg": {"input_size": [3, 28, 28], "crop_pct": 1.0}}  # fmt: skip
+    about = {
+        "architecture": "vit_base_patch16_224",
+        "num_classes": len(CLASSES),
+        "model_args": SIZES,
+        "pretrained_cfg": {"input_size": [3, 28, 28], "crop_pct": 1.0},
+    }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(about))
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
@@ -66,14 +73,23 @@ def bert(folder: Path) -> str:
 
     vocabulary = {w: i for i, w in enumerate(("[CLS]", "[PAD]", "[SEP]", "[UNK]", *WORDS))}
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}  # fmt: skip
-    BertForSequenceClassification(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, pad_token_id=1, **sizes)).save_pretrained(folder)  # fmt: skip
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    BertForSequenceClassification(
+        BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, pad_token_id=1, **sizes)
+    ).save_pretrained(folder)
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)])  # fmt: skip
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+    )
     PreTrainedTokenizerFast(
-        tokenizer_object=made, cls_token="[CLS]", pad_token="[PAD]", sep_token="[SEP]", unk_token="[UNK]", model_max_length=24
-    ).save_pretrained(folder)  # fmt: skip
+        tokenizer_object=made,
+        cls_token="[CLS]",
+        pad_token="[PAD]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        model_max_length=24,
+    ).save_pretrained(folder)
     return str(folder)
 
 
@@ -86,7 +102,7 @@ def clip(folder: Path) -> str:
         "embed_dim": 16,
         "vision_cfg": {"image_size": 28, "patch_size": 7, "layers": 3, "width": 32, "head_width": 8},
         "text_cfg": {"context_length": 12, "width": 32, "heads": 4, "layers": 3},
-    }  # fmt: skip
+    }
     torch.manual_seed(0)
     model = open_clip.CLIP(**json.loads(json.dumps(sizes)))
     folder.mkdir()
@@ -100,20 +116,33 @@ def make(paper: str, out: Path) -> str:
     folder = out / "stand-ins"
     folder.mkdir()
     suffix, write = (".jsonl", texts) if paper == "sst2" else (".npz", images)
-    known = {name: write(folder / f"{name}{suffix}", i) for i, name in enumerate(("train", "val", "test"))}  # fmt: skip
-    foreign = {name: write(folder / f"{name}{suffix}", 10 + i, labels=False) for i, name in enumerate(("chooses", "near", "far"))}  # fmt: skip
+    known = {name: write(folder / f"{name}{suffix}", i) for i, name in enumerate(("train", "val", "test"))}
+    foreign = {
+        name: write(folder / f"{name}{suffix}", 10 + i, labels=False)
+        for i, name in enumerate(("chooses", "near", "far"))
+    }
     fields = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
     made: dict[str, str | list[str]] = {
-        "train": str(known["train"]), "val": str(known["val"]), "test": str(known["test"]), "found": str(known["train"]), "limit": "16",
-        "chooses": str(foreign["chooses"]), "near": ["--ood", f"near:near={foreign['near']}"], "far": ["--ood", f"far:far={foreign['far']}"],
-        "remove": "4", "pool": "6", "keep": "3", "shorter": fields,
-    }  # fmt: skip
+        "train": str(known["train"]),
+        "val": str(known["val"]),
+        "test": str(known["test"]),
+        "found": str(known["train"]),
+        "limit": "16",
+        "chooses": str(foreign["chooses"]),
+        "near": ["--ood", f"near:near={foreign['near']}"],
+        "far": ["--ood", f"far:far={foreign['far']}"],
+        "remove": "4",
+        "pool": "6",
+        "keep": "3",
+        "shorter": fields,
+    }
     if paper == "clip":
         (folder / "names.txt").write_text("\n".join(CLASSES) + "\n")
         made |= {
-            "single": clip(folder / "clip"), "names": str(folder / "names.txt"),
+            "single": clip(folder / "clip"),
+            "names": str(folder / "names.txt"),
             "sets": ["--data", f"in1k={known['test']}", "--data", f"c100={known['val']}"],
-        }  # fmt: skip
+        }
     else:
         made["pretrained"] = (bert if paper == "sst2" else vit)(folder / "pretrained")
     return "\n".join(f"{name}={quoted(value)}" for name, value in made.items())

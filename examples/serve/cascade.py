@@ -1,4 +1,5 @@
-"""A cascade of two ONNX graphs in onnxruntime: every row runs through the first, those that it lets go on through the rest.
+"""A cascade of two ONNX graphs in onnxruntime: every row runs through the first, those that it lets go on through the
+rest.
 
 hydrasurgeon export ready --format onnx --cascade -o ready.onnx     # ready.first.onnx and ready.rest.onnx
 python cascade.py ready.onnx inputs.npz answers.npz

@@ -33,11 +33,14 @@ async def body_of(request: Request) -> bytes:
 
 
 def image_in(content: bytes, transform: Any) -> Any:
-    """The picture as the model takes it; of sides of at most 1 : 100, as everywhere in hydrasurgeon: resizing makes one of 1 × 4,000,000 enormous."""
+    """The picture as the model takes it; of sides of at most 1 : 100, as everywhere in hydrasurgeon: resizing makes one
+    of 1 × 4,000,000 enormous."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes, which are looked at here
-            width, height = Image.open(io.BytesIO(content), formats=[kind.removeprefix("image/") for kind in IMAGES]).size  # fmt: skip
+            width, height = Image.open(
+                io.BytesIO(content), formats=[kind.removeprefix("image/") for kind in IMAGES]
+            ).size
     except Image.DecompressionBombError:
         width = height = MAX_PIXELS
     except Exception as error:  # decoders raise whatever damaged bytes lead them to

@@ -1,4 +1,5 @@
-"""A small HTTP server of one calibrated checkpoint: label, set, uncertainty and flag of images or texts, in dynamic batches.
+"""A small HTTP server of one calibrated checkpoint: label, set, uncertainty and flag of images or texts, in dynamic
+batches.
 
     python server.py ready.safetensors --port 8000
 
@@ -39,18 +40,20 @@ class Batcher:
         self.queue: asyncio.Queue[tuple[Any, asyncio.Future[dict[str, Any]]]] = asyncio.Queue(size)
         self.thread = ThreadPoolExecutor(1)
         self.registry = CollectorRegistry()
-        self.answers = Counter("hydra_answers", "Requests by what came of them.", ["answer"], registry=self.registry)  # fmt: skip
-        self.scores = Histogram("hydra_ood_score", "OOD scores.", buckets=SCORES, registry=self.registry)  # fmt: skip
-        self.batches = Histogram("hydra_batch_size", "Rows in one pass.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.registry)  # fmt: skip
+        self.answers = Counter("hydra_answers", "Requests by what came of them.", ["answer"], registry=self.registry)
+        self.scores = Histogram("hydra_ood_score", "OOD scores.", buckets=SCORES, registry=self.registry)
+        self.batches = Histogram(
+            "hydra_batch_size", "Rows in one pass.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.registry
+        )
         self.rows = Counter("hydra_rows", "Rows that were answered.", registry=self.registry)
-        self.went_on = Counter("hydra_rows_went_on", "Rows that all members answered.", registry=self.registry)  # fmt: skip
+        self.went_on = Counter("hydra_rows_went_on", "Rows that all members answered.", registry=self.registry)
 
     async def ask(self, sample: Any) -> dict[str, Any]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         try:
             self.queue.put_nowait((sample, answer))
         except asyncio.QueueFull:
-            raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"}) from None  # fmt: skip
+            raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"}) from None
         return await answer
 
     async def work(self) -> None:
@@ -69,16 +72,12 @@ class Batcher:
                 rows = [HTTPException(500, f"the model failed: {error}")] * len(waiting)
             for (_, answer), row in zip(waiting, rows, strict=True):
                 if not answer.cancelled():
-                    answer.set_exception(row) if isinstance(row, Exception) else answer.set_result(
-                        row
-                    )
+                    answer.set_exception(row) if isinstance(row, Exception) else answer.set_result(row)
 
     def decide(self, samples: list[Any]) -> list[dict[str, Any]]:
         model = self.model
         decided = model.decide(getattr(model.transform, "collate", default_collate)(samples))
-        rows = rows_of(
-            decided, range(len(samples)), names=model.manifest.model.labels, top=5, calibrated=True
-        )  # fmt: skip
+        rows = rows_of(decided, range(len(samples)), names=model.manifest.model.labels, top=5, calibrated=True)
         self.batches.observe(len(rows))
         for row in rows:
             set_aside = row["answer"] in ("abstain", "unfamiliar")
@@ -111,7 +110,7 @@ def app_of(model: Any, *, batch: int = 32, wait: float = 0.005, queue: int = 256
             if kind not in kinds:
                 raise HTTPException(415, f"send {' or '.join(kinds)}")
             content = await body_of(request)
-            sample = text_in(content) if texts else await asyncio.to_thread(image_in, content, model.transform)  # fmt: skip
+            sample = text_in(content) if texts else await asyncio.to_thread(image_in, content, model.transform)
             return await batcher.ask(sample)
         except ClientDisconnect:
             batcher.answers.labels("gone").inc()
@@ -128,17 +127,17 @@ def app_of(model: Any, *, batch: int = 32, wait: float = 0.005, queue: int = 256
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--batch", type=int, default=32, help="rows in one pass, at most")
-    parser.add_argument("--wait", type=float, default=0.005, help="seconds that a pass waits for more")  # fmt: skip
+    parser.add_argument("--wait", type=float, default=0.005, help="seconds that a pass waits for more")
     parser.add_argument("--queue", type=int, default=256, help="requests that may wait")
     asked = parser.parse_args()
     model = hs.load(asked.checkpoint)
     if model.state is None:
-        parser.error(f"{asked.checkpoint} has no decision state: run `hydrasurgeon calibrate` on it")  # fmt: skip
+        parser.error(f"{asked.checkpoint} has no decision state: run `hydrasurgeon calibrate` on it")
     torch.set_grad_enabled(False)
     app = app_of(model, batch=asked.batch, wait=asked.wait, queue=asked.queue)
     uvicorn.run(app, host=asked.host, port=asked.port, log_level="warning")

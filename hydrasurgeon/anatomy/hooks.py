@@ -16,8 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.heads import Head
 
-__all__ = ["ablated", "masked", "removed"]
-
 Place = tuple[str, int]
 
 
@@ -60,8 +58,6 @@ def ablated(sites: Sequence[Attention], heads: Sequence[Head]) -> Iterator[None]
     for site in sites:
         keep = [Head(site.tower, site.layer, h) not in off for h in site.heads]
         if not all(keep):
-            masks[site.tower, site.layer] = torch.tensor(
-                keep, device=site.out.weight.device, dtype=torch.float32
-            )
+            masks[site.tower, site.layer] = torch.tensor(keep, device=site.out.weight.device, dtype=torch.float32)
     with masked(sites, masks):
         yield

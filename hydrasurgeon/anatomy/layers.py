@@ -15,27 +15,11 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hydrasurgeon.anatomy.parts import Attention, Block, Parts
 
-__all__ = [
-    "after_attention",
-    "attend",
-    "attention_input",
-    "feed_forward",
-    "layer_bias",
-    "merge",
-    "placed",
-    "queries_keys_values",
-    "run_block",
-    "silent",
-    "split_heads",
-]
-
 Hidden = Float[Tensor, "*batch token embed"]
 Heads = Float[Tensor, "*batch head token head_dim"]
 
 
-def run_block(
-    block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
-) -> Hidden:
+def run_block(block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | None = None) -> Hidden:
     """One layer of one model; of its output only the first `tokens`, or all."""
     attended = attend(block.attention, attention_input(block, hidden), bias, tokens)
     return after_attention(block, hidden, attended)
@@ -48,9 +32,7 @@ def attention_input(parts: Parts, hidden: Hidden) -> Hidden:
 
 def after_attention(parts: Parts, hidden: Hidden, attended: Hidden) -> Hidden:
     """The rest of a layer, from its input and its attention's output (which may have fewer tokens)."""
-    if (
-        attended.shape[-2] != hidden.shape[-2]
-    ):  # always to slice would freeze the length in an exported file
+    if attended.shape[-2] != hidden.shape[-2]:  # always to slice would freeze the length in an exported file
         hidden = hidden[..., : attended.shape[-2], :]
     return feed_forward(parts, hidden + parts.scale1(attended))
 
@@ -63,9 +45,7 @@ def feed_forward(parts: Parts, summed: Hidden) -> Hidden:
     return parts.norm2(hidden + parts.scale2(parts.mlp(hidden)))
 
 
-def attend(
-    site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
-) -> Hidden:
+def attend(site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | None = None) -> Hidden:
     """Multi-head attention of one site with the heads it has, from the first `tokens` or from all."""
     if not site.heads:
         return silent(site, hidden, tokens)
@@ -81,28 +61,20 @@ def silent(site: Attention, hidden: Hidden, tokens: int | None) -> Hidden:
 
 
 def layer_bias(
-    site: Attention,
-    hidden: Hidden,
-    bias: Tensor | None,
-    heads: Sequence[int],
-    tokens: int | None = None,
+    site: Attention, hidden: Hidden, bias: Tensor | None, heads: Sequence[int], tokens: int | None = None
 ) -> Tensor | None:
     """What is added to the attention logits of these heads and tokens: the stack's bias and the layer's own."""
     if site.bias is not None:
         shift = site.bias(hidden)
         # The sum of two masks must not overflow to -inf: a row of those would be NaN after softmax.
-        bias = (
-            shift if bias is None else torch.clamp(bias + shift, min=torch.finfo(shift.dtype).min)
-        )
+        bias = shift if bias is None else torch.clamp(bias + shift, min=torch.finfo(shift.dtype).min)
     if bias is None:
         return None
     bias = bias if bias.shape[1] == 1 else bias[:, list(heads)]
     return bias if bias.shape[2] == 1 else bias[:, :, :tokens]
 
 
-def queries_keys_values(
-    site: Attention, hidden: Hidden, tokens: int | None = None
-) -> tuple[Heads, Heads, Heads]:
+def queries_keys_values(site: Attention, hidden: Hidden, tokens: int | None = None) -> tuple[Heads, Heads, Heads]:
     """Queries of the first `tokens` (or all), keys and values of all."""
     inputs = (hidden if tokens is None else hidden[:, :tokens], hidden, hidden)
     if len(site.project) == 3:
@@ -113,10 +85,7 @@ def queries_keys_values(
         weight, shift = site.project[0].weight, site.project[0].bias
         width = len(site.heads) * site.head_dim
         first, rest = (None, None) if shift is None else (shift[:width], shift[width:])
-        made = [
-            (linear(inputs[0], weight[:width], first), 1),
-            (linear(hidden, weight[width:], rest), 2),
-        ]
+        made = [(linear(inputs[0], weight[:width], first), 1), (linear(hidden, weight[width:], rest), 2)]
     shape = (len(site.heads), site.head_dim)
     q, k, v = (part for projected, parts in made for part in split_heads(projected, parts, *shape))
     return *placed(site, site.q_norm(q), site.k_norm(k)), v

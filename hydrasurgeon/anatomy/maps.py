@@ -8,8 +8,6 @@ from torch import Tensor, ones
 from hydrasurgeon.anatomy.layers import layer_bias, queries_keys_values
 from hydrasurgeon.anatomy.parts import Attention, Stack
 
-__all__ = ["attention_maps", "heads_from_maps", "real_tokens"]
-
 # Masks are -inf or the lowest number of some dtype (float16: -65504); position tables stay far above this.
 HIDDEN_BELOW = -1e4
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.anatomy.projections import Biased
 
-__all__ = ["Anatomy", "Attention", "Block", "Parts", "Prompted", "Stack"]
-
 
 @dataclass(frozen=True)
 class Attention:
@@ -33,7 +31,8 @@ class Attention:
     rotate: Callable[[Tensor], Tensor] | None = None
     """Rotary positions: turns queries or keys, [batch, head, token, head_dim], of the leading tokens; no parameters."""
     bias: Callable[[Tensor], Tensor] | None = None
-    """What only this layer adds to the attention logits, alike for all heads and inputs, [1, 1, token, token]: made from
+    """What only this layer adds to the attention logits, alike for all heads and inputs, [1, 1, token, token]: made
+    from
     its input, which tells the number of tokens, dtype and device; no parameters."""
 
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-__all__ = ["Biased"]
-
 
 class Biased(nn.Module):
     """One linear that packs q, k and v, with the biases that their owner has for some of the three."""
@@ -29,9 +27,7 @@ class Biased(nn.Module):
     def bias(self) -> Tensor:
         """Of all rows; zeros where a part has none."""
         none = self.weight.new_zeros(len(self.weight) // len(self.names))
-        return torch.cat(
-            [none if name is None else getattr(self.owner, name) for name in self.names]
-        )
+        return torch.cat([none if name is None else getattr(self.owner, name) for name in self.names])
 
     @property
     def out_features(self) -> int:

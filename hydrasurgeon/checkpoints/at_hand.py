@@ -11,8 +11,6 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.files.tensors import weights_sha256
 
-__all__ = ["AtHand", "Found"]
-
 
 @dataclass(frozen=True)
 class Found:
@@ -35,7 +33,7 @@ class AtHand:
 
     def find(
         self, sha256: str, *, name: str | None = None, arch: str | None = None, kind: str | None = None
-    ) -> Found | None:  # fmt: skip
+    ) -> Found | None:
         """The checkpoint with these weights, the one called `name` first; `arch` reads what says nothing itself."""
         claims = self._read_claims()
         paths = [path for path, claim in claims.items() if claim in (sha256, None)]
@@ -51,7 +49,7 @@ class AtHand:
         if self._claims is None:
             self._claims = {}
             for path in (self.folder / name for name in entries(self.folder)):
-                if path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors"))):  # fmt: skip
+                if path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors"))):
                     self._claims[path] = _claim(_opened(path, None))
         return self._claims
 

@@ -14,8 +14,6 @@ from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.visible import code
 
-__all__ = ["BEGIN", "CARD", "END", "EVAL_RESULTS", "model_card", "on_hub"]
-
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""
 EVAL_RESULTS = Path(".eval_results") / "hydrasurgeon.yaml"
@@ -89,11 +87,7 @@ def on_hub(card: str, *, scheme: str, repo: str) -> str:
 
 def _title(manifest: Manifest) -> str:
     what = {"member": "Pruned", "backbone": "Backbone"}
-    kind = (
-        f"Hydra of {len(manifest.members)} members"
-        if manifest.kind == "hydra"
-        else what[manifest.kind]
-    )
+    kind = f"Hydra of {len(manifest.members)} members" if manifest.kind == "hydra" else what[manifest.kind]
     return f"{kind}: {code(manifest.model.arch)}"
 
 
@@ -115,16 +109,17 @@ def _what(manifest: Manifest) -> str:
 
 
 def _heads(manifest: Manifest) -> str:
-    rows = [("", manifest.kept)] if manifest.kind != "hydra" else [
-        (f"member {i}, ", member.kept) for i, member in enumerate(manifest.members)
-    ]  # fmt: skip
+    rows = (
+        [("", manifest.kept)]
+        if manifest.kind != "hydra"
+        else [(f"member {i}, ", member.kept) for i, member in enumerate(manifest.members)]
+    )
     return "\n".join(f"- {name}{_per_layer(kept)}" for name, kept in rows)
 
 
 def _per_layer(kept: Kept) -> str:
     return "; ".join(
-        f"{code(tower)}: {', '.join(str(len(row)) for row in rows)} heads by layer"
-        for tower, rows in kept.items()
+        f"{code(tower)}: {', '.join(str(len(row)) for row in rows)} heads by layer" for tower, rows in kept.items()
     )
 
 
@@ -145,7 +140,7 @@ def _decision(manifest: Manifest) -> str:
 def _history(manifest: Manifest) -> str:
     if not manifest.history:
         return "Nothing was recorded."
-    lines = [f"{i}. {code(_command(entry))}{_seen(entry)}" for i, entry in enumerate(manifest.history, 1)]  # fmt: skip
+    lines = [f"{i}. {code(_command(entry))}{_seen(entry)}" for i, entry in enumerate(manifest.history, 1)]
     return "\n".join(lines)
 
 
@@ -167,5 +162,8 @@ def _measured(manifest: Manifest) -> str:
                 f"- {code(name)}: the search's objective went from {score.trace[0]:.4f} to {score.trace[-1]:.4f}"
                 + (f" on {rows}" if rows else "")
             )
-    nothing = "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, OOD detection and cost here."
+    nothing = (
+        "Nothing was recorded. `hydrasurgeon eval` with `--card` writes accuracy, calibration, OOD detection and cost"
+        " here."
+    )
     return "\n".join([*lines, *([""] if lines else []), BEGIN, nothing, END])

@@ -20,8 +20,6 @@ from hydrasurgeon.files.tensors import weights_sha256
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["Check", "Contents", "checks_alone", "first", "read_through", "short", "sound_digests"]
-
 
 @dataclass(frozen=True)
 class Check:

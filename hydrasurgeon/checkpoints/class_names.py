@@ -12,13 +12,7 @@ from typing import Any, TypedDict
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, rewritten
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families.prompts import (
-    read_labels,
-    read_templates,
-    zero_shot,
-)
-
-__all__ = ["ClassNames", "ClassNamesKeywords", "names_in", "naming_options", "with_class_names"]
+from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
 
 FROM_DATA = "data"
 """--classes data: the names that the data set has, whatever the checkpoint records."""

@@ -15,8 +15,6 @@ from hydrasurgeon.families.base import Family
 from hydrasurgeon.files.foreign import parse_json, read_text
 from hydrasurgeon.files.header import MAX_HEADER
 
-__all__ = ["check_names", "companions_beside", "companions_inside"]
-
 # The largest tokenizer in use (256,000 words and their merges) has 35 MB.
 MAX_TEXT = 64 << 20
 
@@ -51,10 +49,6 @@ def _its_own(path: Path) -> Path:
     """A file of its folder, or of the hub's cache: what a link elsewhere leads to would travel on in what we write."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     blobs = home.parent.parent / "blobs"  # snapshots/COMMIT/NAME are links to them
-    if real.is_relative_to(home) or (
-        home.parent.name == "snapshots" and real.is_relative_to(blobs)
-    ):
+    if real.is_relative_to(home) or (home.parent.name == "snapshots" and real.is_relative_to(blobs)):
         return path
-    raise CheckpointError(
-        f"{path}: is a link to a file outside its directory", hint="Copy the file there."
-    )
+    raise CheckpointError(f"{path}: is a link to a file outside its directory", hint="Copy the file there.")

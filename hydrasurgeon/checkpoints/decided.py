@@ -9,11 +9,7 @@ from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.files.tensors import Tensors
 
-__all__ = ["undecided"]
-
-DROPPED = (
-    "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
-)
+DROPPED = "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
 """What a command says that leaves a decision state behind."""
 
 
@@ -29,7 +25,7 @@ def undecided(checkpoint: Checkpoint) -> Checkpoint:
     before, after = manifest.history[at].inputs[0].sha256, manifest.weights_sha256
     tensors = checkpoint.tensors
     names = {name: tensors.stored(name) for name in tensors if not name.startswith(PREFIX)}
-    history = (*manifest.history[:at], *(_read(entry, after, before) for entry in manifest.history[at + 1 :]))  # fmt: skip
+    history = (*manifest.history[:at], *(_read(entry, after, before) for entry in manifest.history[at + 1 :]))
     return replace(
         checkpoint,
         note=DROPPED,
@@ -41,7 +37,6 @@ def undecided(checkpoint: Checkpoint) -> Checkpoint:
 def _read(entry: Step, after: str, before: str) -> Step:
     """A step that read the calibrated weights (`score` does, and changes none), as if it had read the plain ones."""
     inputs = tuple(
-        each.model_copy(update={"sha256": before}) if each.sha256 == after else each
-        for each in entry.inputs
+        each.model_copy(update={"sha256": before}) if each.sha256 == after else each for each in entry.inputs
     )
     return entry.model_copy(update={"inputs": inputs})

@@ -8,9 +8,7 @@ from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.decided_cascade import CascadeRecord
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
-__all__ = ["cascade_lines", "data_lines", "decision_lines"]
-
-CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}  # fmt: skip
+CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}
 """How a report says what chose the OOD score."""
 GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
 """What a cascade's gate looks at; else the OOD score."""
@@ -26,10 +24,13 @@ def decision_lines(decision: Decision) -> list[str]:
         else f"joint calibration, aleatoric {joint.aleatoric:.3f}, epistemic {joint.epistemic:.3f}"
     )
     nll = decision.nll
-    change = f" (NLL {nll['before']:.4f} → {nll[used]:.4f}, cross-fitted)" if {"before", used} <= set(nll) else ""  # fmt: skip
+    change = f" (NLL {nll['before']:.4f} → {nll[used]:.4f}, cross-fitted)" if {"before", used} <= set(nll) else ""
     lines = [
         f"{constants}{change}",
-        f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, where {100 * ood.id_flagged:g} % of familiar samples lie",
+        (
+            f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, where"
+            f" {100 * ood.id_flagged:g} % of familiar samples lie"
+        ),
         f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases",
     ]
     if abstain is not None:
@@ -39,10 +40,7 @@ def decision_lines(decision: Decision) -> list[str]:
         )
     if decision.cascade is not None:
         lines += cascade_lines(decision.cascade, decision.ood.score)
-    return [
-        *lines,
-        f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
-    ]
+    return [*lines, f"fitted on {decision.fitted} samples, certified on {decision.certified} others"]
 
 
 def cascade_lines(cascade: CascadeRecord, ood_score: str) -> list[str]:
@@ -53,17 +51,26 @@ def cascade_lines(cascade: CascadeRecord, ood_score: str) -> list[str]:
     bounds = [f"from {gate.low:.4g}"] if gate.low is not None else []
     bounds += [f"to {gate.high:.4g}"] if gate.high is not None else []
     window = f"{score} {' '.join(bounds)}" if bounds else "every sample"
-    names = {"accuracy": "accuracy", "auroc": "AUROC", "fpr95": "FPR95", "cov5": "coverage at 5 % risk"}  # fmt: skip
+    names = {"accuracy": "accuracy", "auroc": "AUROC", "fpr95": "FPR95", "cov5": "coverage at 5 % risk"}
     drops = ", ".join(
-        f"{names[name]} {drop.drop:+.1f} [{drop.low:+.1f}, {drop.high:+.1f}]"
-        for name, drop in cascade.drops.items()
+        f"{names[name]} {drop.drop:+.1f} [{drop.low:+.1f}, {drop.high:+.1f}]" for name, drop in cascade.drops.items()
     )
-    wanted = f"{cascade.max_drop:g} points" if cascade.max_drop is not None else f"best within {cascade.budget:g} single models"  # fmt: skip
+    wanted = (
+        f"{cascade.max_drop:g} points"
+        if cascade.max_drop is not None
+        else f"best within {cascade.budget:g} single models"
+    )
     how = "certified" if cascade.certified else "not certified"
     limit = f"at most {wanted}, {how}" if cascade.max_drop is not None else wanted
     return [
-        f"cascade: {who} first; {100 * cascade.shares[1]:.1f} % of samples go on to all {len(cascade.order)} ({window})",
-        f"cascade costs {cascade.cost.expected:.2f} single models: {cascade.cost.first:.2f} for all, {cascade.cost.rest:.2f} for those that go on",
+        (
+            f"cascade: {who} first; {100 * cascade.shares[1]:.1f} % of samples go on to all {len(cascade.order)}"
+            f" ({window})"
+        ),
+        (
+            f"cascade costs {cascade.cost.expected:.2f} single models: {cascade.cost.first:.2f} for all,"
+            f" {cascade.cost.rest:.2f} for those that go on"
+        ),
         f"cascade loses, in points ({limit}): {drops}",
     ]
 
@@ -81,5 +88,5 @@ def _uses(entry: Step) -> list[str]:
     others = len(entry.data) - len(uses)
     chosen = "OOD score chosen by"
     if entry.args.get("cascade"):
-        chosen = "OOD score and cascade chosen by" if entry.args.get("ood_score") == "auto" else "cascade chosen by"  # fmt: skip
+        chosen = "OOD score and cascade chosen by" if entry.args.get("ood_score") == "auto" else "cascade chosen by"
     return [*uses, *[chosen] * others][: len(entry.data)]

@@ -18,8 +18,6 @@ from hydrasurgeon.slicing import sliced_shape
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint
 
-__all__ = ["check_decision", "check_dtypes", "check_single", "decision_shapes", "expected_shapes"]
-
 FLOATS = ("BF16", "F16", "F32", "F64")
 """What weights may be stored as."""
 
@@ -43,10 +41,7 @@ def check_single(checkpoint: Checkpoint, manifest: SingleManifest) -> None:
     wrong = Disagreement if checkpoint.recorded else CheckpointError
     for name, shape in shapes.items():
         if name not in tensors:
-            raise wrong(
-                f"{path}: tensor {name} is missing",
-                hint=f"{source} needs it: the file is incomplete.",
-            )
+            raise wrong(f"{path}: tensor {name} is missing", hint=f"{source} needs it: the file is incomplete.")
         if tensors[name].shape != shape:
             raise wrong(
                 f"{path}: tensor {name} has shape {tensors[name].shape}, {source} with these heads needs {shape}"

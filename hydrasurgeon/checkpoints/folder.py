@@ -16,16 +16,6 @@ from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.shards import INDEX, MAX_SHARDS
 from hydrasurgeon.files.tensors import TensorFile
 
-__all__ = [
-    "Content",
-    "config_of",
-    "entries",
-    "find",
-    "present",
-    "read_folder",
-    "state_beside",
-]
-
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 """Endings of files that run code when they are read, and are never opened."""
 # An index names every tensor once: enough for a million.
@@ -47,9 +37,7 @@ def find(text: str) -> Path:
     if text and path.name in ("", ".."):
         path = path.resolve()  # `.` has no name, and outputs are called by it
     if not text or not path.name:
-        raise CheckpointError(
-            f"{text!r} is not a checkpoint's path", hint="Give a .safetensors file or a directory."
-        )
+        raise CheckpointError(f"{text!r} is not a checkpoint's path", hint="Give a .safetensors file or a directory.")
     for candidate in (path, path.with_name(path.name + ".safetensors")):
         if present(candidate):
             return candidate
@@ -174,6 +162,5 @@ def _is_plain(name: str) -> bool:
 
 def _not_read(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path}: pickled checkpoints are not read",
-        hint="Convert it to safetensors with its own library.",
+        f"{path}: pickled checkpoints are not read", hint="Convert it to safetensors with its own library."
     )

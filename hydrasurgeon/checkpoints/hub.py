@@ -11,15 +11,6 @@ from hydrasurgeon.families import config_files, families, family_of_bare, family
 from hydrasurgeon.families.base import TEXTS, Bare
 from hydrasurgeon.files.foreign import read_json
 
-__all__ = [
-    "MAX_CONFIG",
-    "fetch",
-    "is_hub_id",
-    "network_errors",
-    "pinned",
-    "refused_token",
-]
-
 # A config with the labels of 22,000 classes has 2 MB.
 MAX_CONFIG = 16 << 20
 # A branch, a tag, a commit or a pull request's ref; it becomes a part of a path in the cache.
@@ -73,19 +64,13 @@ def fetch(spec: str) -> Path:
     assert family is not None  # is_hub_id
     name, _, revision = rest.partition("@")
     if revision and not REVISION.fullmatch(revision):
-        raise CheckpointError(
-            f"{spec}: {revision!r} is not a revision", hint="Give a branch, a tag or a commit."
-        )
+        raise CheckpointError(f"{spec}: {revision!r} is not a revision", hint="Give a branch, a tag or a commit.")
     repo = family.repository(name)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     def download(patterns: Sequence[str]) -> Path:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(patterns)))  # fmt: skip
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(patterns)))
 
     try:
         if family.refuses_by_config:
@@ -103,15 +88,11 @@ def fetch(spec: str) -> Path:
             hint="Check the spelling; set HF_TOKEN for private repositories.",
         ) from error
     except ValueError as error:
-        raise CheckpointError(
-            f"{spec}: {repo!r} is not a repository name",
-            hint=f"Write {_examples()}.",
-        ) from error
+        raise CheckpointError(f"{spec}: {repo!r} is not a repository name", hint=f"Write {_examples()}.") from error
     except network_errors() as error:
         if refused_token(error):
             raise CheckpointError(
-                f"{spec}: the hub does not know the token",
-                hint="Log in again with `hf auth login`.",
+                f"{spec}: the hub does not know the token", hint="Log in again with `hf auth login`."
             ) from error
         raise CheckpointError(
             f"{spec}: {repo} is not in the cache and the hub cannot be reached",

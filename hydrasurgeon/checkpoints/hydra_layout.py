@@ -16,31 +16,13 @@ from hydrasurgeon.families.lowrank import halves, is_half, whole_of, with_pairs
 from hydrasurgeon.families.weights import Weight, by_name, head_axes
 from hydrasurgeon.files.manifest import HydraManifest, Step, Tower
 from hydrasurgeon.files.mixture import Mixture, parse_mixture
-from hydrasurgeon.files.tensors import (
-    THREADS,
-    TensorInfo,
-    Tensors,
-    as_bytes,
-    weights_sha256,
-)
+from hydrasurgeon.files.tensors import THREADS, TensorInfo, Tensors, as_bytes, weights_sha256
 from hydrasurgeon.heads import Kept, intersect_union, positions
 from hydrasurgeon.slicing import HeadAxis, head_mask, masked, sliced_shape, take_heads
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.files.tensors import Raw
-
-__all__ = [
-    "PREFIX",
-    "Source",
-    "Value",
-    "check_hydra",
-    "check_members",
-    "hydra_digests",
-    "member_sources",
-    "member_values",
-    "shared_layers",
-]
 
 PREFIX = "members.{}.{}"
 """What a tensor is called that a member has for itself: its number, then its name in a single model."""
@@ -80,8 +62,7 @@ class Value:
         if self.pair is None:
             return base
         a, b = (
-            Half(each.stored, each.cut(tensors.read(each.stored)), tensors[each.stored].dtype)
-            for each in self.pair
+            Half(each.stored, each.cut(tensors.read(each.stored)), tensors[each.stored].dtype) for each in self.pair
         )
         return added(base, tensors[self.base.stored].dtype, a, b, path)
 
@@ -147,16 +128,14 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     if fused is not None and [each.sha256 for each in fused.inputs] != hashes:
         raise Disagreement(f"{path}: the manifest lists other members than `fuse` read")
     if fused is not None and _recorded(fused, len(hashes)) != manifest.fusion.weights:
-        raise Disagreement(
-            f"{path}: the manifest has other weights of the members than `fuse` was given"
-        )
+        raise Disagreement(f"{path}: the manifest has other weights of the members than `fuse` was given")
     kepts = [member.kept for member in manifest.members]
     _, union = intersect_union(kepts)
     shared = expected_shapes(weights, towers, union)
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
     shapes = {name: shape for name, shape in shared.items() if name not in apart}
     changed: set[str] = set()  # halves of pairs that some member has for itself
-    for member, (kept, table) in enumerate(zip(kepts, member_tables(checkpoint, len(kepts)), strict=True)):  # fmt: skip
+    for member, (kept, table) in enumerate(zip(kepts, member_tables(checkpoint, len(kepts)), strict=True)):
         cut = expected_shapes(table, towers, kept)
         pairs = {name: weight for name, weight in table.items() if name not in weights}
         personal = {name for name in pairs if PREFIX.format(member, name) in tensors}
@@ -168,9 +147,7 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
         if name not in tensors:
             raise Disagreement(f"{path}: tensor {name} is missing")
         if tensors[name].shape != shape:
-            raise Disagreement(
-                f"{path}: tensor {name} has shape {tensors[name].shape}, the members need {shape}"
-            )
+            raise Disagreement(f"{path}: tensor {name} has shape {tensors[name].shape}, the members need {shape}")
     listed = {*shapes, *decision_shapes(manifest)}
     foreign = next((name for name in tensors if name not in listed), None)
     if foreign is not None:
@@ -179,7 +156,8 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     longest = shared_layers(weights, towers, kepts, apart | changed)
     if manifest.fusion.trunk > longest:
         raise Disagreement(
-            f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share {longest}"
+            f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share"
+            f" {longest}"
         )
 
 
@@ -195,10 +173,7 @@ def _recorded(fused: Step, members: int) -> Mixture | None:
 
 
 def shared_layers(
-    weights: Mapping[str, Weight],
-    towers: Mapping[str, Tower],
-    kepts: Sequence[Kept],
-    apart: Collection[str],
+    weights: Mapping[str, Weight], towers: Mapping[str, Tower], kepts: Sequence[Kept], apart: Collection[str]
 ) -> int:
     """Leading layers whose tensors and kept heads are equal in all members, in the tower that inputs run through.
 
@@ -234,14 +209,8 @@ def hydra_digests(
 
     names = list(tensors)
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = {
-            source: sha256
-            for of_one in pool.map(digests_of, names)
-            for source, sha256 in of_one.items()
-        }
-    return {name: digests[Source(name)] for name in names}, [
-        _hash_of(tensors, each, digests) for each in sources
-    ]
+        digests = {source: sha256 for of_one in pool.map(digests_of, names) for source, sha256 in of_one.items()}
+    return {name: digests[Source(name)] for name in names}, [_hash_of(tensors, each, digests) for each in sources]
 
 
 def check_members(manifest: HydraManifest, hashes: Sequence[str], path: Path) -> None:
@@ -268,7 +237,7 @@ def _digests_of(
         source: head_mask(shape[source.spec.axis], source.at, spec=source.spec, head_dim=source.head_dim)
         for source in cuts
         if source.at is not None and source.spec is not None
-    }  # fmt: skip
+    }
     whole = hashlib.sha256()
     totals = {source: hashlib.sha256() for source in masks}
     start = 0

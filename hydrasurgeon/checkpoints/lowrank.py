@@ -1,6 +1,7 @@
 """Low-rank pairs put into effect: W + B A in float64, rank after rank, rounded once to the dtype of W.
 
-Every number of the sum depends on one row of W and B and one column of W and A only, and no library's matrix product is asked:
+Every number of the sum depends on one row of W and B and one column of W and A only, and no library's matrix product is
+asked:
 the same bits come out whatever the threads, the processor, and the heads that were cut before.
 """
 
@@ -16,23 +17,16 @@ from hydrasurgeon.families.lowrank import halves, is_half, whole_of
 from hydrasurgeon.files.header import ITEMSIZE
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.scan import finite, spoiled
-from hydrasurgeon.files.tensors import (
-    BLOCK_BYTES,
-    CARRIER,
-    Planned,
-    Tensors,
-    as_float,
-    from_float,
-    hashed,
-)
+from hydrasurgeon.files.tensors import BLOCK_BYTES, CARRIER, Planned, Tensors, as_float, from_float, hashed
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.files.tensors import Parts, Raw
 
-__all__ = ["MERGED", "Half", "added", "check_whole", "has_pairs", "in_effect", "merged_plans"]
-
-MERGED = "the low-rank changes are merged into their matrices, as other libraries load what is written; a hydra of such members stores each one's attention whole: give -o NAME.safetensors to fuse the changes alone"
+MERGED = (
+    "the low-rank changes are merged into their matrices, as other libraries load what is written; a hydra of such"
+    " members stores each one's attention whole: give -o NAME.safetensors to fuse the changes alone"
+)
 """What a command says that leaves pairs behind."""
 
 
@@ -87,9 +81,7 @@ class _InEffect(Tensors):
         a, b = (Half(n, self._file.read(n), self._file[n].dtype) for n in names)
         return added(base, self[name].dtype, a, b, self._path)
 
-    def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
-    ) -> Iterator[Raw]:
+    def blocks(self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None) -> Iterator[Raw]:
         if halves(name)[0] not in self._file:
             yield from super().blocks(name, start=start, stop=stop, most=most)
             return
@@ -100,7 +92,8 @@ class _InEffect(Tensors):
 
 
 def in_effect(checkpoint: Checkpoint) -> Checkpoint:
-    """A single model without pairs, whose matrices read as they run; the hashes of its manifest are of the file's tensors."""
+    """A single model without pairs, whose matrices read as they run; the hashes of its manifest are of the file's
+    tensors."""
     if checkpoint.manifest.kind == "hydra" or not has_pairs(checkpoint):
         return checkpoint
     return replace(checkpoint, tensors=_InEffect(checkpoint.tensors, checkpoint.path))
@@ -143,5 +136,8 @@ def check_whole(checkpoint: Checkpoint, what: str) -> None:
         return
     raise UsageError(
         f"{what}: {checkpoint.name} keeps low-rank pairs, which libraries that load a directory do not know",
-        hint=f"Write NAME.safetensors, or merge them first: hydrasurgeon prune {checkpoint.name} --mask {sidecar(checkpoint.path).name} -o DIR/",
+        hint=(
+            f"Write NAME.safetensors, or merge them first: hydrasurgeon prune {checkpoint.name} --mask"
+            f" {sidecar(checkpoint.path).name} -o DIR/"
+        ),
     )

@@ -7,8 +7,6 @@ from pathlib import Path
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.files.manifest import sidecar
 
-__all__ = ["own_files"]
-
 
 def own_files(checkpoint: Checkpoint) -> tuple[Path, list[Path]]:
     """The folder that the files' names are relative to, and the files."""

@@ -13,23 +13,10 @@ from pydantic import ValidationError
 
 from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
 from hydrasurgeon.checkpoints.expected import check_decision, check_single
-from hydrasurgeon.checkpoints.folder import (
-    Content,
-    config_of,
-    find,
-    present,
-    read_folder,
-    state_beside,
-)
+from hydrasurgeon.checkpoints.folder import Content, config_of, find, present, read_folder, state_beside
 from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
 from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hydra_digests
-from hydrasurgeon.errors import (
-    CheckpointError,
-    Disagreement,
-    HydraError,
-    SurgeryError,
-    UsageError,
-)
+from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare, Family
 from hydrasurgeon.families.lowrank import is_half, with_pairs
@@ -52,8 +39,6 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.visible import visible
-
-__all__ = ["Checkpoint", "all_kept", "open_checkpoint", "rewritten", "single"]
 
 MOST_SHOWN = 4
 """Contradictions of a config file that are shown one by one."""
@@ -80,13 +65,12 @@ class Checkpoint:
 
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
-        """The family's table for this model, unpruned, and a single model's low-rank pairs; those of a hydra are its members'."""
+        """The family's table for this model, unpruned, and a single model's low-rank pairs; those of a hydra are its
+        members'."""
         weights, tensors = by_name(self.family.weights(self.manifest.model)), self.tensors
         if self.manifest.kind == "hydra" or not any(map(is_half, tensors)):
             return weights
-        return with_pairs(
-            weights, lambda n: tensors[n].shape if n in tensors else None, str(self.path)
-        )
+        return with_pairs(weights, lambda n: tensors[n].shape if n in tensors else None, str(self.path))
 
     @property
     def name(self) -> str:
@@ -154,21 +138,15 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     return checkpoint
 
 
-def _recorded(
-    path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str | None
-) -> Checkpoint:
+def _recorded(path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str | None) -> Checkpoint:
     """A checkpoint that says what it is."""
     model = manifest.model
     # The same command again, after one that wrote the manifest, says nothing else than it.
     if arch is not None and not _says(path, content, tensors, manifest, arch):
-        raise UsageError(
-            f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}"
-        )
+        raise UsageError(f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}")
     layers = sum(tower.layers for tower in manifest.towers.values())
     if layers > len(tensors):
-        raise Disagreement(
-            f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors"
-        )
+        raise Disagreement(f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors")
     family = family_of(model)
     family.check(model, manifest.towers, str(path))
     companions = _companions(path, content.files, family)
@@ -182,7 +160,8 @@ def _recorded(
 
 
 def _contradicted(path: Path, content: Content, family: Family, manifest: Manifest) -> str | None:
-    """What the config beside the weights says otherwise than their manifest: someone edited it, or the manifest, by hand."""
+    """What the config beside the weights says otherwise than their manifest: someone edited it, or the manifest, by
+    hand."""
     if content.config is None or content.family is not family:
         return None
     differing = family.contradicted(manifest, content.config)
@@ -194,7 +173,9 @@ def _contradicted(path: Path, content: Content, family: Family, manifest: Manife
     ]
     more = [f"{len(differing) - MOST_SHOWN} more"] if len(differing) > MOST_SHOWN else []
     where = (path if path.is_dir() else path.parent) / family.config_file
-    return f"{where}: {', '.join([*said, *more])}; the manifest counts here, {family.config_file} only in other libraries"
+    return (
+        f"{where}: {', '.join([*said, *more])}; the manifest counts here, {family.config_file} only in other libraries"
+    )
 
 
 def _short(value: Any) -> str:
@@ -209,7 +190,7 @@ def _says(path: Path, content: Content, tensors: Tensors, manifest: Manifest, ar
     except HydraError:
         return False
     recorded = manifest.model
-    return (model.family, model.arch, model.config) == (recorded.family, recorded.arch, recorded.config)  # fmt: skip
+    return (model.family, model.arch, model.config) == (recorded.family, recorded.arch, recorded.config)
 
 
 def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None) -> Checkpoint:
@@ -223,16 +204,14 @@ def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None
         towers = family.towers(identified.model)
         manifest = SingleManifest(
             kind="backbone", model=identified.model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
-        )  # fmt: skip
+        )
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
     names = family.names(identified.model, tensors)
     if names is not None:
         pairs = {name: name for name in tensors if is_half(name)}
         tensors = Tensors(content.files, {**names, **pairs})
-    return Checkpoint(
-        path, family, tensors, manifest, recorded=False, note=identified.note, files=companions
-    )
+    return Checkpoint(path, family, tensors, manifest, recorded=False, note=identified.note, files=companions)
 
 
 def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:

@@ -13,33 +13,12 @@ from hydrasurgeon.checkpoints.card import BEGIN, CARD, EVAL_RESULTS, model_card
 from hydrasurgeon.checkpoints.companions import check_names
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import families, family_of
-from hydrasurgeon.files.atomic import (
-    SUFFIX,
-    fill,
-    output_path,
-    real,
-    replacing,
-    staged,
-    sweep,
-    write_text,
-)
+from hydrasurgeon.files.atomic import SUFFIX, fill, output_path, real, replacing, staged, sweep, write_text
 from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.locks import hold
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, ManifestT, sidecar
 from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, hashed, write_tensors
-
-__all__ = [
-    "claim_checkpoint",
-    "claim_in_place",
-    "record_in_place",
-    "save",
-    "shard_size",
-    "texts_beside",
-    "weight_files",
-    "weights_name",
-]
-
 
 # Behind the name of a weight file without its suffix: nothing, the number of a shard, or an index.
 SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.json")
@@ -48,9 +27,7 @@ SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.jso
 def _holds_weights(name: str) -> bool:
     """Whether a file in a directory is called as the weights in one of ours are, or as a part of them."""
     stems = {each.removesuffix(SUFFIX) for family in families() for each in family.weight_files}
-    return name == BESIDE or any(
-        name.startswith(stem) and SHARDED.fullmatch(name.removeprefix(stem)) for stem in stems
-    )
+    return name == BESIDE or any(name.startswith(stem) and SHARDED.fullmatch(name.removeprefix(stem)) for stem in stems)
 
 
 def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
@@ -118,7 +95,8 @@ def save(
 ) -> ManifestT:
     """Write weights and manifest, each whole or not at all; the file is usable alone at every moment.
 
-    In a directory, weights are cut into files of at most `shard` bytes, and those of a decision state have a file of their own.
+    In a directory, weights are cut into files of at most `shard` bytes, and those of a decision state have a file of
+    their own.
     """
     if out.suffix == SUFFIX:
         with replacing(out, sidecar(out)) as (weights, beside):
@@ -134,11 +112,7 @@ def save(
 
 
 def _write_apart(
-    weights: Path,
-    planned: Sequence[Planned],
-    manifest: Callable[[str], ManifestT],
-    *,
-    shard: int | None = None,
+    weights: Path, planned: Sequence[Planned], manifest: Callable[[str], ManifestT], *, shard: int | None = None
 ) -> ManifestT:
     """The model's tensors into `weights`, those of a decision state beside them."""
     state = [plan for plan in planned if plan.name.startswith(PREFIX)]
@@ -207,7 +181,7 @@ def shard_size(text: str | None, out: Path) -> int | None:
     if text is None:
         return None
     if out.suffix == SUFFIX:
-        raise UsageError("--max-shard-size: only a directory holds several files", hint="Give -o DIR/.")  # fmt: skip
+        raise UsageError("--max-shard-size: only a directory holds several files", hint="Give -o DIR/.")
     return parse_size(text)
 
 

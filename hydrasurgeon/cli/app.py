@@ -10,24 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from hydrasurgeon.cli import (
-    building,
-    deciding,
-    looking,
-    making,
-    measuring,
-    options,
-    shared,
-    trusting,
-)
+from hydrasurgeon.cli import building, deciding, looking, making, measuring, options, shared, trusting
 from hydrasurgeon.errors import HydraError, OutputError, UsageError
 from hydrasurgeon.visible import visible
 
-__all__ = ["app", "main", "run"]
-
 app = typer.Typer(
     name="hydrasurgeon",
-    help="Prune attention heads, fuse the pruned members into one calibrated Hydra: score → prune → finetune → fuse → eval.",
+    help=(
+        "Prune attention heads, fuse the pruned members into one calibrated Hydra: score → prune → finetune → fuse →"
+        " eval."
+    ),
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -61,9 +53,9 @@ for name, command in (
 
 @app.command()
 def demo(
-    folder: Annotated[
-        Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")
-    ] = Path("hydra-demo"),
+    folder: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")] = Path(
+        "hydra-demo"
+    ),
     force: options.Force = False,
 ) -> None:
     """Build a Hydra from a small trained ViT on real images, and compare it with a Deep Ensemble."""
@@ -119,9 +111,7 @@ def run(arguments: list[str]) -> int:
 def _misused(first: str, error: Any) -> UsageError:
     """A misspelt command line as one of our own errors."""
     command = f" {first}" if first in {c.name for c in app.registered_commands} else ""
-    return UsageError(
-        error.format_message(), hint=f"`hydrasurgeon{command} -h` says what can be given."
-    )
+    return UsageError(error.format_message(), hint=f"`hydrasurgeon{command} -h` says what can be given.")
 
 
 def main() -> int:

@@ -13,15 +13,10 @@ if TYPE_CHECKING:
 else:  # `--help` needs its name, not the module it comes from
     CascadeKeywords = dict
 
-__all__ = ["calibrate", "predict"]
-
 
 def cascade_options(
     cascade: Annotated[
-        bool,
-        typer.Option(
-            "--cascade", help="Let a hydra's first member answer what the others would not change."
-        ),
+        bool, typer.Option("--cascade", help="Let a hydra's first member answer what the others would not change.")
     ] = False,
     max_drop: Annotated[
         float | None,
@@ -34,9 +29,7 @@ def cascade_options(
     budget: Annotated[
         float | None,
         typer.Option(
-            "--budget",
-            metavar="X",
-            help="Instead: the best that costs at most X single models' multiply-adds.",
+            "--budget", metavar="X", help="Instead: the best that costs at most X single models' multiply-adds."
         ),
     ] = None,
 ) -> CascadeKeywords:
@@ -72,7 +65,10 @@ def calibrate(
         typer.Option(
             "--ood",
             metavar="D",
-            help="Foreign data to choose the OOD score and a cascade by, beside perturbed VAL; repeatable, needs no labels.",
+            help=(
+                "Foreign data to choose the OOD score and a cascade by, beside perturbed VAL; repeatable, needs no"
+                " labels."
+            ),
         ),
     ] = None,
     ood_score: Annotated[
@@ -80,38 +76,27 @@ def calibrate(
         typer.Option(
             "--ood-score",
             metavar="auto|NAME",
-            help="msp, entropy, energy, max-logit, mi, gen, mds, rmds, maha++, vim, residual, knn, nci, mcm; or the best.",
+            help=(
+                "msp, entropy, energy, max-logit, mi, gen, mds, rmds, maha++, vim, residual, knn, nci, mcm; or the"
+                " best."
+            ),
         ),
     ] = "auto",
     coverage: Annotated[
-        float,
-        typer.Option(
-            "--coverage", metavar="P", help="How often a prediction set holds the true label."
-        ),
+        float, typer.Option("--coverage", metavar="P", help="How often a prediction set holds the true label.")
     ] = 0.9,
     conformal: Annotated[
-        str,
-        typer.Option(
-            "--conformal",
-            metavar="lac|aps|raps",
-            help="How prediction sets are made; may be empty.",
-        ),
+        str, typer.Option("--conformal", metavar="lac|aps|raps", help="How prediction sets are made; may be empty.")
     ] = "lac",
     id_flagged: Annotated[
-        float,
-        typer.Option(
-            "--id-flagged", metavar="P", help="Share of familiar samples flagged as unfamiliar."
-        ),
+        float, typer.Option("--id-flagged", metavar="P", help="Share of familiar samples flagged as unfamiliar.")
     ] = 0.05,
     risk: Annotated[
         float | None,
-        typer.Option(
-            "--risk", metavar="R", help="Abstain so that at most this share of answers is wrong."
-        ),
+        typer.Option("--risk", metavar="R", help="Abstain so that at most this share of answers is wrong."),
     ] = None,
     delta: Annotated[
-        float,
-        typer.Option("--delta", metavar="D", help="With at most this probability R is broken."),
+        float, typer.Option("--delta", metavar="D", help="With at most this probability R is broken.")
     ] = 0.05,
     cascade: CascadeOptions,
     class_names: shared.ClassNameOptions,
@@ -127,9 +112,23 @@ def calibrate(
 
     with shared.progress(run, quiet=quiet) as shown:
         result = stage(
-            checkpoint, data=data, out=out, fit_data=fit_data, ood=ood or [], ood_score=ood_score, coverage=coverage,
-            conformal=conformal, id_flagged=id_flagged, risk=risk, delta=delta, arch=arch, **cascade, **class_names, **output, **shown,
-        )  # fmt: skip
+            checkpoint,
+            data=data,
+            out=out,
+            fit_data=fit_data,
+            ood=ood or [],
+            ood_score=ood_score,
+            coverage=coverage,
+            conformal=conformal,
+            id_flagged=id_flagged,
+            risk=risk,
+            delta=delta,
+            arch=arch,
+            **cascade,
+            **class_names,
+            **output,
+            **shown,
+        )
     render.calibrated(result, json=json, quiet=quiet)
 
 
@@ -137,27 +136,16 @@ def predict(
     checkpoint: options.Checkpoint,
     *,
     data: Annotated[
-        str,
-        typer.Option(
-            "--data", metavar="D", help="Data, labelled or not; - is stdin, a text in each line."
-        ),
+        str, typer.Option("--data", metavar="D", help="Data, labelled or not; - is stdin, a text in each line.")
     ],
     out: Annotated[
         str | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="F",
-            help="A .jsonl, .csv or .parquet file; else JSON lines on stdout.",
-        ),
+        typer.Option("-o", "--out", metavar="F", help="A .jsonl, .csv or .parquet file; else JSON lines on stdout."),
     ] = None,
     shard: Annotated[
-        str | None,
-        typer.Option("--shard", metavar="I/N", help="Only the Ith of N contiguous parts."),
+        str | None, typer.Option("--shard", metavar="I/N", help="Only the Ith of N contiguous parts.")
     ] = None,
-    top: Annotated[
-        int, typer.Option("--top", metavar="K", min=1, help="Most probable labels to list.")
-    ] = 5,
+    top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Most probable labels to list.")] = 5,
     cascade: Annotated[
         bool | None,
         typer.Option(
@@ -184,7 +172,16 @@ def predict(
         raise UsageError("--json: rows on stdout are JSON already", hint="Give -o F too.")
     with shared.progress(run, quiet=quiet) as shown:
         result = stage(
-            checkpoint, data=data, out=out, shard=shard, top=top, cascade=cascade, arch=arch, force=force, each=render.raw,
-            **class_names, **shown,
-        )  # fmt: skip
+            checkpoint,
+            data=data,
+            out=out,
+            shard=shard,
+            top=top,
+            cascade=cascade,
+            arch=arch,
+            force=force,
+            each=render.raw,
+            **class_names,
+            **shown,
+        )
     render.predicted(result, json=json, quiet=quiet)

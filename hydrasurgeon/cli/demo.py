@@ -16,37 +16,65 @@ from hydrasurgeon.files.atomic import SUFFIX, real, write_bytes
 from hydrasurgeon.files.locks import hold, releases_claims
 from hydrasurgeon.files.manifest import sidecar
 
-__all__ = ["COMMANDS", "demo"]
-
 DATA = "--data demo:test --ood near:held-out=demo:near --ood far:digits=demo:digits"
 """What the comparison is measured on; textures are what members and OOD scores are chosen by."""
 CHOOSING = "--ood demo:textures"
 """Foreign data that choices may look at."""
 
 COMMANDS = (
-    ("One command: the hydra that is worth most within one and a half times the cost; it may have a single member.",
-     f"build backbone.safetensors --data demo:train --val demo:val {CHOOSING} --criteria taylor,fisher --candidates 16 --budget macs=1.5 -o built.safetensors"),
-    ("The single model, given the same calibration.",
-     f"calibrate backbone.safetensors --data demo:val --fit-data demo:train {CHOOSING} -o single.safetensors"),
-    ("The same by hand, as in the paper. Which heads matter? Measured on validation images, layer after layer.",
-     "score --method taylor --keep 5 --data demo:val backbone.safetensors"),
-    ("Remove three of eight heads in each layer: the paper's Taylor member.",
-     "prune --method taylor --keep 5 backbone.safetensors -o taylor.safetensors"),
-    ("Three different members: each loses another 12 of the 30 least important heads.",
-     "prune --method taylor --sample 12/30 --seed 1 backbone -o m1.safetensors"),
+    (
+        "One command: the hydra that is worth most within one and a half times the cost; it may have a single member.",
+        (
+            f"build backbone.safetensors --data demo:train --val demo:val {CHOOSING} --criteria taylor,fisher"
+            " --candidates 16 --budget macs=1.5 -o built.safetensors"
+        ),
+    ),
+    (
+        "The single model, given the same calibration.",
+        f"calibrate backbone.safetensors --data demo:val --fit-data demo:train {CHOOSING} -o single.safetensors",
+    ),
+    (
+        "The same by hand, as in the paper. Which heads matter? Measured on validation images, layer after layer.",
+        "score --method taylor --keep 5 --data demo:val backbone.safetensors",
+    ),
+    (
+        "Remove three of eight heads in each layer: the paper's Taylor member.",
+        "prune --method taylor --keep 5 backbone.safetensors -o taylor.safetensors",
+    ),
+    (
+        "Three different members: each loses another 12 of the 30 least important heads.",
+        "prune --method taylor --sample 12/30 --seed 1 backbone -o m1.safetensors",
+    ),
     (None, "prune --method taylor --sample 12/30 --seed 2 backbone -o m2.safetensors"),
     (None, "prune --method taylor --sample 12/30 --seed 3 backbone -o m3.safetensors"),
-    ("Tune each for a few epochs; MLPs stay as they are, so that fusing them is exact.",
-     "finetune m1 --recipe demo --freeze mlp,embedding --data demo:train --seed 1 -o t1.safetensors"),
+    (
+        "Tune each for a few epochs; MLPs stay as they are, so that fusing them is exact.",
+        "finetune m1 --recipe demo --freeze mlp,embedding --data demo:train --seed 1 -o t1.safetensors",
+    ),
     (None, "finetune m2 --recipe demo --freeze mlp,embedding --data demo:train --seed 2 -o t2.safetensors"),
     (None, "finetune m3 --recipe demo --freeze mlp,embedding --data demo:train --seed 3 -o t3.safetensors"),
-    ("Fuse them into one model, and check it against its members.",
-     "fuse t1 t2 t3 -o hydra.safetensors --check demo:val --tolerance 1e-5"),
-    ("A Deep Ensemble of three independently trained models, for comparison.",
-     f"eval backbone independent-2 independent-3 --ensemble {DATA} --json ensemble.json --predictions ensemble.predictions.safetensors --quiet"),
-    ("The comparison: one model, as it is and calibrated; what was built; a pruned member, the paper's Hydra, the Deep Ensemble.",
-     f"eval backbone single built taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json results.json --html report.html"),
-)  # fmt: skip
+    (
+        "Fuse them into one model, and check it against its members.",
+        "fuse t1 t2 t3 -o hydra.safetensors --check demo:val --tolerance 1e-5",
+    ),
+    (
+        "A Deep Ensemble of three independently trained models, for comparison.",
+        (
+            f"eval backbone independent-2 independent-3 --ensemble {DATA} --json ensemble.json --predictions"
+            " ensemble.predictions.safetensors --quiet"
+        ),
+    ),
+    (
+        (
+            "The comparison: one model, as it is and calibrated; what was built; a pruned member, the paper's Hydra,"
+            " the Deep Ensemble."
+        ),
+        (
+            f"eval backbone single built taylor hydra {DATA} --predictions-in ensemble.predictions.safetensors --json"
+            " results.json --html report.html"
+        ),
+    ),
+)
 """What each command is for, and the command as it is typed."""
 
 
@@ -59,11 +87,7 @@ SHIPPED = ("backbone", "independent-2", "independent-3")
 def written(commands: Sequence[str]) -> set[str]:
     """The names of all files that the demo leaves in its folder."""
     words = [word for command in commands for word in shlex.split(command)]
-    outputs = [
-        after
-        for word, after in pairwise(words)
-        if word in ("-o", "--json", "--html", "--predictions")
-    ]
+    outputs = [after for word, after in pairwise(words) if word in ("-o", "--json", "--html", "--predictions")]
     weights = [*outputs, *(f"{name}.safetensors" for name in SHIPPED)]
     return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(SUFFIX))}
 
@@ -77,8 +101,7 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
         raise OutputError(f"-o {folder}: is no folder", hint="Give another -o.")
     if folder.exists() and any(folder.iterdir()) and not force:
         raise OutputError(
-            f"{folder}: is not empty",
-            hint="Give --force to replace the demo's files in it, or another -o.",
+            f"{folder}: is not empty", hint="Give --force to replace the demo's files in it, or another -o."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,6 +131,4 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     finally:
         os.chdir(here)
     render.say("")
-    render.say(
-        f"Done in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim"
-    )
+    render.say(f"Done in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim")

@@ -9,8 +9,6 @@ import typer
 
 from hydrasurgeon.cli import options, shared
 
-__all__ = ["probe"]
-
 
 def probe(
     checkpoint: options.Checkpoint,
@@ -19,9 +17,7 @@ def probe(
     ood: Annotated[
         list[str] | None,
         typer.Option(
-            "--ood",
-            metavar="NAME=D",
-            help="Foreign data to be told apart head by head; repeatable, needs no labels.",
+            "--ood", metavar="NAME=D", help="Foreign data to be told apart head by head; repeatable, needs no labels."
         ),
     ] = None,
     corrupt: Annotated[
@@ -33,8 +29,7 @@ def probe(
         ),
     ] = None,
     shift: Annotated[
-        str | None,
-        typer.Option("--shift", metavar="D", help="Labelled noisy data, instead of corruptions."),
+        str | None, typer.Option("--shift", metavar="D", help="Labelled noisy data, instead of corruptions.")
     ] = None,
     method: Annotated[
         str,
@@ -47,29 +42,20 @@ def probe(
     objective: options.Objective = None,
     ood_score: options.OodScore = None,
     keep: options.Keep = None,
-    remove: Annotated[
-        int | None, typer.Option("--remove", metavar="N", help="How many heads go, in all.")
-    ] = None,
+    remove: Annotated[int | None, typer.Option("--remove", metavar="N", help="How many heads go, in all.")] = None,
     layers: options.Layers = None,
     tower: options.Tower = None,
     draws: Annotated[
-        int,
-        typer.Option(
-            "--draws", metavar="N", help="Random vectors behind the diagonals of Hessians."
-        ),
+        int, typer.Option("--draws", metavar="N", help="Random vectors behind the diagonals of Hessians.")
     ] = 8,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw it, as .png or .svg."),
-    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it, as .png or .svg.")] = None,
     class_names: shared.ClassNameOptions,
     arch: options.Arch = None,
     run: shared.RunOptions,
     force: options.Force = False,
     quiet: options.Quiet = False,
     json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
+        str | None, typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout.")
     ] = None,
 ) -> None:
     """Whether noise makes pruning worse, and which heads tell foreign data: the paper's Proposition 1 and Appendix B.
@@ -81,8 +67,24 @@ def probe(
 
     with shared.progress(run, quiet=quiet) as shown:
         report = stage(
-            checkpoint, data=data, ood=ood or [], corrupt=corrupt or [], shift=shift, method=method, objective=objective,
-            ood_score=ood_score, keep=options.keep_count(keep), remove=remove, layers=layers, tower=tower, draws=draws,
-            plot=plot, arch=arch, force=force, json=None if json == "-" else json, **class_names, **shown,
-        )  # fmt: skip
+            checkpoint,
+            data=data,
+            ood=ood or [],
+            corrupt=corrupt or [],
+            shift=shift,
+            method=method,
+            objective=objective,
+            ood_score=ood_score,
+            keep=options.keep_count(keep),
+            remove=remove,
+            layers=layers,
+            tower=tower,
+            draws=draws,
+            plot=plot,
+            arch=arch,
+            force=force,
+            json=None if json == "-" else json,
+            **class_names,
+            **shown,
+        )
     render.probed(report, json=json == "-", quiet=quiet)

@@ -9,22 +9,14 @@ import typer
 
 from hydrasurgeon.cli import options, shared
 
-__all__ = ["bench", "compare", "evaluate", "export", "inspect", "schema"]
-
 
 def evaluate(
-    checkpoints: Annotated[
-        list[str] | None, typer.Argument(metavar="CKPT...", help="Checkpoints to compare.")
-    ] = None,
+    checkpoints: Annotated[list[str] | None, typer.Argument(metavar="CKPT...", help="Checkpoints to compare.")] = None,
     *,
     data: options.DataSets = None,
     ood: Annotated[
         list[str] | None,
-        typer.Option(
-            "--ood",
-            metavar="near:NAME=D",
-            help="Foreign data, near:NAME=D or far:NAME=D; repeatable.",
-        ),
+        typer.Option("--ood", metavar="near:NAME=D", help="Foreign data, near:NAME=D or far:NAME=D; repeatable."),
     ] = None,
     shift: Annotated[
         list[str] | None,
@@ -39,20 +31,21 @@ def evaluate(
         typer.Option(
             "--corrupt",
             metavar="all|NAME[:S]",
-            help="ImageNet-C's corruptions of the data, texts' typos and word_dropout, of severity S or all five; repeatable.",
+            help=(
+                "ImageNet-C's corruptions of the data, texts' typos and word_dropout, of severity S or all five;"
+                " repeatable."
+            ),
         ),
     ] = None,
     val: Annotated[
-        str | None,
-        typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on."),
+        str | None, typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on.")
     ] = None,
     classes: options.ClassSets = None,
     template: options.Template = None,
     ensemble: Annotated[
         bool,
         typer.Option(
-            "--ensemble",
-            help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble.",
+            "--ensemble", help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble."
         ),
     ] = False,
     temperature: Annotated[
@@ -71,33 +64,23 @@ def evaluate(
             help="msp, entropy, energy, max-logit, mi, gen, or what calibrate fitted, which is the default; else msp.",
         ),
     ] = None,
-    no_decision: Annotated[
-        bool, typer.Option("--no-decision", help="Leave decision states alone.")
-    ] = False,
+    no_decision: Annotated[bool, typer.Option("--no-decision", help="Leave decision states alone.")] = False,
     cascade: Annotated[
-        bool,
-        typer.Option(
-            "--cascade", help="Measure each checkpoint's cascade, and the full hydra beside it."
-        ),
+        bool, typer.Option("--cascade", help="Measure each checkpoint's cascade, and the full hydra beside it.")
     ] = False,
     mc_dropout: options.McDropout = None,
     ci: Annotated[
-        float | None,
-        typer.Option("--ci", metavar="P", help="Bootstrap intervals of the metrics, of level P."),
+        float | None, typer.Option("--ci", metavar="P", help="Bootstrap intervals of the metrics, of level P.")
     ] = None,
     json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
+        str | None, typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout.")
     ] = None,
     predictions: Annotated[
-        Path | None,
-        typer.Option("--predictions", metavar="F", help="Write the logits as safetensors."),
+        Path | None, typer.Option("--predictions", metavar="F", help="Write the logits as safetensors.")
     ] = None,
     predictions_in: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--predictions-in", metavar="F", help="Evaluate logits from such a file; repeatable."
-        ),
+        typer.Option("--predictions-in", metavar="F", help="Evaluate logits from such a file; repeatable."),
     ] = None,
     asserts: Annotated[
         list[str] | None,
@@ -125,11 +108,31 @@ def evaluate(
     shared.check_stdout(json=json, showing=showing)
     with shared.progress(run, quiet=quiet) as shown:
         evaluation = stage(
-            checkpoints or [], data=data, ood=ood or [], shift=shift or [], corrupt=corrupt or [], val=val, classes=classes,
-            template=template or [], ensemble=ensemble, temperature=temperature, ood_score=ood_score, no_decision=no_decision, cascade=cascade, mc_dropout=mc_dropout, ci=ci,
-            json=None if json == "-" else json, predictions=predictions, predictions_in=predictions_in or [],
-            asserts=asserts or [], arch=arch, force=force, **showing, **cards, **shown,
-        )  # fmt: skip
+            checkpoints or [],
+            data=data,
+            ood=ood or [],
+            shift=shift or [],
+            corrupt=corrupt or [],
+            val=val,
+            classes=classes,
+            template=template or [],
+            ensemble=ensemble,
+            temperature=temperature,
+            ood_score=ood_score,
+            no_decision=no_decision,
+            cascade=cascade,
+            mc_dropout=mc_dropout,
+            ci=ci,
+            json=None if json == "-" else json,
+            predictions=predictions,
+            predictions_in=predictions_in or [],
+            asserts=asserts or [],
+            arch=arch,
+            force=force,
+            **showing,
+            **cards,
+            **shown,
+        )
     render.evaluated(evaluation, json=json == "-", quiet=quiet)
     require(evaluation.report.asserts or ())
 
@@ -138,36 +141,21 @@ def bench(
     checkpoints: options.Checkpoints,
     vs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--vs", metavar="M1 M2 ...", help="Members, run one after another for comparison."
-        ),
+        typer.Option("--vs", metavar="M1 M2 ...", help="Members, run one after another for comparison."),
     ] = None,
     backbone: Annotated[
-        str | None,
-        typer.Option("--backbone", metavar="CKPT", help="The single model that ratios refer to."),
+        str | None, typer.Option("--backbone", metavar="CKPT", help="The single model that ratios refer to.")
     ] = None,
     batch: Annotated[str, typer.Option("--batch", metavar="N,N,…", help="Batch sizes.")] = "1,4,16",
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="T,T,…", help="float32, bfloat16, float16.")
-    ] = "float32",
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Measure under torch.compile.")
-    ] = False,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="T,T,…", help="float32, bfloat16, float16.")] = "float32",
+    compile_: Annotated[bool, typer.Option("--compile", help="Measure under torch.compile.")] = False,
     runs: Annotated[int, typer.Option("--runs", help="Interleaved runs behind each median.")] = 7,
-    plot: Annotated[
-        str | None,
-        typer.Option("--plot", metavar="F", help="A picture of it, as .png or .svg."),
-    ] = None,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="F", help="A picture of it, as .png or .svg.")] = None,
     cascade: Annotated[
-        bool,
-        typer.Option(
-            "--cascade",
-            help="Time each checkpoint's cascade on --data, and the full hydra beside it.",
-        ),
+        bool, typer.Option("--cascade", help="Time each checkpoint's cascade on --data, and the full hydra beside it.")
     ] = False,
     data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="D", help="Real samples instead of random inputs."),
+        str | None, typer.Option("--data", metavar="D", help="Real samples instead of random inputs.")
     ] = None,
     arch: options.Arch = None,
     seed: options.Seed = 0,
@@ -175,8 +163,7 @@ def bench(
     force: options.Force = False,
     quiet: options.Quiet = False,
     json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout."),
+        str | None, typer.Option("--json", metavar="F", help="Write the report as JSON; - is stdout.")
     ] = None,
 ) -> None:
     """Latency, throughput, memory and multiply-adds on this machine, all contenders measured in turn."""
@@ -185,9 +172,23 @@ def bench(
 
     with render.progress(quiet) as tick:
         benched = stage(
-            checkpoints, vs=vs or [], backbone=backbone, batch=batch, dtype=dtype, compile=compile_, runs=runs,
-            plot=plot, force=force, cascade=cascade, data=data, arch=arch, seed=seed, device=device, json=None if json == "-" else json, progress=tick,
-        )  # fmt: skip
+            checkpoints,
+            vs=vs or [],
+            backbone=backbone,
+            batch=batch,
+            dtype=dtype,
+            compile=compile_,
+            runs=runs,
+            plot=plot,
+            force=force,
+            cascade=cascade,
+            data=data,
+            arch=arch,
+            seed=seed,
+            device=device,
+            json=None if json == "-" else json,
+            progress=tick,
+        )
     render.benched(benched, json=json == "-", quiet=quiet)
 
 
@@ -196,11 +197,7 @@ def inspect(
     arch: options.Arch = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            help="Draw the recorded scores by layer and head; .png or .svg.",
-        ),
+        typer.Option("--plot", metavar="FILE", help="Draw the recorded scores by layer and head; .png or .svg."),
     ] = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -213,10 +210,7 @@ def inspect(
 
 
 def compare(
-    a: Annotated[
-        str,
-        typer.Argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest."),
-    ],
+    a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one of the same architecture.")],
     json: options.Json = False,
 ) -> None:
@@ -232,21 +226,14 @@ def export(
     *,
     format: Annotated[str, typer.Option("--format", help="onnx, pt2 or padded.")] = "onnx",
     out: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--out", metavar="OUT", help="The file, or DIR/ for padded; else beside CKPT."
-        ),
+        str | None, typer.Option("-o", "--out", metavar="OUT", help="The file, or DIR/ for padded; else beside CKPT.")
     ] = None,
-    aot: Annotated[
-        bool, typer.Option("--aot", help="pt2: compiled for this machine (AOTInductor).")
-    ] = False,
+    aot: Annotated[bool, typer.Option("--aot", help="pt2: compiled for this machine (AOTInductor).")] = False,
     cascade: Annotated[
-        bool,
-        typer.Option("--cascade", help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx."),
+        bool, typer.Option("--cascade", help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
     ] = False,
     member: Annotated[
-        int | None,
-        typer.Option("--member", metavar="I", help="padded: which member of a hydra, from 0."),
+        int | None, typer.Option("--member", metavar="I", help="padded: which member of a hydra, from 0.")
     ] = None,
     quantisation: shared.QuantisationOptions,
     class_names: shared.ClassNameOptions,
@@ -255,13 +242,23 @@ def export(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library (padded); each is checked first."""
+    """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library (padded); each is
+    checked first."""
     from hydrasurgeon import render
     from hydrasurgeon.stages.export import export as stage
 
     exported = stage(
-        checkpoint, format=format, out=out, aot=aot, cascade=cascade, member=member, arch=arch, force=force, **quantisation, **class_names
-    )  # fmt: skip
+        checkpoint,
+        format=format,
+        out=out,
+        aot=aot,
+        cascade=cascade,
+        member=member,
+        arch=arch,
+        force=force,
+        **quantisation,
+        **class_names,
+    )
     render.exported(exported, json=json, quiet=quiet)
 
 

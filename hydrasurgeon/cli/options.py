@@ -11,46 +11,6 @@ import typer
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import LARGEST, whole_number
 
-__all__ = [
-    "Arch",
-    "BatchSize",
-    "Checkpoint",
-    "Checkpoints",
-    "ClassSets",
-    "Classes",
-    "Data",
-    "DataSets",
-    "Device",
-    "Dtype",
-    "Force",
-    "Foreign",
-    "Json",
-    "Keep",
-    "Layers",
-    "Limit",
-    "McDropout",
-    "MemberWeights",
-    "Method",
-    "Objective",
-    "OodScore",
-    "Out",
-    "Private",
-    "PushToHub",
-    "Quiet",
-    "RequiredOut",
-    "Search",
-    "Seed",
-    "ShardSize",
-    "SkipBad",
-    "Template",
-    "Tower",
-    "batch",
-    "keep_count",
-    "pairs",
-    "printed",
-    "spread",
-]
-
 Checkpoint = Annotated[
     str,
     typer.Argument(
@@ -59,8 +19,7 @@ Checkpoint = Annotated[
     ),
 ]
 Checkpoints = Annotated[
-    list[str],
-    typer.Argument(metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids."),
+    list[str], typer.Argument(metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids.")
 ]
 Data = Annotated[
     str | None,
@@ -80,15 +39,10 @@ DataSets = Annotated[
 ]
 Out = Annotated[
     str | None,
-    typer.Option(
-        "-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout."
-    ),
+    typer.Option("-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout."),
 ]
 RequiredOut = Annotated[
-    str,
-    typer.Option(
-        "-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout."
-    ),
+    str, typer.Option("-o", "--out", metavar="OUT", help="NAME.safetensors, or DIR/ for the family's own layout.")
 ]
 ShardSize = Annotated[
     str | None,
@@ -99,10 +53,7 @@ ShardSize = Annotated[
     ),
 ]
 Method = Annotated[
-    str,
-    typer.Option(
-        "--method", metavar="M", help="taylor, fisher, headmap, magnitude, random, cahp or circuit."
-    ),
+    str, typer.Option("--method", metavar="M", help="taylor, fisher, headmap, magnitude, random, cahp or circuit.")
 ]
 Objective = Annotated[
     str | None,
@@ -123,43 +74,29 @@ OodScore = Annotated[
 Foreign = Annotated[
     list[str] | None,
     typer.Option(
-        "--ood",
-        metavar="D",
-        help="Foreign data for the objectives ood and avg; repeatable, needs no labels.",
+        "--ood", metavar="D", help="Foreign data for the objectives ood and avg; repeatable, needs no labels."
     ),
 ]
 Search = Annotated[
     str | None,
     typer.Option(
-        "--search",
-        metavar="S",
-        help="How a circuit is searched: exact (default), fast, naive or attribution.",
+        "--search", metavar="S", help="How a circuit is searched: exact (default), fast, naive or attribution."
     ),
 ]
 Keep = Annotated[
-    str | None,
-    typer.Option(
-        "--keep", metavar="K|auto", help="Heads to keep in each layer; auto is cahp's own number."
-    ),
+    str | None, typer.Option("--keep", metavar="K|auto", help="Heads to keep in each layer; auto is cahp's own number.")
 ]
 Layers = Annotated[
-    str | None,
-    typer.Option(
-        "--layers", metavar="A-B", help="Remove heads from these layers only (6-11, or 0,2,5-7)."
-    ),
+    str | None, typer.Option("--layers", metavar="A-B", help="Remove heads from these layers only (6-11, or 0,2,5-7).")
 ]
 Tower = Annotated[
     str | None,
-    typer.Option(
-        "--tower", metavar="TOWER", help="vision, text or both: where heads are scored and removed."
-    ),
+    typer.Option("--tower", metavar="TOWER", help="vision, text or both: where heads are scored and removed."),
 ]
 Classes = Annotated[
     str | None,
     typer.Option(
-        "--classes",
-        metavar="A,B,…|FILE|data",
-        help="CLIP: the class names; else the recorded ones, else the data's.",
+        "--classes", metavar="A,B,…|FILE|data", help="CLIP: the class names; else the recorded ones, else the data's."
     ),
 ]
 ClassSets = Annotated[
@@ -181,16 +118,12 @@ Template = Annotated[
 Arch = Annotated[
     str | None,
     typer.Option(
-        "--arch",
-        metavar="timm:NAME",
-        help="Architecture of a file without manifest; may end in ,key=value….",
+        "--arch", metavar="timm:NAME", help="Architecture of a file without manifest; may end in ,key=value…."
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-BatchSize = Annotated[
-    str, typer.Option("--batch-size", metavar="N|auto", help="Samples in one pass.")
-]
+BatchSize = Annotated[str, typer.Option("--batch-size", metavar="N|auto", help="Samples in one pass.")]
 
 
 def count_for(option: str) -> Callable[[str | int], int]:
@@ -206,35 +139,24 @@ def count_for(option: str) -> Callable[[str | int], int]:
 
 
 Seed = Annotated[
-    int,
-    typer.Option(
-        "--seed",
-        metavar="N",
-        parser=count_for("--seed"),
-        help="Every random choice follows from it.",
-    ),
+    int, typer.Option("--seed", metavar="N", parser=count_for("--seed"), help="Every random choice follows from it.")
 ]
 Limit = Annotated[
-    int | None,
-    typer.Option(
-        "--limit", metavar="N", parser=count_for("--limit"), help="Use a random N of the samples."
-    ),
+    int | None, typer.Option("--limit", metavar="N", parser=count_for("--limit"), help="Use a random N of the samples.")
 ]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and name them.")
-]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and name them.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 PushToHub = Annotated[
     str | None,
     typer.Option(
         "--push-to-hub",
         metavar="OWNER/NAME",
-        help="Upload the result as a directory (eval: what --card writes) to this hub repository; takes the usual token.",
+        help=(
+            "Upload the result as a directory (eval: what --card writes) to this hub repository; takes the usual token."
+        ),
     ),
 ]
-Private = Annotated[
-    bool, typer.Option("--private", help="With --push-to-hub: a new repository is private.")
-]
+Private = Annotated[bool, typer.Option("--private", help="With --push-to-hub: a new repository is private.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 
@@ -288,7 +210,8 @@ PAGES = {".html", ".htm", ".md", ".tex", ".json", ".csv", ".log", ".out"}
 
 
 def printed(arguments: list[str], suffixes: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """`--markdown` alone → `--markdown -`: it takes the next word only where that ends as such a file does, or is `-`."""
+    """`--markdown` alone → `--markdown -`: it takes the next word only where that ends as such a file does, or is
+    `-`."""
     words: list[str] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         alone = word in suffixes and following != "-" and not following.endswith(suffixes[word])

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 else:  # `--help` needs their names, not the modules they come from
     CardKeywords = ClassNamesKeywords = OutputKeywords = ShowingKeywords = dict
 
-__all__ = [
-    "CardOptions",
-    "CheckOptions",
-    "ClassNameOptions",
-    "OutputOptions",
-    "ProofOptions",
-    "QuantisationOptions",
-    "RunOptions",
-    "ShowingOptions",
-    "TuningOptions",
-    "check_stdout",
-    "expanded",
-    "progress",
-]
-
 
 def run_options(
     limit: options.Limit = None,
@@ -47,9 +32,13 @@ def run_options(
 ) -> RunKeywords:
     """How a model runs over samples."""
     return {
-        "limit": limit, "seed": seed, "device": device, "dtype": dtype, "batch_size": options.batch(batch_size),
+        "limit": limit,
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+        "batch_size": options.batch(batch_size),
         "skip_bad": skip_bad,
-    }  # fmt: skip
+    }
 
 
 def tuning_options(
@@ -90,9 +79,7 @@ def proof_options(
     return run_options(limit, seed, device, dtype, batch_size)
 
 
-def class_name_options(
-    classes: options.Classes = None, template: options.Template = None
-) -> ClassNamesKeywords:
+def class_name_options(classes: options.Classes = None, template: options.Template = None) -> ClassNamesKeywords:
     """What a zero-shot model is told of the classes."""
     return {"classes": classes, "template": template or []}
 
@@ -108,30 +95,19 @@ class Quantisation(TypedDict):
 
 
 def quantisation_options(
-    int8: Annotated[
-        bool, typer.Option("--int8", help="onnx: weights in 8 bits, if answers stay as good.")
-    ] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="onnx: weights in 8 bits, if answers stay as good.")] = False,
     check: Annotated[
-        str | None,
-        typer.Option(
-            "--check", metavar="D", help="onnx, pt2: labelled data to compare answers on."
-        ),
+        str | None, typer.Option("--check", metavar="D", help="onnx, pt2: labelled data to compare answers on.")
     ] = None,
     ood: Annotated[
         list[str] | None,
         typer.Option(
-            "--ood",
-            metavar="[near|far:]NAME=D",
-            help="--check: foreign data to be told as well as before; repeatable.",
+            "--ood", metavar="[near|far:]NAME=D", help="--check: foreign data to be told as well as before; repeatable."
         ),
     ] = None,
     tolerance: Annotated[
         float,
-        typer.Option(
-            "--tolerance",
-            metavar="X",
-            help="--check: by how much accuracy, ECE and AUROC may be worse.",
-        ),
+        typer.Option("--tolerance", metavar="X", help="--check: by how much accuracy, ECE and AUROC may be worse."),
     ] = 0.01,
     limit: options.Limit = None,
 ) -> Quantisation:
@@ -146,25 +122,20 @@ def output_options(
     private: options.Private = False,
 ) -> OutputKeywords:
     """How a checkpoint is written."""
-    return {
-        "force": force, "max_shard_size": max_shard_size, "push_to_hub": push_to_hub, "private": private,
-    }  # fmt: skip
+    return {"force": force, "max_shard_size": max_shard_size, "push_to_hub": push_to_hub, "private": private}
 
 
 def showing_options(
     html: Annotated[
         str | None,
-        typer.Option(
-            "--html", metavar="F|-", help="Write the report as one page that opens offline; - is stdout."
-        ),
+        typer.Option("--html", metavar="F|-", help="Write the report as one page that opens offline; - is stdout."),
     ] = None,
     markdown: Annotated[
         str | None,
         typer.Option("--markdown", metavar="F|-", help="Write verdicts and tables as Markdown; - is stdout."),
     ] = None,
     latex: Annotated[
-        str | None,
-        typer.Option("--latex", metavar="F|-", help="Write the tables as LaTeX; - is stdout."),
+        str | None, typer.Option("--latex", metavar="F|-", help="Write the tables as LaTeX; - is stdout.")
     ] = None,
     reference: Annotated[
         str | None,
@@ -172,21 +143,16 @@ def showing_options(
     ] = None,
     log: Annotated[
         str | None,
-        typer.Option(
-            "--log", metavar="NAME[:PROJECT]", help="Log a run for each result: wandb, mlflow or trackio."
-        ),
+        typer.Option("--log", metavar="NAME[:PROJECT]", help="Log a run for each result: wandb, mlflow or trackio."),
     ] = None,
-) -> ShowingKeywords:  # fmt: skip
+) -> ShowingKeywords:
     """How a report is shown."""
     return {"html": html, "markdown": markdown, "latex": latex, "reference": reference, "log": log}
 
 
 def card_options(
     card: Annotated[
-        bool,
-        typer.Option(
-            "--card", help="Write each directory's own result into its model card, README.md."
-        ),
+        bool, typer.Option("--card", help="Write each directory's own result into its model card, README.md.")
     ] = False,
     push_to_hub: options.PushToHub = None,
 ) -> CardKeywords:
@@ -196,13 +162,10 @@ def card_options(
 
 def check_stdout(*, json: str | None, showing: ShowingKeywords) -> None:
     """Two results on one stream are none."""
-    places = {"--json": json, **{f"--{kind}": showing.get(kind) for kind in ("html", "markdown", "latex")}}  # fmt: skip
+    places = {"--json": json, **{f"--{kind}": showing.get(kind) for kind in ("html", "markdown", "latex")}}
     printed = [option for option, place in places.items() if place == "-"]
     if len(printed) > 1:
-        raise UsageError(
-            f"{printed[0]} -, {printed[1]} -: both would be printed",
-            hint="Give one of them a file.",
-        )
+        raise UsageError(f"{printed[0]} -, {printed[1]} -: both would be printed", hint="Give one of them a file.")
 
 
 CardOptions = Annotated[CardKeywords, card_options]
@@ -217,7 +180,8 @@ ShowingOptions = Annotated[ShowingKeywords, showing_options]
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for Typer: where it takes shared options as one mapping, they stand one by one, as their function declares them."""
+    """A command for Typer: where it takes shared options as one mapping, they stand one by one, as their function
+    declares them."""
     parameters: list[inspect.Parameter] = []
     shared: dict[str, Callable[..., object]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -240,9 +204,7 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
 
 def _made_by(annotation: Any) -> Callable[..., object] | None:
     """The function that makes one mapping of shared options."""
-    return next(
-        (made_by for made_by in get_args(annotation)[1:] if inspect.isfunction(made_by)), None
-    )
+    return next((made_by for made_by in get_args(annotation)[1:] if inspect.isfunction(made_by)), None)
 
 
 def _parameters(made_by: Callable[..., object]) -> list[inspect.Parameter]:

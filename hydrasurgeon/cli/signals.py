@@ -1,4 +1,5 @@
-"""Signals end a command as a shell expects: what was half done is cleaned up, and the code is 128 + the signal's number."""
+"""Signals end a command as a shell expects: what was half done is cleaned up, and the code is 128 + the signal's
+number."""
 
 from __future__ import annotations
 
@@ -6,9 +7,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-__all__ = ["ended"]
-
-ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # fmt: skip
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that end a command."""
 
 _RECEIVED: list[int] = []

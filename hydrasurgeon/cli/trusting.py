@@ -14,8 +14,6 @@ from hydrasurgeon.errors import CheckFailed, UsageError
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check
 
-__all__ = ["bom", "replay", "sign", "verify"]
-
 
 def verify(
     checkpoint: options.Checkpoint,
@@ -30,19 +28,13 @@ def verify(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data",
-            metavar="D",
-            help="With --parents: compare outputs on this, not random inputs.",
-        ),
+        typer.Option("--data", metavar="D", help="With --parents: compare outputs on this, not random inputs."),
     ] = None,
     signature: Annotated[
-        Path | None,
-        typer.Option("--signature", metavar="SIG", help="Check this signature, made by `sign`."),
+        Path | None, typer.Option("--signature", metavar="SIG", help="Check this signature, made by `sign`.")
     ] = None,
     public_key: Annotated[
-        Path | None,
-        typer.Option("--public-key", metavar="F", help="With --signature: the signer's key, PEM."),
+        Path | None, typer.Option("--public-key", metavar="F", help="With --signature: the signer's key, PEM.")
     ] = None,
     arch: options.Arch = None,
     run: shared.ProofOptions,
@@ -57,9 +49,7 @@ def verify(
     from hydrasurgeon import render
     from hydrasurgeon.stages.verify import verify as stage
 
-    result = stage(
-        checkpoint, parents=parents, data=data, signature=signature, public_key=public_key, arch=arch, **run
-    )  # fmt: skip
+    result = stage(checkpoint, parents=parents, data=data, signature=signature, public_key=public_key, arch=arch, **run)
     render.verified(result, json=json, quiet=quiet)
     _must_hold(str(result.path), result.checks)
 
@@ -79,32 +69,21 @@ def replay(
     folder: Annotated[
         Path,
         typer.Option(
-            "--from",
-            metavar="DIR",
-            help="Where the backbone (found by its hash), data, recipes and masks lie.",
+            "--from", metavar="DIR", help="Where the backbone (found by its hash), data, recipes and masks lie."
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", metavar="DIR", help="Keep the files on the way in this new folder."
-        ),
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Keep the files on the way in this new folder.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Look for all files, show the commands, run nothing.")
     ] = False,
-    shell: Annotated[
-        bool, typer.Option("--shell", help="With --dry-run: print a shell script that does it.")
-    ] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="With --dry-run: print a shell script that does it.")] = False,
     fetch: Annotated[
-        bool,
-        typer.Option(
-            "--fetch", help="Read models and data on the hub that the history names, too."
-        ),
+        bool, typer.Option("--fetch", help="Read models and data on the hub that the history names, too.")
     ] = False,
     tolerance: Annotated[
-        float,
-        typer.Option("--tolerance", metavar="T", help="Largest difference of a weight to accept."),
+        float, typer.Option("--tolerance", metavar="T", help="Largest difference of a weight to accept.")
     ] = 0.0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -121,9 +100,15 @@ def replay(
         raise UsageError("--shell: runs nothing", hint="Give --dry-run --shell.")
     with render.progress(quiet) as tick:
         result = stage(
-            checkpoint, folder=folder, out=out, dry_run=dry_run, fetch=fetch, tolerance=tolerance, device=device,
+            checkpoint,
+            folder=folder,
+            out=out,
+            dry_run=dry_run,
+            fetch=fetch,
+            tolerance=tolerance,
+            device=device,
             progress=tick,
-        )  # fmt: skip
+        )
     render.replayed(result, shell=shell, json=json, quiet=quiet)
     _must_hold(str(result.path), result.checks)
 
@@ -131,14 +116,10 @@ def replay(
 def sign(
     checkpoint: options.Checkpoint,
     key: Annotated[
-        Path,
-        typer.Option(
-            "--key", metavar="F", help="The private key: elliptic curve, PEM, not encrypted."
-        ),
+        Path, typer.Option("--key", metavar="F", help="The private key: elliptic curve, PEM, not encrypted.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="SIG", help="The signature; else CKPT.sig beside it."),
+        Path | None, typer.Option("-o", "--out", metavar="SIG", help="The signature; else CKPT.sig beside it.")
     ] = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
@@ -157,8 +138,7 @@ def sign(
 def bom(
     checkpoint: options.Checkpoint,
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="F", help="The .json file; else it goes to stdout."),
+        Path | None, typer.Option("-o", "--out", metavar="F", help="The .json file; else it goes to stdout.")
     ] = None,
     arch: options.Arch = None,
     force: options.Force = False,

@@ -9,19 +9,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import STORED
 from hydrasurgeon.lookup import did_you_mean, imported
 
-__all__ = [
-    "CIRCUIT",
-    "CRITERIA",
-    "OBJECTIVES",
-    "OOD_SCORES",
-    "SEARCHES",
-    "WITHOUT_DATA",
-    "check_search",
-    "criterion",
-    "objective_of",
-    "score_key",
-]
-
 CRITERIA = {
     "taylor": "hydrasurgeon.criteria.taylor:score",
     "fisher": "hydrasurgeon.criteria.fisher:score",
@@ -44,19 +31,17 @@ SEARCHES = {
 OBJECTIVES = ("acc", "ood", "avg")
 """What a circuit can keep."""
 OOD_SCORES = ("msp", "entropy", "gen", "energy", "max-logit")
-"""By which scores a circuit can tell OOD samples: functions of one model's logits. The first is the default, without a name in keys."""
+"""By which scores a circuit can tell OOD samples: functions of one model's logits. The first is the default, without a
+name in keys."""
 # These look at the weights, or at nothing; the others need labelled data.
 WITHOUT_DATA = {"magnitude", "random"}
 
 
 def score_key(
-    method: str,
-    objective: str | None = None,
-    ood_score: str | None = None,
-    *,
-    recorded: Collection[str] = (),
+    method: str, objective: str | None = None, ood_score: str | None = None, *, recorded: Collection[str] = ()
 ) -> str:
-    """Under which name scores stand in the manifest: `circuit-OBJECTIVE`, and `circuit-OBJECTIVE-SCORE` for a score that is not msp.
+    """Under which name scores stand in the manifest: `circuit-OBJECTIVE`, and `circuit-OBJECTIVE-SCORE` for a score
+    that is not msp.
 
     Without an objective it is the only one recorded (of that score), or else avg.
     """
@@ -76,11 +61,7 @@ def score_key(
     if by is not None:
         _check_ood_score(by)
     if wanted is None:
-        circuits = [
-            key
-            for key in recorded
-            if key.startswith(f"{CIRCUIT}-") and by in (None, objective_of(key)[1])
-        ]
+        circuits = [key for key in recorded if key.startswith(f"{CIRCUIT}-") and by in (None, objective_of(key)[1])]
         if len(circuits) > 1:
             raise UsageError(
                 f"--method circuit: the manifest has {' and '.join(sorted(circuits))}",
@@ -90,9 +71,7 @@ def score_key(
             return circuits[0]
         wanted = "avg"
     if wanted not in OBJECTIVES:
-        raise UsageError(
-            f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}."
-        )
+        raise UsageError(f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}.")
     if wanted == "acc" and by is not None:
         raise UsageError(
             f"--ood-score {by}: --objective acc looks at no OOD data",
@@ -124,14 +103,11 @@ def check_search(name: str) -> None:
     """Refuse a search that there is not."""
     if name not in SEARCHES:
         raise UsageError(
-            f"--search {name}: no such search{did_you_mean(name, SEARCHES)}",
-            hint=f"Available: {', '.join(SEARCHES)}.",
+            f"--search {name}: no such search{did_you_mean(name, SEARCHES)}", hint=f"Available: {', '.join(SEARCHES)}."
         )
 
 
-def criterion(
-    name: str, *, option: str = "--method"
-) -> Callable[[Subject], HeadScores | Verdict | Removal]:
+def criterion(name: str, *, option: str = "--method") -> Callable[[Subject], HeadScores | Verdict | Removal]:
     """The criterion behind a method's name or a score's key (`circuit-avg`)."""
     if name.startswith(f"{CIRCUIT}-"):
         name = CIRCUIT

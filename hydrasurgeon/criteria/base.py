@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Score
     from hydrasurgeon.heads import Head
 
-__all__ = ["CircuitOptions", "HeadScores", "Refinement", "Removal", "Subject", "Verdict"]
-
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
 

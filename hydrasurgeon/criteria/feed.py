@@ -11,8 +11,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.run import Run
 
-__all__ = ["Feed", "NoData"]
-
 
 class NoData:
     """For criteria that run nothing."""

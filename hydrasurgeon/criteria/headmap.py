@@ -1,10 +1,12 @@
-"""HeadMap: the rise of the mean loss when a head is off, layer after layer, with the circuit of the layers before off too.
+"""HeadMap: the rise of the mean loss when a head is off, layer after layer, with the circuit of the layers before off
+too.
 
 Layer-conditioned locating of "HeadMap: Locating and Enhancing Knowledge Circuits in LLMs" (Wang et al., ICLR 2025):
 
     s_h = L(C ∪ {h}) − L(C)
 
-L(S) is the mean loss with the heads S off. C holds the circuit of the layers before: of each, the quarter of its heads that scored
+L(S) is the mean loss with the heads S off. C holds the circuit of the layers before: of each, the quarter of its heads
+that scored
 highest. Within a layer the order is that of L(C ∪ {h}), which is HeadMap's own; L(C) makes layers comparable.
 """
 
@@ -20,8 +22,6 @@ from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.criteria.base import Subject, Verdict
 from hydrasurgeon.heads import Head
-
-__all__ = ["score"]
 
 SHARE = 4
 """One head in so many of a layer belongs to the circuit, as in HeadMap: 8 of 32."""
@@ -43,11 +43,7 @@ def score(subject: Subject) -> Verdict:
 
 @torch.inference_mode()
 def _losses(
-    subject: Subject,
-    model: nn.Module,
-    sites: Sequence[Attention],
-    circuit: Sequence[Head],
-    heads: Sequence[Head],
+    subject: Subject, model: nn.Module, sites: Sequence[Attention], circuit: Sequence[Head], heads: Sequence[Head]
 ) -> list[float]:
     """The mean loss without the circuit, and without each of the heads besides; one pass over the data."""
     totals = [0.0] * (1 + len(heads))

@@ -9,8 +9,6 @@ from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.files.tensors import as_float
 
-__all__ = ["score"]
-
 
 def score(subject: Subject) -> HeadScores:
     checkpoint, manifest = in_effect(subject.checkpoint), single(subject.checkpoint)

@@ -9,19 +9,11 @@ from hydrasurgeon.files.headmaps import HeadMap
 from hydrasurgeon.files.manifest import Manifest, Score, Tower
 from hydrasurgeon.heads import Kept, all_heads, count
 
-__all__ = ["head_map", "head_maps"]
 
-
-def head_map(
-    key: str, score: Score, towers: Mapping[str, Tower], present: Kept, kept: Kept | None
-) -> HeadMap:
+def head_map(key: str, score: Score, towers: Mapping[str, Tower], present: Kept, kept: Kept | None) -> HeadMap:
     """One criterion's; heads that it did not look at are grey."""
     if score.values is not None:
-        values = {
-            tower: [list(row) for row in score.values[tower]]
-            for tower in towers
-            if tower in score.values
-        }
+        values = {tower: [list(row) for row in score.values[tower]] for tower in towers if tower in score.values}
         return HeadMap(key, values, kept)
     order = [tuple(head) for head in score.order or ()]
     place = {head: float(at) for at, head in enumerate(order, 1)}
@@ -38,7 +30,7 @@ def head_map(
         ]
         for tower, size in towers.items()
         if tower in scored
-    }  # fmt: skip
+    }
     return HeadMap(f"{key}, nth to go", ranks, kept)
 
 
@@ -52,16 +44,11 @@ def head_maps(manifest: Manifest, name: str) -> list[HeadMap]:
                 for layer in range(size.layers)
             ]
             for tower, size in towers.items()
-        }  # fmt: skip
+        }
         return [HeadMap(f"kept by so many of {len(manifest.members)} members", counts)]
     if not manifest.scores:
-        raise UsageError(
-            f"--plot: {name} records no scores",
-            hint="Run `hydrasurgeon score --method M` on it first.",
-        )
+        raise UsageError(f"--plot: {name} records no scores", hint="Run `hydrasurgeon score --method M` on it first.")
     # Where all are there, a mark on each says nothing.
     whole = count(manifest.kept) == sum(t.layers * t.heads for t in towers.values())
     kept = None if whole else manifest.kept
-    return [
-        head_map(key, score, towers, manifest.kept, kept) for key, score in manifest.scores.items()
-    ]
+    return [head_map(key, score, towers, manifest.kept, kept) for key, score in manifest.scores.items()]

@@ -7,8 +7,6 @@ import numpy as np
 from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 
-__all__ = ["score"]
-
 
 def score(subject: Subject) -> HeadScores:
     manifest = single(subject.checkpoint)

@@ -1,8 +1,12 @@
-"""Mask rearrangement: within each layer other heads go instead, by how heads matter together (Kwon et al. 2022, section 4.2).
+"""Mask rearrangement: within each layer other heads go instead, by how heads matter together (Kwon et al. 2022, section
+4.2).
 
-Fisher's scores are the diagonal of the information I = Σ g gᵀ of a layer, g a sample's gradients by its heads' factors. The heads R
-that go cost Σ_{i,j ∈ R} I_ij. Starting from those that were selected, each head that stays, the least important first, joins R, and
-the one goes back without which the rest costs least: the cost never rises, and every layer loses as many heads as before.
+Fisher's scores are the diagonal of the information I = Σ g gᵀ of a layer, g a sample's gradients by its heads' factors.
+The heads R
+that go cost Σ_{i,j ∈ R} I_ij. Starting from those that were selected, each head that stays, the least important first,
+joins R, and
+the one goes back without which the rest costs least: the cost never rises, and every layer loses as many heads as
+before.
 """
 
 from __future__ import annotations
@@ -16,8 +20,6 @@ from numpy.typing import NDArray
 from hydrasurgeon.errors import ManifestError, SurgeryError, UsageError
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import Head, Kept, Layers, all_heads, drop
-
-__all__ = ["INFORMATION", "check_rearrange", "cost", "rearranged"]
 
 METHOD = "fisher"
 """The criterion whose scores come with the information between heads."""
@@ -58,10 +60,9 @@ def cost(matrix: Matrix, gone: Sequence[int]) -> float:
     return float(matrix[np.ix_(gone, gone)].sum())
 
 
-def _layer(
-    matrix: Matrix, first: Collection[int], free: Collection[int], absent: Sequence[int]
-) -> list[int]:
-    """The heads of one layer that go: as many as `first`, all of them from `free`; the `absent` ones are gone already."""
+def _layer(matrix: Matrix, first: Collection[int], free: Collection[int], absent: Sequence[int]) -> list[int]:
+    """The heads of one layer that go: as many as `first`, all of them from `free`; the `absent` ones are gone
+    already."""
     gone = sorted(first)
     for head in sorted(set(free) - set(first), key=lambda h: (matrix[h, h], h)):
         joined = [*gone, head]
@@ -71,9 +72,7 @@ def _layer(
     return gone
 
 
-def _information(
-    score: Score, manifest: SingleManifest, where: str
-) -> Mapping[str, Sequence[Matrix]]:
+def _information(score: Score, manifest: SingleManifest, where: str) -> Mapping[str, Sequence[Matrix]]:
     """The recorded matrices, held against the model."""
     recorded: Any = score.settings.get(INFORMATION)
     if recorded is None:

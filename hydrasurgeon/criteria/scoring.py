@@ -19,8 +19,6 @@ from hydrasurgeon.files.manifest import DataRecord, Refined, Score
 from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.run import Run
 
-__all__ = ["Scoring", "ScoringKeywords", "check_keep", "compute"]
-
 
 class ScoringKeywords(TypedDict, total=False):
     """The keywords of a `Scoring`."""
@@ -98,13 +96,13 @@ def compute(
     sizes = [manifest.towers[name] for name in towers]
     keep, most = scoring.heads_kept, max(size.heads for size in sizes)
     if keep is not None and not 0 < keep <= most:
-        raise SurgeryError(
-            f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}."
-        )
+        raise SurgeryError(f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}.")
     ood = scoring.ood if objective != "acc" else ()
-    feed = NoData() if key in WITHOUT_DATA else Feed.open(
-        checkpoint, scoring.data, ood, method=key, towers=towers, run=run
-    )  # fmt: skip
+    feed = (
+        NoData()
+        if key in WITHOUT_DATA
+        else Feed.open(checkpoint, scoring.data, ood, method=key, towers=towers, run=run)
+    )
     circuit = None
     if objective is not None:
         circuit = CircuitOptions(
@@ -116,9 +114,7 @@ def compute(
             refine=refine,
             resamples=resamples,
             recorded=manifest.scores.get(key),
-            identity=_identity(
-                checkpoint, feed, scoring, (objective, ood_score), towers, run.dtype
-            ),
+            identity=_identity(checkpoint, feed, scoring, (objective, ood_score), towers, run.dtype),
         )
     verdict = judge(
         Subject(
@@ -147,15 +143,22 @@ def _identity(
     towers: Sequence[str],
     dtype: str,
 ) -> dict[str, Any]:
-    """What must be the same for an interrupted search to be continued: not how many heads go, as an order has prefixes."""
+    """What must be the same for an interrupted search to be continued: not how many heads go, as an order has
+    prefixes."""
     kind, ood_score = objective
     by = {"ood_score": ood_score} if ood_score != OOD_SCORES[0] else {}
     return {
         "weights": checkpoint.record(checkpoint.digests()).sha256,
         "data": [f"{each.rows} rows {each.sha256[:12]}" for each in feed.records],
-        "objective": kind, **by, "search": scoring.search or "exact", "layers": scoring.layers, "towers": list(towers), "dtype": dtype,
-        "batch_size": feed.batch_size, **record_of(checkpoint.manifest.model),
-    }  # fmt: skip
+        "objective": kind,
+        **by,
+        "search": scoring.search or "exact",
+        "layers": scoring.layers,
+        "towers": list(towers),
+        "dtype": dtype,
+        "batch_size": feed.batch_size,
+        **record_of(checkpoint.manifest.model),
+    }
 
 
 def _recorded(
@@ -174,9 +177,7 @@ def _recorded(
         settings = {**verdict.settings, **tower, **record_of(model)}
         better = verdict.refined
         refined = None if better is None else Refined(removed=better.removed, value=better.value)
-        return Score(
-            order=verdict.order, trace=verdict.trace, refined=refined, settings=settings, data=data
-        )
+        return Score(order=verdict.order, trace=verdict.trace, refined=refined, settings=settings, data=data)
     keep = scoring.heads_kept
     settings = {"keep": keep, "sequential": True} if keep is not None and key == "taylor" else {}
     if isinstance(verdict, Verdict):
@@ -196,15 +197,11 @@ def _objective(method: str, ood: Sequence[str], search: str | None) -> tuple[str
     if method.partition("-")[0] != CIRCUIT:
         useless = "--ood" if ood else "--search" if search else None
         if useless is not None:
-            raise UsageError(
-                f"{useless}: --method {method} has no use for it", hint="Leave it out."
-            )
+            raise UsageError(f"{useless}: --method {method} has no use for it", hint="Leave it out.")
         return None, OOD_SCORES[0]
     objective, ood_score = objective_of(method)
     if objective != "acc" and not ood:
-        raise UsageError(
-            f"--objective {objective}: needs OOD data", hint="Give --ood D, or --objective acc."
-        )
+        raise UsageError(f"--objective {objective}: needs OOD data", hint="Give --ood D, or --objective acc.")
     return objective, ood_score
 
 
@@ -222,11 +219,11 @@ def _by_original_number(
                 if not math.isfinite(value):
                     raise SurgeryError(
                         f"--method {method}: the score of head {head} in {tower} layer {layer} is {value}",
-                        hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the tensors), or the model overflows: "
-                        "then use --dtype float32.",
+                        hint=(
+                            "Its weights hold NaN or infinity (`hydrasurgeon verify` names the tensors), or the model"
+                            " overflows: then use --dtype float32."
+                        ),
                     )
-            layers.append(
-                tuple(float(present.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
-            )
+            layers.append(tuple(float(present.get(h, 0.0)) for h in range(manifest.towers[tower].heads)))
         values[tower] = tuple(layers)
     return values

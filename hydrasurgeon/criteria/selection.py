@@ -25,8 +25,6 @@ from hydrasurgeon.heads import (
 )
 from hydrasurgeon.lookup import whole_number
 
-__all__ = ["kept_from_file", "movable", "select"]
-
 # Of a mask's file, which may be a whole manifest.
 MAX_MASK = 16 << 20
 
@@ -58,17 +56,13 @@ def select(
             raise SurgeryError(f"--remove {remove}: remove at least one head")
         gone = _in_order(score, candidates, remove)
     else:
-        raise UsageError(
-            "how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE."
-        )
+        raise UsageError("how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE.")
     left = drop(kept, gone)
     _not_all(left)
     return left
 
 
-def movable(
-    manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None
-) -> list[Head]:
+def movable(manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None) -> list[Head]:
     """The heads that may go: of these layers, in this tower, or in the towers that were scored."""
     if score.order is not None and tower is None:
         tower = score.settings.get("tower")  # the order holds no others
@@ -86,9 +80,7 @@ def movable(
     return [head for head in present if head.tower in towers and head.layer in chosen]
 
 
-def _by_layer(
-    manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int
-) -> list[Head]:
+def _by_layer(manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int) -> list[Head]:
     """Exactly `keep` heads in each layer, by a criterion that compares heads within their layer."""
     assert score.values is not None
     gone: list[Head] = []
@@ -109,13 +101,10 @@ def _surplus(manifest: SingleManifest, candidates: Sequence[Head], keep: int) ->
 
 def _enough(keep: int, present: float, where: str) -> None:
     if keep < 1:
-        raise SurgeryError(
-            f"--keep {keep}: a model without any heads is none", hint="Keep at least 1."
-        )
+        raise SurgeryError(f"--keep {keep}: a model without any heads is none", hint="Keep at least 1.")
     if keep > present:
         raise SurgeryError(
-            f"--keep {keep}: {where} has only {present:g} heads",
-            hint=f"Keep between 1 and {present:g}.",
+            f"--keep {keep}: {where} has only {present:g} heads", hint=f"Keep between 1 and {present:g}."
         )
 
 
@@ -132,8 +121,7 @@ def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Hea
     order = _order(score, candidates)
     if remove > len(order):
         raise SurgeryError(
-            f"cannot remove {remove} heads: only {len(order)} can go",
-            hint=_further(score, candidates, remove),
+            f"cannot remove {remove} heads: only {len(order)} can go", hint=_further(score, candidates, remove)
         )
     return _refined(score, order[:remove], candidates) or order[:remove]
 
@@ -158,10 +146,7 @@ def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -
     """N of the first P heads to go, drawn without replacement (paper B.5)."""
     n, p = (whole_number(part) for part in (*sample.split("/", 1), "")[:2])
     if n is None or p is None:
-        raise UsageError(
-            f"--sample {sample}: not N/P",
-            hint="Write for example 48/100: remove 48 of the first 100.",
-        )
+        raise UsageError(f"--sample {sample}: not N/P", hint="Write for example 48/100: remove 48 of the first 100.")
     order = _order(score, candidates)
     if not 0 < n <= p or p > len(order):
         raise SurgeryError(
@@ -191,20 +176,14 @@ def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
         )
     kept = {tower: _rows(path, rows, manifest, tower) for tower, rows in raw.items()}
     if count(kept) == 0:
-        raise SurgeryError(
-            f"--mask {path}: no head would be left anywhere", hint="Keep more heads."
-        )
+        raise SurgeryError(f"--mask {path}: no head would be left anywhere", hint="Keep more heads.")
     return kept
 
 
 def _rows(path: Path, rows: Any, manifest: SingleManifest, tower: str) -> Layers:
     size = manifest.towers[tower]
     present = manifest.kept[tower]
-    if (
-        not isinstance(rows, list)
-        or len(rows) != size.layers
-        or not all(isinstance(row, list) for row in rows)
-    ):
+    if not isinstance(rows, list) or len(rows) != size.layers or not all(isinstance(row, list) for row in rows):
         raise UsageError(f"--mask {path}: {tower} needs {size.layers} layers")
     kinds = {type(value) for row in rows for value in row}
     if len(kinds) > 1 or not kinds <= {bool, int}:

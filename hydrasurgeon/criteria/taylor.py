@@ -17,8 +17,6 @@ from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.heads import Head
 
-__all__ = ["score"]
-
 
 def score(subject: Subject) -> HeadScores:
     model, sites = subject.load()
@@ -58,11 +56,7 @@ def _importance(site: Attention) -> list[float]:
     parts = []
     for project in site.project:
         weight, gradient = project.weight.detach(), project.weight.grad
-        product = (
-            (weight * gradient).abs().double() if gradient is not None else torch.zeros_like(weight)
-        )
-        parts.append(
-            product.view(blocks, len(site.heads), site.head_dim * weight.shape[1]).mean(dim=-1)
-        )
+        product = (weight * gradient).abs().double() if gradient is not None else torch.zeros_like(weight)
+        parts.append(product.view(blocks, len(site.heads), site.head_dim * weight.shape[1]).mean(dim=-1))
     scores: list[float] = torch.cat(parts).mean(dim=0).tolist()
     return scores

@@ -5,5 +5,3 @@ from __future__ import annotations
 from hydrasurgeon.data.batches import Batch, Batches, by_length, moved
 from hydrasurgeon.data.samples import Samples, fit_classes
 from hydrasurgeon.data.sources import open_data
-
-__all__ = ["Batch", "Batches", "Samples", "by_length", "fit_classes", "moved", "open_data"]

@@ -18,14 +18,9 @@ from hydrasurgeon.data.labels import class_names, class_numbers
 from hydrasurgeon.data.samples import Arrays
 from hydrasurgeon.errors import DataError
 
-__all__ = ["pixels", "read_npz"]
-
 Array = NDArray[Any]
 
-HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """Version of numpy's format → what reads its header."""
 CHUNK = 1 << 20
 """Bytes that are unpacked at once."""
@@ -53,9 +48,7 @@ def read_npz(spec: str, file: IO[bytes]) -> Arrays:
     images = pixels(spec, arrays["images"])
     labels = arrays.get("labels")
     if labels is not None and labels.shape != (len(images),):
-        raise DataError(
-            f"{spec}: labels must be {len(images)} integers, found shape {labels.shape}"
-        )
+        raise DataError(f"{spec}: labels must be {len(images)} integers, found shape {labels.shape}")
     classes = arrays.get("classes")
     if classes is not None and classes.ndim != 1:
         raise DataError(f"{spec}: classes must be a list of names, found shape {classes.shape}")
@@ -80,9 +73,7 @@ def pixels(spec: str, images: Array) -> NDArray[np.uint8]:
     return images
 
 
-def _array(
-    where: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, kinds: str, what: str, stored: int
-) -> Array:
+def _array(where: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, kinds: str, what: str, stored: int) -> Array:
     """One member as an array of one of the dtypes' `kinds`; nothing is unpickled, and sizes must agree."""
     if expands(info.file_size, stored):
         raise DataError(

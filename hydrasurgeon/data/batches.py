@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from hydrasurgeon.data.samples import Samples
 from hydrasurgeon.errors import DataError
 
-__all__ = ["Batch", "Batches", "batch_size_of", "by_length", "moved"]
-
 # Starting worker processes costs more than it gains below this many samples.
 FEW = 512
 
@@ -109,18 +107,9 @@ class Batches:
 
 class _Prepared(Dataset[Any]):
     def __init__(
-        self,
-        samples: Samples,
-        transform: Callable[[Any], Any],
-        skip_bad: bool,
-        augment_seed: int | None,
+        self, samples: Samples, transform: Callable[[Any], Any], skip_bad: bool, augment_seed: int | None
     ) -> None:
-        self.samples, self.transform, self.skip_bad, self.augment_seed = (
-            samples,
-            transform,
-            skip_bad,
-            augment_seed,
-        )
+        self.samples, self.transform, self.skip_bad, self.augment_seed = (samples, transform, skip_bad, augment_seed)
 
     def __len__(self) -> int:
         return len(self.samples)

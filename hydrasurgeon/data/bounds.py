@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["expands"]
-
 # What any file may unpack to: 1 GiB.
 FREE = 1 << 30
 # Beyond that: how many times its own size. Pictures do not compress better.

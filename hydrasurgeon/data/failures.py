@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["reason"]
-
 
 def reason(error: Exception) -> str:
     """The first line of it, cut to a bearable length; its kind where it says nothing."""

@@ -14,8 +14,6 @@ from PIL import Image
 
 from hydrasurgeon.errors import DataError
 
-__all__ = ["MAX_BYTES", "SUFFIXES", "check_size", "decode", "plain"]
-
 # Pillow knows many more: some start other programs (EPS), and no collection of pictures needs them.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
@@ -48,7 +46,9 @@ def decode(content: bytes, where: str) -> Image.Image:
     except Exception as error:  # decoders raise whatever damaged bytes lead them to
         raise DataError(
             f"{where}: not a readable image",
-            hint=f"Mend or remove it (formats read: {', '.join(FORMATS)}), or give --skip-bad to leave such images out.",
+            hint=(
+                f"Mend or remove it (formats read: {', '.join(FORMATS)}), or give --skip-bad to leave such images out."
+            ),
         ) from error
 
 

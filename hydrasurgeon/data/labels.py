@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.names import MAX_NAME, is_name
 
-__all__ = ["Labels", "class_names", "class_numbers", "labels_of"]
-
 Labels = NDArray[np.int64]
 
 # Above any data set: a new classifier has a row of weights for every number up to the largest label.

@@ -20,14 +20,9 @@ from hydrasurgeon.data.tables import Table, rows
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.lookup import nearest
 
-__all__ = ["read_hub", "read_torchvision"]
-
-
 BOUND = r"(?:-?[0-9]{1,18})?"
 """One end of a slice of a split."""
-SLICE = re.compile(
-    rf"[^\[\]]+(?:\[{BOUND}:{BOUND}\])?|[^\[\]]+\[(?:-?[0-9]{{1,3}}%)?:(?:-?[0-9]{{1,3}}%)?\]"
-)
+SLICE = re.compile(rf"[^\[\]]+(?:\[{BOUND}:{BOUND}\])?|[^\[\]]+\[(?:-?[0-9]{{1,3}}%)?:(?:-?[0-9]{{1,3}}%)?\]")
 """A split or a slice of it, in samples or in per cent, as the datasets library writes them."""
 
 
@@ -51,9 +46,7 @@ def read_hub(spec: str, rest: str) -> Samples:
         try:
             with _quiet_datasets():
                 loaded = load_dataset(repo, config, split=split)
-        except (
-            Exception
-        ) as error:  # datasets raises many kinds for missing names, splits and networks
+        except Exception as error:  # datasets raises many kinds for missing names, splits and networks
             failures.append(error)
             continue
         return rows(_hub_table(spec, loaded))
@@ -68,10 +61,7 @@ def _name_and_split(spec: str, rest: str) -> tuple[str, str]:
     name, colon, split = rest.partition("[")[0].rpartition(":")
     split += rest[len(name) + len(colon) + len(split) :]
     if not colon or not name:
-        raise DataError(
-            f"{spec}: names no split",
-            hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.",
-        )
+        raise DataError(f"{spec}: names no split", hint="Write hf:NAME[/CONFIG]:SPLIT, for example hf:cifar100:test.")
     for part in split.split("+"):
         if not SLICE.fullmatch(part):
             raise DataError(
@@ -82,7 +72,8 @@ def _name_and_split(spec: str, rest: str) -> tuple[str, str]:
 
 
 def _check_name(spec: str, name: str) -> None:
-    """Refuse what `datasets` would read here instead: its builders take the current folder's files, pickles once too."""
+    """Refuse what `datasets` would read here instead: its builders take the current folder's files, pickles once
+    too."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as builders
 
     if name in builders:
@@ -109,16 +100,12 @@ def _hub_table(spec: str, loaded: Any) -> Table:
         tuple(features),
         {name: plain[name][:] for name in wanted},
         {n: class_names(spec, features[n].names) for n in wanted if isinstance(features[n], ClassLabel)},
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
 def _quiet_datasets() -> Iterator[None]:
-    from datasets.utils.logging import (
-        disable_progress_bar,
-        enable_progress_bar,
-        is_progress_bar_enabled,
-    )
+    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
     shown = is_progress_bar_enabled()
     disable_progress_bar()
@@ -137,8 +124,7 @@ def read_torchvision(spec: str, rest: str) -> Samples:
     if name.lower() not in by_name:
         near = nearest(name, datasets.__all__, most=3)
         raise DataError(
-            f"{spec}: torchvision has no data set {name}",
-            hint=f"Did you mean {', '.join(near)}?" if near else None,
+            f"{spec}: torchvision has no data set {name}", hint=f"Did you mean {', '.join(near)}?" if near else None
         )
     make = getattr(datasets, by_name[name.lower()])
     root = Path(os.environ.get("HYDRASURGEON_DATA", Path.home() / ".cache" / "hydrasurgeon"))
@@ -152,9 +138,7 @@ def read_torchvision(spec: str, rest: str) -> Samples:
                 loaded = make(str(root), **arguments, download=download)
             except TypeError:
                 break
-            except (
-                Exception
-            ) as error:  # absent, unreachable or an unknown split: each set has its own kind
+            except Exception as error:  # absent, unreachable or an unknown split: each set has its own kind
                 failure = reason(error)
                 continue
             return _indexed(spec, loaded)

@@ -27,8 +27,6 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import open_regular
 from hydrasurgeon.files.names import portable
 
-__all__ = ["Pairing", "Shards", "open_pairs"]
-
 KINDS = "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, .jsonl or .csv"
 """What image–text pairs can be, in words."""
 IMAGES = ("jpg", "jpeg", "png", "webp")
@@ -149,8 +147,7 @@ def _members(path: Path) -> Iterator[tuple[int, int, int, int]]:
         kind = "image" if suffix.lower() in IMAGES else suffix.lower()
         if member.size > SIZES.get(kind, member.size):
             raise DataError(
-                f"{path}: {member.name[:200]} has {member.size:,} bytes",
-                hint=f"At most {SIZES[kind]:,} are read.",
+                f"{path}: {member.name[:200]} has {member.size:,} bytes", hint=f"At most {SIZES[kind]:,} are read."
             )
         parts[kind] = member.offset_data, member.size
     yield from _pair(parts)
@@ -206,9 +203,7 @@ class Captioned(Samples):
 def _captioned(table: Table) -> Samples:
     image, text = table.find(IMAGE_COLUMNS), table.find(CAPTIONS)
     if image is None or text is None:
-        raise DataError(
-            f"{table.spec}: needs columns image and text or caption (found: {table.listed()})"
-        )
+        raise DataError(f"{table.spec}: needs columns image and text or caption (found: {table.listed()})")
     images = Rows(table.spec, table.columns[image], "image", root=table.root)
     return Captioned(images, Rows(table.spec, table.columns[text], "text"))
 
@@ -218,9 +213,7 @@ class Pairing:
 
     kind = "pair"
 
-    def __init__(
-        self, prepare: Callable[[Any], Tensor], read: Callable[[Sequence[str]], Tensor]
-    ) -> None:
+    def __init__(self, prepare: Callable[[Any], Tensor], read: Callable[[Sequence[str]], Tensor]) -> None:
         self.prepare, self.read = prepare, read
 
     def __call__(self, pair: tuple[Image.Image, str]) -> tuple[Tensor, str]:

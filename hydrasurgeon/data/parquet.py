@@ -15,8 +15,6 @@ from hydrasurgeon.data.labels import class_names
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import parse_json
 
-__all__ = ["read_parquet"]
-
 # Rows that any file may have; beyond that, one for each of its bytes.
 FREE_ROWS = 1_000_000
 # Rows that are read at once, where no single value can be large.
@@ -40,9 +38,7 @@ def read_parquet(spec: str, file: IO[bytes]) -> Read:
         if len(set(wanted)) != len(wanted):
             raise DataError(f"{spec}: two columns are called {max(wanted, key=wanted.count)}")
         if source.metadata.num_rows > max(FREE_ROWS, stored):
-            raise DataError(
-                f"{spec}: has {source.metadata.num_rows:,} rows in {stored:,} bytes", hint=BOMB
-            )
+            raise DataError(f"{spec}: has {source.metadata.num_rows:,} rows in {stored:,} bytes", hint=BOMB)
         for name in wanted:
             _check_type(f"{spec}: column {name}", schema.field(name).type)
         columns = _values(spec, source, wanted, stored)
@@ -59,9 +55,15 @@ def _check_type(where: str, kind: Any) -> None:
     from pyarrow import types
 
     plain = (
-        types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_large_string,
-        types.is_binary, types.is_large_binary,
-    )  # fmt: skip
+        types.is_null,
+        types.is_boolean,
+        types.is_integer,
+        types.is_floating,
+        types.is_string,
+        types.is_large_string,
+        types.is_binary,
+        types.is_large_binary,
+    )
     parts = [field.type for field in kind] if types.is_struct(kind) else [kind]
     for part in parts:
         value = part.value_type if types.is_dictionary(part) else part

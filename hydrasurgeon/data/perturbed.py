@@ -1,6 +1,7 @@
 """Samples spoiled on purpose: what foreign data might look like, where there is none to choose an OOD score by.
 
-Images are cut into tiles that change places, texts are put together from words of all samples: the parts are those of the
+Images are cut into tiles that change places, texts are put together from words of all samples: the parts are those of
+the
 data, the whole is not. Seeded, so that every pass reads the same.
 """
 
@@ -10,8 +11,6 @@ import numpy as np
 from PIL import Image
 
 from hydrasurgeon.data.samples import Decoded, Samples
-
-__all__ = ["Perturbed"]
 
 # Tiles along each side of an image.
 TILES = 3

@@ -19,8 +19,6 @@ from hydrasurgeon.data.labels import Labels
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
 
-__all__ = ["Arrays", "Files", "Rows", "Samples", "Subset", "fit_classes"]
-
 # Of one text. No model here reads more than some thousand tokens of it.
 MAX_TEXT = 1_000_000
 
@@ -89,18 +87,14 @@ class Samples(ABC):
         return sum(digest in theirs for digest in self._each())
 
     def _each(self) -> list[bytes]:
-        return [self.digests[at : at + len(EMPTY)] for at in range(0, len(self.digests), len(EMPTY))]  # fmt: skip
+        return [self.digests[at : at + len(EMPTY)] for at in range(0, len(self.digests), len(EMPTY))]
 
 
 class Arrays(Samples):
     """Images in one array, N×H×W or N×H×W×C."""
 
     def __init__(
-        self,
-        spec: str,
-        images: NDArray[np.uint8],
-        labels: Labels | None = None,
-        classes: Sequence[str] | None = None,
+        self, spec: str, images: NDArray[np.uint8], labels: Labels | None = None, classes: Sequence[str] | None = None
     ) -> None:
         self.spec, self.images, self.labels = spec, images, labels
         self.classes = tuple(classes) if classes is not None else None
@@ -120,11 +114,7 @@ class Files(Samples):
     """Image files."""
 
     def __init__(
-        self,
-        spec: str,
-        paths: Sequence[Path],
-        labels: Labels | None = None,
-        classes: Sequence[str] | None = None,
+        self, spec: str, paths: Sequence[Path], labels: Labels | None = None, classes: Sequence[str] | None = None
     ) -> None:
         self.spec, self.paths, self.labels = spec, list(paths), labels
         self.classes = tuple(classes) if classes is not None else None
@@ -248,17 +238,9 @@ def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | N
         )
     names = samples.classes
     if names is not None and len(names) != num_classes:
-        raise DataError(
-            f"{samples.spec}: has {len(names)} classes, the model has {num_classes}",
-            hint=OTHER_CLASSES,
-        )
+        raise DataError(f"{samples.spec}: has {len(names)} classes, the model has {num_classes}", hint=OTHER_CLASSES)
     numbers = samples.labels
-    if (
-        names is not None
-        and labels is not None
-        and tuple(names) != tuple(labels)
-        and sorted(names) == sorted(labels)
-    ):
+    if names is not None and labels is not None and tuple(names) != tuple(labels) and sorted(names) == sorted(labels):
         where = {name: i for i, name in enumerate(labels)}
         numbers = np.array([where[name] for name in names], dtype=np.int64)[numbers]
         samples = Subset(samples, np.arange(len(samples)), numbers)

@@ -21,8 +21,6 @@ from hydrasurgeon.files.foreign import open_regular, read_text
 from hydrasurgeon.files.names import portable
 from hydrasurgeon.lookup import did_you_mean
 
-__all__ = ["is_there", "open_data"]
-
 KINDS = "a folder, .npz, .parquet, .jsonl, .csv, an image list .txt, hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
 """What data can be, in words."""
 # Of an image list.
@@ -148,11 +146,7 @@ def _root(spec: str, path: Path, name: str) -> Path:
 
 def _demo(spec: str, rest: str) -> Samples:
     folder = files("hydrasurgeon") / "demo"
-    sets = {
-        entry.name.removesuffix(".npz"): entry
-        for entry in folder.iterdir()
-        if entry.name.endswith(".npz")
-    }
+    sets = {entry.name.removesuffix(".npz"): entry for entry in folder.iterdir() if entry.name.endswith(".npz")}
     if rest not in sets:
         raise DataError(
             f"{spec}: no such demo set{did_you_mean(rest, sets, 'demo:{}'.format)}",

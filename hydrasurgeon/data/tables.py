@@ -17,8 +17,6 @@ from hydrasurgeon.data.samples import Rows
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import open_regular, parse_json
 
-__all__ = ["Table", "read_table", "rows"]
-
 # Bytes of one line of .jsonl or .csv.
 MAX_LINE = 16 << 20
 
@@ -60,9 +58,7 @@ def rows(table: Table) -> Rows:
     if column is None:
         raise DataError(f"{table.spec}: needs a column image or text (found: {table.listed()})")
     labels = table.find(LABELS)
-    numbers, names = (
-        (None, None) if labels is None else labels_of(table.spec, table.columns[labels])
-    )
+    numbers, names = (None, None) if labels is None else labels_of(table.spec, table.columns[labels])
     if numbers is not None and names is None and labels is not None:
         names = table.classes.get(labels)
     return Rows(table.spec, table.columns[column], kind, numbers, names, table.root)
@@ -77,9 +73,7 @@ def _jsonl(spec: str, file: IO[bytes]) -> Read:
         where = f"{spec}, line {number}"
         record = parse_json(line, where, most=MAX_LINE, error=DataError)
         if not isinstance(record, dict):
-            raise DataError(
-                f"{where}: is no record", hint='Each line is one, {"text": …, "label": …}.'
-            )
+            raise DataError(f"{where}: is no record", hint='Each line is one, {"text": …, "label": …}.')
         names |= dict.fromkeys(record)
         records.append({name: value for name, value in record.items() if name in COLUMNS})
     columns = {n: [record.get(n) for record in records] for n in names if n in COLUMNS}
@@ -98,9 +92,7 @@ def _csv(spec: str, file: IO[bytes]) -> Read:
         where = [names.index(name) for name in columns]
         for values in table:
             if len(values) != len(names) and values:
-                raise DataError(
-                    f"{spec}, line {table.line_num}: has {len(values)} fields, the first line {len(names)}"
-                )
+                raise DataError(f"{spec}, line {table.line_num}: has {len(values)} fields, the first line {len(names)}")
             for column, i in zip(columns.values(), where, strict=True) if values else ():
                 column.append(values[i])
     except csv.Error as error:

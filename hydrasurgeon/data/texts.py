@@ -12,8 +12,6 @@ from hydrasurgeon.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Tokenize", "blamed"]
-
 
 class Tokenize:
     """A transform for texts: single texts pass unchanged, a batch of them becomes input ids and attention mask."""
@@ -57,6 +55,4 @@ def blamed(what: str, *, hide: str = "") -> Iterator[None]:
             raise
         lines = str(error).replace(hide, "").splitlines() if hide else str(error).splitlines()
         why = lines[0][:200] if lines else type(error).__name__
-        raise CheckpointError(
-            f"{what}: {why}", hint="Bring back the files as transformers wrote them."
-        ) from error
+        raise CheckpointError(f"{what}: {why}", hint="Bring back the files as transformers wrote them.") from error

@@ -1,6 +1,8 @@
-"""When to abstain: the threshold on the probability above which at most a share r of the answers is wrong, with confidence 1 − δ.
+"""When to abstain: the threshold on the probability above which at most a share r of the answers is wrong, with
+confidence 1 − δ.
 
-Geifman and El-Yaniv, NeurIPS 2017 (SGR): of the k = ⌈log₂(n + 1)⌉ thresholds that a binary search may try, each is certified with
+Geifman and El-Yaniv, NeurIPS 2017 (SGR): of the k = ⌈log₂(n + 1)⌉ thresholds that a binary search may try, each is
+certified with
 δ/k by the exact binomial tail: of m answers e are wrong, and b solves P(Bin(m, b) ≤ e) = δ/k; b bounds the true share.
 """
 
@@ -13,8 +15,6 @@ import torch
 
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.errors import DataError
-
-__all__ = ["Abstention", "fit_abstention", "risk_bound", "samples_needed"]
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,17 @@ def _tries(count: int) -> int:
     return math.ceil(math.log2(count + 1))
 
 
-def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = 0.05) -> Abstention:  # fmt: skip
+def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, delta: float = 0.05) -> Abstention:
     """The lowest threshold found that keeps the promise; DataError where the samples cannot certify any."""
     count = len(confidence)
     needed = samples_needed(risk, delta)
     if count < needed:
         raise DataError(
             f"{count} samples cannot promise a risk of {risk:g} with confidence {1 - delta:g}",
-            hint=f"It takes at least {needed} of them, even if none is wrong (half of the validation data certifies); "
-            "give more --data, or a larger --risk or --delta.",
+            hint=(
+                f"It takes at least {needed} of them, even if none is wrong (half of the validation data certifies); "
+                "give more --data, or a larger --risk or --delta."
+            ),
         )
     values, order = confidence.double().sort()
     wrong = (~correct[order]).double().flip(0).cumsum(0).flip(0)

@@ -1,6 +1,7 @@
 """What a cascade answers: rows that stopped early by the members that ran, the others as the hydra would.
 
-Each row gets the calibrated answer of its own members, so that it does not matter which rows it came with; what is promised
+Each row gets the calibrated answer of its own members, so that it does not matter which rows it came with; what is
+promised
 (sets, abstention, share flagged) has thresholds that were taken on such answers.
 """
 
@@ -17,8 +18,6 @@ from hydrasurgeon.decision.gate import OWN_SCORES, Cascade, own_score
 from hydrasurgeon.decision.probabilities import Logits, Scores
 from hydrasurgeon.decision.state import Decided, State, decide
 from hydrasurgeon.files.mixture import among
-
-__all__ = ["Said", "decided_in_steps", "gate_scores", "in_steps", "step_state"]
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,13 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
         temperature=cascade.temperature if early else state.temperature,
         joint=None if early else state.joint,
         ood=replace(
-            state.ood, threshold=cascade.ood_threshold,
-            fitted=None if fitted is None else fitted.among(members),
+            state.ood, threshold=cascade.ood_threshold, fitted=None if fitted is None else fitted.among(members)
         ),
         conformal=cascade.conformal,
         abstention=cascade.abstention,
         cascade=None,
         mixture=among(state.mixture, members),
-    )  # fmt: skip
+    )
 
 
 def gate_scores(state: State, cascade: Cascade, logits: Logits, features: Tensor | None) -> Scores:
@@ -81,21 +79,15 @@ def in_steps(
     for rows, members in ((~going, tuple(first)), (going, every)):
         some, some_features = of(members)
         at = rows.nonzero()[:, 0]
-        parts.append(Said(at, members, some[at], None if some_features is None else some_features[at]))  # fmt: skip
+        parts.append(Said(at, members, some[at], None if some_features is None else some_features[at]))
     return parts, going
 
 
 def decided_in_steps(state: State, cascade: Cascade, parts: Sequence[Said]) -> Decided:
     """All rows again in their order, each by the state of its step."""
     some = [part for part in parts if len(part.rows)] or parts[-1:]
-    each = [
-        decide(step_state(state, cascade, part.members), part.logits, part.features)
-        for part in some
-    ]
+    each = [decide(step_state(state, cascade, part.members), part.logits, part.features) for part in some]
     order = torch.cat([part.rows for part in some]).argsort()
     return Decided(
-        **{
-            field.name: torch.cat([getattr(one, field.name) for one in each])[order]
-            for field in fields(Decided)
-        }
+        **{field.name: torch.cat([getattr(one, field.name) for one in each])[order] for field in fields(Decided)}
     )

@@ -1,10 +1,12 @@
-"""Conformal prediction sets: {c: s(x, c) ≤ q}, q the ⌈(n + 1) · coverage⌉-th smallest s(x_i, y_i) of n calibration samples.
+"""Conformal prediction sets: {c: s(x, c) ≤ q}, q the ⌈(n + 1) · coverage⌉-th smallest s(x_i, y_i) of n calibration
+samples.
 
     lac   s = 1 − p_c                                                Sadinle et al., JASA 2019
     aps   s = Σ of the probabilities down to p_c                     Romano et al., NeurIPS 2020
     raps  aps + λ max(0, rank of c − k)                              Angelopoulos et al., ICLR 2021
 
-The true label is in the set with probability ≥ coverage, on average over samples exchangeable with those of the calibration,
+The true label is in the set with probability ≥ coverage, on average over samples exchangeable with those of the
+calibration,
 whatever the model. No dice are thrown: aps and raps count the whole of p_c, and a set may be empty.
 """
 
@@ -20,8 +22,6 @@ from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import Labels, Probs, Scores, in_pieces
 from hydrasurgeon.errors import DataError
-
-__all__ = ["METHODS", "Conformal", "Method", "Penalty", "fit_conformal", "fit_penalty", "quantile", "samples_needed"]  # fmt: skip
 
 Method = Literal["lac", "aps", "raps"]
 METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
@@ -56,9 +56,7 @@ class Conformal:
         return conformity(probs, self.method, self.penalty) <= self.threshold + ROUNDING
 
 
-def conformity(
-    probs: Probs, method: Method, penalty: Penalty | None = None
-) -> Float[Tensor, "sample klass"]:
+def conformity(probs: Probs, method: Method, penalty: Penalty | None = None) -> Float[Tensor, "sample klass"]:
     """s(x, c) for every class; smaller = fits better."""
     if method == "lac":
         return 1 - probs
@@ -89,22 +87,20 @@ def quantile(scores: Scores, coverage: float) -> float:
     if rank > len(scores):
         raise DataError(
             f"{len(scores)} samples cannot promise a coverage of {coverage:g}",
-            hint=f"It takes at least {samples_needed(coverage)} to calibrate with (half of the validation data certifies).",
+            hint=(
+                f"It takes at least {samples_needed(coverage)} to calibrate with (half of the validation data"
+                " certifies)."
+            ),
         )
     return float(scores.sort().values[rank - 1])
 
 
 def fit_conformal(
-    probs: Probs,
-    labels: Labels,
-    *,
-    method: Method = "lac",
-    coverage: float = 0.9,
-    penalty: Penalty | None = None,
+    probs: Probs, labels: Labels, *, method: Method = "lac", coverage: float = 0.9, penalty: Penalty | None = None
 ) -> Conformal:
     """Calibrate on samples that neither the model nor its temperature, nor `penalty`, was fitted on."""
     pieces = zip(in_pieces(probs, ROWS), in_pieces(labels, ROWS), strict=True)
-    of_truth = torch.cat([conformity(rows, method, penalty).gather(1, truth[:, None])[:, 0] for rows, truth in pieces])  # fmt: skip
+    of_truth = torch.cat([conformity(rows, method, penalty).gather(1, truth[:, None])[:, 0] for rows, truth in pieces])
     return Conformal(method, coverage, quantile(of_truth, coverage), penalty)
 
 

@@ -1,6 +1,7 @@
 """Fit a decision state: one half of the validation data fits, the other certifies.
 
-What is fitted (temperature, joint calibration, the choice of an OOD score, the penalty of raps) never meets the half on which
+What is fitted (temperature, joint calibration, the choice of an OOD score, the penalty of raps) never meets the half on
+which
 thresholds are taken (conformal, abstention, share of ID data flagged), so their promises hold. Before → after is
 cross-fitted: each half is measured with what the other half gave.
 """
@@ -19,20 +20,12 @@ from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
 from hydrasurgeon.decision.probabilities import Labels, Probs, Scores
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
-from hydrasurgeon.decision.scores.fitted import (
-    FITTED,
-    EnsembleScore,
-    check_score,
-    fit,
-    scores_of,
-)
+from hydrasurgeon.decision.scores.fitted import FITTED, EnsembleScore, check_score, fit, scores_of
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import OodRule, State
 from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, nll_of, temperature_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.mixture import Mixture, among
-
-__all__ = ["Fitted", "Outputs", "Promise", "fit_state", "flag_threshold", "halves"]
 
 # Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
 SHARE = 0.8
@@ -124,7 +117,8 @@ def fit_state(
 ) -> Fitted:
     """Everything from the outputs on validation data; `foreign` are those on OOD or perturbed data, for `auto`.
 
-    `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting half, read by `classifiers`.
+    `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting half, read by
+    `classifiers`.
     """
     assert val.labels is not None
     if score != "auto":
@@ -146,11 +140,11 @@ def fit_state(
         penalty = fit_penalty(fitting_probs, fitting.labels, coverage=promise.coverage)
     conformal = fit_conformal(
         probs, certifying.labels, method=promise.conformal, coverage=promise.coverage, penalty=penalty
-    )  # fmt: skip
+    )
     abstention = None
     if promise.risk is not None:
         confidence, label = probs.max(dim=-1)
-        abstention = fit_abstention(confidence, label == certifying.labels, risk=promise.risk, delta=promise.delta)  # fmt: skip
+        abstention = fit_abstention(confidence, label == certifying.labels, risk=promise.risk, delta=promise.delta)
     inside = certifying.scores(kind, fitted)
     rule = OodRule(kind, flag_threshold(inside, promise.id_flagged), promise.id_flagged, fitted)
     state = State(temperature, joint, rule, conformal, abstention, mixture=val.mixture)
@@ -169,9 +163,7 @@ def flag_threshold(scores: Tensor, flagged: float) -> float:
         ) from error
 
 
-def _gathered(
-    outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int
-) -> list[Evidence]:
+def _gathered(outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], seed: int) -> list[Evidence]:
     assert outputs.features is not None
     assert outputs.labels is not None
     evidence = []
@@ -202,10 +194,7 @@ def _calibration(
     joint = constants.joint
     if joint is not None:
         cut = len(fitting.logits) // 2
-        first, second = (
-            fitting.at(slice(cut)),
-            fitting.at(slice(cut, None)),
-        )
+        first, second = (fitting.at(slice(cut)), fitting.at(slice(cut, None)))
         inner = _crossed((_constants(first), second), (_constants(second), first))
         joint = joint if inner["joint"] < inner["temperature"] else None
     return constants.temperature, joint, {"nll": after.pop("before")}, after
@@ -229,9 +218,7 @@ def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
             "temperature": nll_of(part.logits, labels, constants.temperature, mixture=part.mixture),
         }
         if constants.joint is not None:
-            losses["joint"] = nll_of(
-                part.logits, labels, joint=constants.joint, mixture=part.mixture
-            )
+            losses["joint"] = nll_of(part.logits, labels, joint=constants.joint, mixture=part.mixture)
         for name, loss in losses.items():
             totals[name] = totals.get(name, 0.0) + len(labels) * loss
     count = sum(len(part.logits) for _, part in pairs)
@@ -244,15 +231,12 @@ def _labels(outputs: Outputs) -> Labels:
 
 
 def _ood(
-    score: str,
-    evidence: Sequence[Evidence] | None,
-    held: Outputs,
-    foreign: Sequence[Outputs],
-    zero_shot: bool,
+    score: str, evidence: Sequence[Evidence] | None, held: Outputs, foreign: Sequence[Outputs], zero_shot: bool
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
     """The score that was asked for, or the one that tells `foreign` from `held` best.
 
-    Of several foreign sets, the one whose largest loss against the best score of a set is the smallest: a set that all scores
+    Of several foreign sets, the one whose largest loss against the best score of a set is the smallest: a set that all
+    scores
     tell well, or none does, then has little say.
     """
     if score in ON_LOGITS:
@@ -271,12 +255,11 @@ def _ood(
             candidates[kind] = _fit(kind, evidence, held)
         except DataError as error:
             notes.append(f"--ood-score auto leaves out {error.message}")
-    worth = {
-        kind: [_auroc(kind, fitted, held, other) for other in foreign]
-        for kind, fitted in candidates.items()
-    }
+    worth = {kind: [_auroc(kind, fitted, held, other) for other in foreign] for kind, fitted in candidates.items()}
     highest = [max(of_set) for of_set in zip(*worth.values(), strict=True)]
-    loss = {kind: max(top - value for top, value in zip(highest, values, strict=True)) for kind, values in worth.items()}  # fmt: skip
+    loss = {
+        kind: max(top - value for top, value in zip(highest, values, strict=True)) for kind, values in worth.items()
+    }
     # Of equals the first: msp, for which nothing has to be stored.
     best = min(loss, key=lambda kind: round(loss[kind], 6))
     auroc = {kind: sum(values) / len(values) for kind, values in worth.items()}

@@ -21,8 +21,6 @@ from hydrasurgeon.decision.probabilities import Logits, Scores, member_probs
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.files.mixture import Mixture
 
-__all__ = ["OWN_SCORES", "Cascade", "Gate", "disagreement", "own_score"]
-
 OWN_SCORES = ("msp", "entropy", "disagreement")
 """Scores of the gate that are functions of the first members' logits."""
 
@@ -33,7 +31,8 @@ def disagreement(logits: Logits) -> Scores:
 
 
 def own_score(kind: str, logits: Logits, mixture: Mixture | None = None) -> Scores:
-    """A score of OWN_SCORES; temperature has no say in who goes on, nor have weights in how far two members are apart."""
+    """A score of OWN_SCORES; temperature has no say in who goes on, nor have weights in how far two members are
+    apart."""
     return disagreement(logits) if kind == "disagreement" else ON_LOGITS[kind](logits, 1.0, mixture)
 
 

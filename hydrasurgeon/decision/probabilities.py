@@ -1,4 +1,5 @@
-"""Member logits → probabilities: p = Σ_m w_m softmax(z_m), w_m = 1/M unless told otherwise, and temperature after averaging; in float64."""
+"""Member logits → probabilities: p = Σ_m w_m softmax(z_m), w_m = 1/M unless told otherwise, and temperature after
+averaging; in float64."""
 
 from __future__ import annotations
 
@@ -9,8 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.files.mixture import Mixture
-
-__all__ = ["TINY", "Labels", "Logits", "Probs", "Scores", "by_pieces", "in_pieces", "mean_probs", "member_probs", "nll", "over_members", "tempered"]  # fmt: skip
 
 Logits = Float[Tensor, "sample member klass"]
 Probs = Float[Tensor, "sample klass"]
@@ -39,9 +38,7 @@ def mean_probs(logits: Logits, temperature: float = 1.0, mixture: Mixture | None
 
 
 def tempered(probs: Probs, temperature: float) -> Probs:
-    return (
-        probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
-    )
+    return probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
 
 
 def nll(probs: Probs, labels: Labels) -> float:

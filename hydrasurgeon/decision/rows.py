@@ -9,30 +9,36 @@ import torch
 
 from hydrasurgeon.decision.state import Decided
 
-__all__ = ["COLUMNS", "failed_row", "rows_of"]
-
 COLUMNS = (
-    "id", "label", "probability", "top", "set", "total", "aleatoric", "epistemic", "ood_score",
-    "unfamiliar", "members_run", "answer",
-)  # fmt: skip
+    "id",
+    "label",
+    "probability",
+    "top",
+    "set",
+    "total",
+    "aleatoric",
+    "epistemic",
+    "ood_score",
+    "unfamiliar",
+    "members_run",
+    "answer",
+)
 """The fields of a row, in order; a sample that could not be read has `id` and `error` alone."""
 
 
 def rows_of(
-    decided: Decided,
-    ids: Sequence[str | int],
-    *,
-    names: Sequence[str] | None,
-    top: int,
-    calibrated: bool,
+    decided: Decided, ids: Sequence[str | int], *, names: Sequence[str] | None, top: int, calibrated: bool
 ) -> list[dict[str, Any]]:
     """One row for each sample; without a decision state there are no sets and nothing is unfamiliar: None."""
     values, order = decided.probs.topk(min(top, decided.probs.shape[-1]), dim=-1)
     columns = {
-        "probability": decided.probability, "total": decided.total, "aleatoric": decided.aleatoric,
-        "epistemic": decided.epistemic, "ood_score": decided.ood_score,
-    }  # fmt: skip
-    numbers = {name: [_short(value) for value in column.tolist()] for name, column in columns.items()}  # fmt: skip
+        "probability": decided.probability,
+        "total": decided.total,
+        "aleatoric": decided.aleatoric,
+        "epistemic": decided.epistemic,
+        "ood_score": decided.ood_score,
+    }
+    numbers = {name: [_short(value) for value in column.tolist()] for name, column in columns.items()}
     tops, orders, flags = values.tolist(), order.tolist(), decided.unfamiliar.tolist()
     run = decided.members_run.tolist()
     answers = decided.answers()
@@ -44,14 +50,19 @@ def rows_of(
     for i, (id_, label) in enumerate(zip(ids, decided.label.tolist(), strict=True)):
         answer = answers[i]
         row = {
-            "id": id_, "label": called(label), "probability": numbers["probability"][i],
+            "id": id_,
+            "label": called(label),
+            "probability": numbers["probability"][i],
             "top": [[called(k), _short(p)] for k, p in zip(orders[i], tops[i], strict=True)],
             "set": _members_of(decided, i, called) if calibrated else None,
-            "total": numbers["total"][i], "aleatoric": numbers["aleatoric"][i], "epistemic": numbers["epistemic"][i],
+            "total": numbers["total"][i],
+            "aleatoric": numbers["aleatoric"][i],
+            "epistemic": numbers["epistemic"][i],
             "ood_score": numbers["ood_score"][i] if calibrated else None,
             "unfamiliar": flags[i] if calibrated else None,
-            "members_run": run[i], "answer": called(answer) if isinstance(answer, int) else answer,
-        }  # fmt: skip
+            "members_run": run[i],
+            "answer": called(answer) if isinstance(answer, int) else answer,
+        }
         made.append(row)
     return made
 

@@ -1,4 +1,5 @@
-"""A checkpoint's decision state, and what it makes of logits and features: an answer, a set, doubts, and whether to trust them."""
+"""A checkpoint's decision state, and what it makes of logits and features: an answer, a set, doubts, and whether to
+trust them."""
 
 from __future__ import annotations
 
@@ -16,8 +17,6 @@ from hydrasurgeon.decision.scores.fitted import EnsembleScore, scores_of
 from hydrasurgeon.decision.scores.on_logits import entropy
 from hydrasurgeon.decision.temperature import Joint, calibrated
 from hydrasurgeon.files.mixture import Mixture
-
-__all__ = ["Decided", "OodRule", "State", "decide", "uncertainties"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,8 @@ class Decided:
 
     def answers(self) -> list[str | int]:
         """`unfamiliar`, else `abstain`, else the class."""
-        rows = zip(self.label.tolist(), self.unfamiliar.tolist(), self.abstain.tolist(), strict=True)  # fmt: skip
-        return ["unfamiliar" if foreign else "abstain" if unsure else label for label, foreign, unsure in rows]  # fmt: skip
+        rows = zip(self.label.tolist(), self.unfamiliar.tolist(), self.abstain.tolist(), strict=True)
+        return ["unfamiliar" if foreign else "abstain" if unsure else label for label, foreign, unsure in rows]
 
 
 def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
@@ -92,17 +91,25 @@ def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
     if state.abstention is not None:
         unsure = probability < state.abstention.threshold
     return Decided(
-        probs=probs, label=label, probability=probability, sets=state.conformal.sets(probs),
-        total=total, aleatoric=aleatoric, epistemic=(total - aleatoric).clamp_min(0.0),
-        ood_score=score, unfamiliar=score > state.ood.threshold, abstain=unsure,
+        probs=probs,
+        label=label,
+        probability=probability,
+        sets=state.conformal.sets(probs),
+        total=total,
+        aleatoric=aleatoric,
+        epistemic=(total - aleatoric).clamp_min(0.0),
+        ood_score=score,
+        unfamiliar=score > state.ood.threshold,
+        abstain=unsure,
         members_run=torch.full_like(label, logits.shape[1]),
-    )  # fmt: skip
+    )
 
 
 def uncertainties(
     logits: Logits, temperature: float = 1.0, joint: Joint | None = None, mixture: Mixture | None = None
-) -> tuple[Scores, Scores]:  # fmt: skip
-    """H(mean q_m) and mean H(q_m) of the calibrated members q_m: softmax(z_m / T), or the terms of the joint calibration.
+) -> tuple[Scores, Scores]:
+    """H(mean q_m) and mean H(q_m) of the calibrated members q_m: softmax(z_m / T), or the terms of the joint
+    calibration.
 
     A temperature acts behind the average; members of their own are given the same one.
     """

@@ -16,22 +16,8 @@ from hydrasurgeon.decision.state import OodRule, State
 from hydrasurgeon.decision.temperature import Joint
 from hydrasurgeon.files.decided import STORED, Decision, OodRecord, Standard, stored_name
 from hydrasurgeon.files.decided_cascade import CascadeRecord
-from hydrasurgeon.files.decided_parts import (
-    AbstainRecord,
-    ConformalRecord,
-    JointRecord,
-    PenaltyRecord,
-)
+from hydrasurgeon.files.decided_parts import AbstainRecord, ConformalRecord, JointRecord, PenaltyRecord
 from hydrasurgeon.files.mixture import Mixture
-
-__all__ = [
-    "abstain_record",
-    "cascade_of",
-    "conformal_record",
-    "joint_record",
-    "state_of",
-    "stored",
-]
 
 
 def stored(
@@ -67,25 +53,33 @@ def joint_record(joint: Joint | None) -> JointRecord | None:
 def conformal_record(conformal: Conformal) -> ConformalRecord:
     penalty = conformal.penalty
     return ConformalRecord(
-        method=conformal.method, coverage=conformal.coverage, threshold=conformal.threshold,
+        method=conformal.method,
+        coverage=conformal.coverage,
+        threshold=conformal.threshold,
         penalty=None if penalty is None else PenaltyRecord(weight=penalty.weight, free_ranks=penalty.free_ranks),
-    )  # fmt: skip
+    )
 
 
 def abstain_record(abstention: Abstention | None) -> AbstainRecord | None:
     if abstention is None:
         return None
     return AbstainRecord(
-        threshold=abstention.threshold, risk=abstention.risk, delta=abstention.delta,
-        bound=abstention.bound, coverage=abstention.coverage,
-    )  # fmt: skip
+        threshold=abstention.threshold,
+        risk=abstention.risk,
+        delta=abstention.delta,
+        bound=abstention.bound,
+        coverage=abstention.coverage,
+    )
 
 
 def _ood(rule: OodRule, auroc: Mapping[str, float], chosen_by: str) -> OodRecord:
     about = {
-        "score": rule.kind, "threshold": rule.threshold, "id_flagged": rule.id_flagged,
-        "chosen_by": chosen_by, "auroc": dict(auroc),
-    }  # fmt: skip
+        "score": rule.kind,
+        "threshold": rule.threshold,
+        "id_flagged": rule.id_flagged,
+        "chosen_by": chosen_by,
+        "auroc": dict(auroc),
+    }
     if rule.fitted is not None:
         first = rule.fitted.states[0]
         members = zip(rule.fitted.means, rule.fitted.deviations, strict=True)
@@ -99,9 +93,7 @@ def _ood(rule: OodRule, auroc: Mapping[str, float], chosen_by: str) -> OodRecord
     return OodRecord.model_validate(about)
 
 
-def state_of(
-    decision: Decision, tensors: Mapping[str, Tensor], mixture: Mixture | None = None
-) -> State:
+def state_of(decision: Decision, tensors: Mapping[str, Tensor], mixture: Mixture | None = None) -> State:
     """The state that a manifest and the tensors it names make."""
     ood, joint, abstain = decision.ood, decision.joint, decision.abstain
     fitted = None
@@ -112,7 +104,7 @@ def state_of(
         )
         fitted = EnsembleScore(
             ood.score, states, tuple(m.mean for m in ood.members), tuple(m.deviation for m in ood.members)
-        )  # fmt: skip
+        )
     return State(
         temperature=decision.temperature,
         joint=_joint(joint),
@@ -128,11 +120,14 @@ def cascade_of(record: CascadeRecord) -> Cascade:
     """The cascade that a record tells."""
     low, high = record.gate.low, record.gate.high
     return Cascade(
-        order=record.order, first=record.first,
+        order=record.order,
+        first=record.first,
         gate=Gate(record.gate.score, -math.inf if low is None else low, math.inf if high is None else high),
-        temperature=record.temperature, ood_threshold=record.ood_threshold,
-        conformal=_conformal(record.conformal), abstention=_abstention(record.abstain),
-    )  # fmt: skip
+        temperature=record.temperature,
+        ood_threshold=record.ood_threshold,
+        conformal=_conformal(record.conformal),
+        abstention=_abstention(record.abstain),
+    )
 
 
 def _joint(record: JointRecord | None) -> Joint | None:
@@ -142,9 +137,11 @@ def _joint(record: JointRecord | None) -> Joint | None:
 def _conformal(record: ConformalRecord) -> Conformal:
     penalty = record.penalty
     return Conformal(
-        record.method, record.coverage, record.threshold,
+        record.method,
+        record.coverage,
+        record.threshold,
         None if penalty is None else Penalty(penalty.weight, penalty.free_ranks),
-    )  # fmt: skip
+    )
 
 
 def _abstention(record: AbstainRecord | None) -> Abstention | None:

@@ -32,8 +32,6 @@ from hydrasurgeon.decision.probabilities import (
 )
 from hydrasurgeon.files.mixture import Mixture
 
-__all__ = ["Joint", "calibrated", "fit_joint", "fit_temperature", "nll_of", "temperature_of"]
-
 # Between what every calibration constant is sought: beyond, one class has it all, or all have the same.
 LOW, HIGH = 0.05, 20.0
 # How close, in its logarithm, a constant comes to the best.
@@ -51,9 +49,7 @@ class Joint:
     aleatoric: float
     epistemic: float
 
-    def members(
-        self, logits: Logits, mixture: Mixture | None = None
-    ) -> Float[Tensor, "sample member klass"]:
+    def members(self, logits: Logits, mixture: Mixture | None = None) -> Float[Tensor, "sample member klass"]:
         """What each member says, calibrated."""
         z = logits.double()
         mean = over_members(z, mixture)[:, None]
@@ -65,7 +61,7 @@ class Joint:
 
 def calibrated(
     logits: Logits, temperature: float = 1.0, joint: Joint | None = None, mixture: Mixture | None = None
-) -> Probs:  # fmt: skip
+) -> Probs:
     """Probabilities by the joint calibration where there is one, else by temperature."""
 
     def one(rows: Logits) -> Probs:
@@ -76,10 +72,10 @@ def calibrated(
 
 def nll_of(
     logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None, mixture: Mixture | None = None
-) -> float:  # fmt: skip
+) -> float:
     """`nll` of what is calibrated, without all of it at once."""
     pieces = zip(in_pieces(logits, ROWS), in_pieces(labels, ROWS), strict=True)
-    of_truth = [calibrated(rows, temperature, joint, mixture).gather(1, truth[:, None]) for rows, truth in pieces]  # fmt: skip
+    of_truth = [calibrated(rows, temperature, joint, mixture).gather(1, truth[:, None]) for rows, truth in pieces]
     return nll(torch.cat(of_truth), torch.zeros_like(labels))
 
 
@@ -159,7 +155,7 @@ def _descend(logits: Logits, labels: Labels, start: Joint, mixture: Mixture | No
         point.requires_grad_()
         optimizer = torch.optim.LBFGS(
             [point], max_iter=100, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
-        )  # fmt: skip
+        )
 
         def loss() -> torch.Tensor:
             optimizer.zero_grad()

@@ -16,24 +16,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.families.base import Bare, Family
     from hydrasurgeon.files.manifest import Model
 
-__all__ = [
-    "FAMILIES",
-    "config_files",
-    "families",
-    "family_named",
-    "family_of",
-    "family_of_bare",
-    "family_of_scheme",
-    "register",
-    "schemes",
-]
-
 # Under each name the families that share it, the general one first: the later ones are asked before it.
 FAMILIES = {
-    "timm": (
-        "hydrasurgeon.families.timm_vit.family:TimmViT",
-        "hydrasurgeon.families.timm_eva.family:TimmEva",
-    ),
+    "timm": ("hydrasurgeon.families.timm_vit.family:TimmViT", "hydrasurgeon.families.timm_eva.family:TimmEva"),
     "transformers": (
         "hydrasurgeon.families.hf_encoder.family:HFEncoder",
         "hydrasurgeon.families.modernbert.family:ModernBert",
@@ -67,8 +52,7 @@ def _sharing(name: str) -> list[Family]:
         return [_OUTSIDE[name]]
     if name not in FAMILIES:
         raise CheckpointError(
-            f"model family {name!r} is not supported",
-            hint=f"Supported: {', '.join((*FAMILIES, *_OUTSIDE))}.",
+            f"model family {name!r} is not supported", hint=f"Supported: {', '.join((*FAMILIES, *_OUTSIDE))}."
         )
     return [_made(place) for place in FAMILIES[name]]
 

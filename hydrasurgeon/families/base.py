@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
-__all__ = ["TEXTS", "WEIGHTS", "Bare", "Family", "Identified", "Usage"]
-
 WEIGHTS = "model.safetensors"
 """What most libraries call the weights in a directory."""
 TEXTS = ("*.json", "*.txt", "*.model")
@@ -130,9 +128,7 @@ class Family(ABC):
     # --- a family's own: torch ---
 
     @abstractmethod
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         """The family's own module with these heads; parameters on the meta device unless `fresh`."""
 
     @abstractmethod
@@ -181,10 +177,9 @@ class Family(ABC):
         """The text files that sit beside the weights in the family's own directory layout."""
         return {}
 
-    def contradicted(
-        self, manifest: Manifest, config: Mapping[str, Any]
-    ) -> dict[str, tuple[Any, Any]]:
-        """What its config file says otherwise than the manifest, which counts: (manifest's, file's) by its name there."""
+    def contradicted(self, manifest: Manifest, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """What its config file says otherwise than the manifest, which counts: (manifest's, file's) by its name
+        there."""
         written = self.directory(manifest).get(self.config_file)
         return {} if written is None else contradictions(json.loads(written), config)
 
@@ -205,11 +200,7 @@ class Family(ABC):
     # --- live models and data ---
 
     def transform(
-        self,
-        model: Model,
-        augment: Mapping[str, Any] | None = None,
-        *,
-        files: Mapping[str, str] | None = None,
+        self, model: Model, augment: Mapping[str, Any] | None = None, *, files: Mapping[str, str] | None = None
     ) -> Callable[[Any], Any]:
         """Raw sample → model input; with `augment` the training transform. `files` are the companions."""
         from hydrasurgeon.families.transforms import eval_transform, train_transform
@@ -225,5 +216,6 @@ class Family(ABC):
         return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
     def dropouts(self, module: nn.Module) -> Iterable[nn.Dropout]:
-        """The dropout of the layers' residual branches, which a recipe may set; not that of attention weights. There may be none."""
+        """The dropout of the layers' residual branches, which a recipe may set; not that of attention weights. There
+        may be none."""
         return ()

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["DiskNamed"]
-
 
 class DiskNamed(nn.Module):
     """State dicts and `named_parameters` speak of `disk_name(name)`; loading translates back."""

@@ -1,6 +1,7 @@
 """Low-rank pairs (LoRA, Hu et al., 2021): a matrix W [out, in] that runs as W + B A, of which a file holds W, A and B.
 
-A [rank, in] is named `<name>.lora_a`, B [out, rank] `<name>.lora_b`; the scale alpha / rank is a factor of B. Heads lie in B
+A [rank, in] is named `<name>.lora_a`, B [out, rank] `<name>.lora_b`; the scale alpha / rank is a factor of B. Heads lie
+in B
 where they are rows of W, and in A where they are columns: a pair is cut like its matrix.
 """
 
@@ -11,8 +12,6 @@ from collections.abc import Callable, Mapping
 from hydrasurgeon.errors import Disagreement
 from hydrasurgeon.families.weights import Weight
 from hydrasurgeon.slicing import HeadAxis
-
-__all__ = ["changeable", "halves", "is_half", "whole_of", "with_pairs"]
 
 SUFFIXES = (".lora_a", ".lora_b")
 """What the names of a pair end in, behind the name of their matrix."""
@@ -42,10 +41,9 @@ def changeable(weight: Weight) -> bool:
     return attention and weight.heads is not None and len(weight.shape) == 2
 
 
-def with_pairs(
-    weights: Mapping[str, Weight], shape: Callable[[str], Shape | None], where: str
-) -> dict[str, Weight]:
-    """The table with the pairs that a file has, by the `shape` it has of a name; Disagreement for halves that make no pair."""
+def with_pairs(weights: Mapping[str, Weight], shape: Callable[[str], Shape | None], where: str) -> dict[str, Weight]:
+    """The table with the pairs that a file has, by the `shape` it has of a name; Disagreement for halves that make no
+    pair."""
     table = dict(weights)
     for name, weight in weights.items():
         a, b = halves(name)
@@ -53,7 +51,7 @@ def with_pairs(
         if a_shape is None and b_shape is None:
             continue
         if not changeable(weight):
-            raise Disagreement(f"{where}: {name} has a low-rank pair, and only attention's matrices may have one")  # fmt: skip
+            raise Disagreement(f"{where}: {name} has a low-rank pair, and only attention's matrices may have one")
         if a_shape is None or b_shape is None:
             missing, present = (a, b) if a_shape is None else (b, a)
             raise Disagreement(

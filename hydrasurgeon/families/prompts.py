@@ -19,16 +19,6 @@ from hydrasurgeon.families.settings import Settings
 from hydrasurgeon.files.foreign import parse_json, read_text
 from hydrasurgeon.files.manifest import Model
 
-__all__ = [
-    "Prompts",
-    "check_prompts",
-    "prompts",
-    "read_labels",
-    "read_templates",
-    "record_of",
-    "zero_shot",
-]
-
 # All prompts of all classes run through the text tower: ImageNet-21k with eighty templates has 1.7 million.
 MAX_PROMPTS = 2_000_000
 # Of a file of class names or templates.
@@ -42,7 +32,7 @@ KEY = "zero_shot"
 class Prompts(Settings):
     """How class names become texts."""
 
-    templates: Annotated[list[Annotated[str, Field(max_length=1_000)]], Field(min_length=1, max_length=10_000)]  # fmt: skip
+    templates: Annotated[list[Annotated[str, Field(max_length=1_000)]], Field(min_length=1, max_length=10_000)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -71,21 +61,22 @@ def check_prompts(model: Model, recorded: Prompts | None, where: str) -> None:
         raise ManifestError(f"{where}: model.config.zero_shot: sha256 is not that of the templates")
     if len(model.labels) * len(recorded.templates) > MAX_PROMPTS:
         raise ManifestError(
-            f"{where}: {len(recorded.templates)} templates for {len(model.labels)} classes are more than {MAX_PROMPTS:,} texts"
+            f"{where}: {len(recorded.templates)} templates for {len(model.labels)} classes are more than"
+            f" {MAX_PROMPTS:,} texts"
         )
 
 
 def prompts(model: Model) -> list[str]:
     """The texts behind the classes: class after class, all templates each."""
     templates = model.config[KEY]["templates"]
-    return [template.replace("{label}", label) for label in model.labels or () for template in templates]  # fmt: skip
+    return [template.replace("{label}", label) for label in model.labels or () for template in templates]
 
 
 def record_of(model: Model) -> dict[str, str]:
     """Hashes of the class names and templates in use, for scores and reports; nothing for other models."""
     if KEY not in model.config:
         return {}
-    return {"classes_sha256": _sha256(list(model.labels or ())), "templates_sha256": model.config[KEY]["sha256"]}  # fmt: skip
+    return {"classes_sha256": _sha256(list(model.labels or ())), "templates_sha256": model.config[KEY]["sha256"]}
 
 
 def _sha256(texts: Sequence[str]) -> str:
@@ -124,7 +115,5 @@ def read_templates(entries: Sequence[str]) -> tuple[str, ...]:
         read += _lines(Path(entry), "--template") if os.path.isfile(entry) else [entry]
     for template in read:
         if "{label}" not in template:
-            raise UsageError(
-                f"--template {template[:80]!r}: has no {{label}}", hint=f"For example {TEMPLATE!r}."
-            )
+            raise UsageError(f"--template {template[:80]!r}: has no {{label}}", hint=f"For example {TEMPLATE!r}.")
     return tuple(read)

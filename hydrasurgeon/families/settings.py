@@ -14,11 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, mode
 from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError
 from hydrasurgeon.files.manifest import MAX_CLASSES, Model, Tower
 
-__all__ = [
-    "MAX_WORDS", "Chance", "Channels", "Classes", "Colours", "Depth", "Edge", "Epsilon", "Heads", "Images", "Label", "Pair", "Positions", "Ratio",
-    "Settings", "Texts", "Width", "Words", "agree", "known", "pair", "parse", "patches",
-]  # fmt: skip
-
 # The deepest transformer that was ever trained has a thousand layers.
 MAX_DEPTH = 1_000
 # The widest encoders have 15,360 numbers in a token, and four times as many in an MLP.
@@ -63,9 +58,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class Settings(BaseModel):
     """A record of a file: no type is converted, no number is infinite, no key is unknown."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     def written(self) -> dict[str, Any]:
         """What the file said, for the manifest: plain JSON, without defaults."""
@@ -86,9 +79,7 @@ class Images(Settings):
     input_size: Annotated[tuple[Channels, Edge, Edge], Strict(False)]
     mean: Colours
     std: Colours
-    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = (
-        "bicubic"
-    )
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
     # The share of a resized image that is cut out: resizing is bounded by it too.
     crop_pct: Annotated[float, Field(ge=0.2, le=5)] | None = None
     crop_mode: Literal["center", "squash", "border"] | None = None
@@ -116,9 +107,7 @@ def known(record: type[Settings], raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: raw[key] for key in record.names() if key in raw}
 
 
-def parse(
-    record: type[S], raw: object, where: str, *, error: type[HydraError] = CheckpointError
-) -> S:
+def parse(record: type[S], raw: object, where: str, *, error: type[HydraError] = CheckpointError) -> S:
     """`raw` as a record; `where` names the file, and the key in it, in the error."""
     try:
         return record.model_validate(raw)
@@ -168,10 +157,9 @@ def patches(image: int | tuple[int, int], patch: int | tuple[int, int]) -> int:
     return count
 
 
-def contradictions(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], within: str = ""
-) -> dict[str, tuple[Any, Any]]:
-    """What two configs say otherwise, (ours, theirs) by its dotted name; what only one says, or says to be null, is no contradiction."""
+def contradictions(ours: Mapping[str, Any], theirs: Mapping[str, Any], within: str = "") -> dict[str, tuple[Any, Any]]:
+    """What two configs say otherwise, (ours, theirs) by its dotted name; what only one says, or says to be null, is no
+    contradiction."""
     differing: dict[str, tuple[Any, Any]] = {}
     for key, mine in ours.items():
         other = theirs.get(key)
@@ -194,7 +182,7 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def agree(model: Model, towers: Mapping[str, Tower], described: Mapping[str, Tower], where: str) -> None:  # fmt: skip
+def agree(model: Model, towers: Mapping[str, Tower], described: Mapping[str, Tower], where: str) -> None:
     """Disagreement where the manifest's towers are not the ones that its model describes."""
     if set(towers) != set(described):
         raise Disagreement(

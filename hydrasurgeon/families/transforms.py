@@ -11,8 +11,6 @@ from torch import Tensor
 
 from hydrasurgeon.data.images import plain
 
-__all__ = ["eval_transform", "train_transform"]
-
 SIZING = ("Resize", "ResizeKeepRatio", "CenterCrop", "CenterCropOrPad")
 """Transforms that decide the size of a picture."""
 
@@ -33,10 +31,9 @@ def eval_transform(preprocess: Mapping[str, Any]) -> Callable[[Image.Image], Ten
     return made
 
 
-def train_transform(
-    preprocess: Mapping[str, Any], augment: Mapping[str, Any]
-) -> Callable[[Image.Image], Tensor]:
-    """`augment`: random_resized_crop [lo, hi] or null, hflip, rand_augment (timm's string) or null, pad_crop or null."""
+def train_transform(preprocess: Mapping[str, Any], augment: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:
+    """`augment`: random_resized_crop [lo, hi] or null, hflip, rand_augment (timm's string) or null, pad_crop or
+    null."""
     from torchvision.transforms import Compose, RandomCrop
 
     crop = augment.get("random_resized_crop")
@@ -52,16 +49,8 @@ def train_transform(
     steps = [step for step in training if type(step).__name__ != "ColorJitter"]
     if not crop:
         # The crop of the evaluation takes the place of the random one.
-        sizing = [
-            s
-            for s in _transform(preprocess, is_training=False).transforms
-            if type(s).__name__ in SIZING
-        ]
-        steps = [
-            steps[0],
-            *sizing,
-            *(s for s in steps[1:] if not type(s).__name__.startswith("RandomResizedCrop")),
-        ]
+        sizing = [s for s in _transform(preprocess, is_training=False).transforms if type(s).__name__ in SIZING]
+        steps = [steps[0], *sizing, *(s for s in steps[1:] if not type(s).__name__.startswith("RandomResizedCrop"))]
     if augment.get("pad_crop"):
         shift = RandomCrop(preprocess["input_size"][1:], padding=augment["pad_crop"])
         steps.insert(1 + (0 if crop else len(sizing)), shift)

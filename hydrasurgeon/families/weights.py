@@ -8,23 +8,7 @@ from typing import Literal
 
 from hydrasurgeon.slicing import HeadAxis
 
-__all__ = [
-    "OUT",
-    "PACKED",
-    "QUERIES",
-    "Part",
-    "Weight",
-    "by_name",
-    "head_axes",
-    "linear",
-    "norm",
-    "output_of",
-    "shapes_of",
-]
-
-Part = Literal[
-    "embedding", "norm", "attention", "output", "mlp", "scale", "readout", "classifier", "pair"
-]
+Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "readout", "classifier", "pair"]
 """In front of the layers: embedding. In a layer: norm, attention (projections to q, k and v, and what normalises
 them), output (W_O and its bias), mlp, scale (of a residual branch). Behind the layers: readout, classifier. Beside a
 matrix of attention: pair (a half of its low-rank change), which no family's table has and a checkpoint's may."""

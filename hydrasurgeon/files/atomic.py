@@ -22,23 +22,6 @@ from hydrasurgeon.files.locks import hold
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.run import is_main_process
 
-__all__ = [
-    "check_folder",
-    "claim",
-    "fill",
-    "make_folder",
-    "named",
-    "not_written",
-    "output_file",
-    "output_path",
-    "real",
-    "replacing",
-    "staged",
-    "sweep",
-    "write_bytes",
-    "write_text",
-]
-
 SUFFIX = ".safetensors"
 """How an output is told to be one file; all else is a directory."""
 UNTOUCHED = "Nothing was left half-written."
@@ -46,13 +29,12 @@ UNTOUCHED = "Nothing was left half-written."
 
 
 def named(out: str | Path) -> tuple[Path, bool]:
-    """`-o` as a path with its suffix, and whether it is a folder: a text that ends in a slash, or a folder that is there; a `Path` has no slash."""
+    """`-o` as a path with its suffix, and whether it is a folder: a text that ends in a slash, or a folder that is
+    there; a `Path` has no slash."""
     path, text = Path(out), str(out)
     folder = text.endswith(("/", os.sep)) or os.path.isdir(path)
     if folder and path.suffix == SUFFIX:
-        raise OutputError(
-            f"-o {text}: a directory's name may not end in {SUFFIX}", hint="Give another -o."
-        )
+        raise OutputError(f"-o {text}: a directory's name may not end in {SUFFIX}", hint="Give another -o.")
     if not folder and path.suffix != SUFFIX:
         path = path.with_name(path.name + SUFFIX)
     return path, folder
@@ -63,9 +45,7 @@ def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) 
     path, folder = named(out)
     link, path = path, real(path)
     if folder and (_within(Path(), path) or os.path.ismount(path)):
-        raise OutputError(
-            f"-o {out}: this folder cannot be replaced as a whole", hint="Name a new folder."
-        )
+        raise OutputError(f"-o {out}: this folder cannot be replaced as a whole", hint="Name a new folder.")
     if not folder and os.path.exists(sidecar(link)) and real(sidecar(link)) != sidecar(path):
         raise OutputError(
             f"{sidecar(link)}: lies beside a link, where it would belong to other weights",
@@ -75,20 +55,13 @@ def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) 
     return claim(path, *beside, option="-o", force=force, inputs=inputs, folder=folder)
 
 
-def output_file(
-    path: str | Path, *, option: str, force: bool, inputs: Iterable[object] = ()
-) -> Path:
+def output_file(path: str | Path, *, option: str, force: bool, inputs: Iterable[object] = ()) -> Path:
     """A single file that an option names; claimed, refused when it exists."""
     return claim(real(Path(path)), option=option, force=force, inputs=inputs)
 
 
 def claim(
-    path: Path,
-    *beside: Path,
-    option: str,
-    force: bool,
-    inputs: Iterable[object] = (),
-    folder: bool = False,
+    path: Path, *beside: Path, option: str, force: bool, inputs: Iterable[object] = (), folder: bool = False
 ) -> Path:
     """Check that `path`, and what will lie beside it, can be written, and keep others from writing it.
 
@@ -103,9 +76,7 @@ def claim(
     sweep(*places)
     taken = [place for place in places if _is_taken(place)]
     if taken and not force:
-        raise OutputError(
-            f"{taken[0]}: already exists", hint=f"Give --force to replace it, or another {option}."
-        )
+        raise OutputError(f"{taken[0]}: already exists", hint=f"Give --force to replace it, or another {option}.")
     return path
 
 
@@ -134,9 +105,7 @@ def _check_kind(place: Path, option: str, *, folder: bool) -> None:
     with contextlib.suppress(OSError, ValueError):
         mode = place.stat().st_mode
         if folder != stat.S_ISDIR(mode) or not (folder or stat.S_ISREG(mode)):
-            what = (
-                "no folder" if folder else "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            )
+            what = "no folder" if folder else "a folder" if stat.S_ISDIR(mode) else "no regular file"
             raise OutputError(f"{option} {place}: is {what}", hint=f"Give another {option}.")
 
 
@@ -146,10 +115,7 @@ def _check_inputs(place: Path, option: str, inputs: Iterable[object]) -> None:
         return
     for source in _named(inputs):
         if os.path.samefile(place, source) or _within(place, source) or _within(source, place):
-            raise OutputError(
-                f"{option} {place}: {source} is an input of this command",
-                hint=f"Give another {option}.",
-            )
+            raise OutputError(f"{option} {place}: {source} is an input of this command", hint=f"Give another {option}.")
 
 
 def _within(path: Path, folder: Path) -> bool:
@@ -234,9 +200,7 @@ def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(place, old)
         os.replace(parts[0], first)
-        left = f"{first.name} is whole and usable" + (
-            ", its sidecar is missing." if beside else "."
-        )
+        left = f"{first.name} is whole and usable" + (", its sidecar is missing." if beside else ".")
         _sync(first.parent)
         for place, part in zip(beside, parts[1:], strict=True):
             os.replace(part, place)

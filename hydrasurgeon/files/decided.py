@@ -15,26 +15,10 @@ from hydrasurgeon.files.decided_parts import (
     AbstainRecord,
     ConformalRecord,
     JointRecord,
-    PenaltyRecord,
     Positive,
     Record,
     Share,
 )
-
-__all__ = [
-    "BESIDE",
-    "PREFIX",
-    "STORED",
-    "AbstainRecord",
-    "ConformalRecord",
-    "Decision",
-    "JointRecord",
-    "OodRecord",
-    "PenaltyRecord",
-    "Standard",
-    "shapes_of",
-    "stored_name",
-]
 
 PREFIX = "hydrasurgeon.decision."
 """What the names of a decision state's tensors begin with."""
@@ -69,9 +53,21 @@ class OodRecord(Record):
     """Which score tells unfamiliar samples, and from where on."""
 
     score: Literal[
-        "msp", "entropy", "energy", "max-logit", "mi", "gen",
-        "mds", "rmds", "maha++", "vim", "residual", "knn", "nci", "mcm",
-    ]  # fmt: skip
+        "msp",
+        "entropy",
+        "energy",
+        "max-logit",
+        "mi",
+        "gen",
+        "mds",
+        "rmds",
+        "maha++",
+        "vim",
+        "residual",
+        "knn",
+        "nci",
+        "mcm",
+    ]
     threshold: float
     id_flagged: Share
     chosen_by: Literal["option", "ood", "perturbed"]
@@ -120,7 +116,7 @@ class Decision(Record):
         whole, part = self.conformal, self.cascade.conformal
         if (whole.method, whole.coverage) != (part.method, part.coverage):
             raise ValueError("cascade: promises other prediction sets than the hydra")
-        risks = [None if a is None else (a.risk, a.delta) for a in (self.abstain, self.cascade.abstain)]  # fmt: skip
+        risks = [None if a is None else (a.risk, a.delta) for a in (self.abstain, self.cascade.abstain)]
         if risks[0] != risks[1]:
             raise ValueError("cascade: promises another risk than the hydra")
         return self
@@ -143,12 +139,16 @@ def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
         return {}
     width, size = ood.width, ood.size or 0
     shapes: dict[str, tuple[int, ...]] = {
-        "centre": (width,), "factor": (width, width), "means": (classes, width), "background": (width, width),
-        "origin": (width,), "rest": (width, size), "alpha": (), "bank": (size, width),
-        "mean": (width,), "weight": (classes, width), "classes": (classes, width),
-    }  # fmt: skip
-    return {
-        stored_name(member, part): shapes[part]
-        for member in range(len(ood.members))
-        for part in STORED[ood.score]
+        "centre": (width,),
+        "factor": (width, width),
+        "means": (classes, width),
+        "background": (width, width),
+        "origin": (width,),
+        "rest": (width, size),
+        "alpha": (),
+        "bank": (size, width),
+        "mean": (width,),
+        "weight": (classes, width),
+        "classes": (classes, width),
     }
+    return {stored_name(member, part): shapes[part] for member in range(len(ood.members)) for part in STORED[ood.score]}

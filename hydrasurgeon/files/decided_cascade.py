@@ -1,4 +1,5 @@
-"""The record of a cascade in a decision state: which members answer first, which rows go on, and what that costs and loses."""
+"""The record of a cascade in a decision state: which members answer first, which rows go on, and what that costs and
+loses."""
 
 from __future__ import annotations
 
@@ -7,15 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hydrasurgeon.files.decided_parts import (
-    MAX_MEMBERS,
-    AbstainRecord,
-    ConformalRecord,
-    Positive,
-    Record,
-)
-
-__all__ = ["CascadeCost", "CascadeRecord", "DropRecord", "GateRecord"]
+from hydrasurgeon.files.decided_parts import MAX_MEMBERS, AbstainRecord, ConformalRecord, Positive, Record
 
 # Of so many members the answers may be final; whether two agree is seen after two.
 MOST_FIRST = 2
@@ -28,7 +21,8 @@ Points = Annotated[float, Field(ge=-100, le=100)]
 
 
 class GateRecord(Record):
-    """Rows go on whose score, of the first members alone, lies from `low` to `high`; without a bound to that side, None."""
+    """Rows go on whose score, of the first members alone, lies from `low` to `high`; without a bound to that side,
+    None."""
 
     score: Literal["msp", "entropy", "ood", "disagreement"]
     """1 − max p and H(p) of the first members' mean; the state's OOD score; total variation between the first two."""
@@ -54,7 +48,8 @@ class CascadeCost(Record):
 
 
 class DropRecord(Record):
-    """What the cascade loses against the hydra, in points (negative: gains), and the 95 % interval of a paired bootstrap."""
+    """What the cascade loses against the hydra, in points (negative: gains), and the 95 % interval of a paired
+    bootstrap."""
 
     drop: Points
     low: Points
@@ -107,14 +102,10 @@ class CascadeRecord(Record):
             raise ValueError("gate: disagreement is that of the first two members")
         unbounded = self.gate.low is None and self.gate.high is None
         if self.shares[0] != 1 or (unbounded and self.shares[1] != 1):
-            raise ValueError(
-                "shares: every row comes to the first step, and passes a gate without bounds"
-            )
+            raise ValueError("shares: every row comes to the first step, and passes a gate without bounds")
         expected = self.cost.first + self.shares[1] * self.cost.rest
         if not math.isclose(self.cost.expected, expected, rel_tol=ROUNDING):
-            raise ValueError(
-                f"cost: expected is {self.cost.expected:g}, its parts make {expected:g}"
-            )
+            raise ValueError(f"cost: expected is {self.cost.expected:g}, its parts make {expected:g}")
         return self
 
     @model_validator(mode="after")
@@ -123,9 +114,7 @@ class CascadeRecord(Record):
             raise ValueError("either max_drop or budget says what was wanted")
         if set(self.drops) != {"accuracy", "auroc", "fpr95", "cov5"}:
             raise ValueError("drops: of accuracy, auroc, fpr95 and cov5")
-        kept = self.max_drop is not None and all(
-            d.high <= self.max_drop for d in self.drops.values()
-        )
+        kept = self.max_drop is not None and all(d.high <= self.max_drop for d in self.drops.values())
         if self.certified != kept:
             raise ValueError("certified: says other than the intervals of the drops")
         return self

@@ -6,17 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = [
-    "MAX_MEMBERS",
-    "AbstainRecord",
-    "ConformalRecord",
-    "JointRecord",
-    "PenaltyRecord",
-    "Positive",
-    "Record",
-    "Share",
-]
-
 MAX_MEMBERS = 4096
 """Members that one state was fitted to: as many as a hydra may have."""
 

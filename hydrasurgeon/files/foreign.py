@@ -15,16 +15,6 @@ from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, HydraError
 
-__all__ = [
-    "MAX_DEPTH",
-    "check_structure",
-    "open_regular",
-    "parse_json",
-    "read_bytes",
-    "read_json",
-    "read_text",
-]
-
 # Deep enough for every config there is; parsers and whoever walks the values recurse no deeper.
 MAX_DEPTH = 32
 # Commas and brackets in one text: a value costs up to 70 bytes of memory for as little as two in the file.
@@ -85,12 +75,7 @@ def read_json(path: Path, *, most: int, error: Error = CheckpointError) -> Any:
 
 
 def parse_json(
-    content: bytes | str,
-    where: str,
-    *,
-    most: int,
-    values: int = MAX_VALUES,
-    error: Error = CheckpointError,
+    content: bytes | str, where: str, *, most: int, values: int = MAX_VALUES, error: Error = CheckpointError
 ) -> Any:
     """The value behind a JSON text; `where` names the source in the error.
 
@@ -110,11 +95,7 @@ def parse_json(
     check_structure(content, where, values=values, error=error)
     try:
         value = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_constant=_not_finite,
-            parse_float=_finite,
-            parse_int=_bounded,
+            text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite, parse_int=_bounded
         )
         if SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
@@ -134,7 +115,8 @@ def _utf8(content: bytes, where: str, error: Error) -> str:
 def check_structure(content: bytes, where: str, *, values: int, error: Error) -> None:
     """Refuse JSON of too many values, or nested too deep, without parsing it.
 
-    Commas and brackets outside strings are counted and brackets paired off from the inside: all in C, nothing recursive.
+    Commas and brackets outside strings are counted and brackets paired off from the inside: all in C, nothing
+    recursive.
     """
     if content.count(b'"') > MAX_QUOTES:
         raise error(f"{where}: holds more than {MAX_QUOTES:,} quotation marks")

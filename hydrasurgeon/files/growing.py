@@ -15,8 +15,6 @@ from typing import IO, Any
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.atomic import not_written, replacing
 
-__all__ = ["Growing", "write_csv", "write_lines", "write_parquet"]
-
 # Rows of a parquet file's group: what is in memory at once.
 GROUP = 10_000
 
@@ -132,7 +130,13 @@ def write_parquet(columns: Mapping[str, str]) -> Callable[[IO[bytes], Iterator[s
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        kinds = {"text": pa.string(), "json": pa.string(), "number": pa.float64(), "whole": pa.int64(), "flag": pa.bool_()}  # fmt: skip
+        kinds = {
+            "text": pa.string(),
+            "json": pa.string(),
+            "number": pa.float64(),
+            "whole": pa.int64(),
+            "flag": pa.bool_(),
+        }
         schema = pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
         with pq.ParquetWriter(file, schema) as table:
             group: list[dict[str, Any]] = []

@@ -18,12 +18,23 @@ from typing import Any
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.foreign import parse_json
 
-__all__ = ["ITEMSIZE", "MAX_HEADER", "Header", "TensorInfo", "read_header"]
-
 ITEMSIZE = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
-}  # fmt: skip
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+}
 """Bytes of one element of every dtype that safetensors has."""
 # The format's own limit; what a header may hold is bounded further by the number of its values.
 MAX_HEADER = 100_000_000
@@ -73,9 +84,7 @@ def read_header(file: FileIO, path: Path) -> Header:
         raise CheckpointError(f"{path}: not a safetensors file (only {size} bytes long)", hint=ONLY)
     (length,) = struct.unpack("<Q", prefix)
     if length > MAX_HEADER:
-        raise CheckpointError(
-            f"{path}: not a safetensors file (no header where one must be)", hint=ONLY
-        )
+        raise CheckpointError(f"{path}: not a safetensors file (no header where one must be)", hint=ONLY)
     if 8 + length > size:
         raise CheckpointError(
             f"{path}: the header should be {length} bytes long, but the file ends after {size}",
@@ -83,17 +92,13 @@ def read_header(file: FileIO, path: Path) -> Header:
         )
     content = _read_all(file, length)
     if not content.startswith(b"{"):
-        raise CheckpointError(
-            f"{path}: not a safetensors file (no header where one must be)", hint=ONLY
-        )
+        raise CheckpointError(f"{path}: not a safetensors file (no header where one must be)", hint=ONLY)
     entries = parse_json(content, f"{path} (safetensors header)", most=MAX_HEADER)
     try:
         metadata = _metadata(entries.pop("__metadata__", {}))
         infos = {name: _info(name, entry, 8 + length) for name, entry in entries.items()}
     except ValueError as error:
-        raise CheckpointError(
-            f"{path}: the safetensors header is damaged ({error})", hint=ONLY
-        ) from error
+        raise CheckpointError(f"{path}: the safetensors header is damaged ({error})", hint=ONLY) from error
     _check_layout(infos.values(), 8 + length, size, path)
     return Header(metadata, infos)
 
@@ -137,9 +142,7 @@ def _info(name: str, entry: Any, data: int) -> TensorInfo:
 def _check_name(name: str) -> None:
     # Control characters would let two sets of names have one hash, and move a terminal's cursor.
     if not name or len(name) > MAX_NAME or not name.isprintable():
-        raise ValueError(
-            f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed"
-        )
+        raise ValueError(f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed")
 
 
 def _naturals(values: Any) -> bool:
@@ -152,14 +155,11 @@ def _check_layout(infos: Iterable[TensorInfo], at: int, size: int, path: Path) -
     for info in sorted(infos, key=lambda info: (info.start, info.nbytes)):
         if info.start + info.nbytes > size:
             raise CheckpointError(
-                f"{path}: tensor {info.name} lies beyond the end of the file ({size} bytes)",
-                hint=TRUNCATED,
+                f"{path}: tensor {info.name} lies beyond the end of the file ({size} bytes)", hint=TRUNCATED
             )
         if info.start != at:
             what = "overlaps the one before" if info.start < at else "has a gap before it"
             raise CheckpointError(f"{path}: tensor {info.name} {what}", hint=ONLY)
         at += info.nbytes
     if at != size:
-        raise CheckpointError(
-            f"{path}: {size - at} bytes behind the last tensor belong to none", hint=ONLY
-        )
+        raise CheckpointError(f"{path}: {size - at} bytes behind the last tensor belong to none", hint=ONLY)

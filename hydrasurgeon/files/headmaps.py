@@ -11,16 +11,6 @@ from typing import Any
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Kept
 
-__all__ = [
-    "HeadMap",
-    "draw_head_maps",
-    "in_rows",
-    "map_inches",
-    "put_head_maps",
-    "put_row",
-    "row_inches",
-]
-
 CELL = 0.3
 """Inches of one head."""
 AROUND = 1.1
@@ -69,9 +59,8 @@ def put_head_maps(drawn: Any, maps: Sequence[HeadMap]) -> None:
     towers = list(dict.fromkeys(tower for each in maps for tower in each.values))
     widths, heights = _inches(maps)
     grid = drawn.subplots(
-        len(maps), len(towers), squeeze=False,
-        gridspec_kw={"width_ratios": widths, "height_ratios": heights},
-    )  # fmt: skip
+        len(maps), len(towers), squeeze=False, gridspec_kw={"width_ratios": widths, "height_ratios": heights}
+    )
     for row, each in zip(grid, maps, strict=True):
         scale, last, deepest = _scale(each), None, max(map(len, each.values.values()))
         for place, tower in zip(row, towers, strict=True):
@@ -87,7 +76,7 @@ def put_head_maps(drawn: Any, maps: Sequence[HeadMap]) -> None:
 def in_rows(maps: Sequence[HeadMap]) -> list[list[HeadMap]]:
     """Maps of different towers, as many beside each other as there is room for, in rows of about one width."""
     fewest = len(_filled(maps, MOST_ABREAST))
-    spans = [maps[start:end] for start in range(len(maps)) for end in range(start + 1, len(maps) + 1)]  # fmt: skip
+    spans = [maps[start:end] for start in range(len(maps)) for end in range(start + 1, len(maps) + 1)]
     widths = sorted(row_inches(span)[0] for span in spans)
     return next(rows for most in widths if len(rows := _filled(maps, most)) <= fewest)
 
@@ -111,7 +100,7 @@ def row_inches(row: Sequence[HeadMap]) -> tuple[float, float]:
 
 def put_row(drawn: Any, row: Sequence[HeadMap]) -> None:
     """Maps beside each other, each with its towers and its scale."""
-    parts = drawn.subfigures(1, len(row), width_ratios=[map_inches([each])[0] for each in row], squeeze=False)[0]  # fmt: skip
+    parts = drawn.subfigures(1, len(row), width_ratios=[map_inches([each])[0] for each in row], squeeze=False)[0]
     for part, each in zip(parts, row, strict=True):
         put_head_maps(part, [each])
 
@@ -119,18 +108,16 @@ def put_row(drawn: Any, row: Sequence[HeadMap]) -> None:
 def _one(place: Any, each: HeadMap, tower: str, scale: tuple[float, float], deepest: int) -> Any:
     rows = each.values[tower]
     heads = max(map(len, rows), default=0)
-    cells = [[math.nan if v is None else v for v in row] + [math.nan] * (heads - len(row)) for row in rows]  # fmt: skip
+    cells = [[math.nan if v is None else v for v in row] + [math.nan] * (heads - len(row)) for row in rows]
     low, high = scale
     place.set_facecolor("0.85")
     shown = place.imshow(
-        cells, aspect="auto", vmin=low, vmax=high, cmap="RdBu_r" if each.centred else "viridis", interpolation="nearest",
-    )  # fmt: skip
+        cells, aspect="auto", vmin=low, vmax=high, cmap="RdBu_r" if each.centred else "viridis", interpolation="nearest"
+    )
     dots = [(h, layer) for layer, row in enumerate((each.kept or {}).get(tower, ())) for h in row]
     if dots:
-        place.scatter(
-            *zip(*dots, strict=True), s=14, facecolors="white", edgecolors="black", linewidths=0.6
-        )  # fmt: skip
-    place.set(title=f"{each.title}: {tower}", xlabel="head (○ kept)" if dots else "head", ylabel="layer")  # fmt: skip
+        place.scatter(*zip(*dots, strict=True), s=14, facecolors="white", edgecolors="black", linewidths=0.6)
+    place.set(title=f"{each.title}: {tower}", xlabel="head (○ kept)" if dots else "head", ylabel="layer")
     place.set_xticks(range(0, heads, _step(heads)))
     place.set_yticks(range(0, len(rows), _step(len(rows))))
     if len(rows) < deepest:
@@ -146,7 +133,7 @@ def _one(place: Any, each: HeadMap, tower: str, scale: tuple[float, float], deep
 
 def _step(count: int) -> int:
     """Every number is written, or every so many."""
-    return 1 if count * LEGIBLE <= MOST_INCHES / 2 else math.ceil(count * LEGIBLE / (MOST_INCHES / 2))  # fmt: skip
+    return 1 if count * LEGIBLE <= MOST_INCHES / 2 else math.ceil(count * LEGIBLE / (MOST_INCHES / 2))
 
 
 def _scale(each: HeadMap) -> tuple[float, float]:
@@ -163,10 +150,7 @@ def _scale(each: HeadMap) -> tuple[float, float]:
 def _inches(maps: Sequence[HeadMap]) -> tuple[list[float], list[float]]:
     """Of each column and row."""
     towers = list(dict.fromkeys(tower for each in maps for tower in each.values))
-    heads = [
-        max((len(row) for each in maps for row in each.values.get(tower, ())), default=0)
-        for tower in towers
-    ]
+    heads = [max((len(row) for each in maps for row in each.values.get(tower, ())), default=0) for tower in towers]
     layers = [max(len(rows) for rows in each.values.values()) for each in maps]
     # The name of a map needs room, however few heads there are.
     widths = [max(CELL * count, 2.2) + AROUND for count in heads]

@@ -10,8 +10,6 @@ from typing import Any
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
 from hydrasurgeon.files.names import portable
 
-__all__ = ["changes_weights", "command_line", "installed", "lineage", "merged", "step"]
-
 # What is printed before the options, not as one.
 POSITIONAL = ("checkpoint",)
 
@@ -28,25 +26,15 @@ def step(
     """One history entry; arguments that were not given are left out, paths are cut to names."""
     return Step(
         command=command,
-        args={
-            key: _portable(value)
-            for key, value in args.items()
-            if value is not None and value is not False
-        },
+        args={key: _portable(value) for key, value in args.items() if value is not None and value is not False},
         inputs=tuple(inputs),
         data=tuple(data),
         seed=seed,
-        versions={
-            name: version
-            for name in ("hydrasurgeon", "numpy", *uses)
-            if (version := installed(name))
-        },
+        versions={name: version for name in ("hydrasurgeon", "numpy", *uses) if (version := installed(name))},
     )
 
 
-def command_line(
-    entry: Step, *, inputs: Sequence[str] | None = None, out: str | None = None
-) -> list[str]:
+def command_line(entry: Step, *, inputs: Sequence[str] | None = None, out: str | None = None) -> list[str]:
     """The words of the command that a step was; `inputs` and `out` say where its files lie now."""
     names = [each.name for each in entry.inputs] if inputs is None else inputs
     words = [entry.command, *(f"./{name}" if name.startswith("-") else name for name in names)]

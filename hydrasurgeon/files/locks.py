@@ -1,6 +1,7 @@
 """Who may write an output: one process at a time, from the first check to the last rename.
 
-A lock is an advisory lock on `.NAME.exclusive.lock` beside the output. The system lets go of it when its process ends, however
+A lock is an advisory lock on `.NAME.exclusive.lock` beside the output. The system lets go of it when its process ends,
+however
 that ends, so a lock file that a killed run left behind locks nobody out.
 """
 
@@ -19,8 +20,6 @@ from typing import ParamSpec, TypeVar
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.run import is_main_process
 
-__all__ = ["claims", "hold", "releases_claims"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -30,6 +29,7 @@ if sys.platform == "win32":
     def _take(lock: int) -> None:
         os.lseek(lock, 1 << 30, os.SEEK_SET)  # far behind the text, which others must read
         msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)
+
 else:
     import fcntl
 
@@ -121,13 +121,10 @@ def _opened(place: Path, path: Path, option: str) -> int:
 
 def _taken(path: Path, option: str, holder: str) -> OutputError:
     if holder == str(os.getpid()):
-        return OutputError(
-            f"{option} {path}: is written by this command already", hint="Give another name."
-        )
+        return OutputError(f"{option} {path}: is written by this command already", hint="Give another name.")
     who = f" (process {holder})" if holder.isdigit() else ""
     return OutputError(
-        f"{option} {path}: another hydrasurgeon is writing it{who}",
-        hint="Wait for it to end, or give another name.",
+        f"{option} {path}: another hydrasurgeon is writing it{who}", hint="Wait for it to end, or give another name."
     )
 
 

@@ -25,29 +25,6 @@ from hydrasurgeon.files.foreign import check_structure, parse_json, read_bytes
 from hydrasurgeon.files.mixture import check_mixture
 from hydrasurgeon.heads import Layers
 
-__all__ = [
-    "FAMILY_NAMES",
-    "FORMAT",
-    "HEADER_KEY",
-    "DataRecord",
-    "Fusion",
-    "HydraManifest",
-    "Input",
-    "Manifest",
-    "ManifestT",
-    "Member",
-    "Model",
-    "Refined",
-    "Score",
-    "SingleManifest",
-    "Step",
-    "Tower",
-    "json_schema",
-    "parse_manifest",
-    "read_manifest",
-    "sidecar",
-]
-
 FORMAT = "hydrasurgeon.manifest/1"
 """How a manifest says that it is one, and of which version."""
 HEADER_KEY = "hydrasurgeon"
@@ -109,11 +86,7 @@ def _family(name: object) -> str:
     return name
 
 
-FamilyName = Annotated[
-    str,
-    PlainValidator(_family),
-    WithJsonSchema({"enum": list(FAMILY_NAMES), "type": "string"}),
-]
+FamilyName = Annotated[str, PlainValidator(_family), WithJsonSchema({"enum": list(FAMILY_NAMES), "type": "string"})]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Index = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
@@ -128,9 +101,7 @@ Json = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Model(_Record):
@@ -168,7 +139,8 @@ class DataRecord(_Record):
 
 
 class Refined(_Record):
-    """The heads to remove when exactly so many go, better than the first of the order; the order holds for any other number."""
+    """The heads to remove when exactly so many go, better than the first of the order; the order holds for any other
+    number."""
 
     removed: tuple[tuple[TowerName, Index, Index], ...] = Field(min_length=1)
     value: float
@@ -194,9 +166,7 @@ class Score(_Record):
         if self.refined is not None and len(self.refined.removed) > len(self.order or ()):
             raise ValueError("refined for more removals than the order has")
         if self.trace is not None and len(self.trace) != len(self.order or ()):
-            raise ValueError(
-                f"a trace of {len(self.trace)} for an order of {len(self.order or ())}"
-            )
+            raise ValueError(f"a trace of {len(self.trace)} for an order of {len(self.order or ())}")
         return self
 
 
@@ -269,9 +239,7 @@ class _Manifest(_Record):
         if self.decision is not None:
             _check_decision(self.decision, len(selections), self.history)
         if self.kind == "backbone" and any(
-            len(row) != self.towers[tower].heads
-            for tower, rows in (self.kept or {}).items()
-            for row in rows
+            len(row) != self.towers[tower].heads for tower, rows in (self.kept or {}).items() for row in rows
         ):
             raise ValueError("a backbone keeps all its heads")
         for name, score in self.scores.items():
@@ -299,11 +267,7 @@ class _Manifest(_Record):
             del plain["fusion"]["weights"]
         optional = ("kept", "members", "fusion", "decision")
         return {
-            **{
-                key: value
-                for key, value in plain.items()
-                if key not in optional or value is not None
-            },
+            **{key: value for key, value in plain.items() if key not in optional or value is not None},
             "scores": {
                 name: {key: value for key, value in score.items() if value is not None}
                 for name, score in plain["scores"].items()
@@ -338,20 +302,14 @@ ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None:
     if set(kept) != set(towers):
-        raise ValueError(
-            f"kept heads speak of towers {sorted(kept)}, the model has {sorted(towers)}"
-        )
+        raise ValueError(f"kept heads speak of towers {sorted(kept)}, the model has {sorted(towers)}")
     for name, rows in kept.items():
         tower = towers[name]
         if len(rows) != tower.layers:
-            raise ValueError(
-                f"{name}: kept heads for {len(rows)} layers, the tower has {tower.layers}"
-            )
+            raise ValueError(f"{name}: kept heads for {len(rows)} layers, the tower has {tower.layers}")
         for layer, row in enumerate(rows):
             if list(row) != sorted(set(row)) or any(head >= tower.heads for head in row):
-                raise ValueError(
-                    f"{name} layer {layer}: {list(row)} are not sorted heads below {tower.heads}"
-                )
+                raise ValueError(f"{name} layer {layer}: {list(row)} are not sorted heads below {tower.heads}")
 
 
 def _check_decision(decision: Decision, members: int, history: tuple[Step, ...]) -> None:
@@ -361,9 +319,7 @@ def _check_decision(decision: Decision, members: int, history: tuple[Step, ...])
         raise ValueError(f"decision: an OOD score of {len(standards)} members, there are {members}")
     cascade = decision.cascade
     if cascade is not None and len(cascade.order) != members:
-        raise ValueError(
-            f"decision: a cascade of {len(cascade.order)} members, there are {members}"
-        )
+        raise ValueError(f"decision: a cascade of {len(cascade.order)} members, there are {members}")
     made = [entry for entry in history if entry.command == "calibrate"]
     if not made or len(made[-1].inputs) != 1:
         raise ValueError("decision: the history has no calibrate that it comes from")
@@ -373,11 +329,7 @@ def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
     """A score speaks of heads that the model has."""
     for tower, rows in (score.values or {}).items():
         sizes = {len(row) for row in rows}
-        if (
-            tower not in towers
-            or len(rows) != towers[tower].layers
-            or sizes != {towers[tower].heads}
-        ):
+        if tower not in towers or len(rows) != towers[tower].layers or sizes != {towers[tower].heads}:
             raise ValueError(f"score {name}: {tower} has no value for every head of the model")
     order = score.order or ()
     if len(set(order)) != len(order):

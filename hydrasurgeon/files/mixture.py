@@ -1,4 +1,5 @@
-"""The members' weights in a hydra's mean, p = Σ_m w_m p_m: positive numbers of sum 1; None where all members count alike."""
+"""The members' weights in a hydra's mean, p = Σ_m w_m p_m: positive numbers of sum 1; None where all members count
+alike."""
 
 from __future__ import annotations
 
@@ -6,17 +7,6 @@ import math
 from collections.abc import Sequence
 
 from hydrasurgeon.errors import UsageError
-
-__all__ = [
-    "Mixture",
-    "among",
-    "as_given",
-    "check_mixture",
-    "joined",
-    "mixture_of",
-    "parse_mixture",
-    "shown",
-]
 
 Mixture = tuple[float, ...]
 """A weight for each member, as the file numbers them."""
@@ -48,9 +38,11 @@ def parse_mixture(text: str | Sequence[float], members: int) -> Mixture | None:
     try:
         weights = [float(word) for word in words]
     except ValueError as error:
-        raise UsageError(f"{shown}: not numbers with commas between them", hint="Such as --weights 2,1,1.") from error  # fmt: skip
+        raise UsageError(f"{shown}: not numbers with commas between them", hint="Such as --weights 2,1,1.") from error
     if len(weights) != members:
-        raise UsageError(f"{shown}: {len(weights)} weights for {members} members", hint="Give one for each, in their order.")  # fmt: skip
+        raise UsageError(
+            f"{shown}: {len(weights)} weights for {members} members", hint="Give one for each, in their order."
+        )
     wrong = next((w for w in weights if not (math.isfinite(w) and w > 0)), None)
     if wrong is not None:
         raise UsageError(
@@ -58,7 +50,9 @@ def parse_mixture(text: str | Sequence[float], members: int) -> Mixture | None:
             hint="A member that is not to count is left out of the hydra.",
         )
     if math.isinf(sum(weights)):
-        raise UsageError(f"{shown}: are too large to be added up", hint="Only their proportions count: give smaller ones.")  # fmt: skip
+        raise UsageError(
+            f"{shown}: are too large to be added up", hint="Only their proportions count: give smaller ones."
+        )
     made = mixture_of(weights)
     if made is not None and not all(weight > 0 for weight in made):
         raise UsageError(f"{shown}: are too far apart: one would be 0 beside the others")
@@ -85,9 +79,8 @@ def among(mixture: Mixture | None, members: Sequence[int]) -> Mixture | None:
 
 
 def joined(parts: Sequence[tuple[int, Mixture | None]]) -> Mixture | None:
-    """Of several models as one ensemble, each of so many members: every member counts as a model of one does, on average."""
+    """Of several models as one ensemble, each of so many members: every member counts as a model of one does, on
+    average."""
     if all(mixture is None for _, mixture in parts):
         return None
-    return mixture_of(
-        [weight * count for count, mixture in parts for weight in mixture or [1 / count] * count]
-    )
+    return mixture_of([weight * count for count, mixture in parts for weight in mixture or [1 / count] * count])

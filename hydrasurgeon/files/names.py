@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from unicodedata import category
 
-__all__ = ["MAX_NAME", "is_name", "portable"]
-
 # Characters of a name.
 MAX_NAME = 500
 # Unicode's categories of control characters, lone surrogates (bytes that were not UTF-8) and ends of lines.
@@ -15,9 +13,7 @@ UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 
 
 def is_name(text: str) -> bool:
-    return 0 < len(text.strip()) <= len(text) <= MAX_NAME and not UNNAMEABLE & set(
-        map(category, text)
-    )
+    return 0 < len(text.strip()) <= len(text) <= MAX_NAME and not UNNAMEABLE & set(map(category, text))
 
 
 def portable(spec: str) -> str:

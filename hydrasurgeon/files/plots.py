@@ -11,8 +11,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_bytes
 from hydrasurgeon.lookup import need
 
-__all__ = ["check_plot", "figure", "save_figure"]
-
 SUFFIXES = (".png", ".svg")
 """What a picture may be called; matplotlib draws by that."""
 

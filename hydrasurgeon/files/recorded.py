@@ -9,20 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.manifest import Step
 
-__all__ = [
-    "CalibrateOptions",
-    "ExportOptions",
-    "FinetuneOptions",
-    "FuseOptions",
-    "InitOptions",
-    "NamedOptions",
-    "PruneOptions",
-    "RunOptions",
-    "ScoreOptions",
-    "StepOptions",
-    "options_of",
-]
-
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -149,6 +135,4 @@ def options_of(entry: Step, where: str) -> StepOptions:
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
-        raise ManifestError(
-            f"{where}: its history's {entry.command}: {at}: {first['msg']}"
-        ) from error
+        raise ManifestError(f"{where}: its history's {entry.command}: {at}: {first['msg']}") from error

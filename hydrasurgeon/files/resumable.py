@@ -23,8 +23,6 @@ from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.atomic import sweep
 from hydrasurgeon.files.foreign import open_regular, parse_json
 
-__all__ = ["DONE", "FORMAT", "Resumable", "Work", "check_place", "clear", "content_hash", "there"]
-
 FORMAT = "hydrasurgeon.state"
 """The text by which a state is told from other files."""
 TEXTS = {FORMAT, "identity", "position", "sha256"}
@@ -81,9 +79,7 @@ class Resumable:
             raise ValueError("it does not hold texts alone")
         if format != wanted:
             raise ValueError(f"its format is {texts[FORMAT][:60]!r}; this version reads {wanted}")
-        if texts["sha256"] != content_hash(
-            {k: v for k, v in texts.items() if k != "sha256"}, weights
-        ):
+        if texts["sha256"] != content_hash({k: v for k, v in texts.items() if k != "sha256"}, weights):
             raise ValueError("its content does not match its own hash")
         self._check_same(parse_json(texts["identity"], "identity", most=most))
         return parse_json(texts["position"], "position", most=most)
@@ -95,11 +91,11 @@ class Resumable:
             yield
         except ValidationError as error:
             first = error.errors()[0]
-            raise self._damaged(": ".join((".".join(map(str, first["loc"])), first["msg"]))) from error  # fmt: skip
+            raise self._damaged(": ".join((".".join(map(str, first["loc"])), first["msg"]))) from error
         except CheckpointError as error:
             raise self._damaged(error.message.removeprefix(f"{self.path}: ")) from error
         except OtherVersionError as error:
-            raise self._useless(f"was written by another version of hydrasurgeon ({error})") from error  # fmt: skip
+            raise self._useless(f"was written by another version of hydrasurgeon ({error})") from error
         except ValueError as error:
             raise self._damaged(str(error)) from error
 
@@ -140,15 +136,15 @@ def there(path: Path) -> bool:
 
 
 def clear(path: Path, work: Work, *, next: str = DONE) -> None:
-    """A state is of no use once its work is done; a file of another kind stays. `next` is what to do where it cannot go."""
+    """A state is of no use once its work is done; a file of another kind stays. `next` is what to do where it cannot
+    go."""
     if not _is_state(path, work):
         return
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
-            f"{path}: the state of the {work.name} cannot be removed ({error.strerror or error})",
-            hint=next,
+            f"{path}: the state of the {work.name} cannot be removed ({error.strerror or error})", hint=next
         ) from error
 
 
@@ -192,7 +188,7 @@ def content_hash(texts: Mapping[str, str], weights: str) -> str:
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
     """What lies within records and lists by its place, so that a difference is named and not shown as a whole."""
-    parts = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}  # fmt: skip
+    parts = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
     if not parts:
         return {name: value} if name else {}
     flat: dict[str, Any] = {}

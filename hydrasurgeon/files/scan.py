@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["Scanned", "finite", "scan", "sound", "spoiled"]
-
 PIECE_BYTES = 1 << 20
 """Small enough to stay in a core's cache between hashing and looking, large enough that calls do not count."""
 EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F}

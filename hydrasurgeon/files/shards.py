@@ -11,8 +11,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import fill
 from hydrasurgeon.files.tensors import Entry, Planned, write_tensors
 
-__all__ = ["INDEX", "MAX_SHARDS", "check_count", "parse_size", "write_shards"]
-
 INDEX = ".index.json"
 """Ending of the file that says which tensor lies in which of several files."""
 # Files that one model is cut into; the largest published ones have some 200.
@@ -51,7 +49,8 @@ def write_shards(
 ) -> None:
     """The files that stand for `weights`, each of at most `most` bytes of tensors or of a single one.
 
-    The first carries the metadata, which knows the hash of all, `others` in files beside them too: so it is written last.
+    The first carries the metadata, which knows the hash of all, `others` in files beside them too: so it is written
+    last.
     """
     shards = _cut(planned, most)
     if len(shards) == 1:
@@ -66,12 +65,8 @@ def write_shards(
     write_tensors(weights.with_name(names[0]), shards[0], metadata, others=written)
     index = {
         "metadata": {"total_size": sum(plan.nbytes for plan in planned)},
-        "weight_map": {
-            plan.name: name
-            for name, shard in zip(names, shards, strict=True)
-            for plan in shard
-        },
-    }  # fmt: skip
+        "weight_map": {plan.name: name for name, shard in zip(names, shards, strict=True) for plan in shard},
+    }
     text = json.dumps(index, indent=2) + "\n"
     fill(weights.with_name(f"{weights.name}{INDEX}"), text.encode())
 

@@ -31,23 +31,6 @@ if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, an
     Parts = Generator[Raw, None, str]
     """The arrays that make up a tensor, one behind the other, and in the end the sha256 of their bytes."""
 
-__all__ = [
-    "Entry",
-    "Planned",
-    "TensorFile",
-    "TensorInfo",
-    "Tensors",
-    "as_bytes",
-    "as_float",
-    "digest",
-    "from_float",
-    "hashed",
-    "sha256_of",
-    "weights_sha256",
-    "whole",
-    "write_tensors",
-]
-
 Entry = tuple[str, str, tuple[int, ...], str]
 """What the weights' hash takes from a tensor: its name, dtype and shape, and the sha256 of its bytes."""
 
@@ -82,19 +65,16 @@ class TensorFile:
         (array,) = self.blocks(name, most=info.nbytes) if info.nbytes else (_empty(info, 0),)
         return array.reshape(info.shape)
 
-    def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
-    ) -> Iterator[Raw]:
-        """The same as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other; of elements `start` to `stop`."""
+    def blocks(self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None) -> Iterator[Raw]:
+        """The same as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other; of elements `start` to
+        `stop`."""
         info = self.infos[name]
         width = ITEMSIZE[info.dtype]
         step = max(1, (most or BLOCK_BYTES) // width)
         end = math.prod(info.shape) if stop is None else stop
         with open_regular(self.path) as file:
             if _stamp(file) != self._stamp:
-                raise CheckpointError(
-                    f"{self.path}: changed while it was read", hint="Run the command again."
-                )
+                raise CheckpointError(f"{self.path}: changed while it was read", hint="Run the command again.")
             while start < end:
                 count = min(step, end - start)
                 array = _empty(info, count)
@@ -111,8 +91,7 @@ class TensorFile:
                 count = file.readinto(view[done:])
                 if not count:
                     raise CheckpointError(
-                        f"{self.path}: ends inside tensor {info.name}",
-                        hint="The file is truncated: copy it again.",
+                        f"{self.path}: ends inside tensor {info.name}", hint="The file is truncated: copy it again."
                     )
                 done += count
         except OSError as error:
@@ -141,9 +120,7 @@ class Tensors(Mapping[str, TensorInfo]):
         for file in self.files:
             if both := homes.keys() & file.infos:
                 name = min(both)
-                raise CheckpointError(
-                    f"{file.path}: tensor {name} is in {homes[name].path.name} too"
-                )
+                raise CheckpointError(f"{file.path}: tensor {name} is in {homes[name].path.name} too")
             homes |= dict.fromkeys(file.infos, file)
         pairs = {name: name for name in homes} if names is None else names
         self._home = {name: (homes[stored], stored) for name, stored in pairs.items()}
@@ -171,10 +148,9 @@ class Tensors(Mapping[str, TensorInfo]):
         file, stored = self._home[name]
         return file.read(stored)
 
-    def blocks(
-        self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None
-    ) -> Iterator[Raw]:
-        """The tensor as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other; of elements `start` to `stop`."""
+    def blocks(self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None) -> Iterator[Raw]:
+        """The tensor as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other; of elements `start` to
+        `stop`."""
         file, stored = self._home[name]
         return file.blocks(stored, start=start, stop=stop, most=most)
 
@@ -236,16 +212,11 @@ def from_float(values: NDArray[np.float64], dtype: str) -> Raw:
     if dtype == "BF16":
         bits = values.astype("f4").view("u4")
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("u2")
-    return values.astype({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype]).view(
-        CARRIER[ITEMSIZE[dtype]]
-    )
+    return values.astype({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype]).view(CARRIER[ITEMSIZE[dtype]])
 
 
 def weights_sha256(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) -> str:
-    return _combine(
-        (infos[name].name, infos[name].dtype, infos[name].shape, digests[name])
-        for name in sorted(infos)
-    )
+    return _combine((infos[name].name, infos[name].dtype, infos[name].shape, digests[name]) for name in sorted(infos))
 
 
 def _combine(entries: Iterable[Entry]) -> str:
@@ -291,10 +262,7 @@ def write_tensors(
     def header(sha256: str | None) -> bytes:
         entries = {
             "__metadata__": {"format": "pt", **metadata(sha256)},
-            **{
-                p.name: {"dtype": p.dtype, "shape": list(p.shape), "data_offsets": offsets[p.name]}
-                for p in planned
-            },
+            **{p.name: {"dtype": p.dtype, "shape": list(p.shape), "data_offsets": offsets[p.name]} for p in planned},
         }
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
         return text + b" " * (-len(text) % 8)
@@ -318,9 +286,7 @@ def write_tensors(
             assert file.tell() - start == plan.nbytes, f"{plan.name}: not {plan.shape}"
             digests.append((plan.name, plan.dtype, plan.shape, one))
         final = header(_combine(sorted((*others, *digests))))
-        assert len(final) == len(first), (
-            "the manifest changed its length while the weights were written"
-        )
+        assert len(final) == len(first), "the manifest changed its length while the weights were written"
         file.seek(8)
         file.write(final)
         file.flush()
@@ -329,16 +295,15 @@ def write_tensors(
 
 
 def _produced(planned: Sequence[Planned]) -> Iterator[tuple[Planned, Iterable[Raw | str]]]:
-    """Each tensor's parts, its hash last: read, cut and hashed ahead of the writer, a bounded number of bytes at a time."""
+    """Each tensor's parts, its hash last: read, cut and hashed ahead of the writer, a bounded number of bytes at a
+    time."""
     with ThreadPoolExecutor(THREADS) as pool:
         waiting: list[tuple[Planned, Future[list[Raw | str]] | None]] = []
         ahead = 0
         queue = iter(planned)
         upcoming = next(queue, None)
         while waiting or upcoming is not None:
-            while upcoming is not None and (
-                not waiting or ahead + _held(upcoming) <= LOOKAHEAD_BYTES
-            ):
+            while upcoming is not None and (not waiting or ahead + _held(upcoming) <= LOOKAHEAD_BYTES):
                 large = upcoming.nbytes > LARGE_BYTES
                 waiting.append((upcoming, None if large else pool.submit(_all_parts, upcoming)))
                 ahead += _held(upcoming)

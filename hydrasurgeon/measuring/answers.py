@@ -21,8 +21,6 @@ from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.report import IdResult
 from hydrasurgeon.measuring.smooth import smooth_ece
 
-__all__ = ["Answered", "Answers", "Foreign", "answered", "answers", "in_pieces", "summary"]
-
 # Logits that are worked on at a time: 4 MB of them, so that what is made of them stays near the processor.
 ELEMENTS = 1 << 20
 
@@ -89,7 +87,7 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
             for s in predictions.ood
         ),
         predictions.logits.shape[-1],
-    )  # fmt: skip
+    )
 
 
 def answers(logits: Logits, labels: Labels, reading: Reading) -> Answers:
@@ -99,9 +97,7 @@ def answers(logits: Logits, labels: Labels, reading: Reading) -> Answers:
     for rows, truth in in_pieces(logits, labels):
         piece = _piece(rows, truth, reading)
         # Made at once: small tensors kept from each piece would tear the memory that the next one could use.
-        joined = joined or {
-            name: values.new_empty(len(labels), *values.shape[1:]) for name, values in piece.items()
-        }
+        joined = joined or {name: values.new_empty(len(labels), *values.shape[1:]) for name, values in piece.items()}
         for name, values in piece.items():
             joined[name][done : done + len(rows)] = values
         done += len(rows)
@@ -121,10 +117,13 @@ def _piece(logits: Logits, labels: Labels, reading: Reading) -> dict[str, Tensor
     of_truth = probs.gather(1, labels[:, None])[:, 0]
     mutual_information, disagreement = reading.apart(logits)
     values = {
-        "confidence": confidence, "correct": predicted == labels,
-        "brier": (probs - truth).square().sum(dim=-1), "nll": -of_truth.clamp_min(TINY).log(),
-        "mutual_information": mutual_information, "disagreement": disagreement,
-    }  # fmt: skip
+        "confidence": confidence,
+        "correct": predicted == labels,
+        "brier": (probs - truth).square().sum(dim=-1),
+        "nll": -of_truth.clamp_min(TINY).log(),
+        "mutual_information": mutual_information,
+        "disagreement": disagreement,
+    }
     if reading.conformal is not None:
         sets = reading.conformal.sets(probs)
         values["covered"] = sets.gather(1, labels[:, None])[:, 0]
@@ -138,16 +137,21 @@ def summary(inside: Answers, reading: Reading) -> IdResult:
     def measures(rows: Tensor | slice) -> dict[str, float | None]:
         sure, right = inside.confidence[rows], inside.correct[rows]
         return {
-            "accuracy": float(right.double().mean()), "brier": float(inside.brier[rows].mean()),
-            "nll": float(inside.nll[rows].mean()), "ece": metrics.ece_of(sure, right), "aece": metrics.aece_of(sure, right),
-            "aurc": selective.aurc(sure, right), "augrc": selective.augrc(sure, right),
-            "cov5": selective.coverage_at_risk(sure, right), "mis_auroc": selective.misclassification_auroc(sure, right),
-        }  # fmt: skip
+            "accuracy": float(right.double().mean()),
+            "brier": float(inside.brier[rows].mean()),
+            "nll": float(inside.nll[rows].mean()),
+            "ece": metrics.ece_of(sure, right),
+            "aece": metrics.aece_of(sure, right),
+            "aurc": selective.aurc(sure, right),
+            "augrc": selective.augrc(sure, right),
+            "cov5": selective.coverage_at_risk(sure, right),
+            "mis_auroc": selective.misclassification_auroc(sure, right),
+        }
 
     values: dict[str, object] = {**measures(slice(None))}
     values["smece"] = smooth_ece(inside.confidence, inside.correct)
     if inside.covered is not None and inside.set_size is not None:
-        values |= {"coverage": float(inside.covered.double().mean()), "set_size": float(inside.set_size.mean())}  # fmt: skip
+        values |= {"coverage": float(inside.covered.double().mean()), "set_size": float(inside.set_size.mean())}
     if reading.ci is not None:
         values["ci"] = bootstrap(measures, len(inside.labels), level=reading.ci, seed=reading.seed)
     return IdResult.model_validate({"n": len(inside.labels), **values})

@@ -18,8 +18,6 @@ from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.lookup import nearest
 from hydrasurgeon.measuring.report import Asserted, Result
 
-__all__ = ["Assertion", "check_paths", "judged", "parse_assertion", "paths_of", "require"]
-
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -28,7 +26,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 """How a number is held to a limit, by the operator as it is typed."""
-ROOTS = ("members", "id", "ood", "ood_average", "shift", "shift_average", "diversity", "cost", "sets", "sets_average")  # fmt: skip
+ROOTS = ("members", "id", "ood", "ood_average", "shift", "shift_average", "diversity", "cost", "sets", "sets_average")
 """The parts of a result that hold numbers."""
 FORM = re.compile(
     rf"(?:(?P<result>.+?):)?(?P<path>(?:{'|'.join(ROOTS)})(?:\.[^<>=]+?)?)"
@@ -113,8 +111,7 @@ def check_paths(assertions: Sequence[Assertion], results: Sequence[Result]) -> N
         paths = list(dict.fromkeys(path for result in about for path in paths_of(result)))
         if assertion.path not in paths:
             raise UsageError(
-                f"--assert {assertion.text}: the report has no {assertion.path}",
-                hint=_choice(assertion.path, paths),
+                f"--assert {assertion.text}: the report has no {assertion.path}", hint=_choice(assertion.path, paths)
             )
 
 

@@ -14,16 +14,6 @@ from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = [
-    "cost_of",
-    "first_sample",
-    "launches",
-    "macs",
-    "parameters",
-    "tokens_of",
-    "without_padding",
-]
-
 
 def parameters(model: nn.Module) -> int:
     """Each distinct parameter once, so that what members share is not counted twice."""

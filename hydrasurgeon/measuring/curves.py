@@ -1,4 +1,5 @@
-"""What pictures of answers are drawn from: reliability, histograms, ROC and risk over coverage, in a few hundred points."""
+"""What pictures of answers are drawn from: reliability, histograms, ROC and risk over coverage, in a few hundred
+points."""
 
 from __future__ import annotations
 
@@ -11,8 +12,6 @@ from torch import Tensor
 
 from hydrasurgeon.measuring.metrics import BINS, bins_of
 from hydrasurgeon.measuring.selective import risks
-
-__all__ = ["Bin", "histogram", "reliability", "risk_coverage", "roc"]
 
 POINTS = 160
 """Of a curve: more than a chart has pixels for tells nothing."""
@@ -38,7 +37,9 @@ class Bin:
 def reliability(confidence: Values, correct: Bool[Tensor, " sample"]) -> list[Bin]:
     """The bins of the ECE that hold anything."""
     bins = bins_of(confidence)
-    counts = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(0, bins, torch.ones_like(confidence, dtype=torch.float64))  # fmt: skip
+    counts = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
+        0, bins, torch.ones_like(confidence, dtype=torch.float64)
+    )
     sure = torch.zeros_like(counts).index_add_(0, bins, confidence.double())
     right = torch.zeros_like(counts).index_add_(0, bins, correct.double())
     return [

@@ -14,8 +14,6 @@ from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.visible import visible
 
-__all__ = ["ensembled"]
-
 
 def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
     """All their members as one model's; DataError where they did not answer for the same samples."""
@@ -42,7 +40,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
         cost=_in_turn([cost for cost in costs if cost is not None]) if all(costs) else None,
         mixture=joined([(each.members, each.mixture) for each in every]),
         notes=tuple(note for each in every for note in each.notes),
-    )  # fmt: skip
+    )
 
 
 def _joined(logits: Sequence[Tensor]) -> Tensor:
@@ -65,7 +63,10 @@ def _alike(first_path: Path, first: Predictions, path: Path, other: Predictions)
     def refuse(what: str) -> None:
         raise DataError(
             f"--ensemble: {first_path} and {path} {what}",
-            hint="Write both with eval --predictions on the same data, in the same order and with the same --limit and --seed.",
+            hint=(
+                "Write both with eval --predictions on the same data, in the same order and with the same --limit and"
+                " --seed."
+            ),
         )
 
     if first.logits.shape[2] != other.logits.shape[2]:
@@ -74,12 +75,10 @@ def _alike(first_path: Path, first: Predictions, path: Path, other: Predictions)
         refuse("have other labels")
     bare = [s.name for p in (first, other) for s in p.ood if s.logits is None]
     if bare:
-        refuse(
-            f"hold scores of {visible(bare[0])} without logits, of which no ensemble can be made"
-        )
+        refuse(f"hold scores of {visible(bare[0])} without logits, of which no ensemble can be made")
     foreign, theirs = ({s.name: (s.group, len(s)) for s in p.ood} for p in (first, other))
     if foreign != theirs:
         refuse("hold other OOD sets")
-    shifted, their = ({(s.name, s.severity): s.labels.tolist() for s in p.shift} for p in (first, other))  # fmt: skip
+    shifted, their = ({(s.name, s.severity): s.labels.tolist() for s in p.shift} for p in (first, other))
     if shifted != their:
         refuse("hold other shifted sets")

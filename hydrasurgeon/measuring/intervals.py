@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-__all__ = ["REPEATS", "bootstrap"]
-
 # Resamples: the ends of a 95 % interval then move by less than a tenth of its width.
 REPEATS = 1000
 

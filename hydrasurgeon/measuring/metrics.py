@@ -12,48 +12,14 @@ import math
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import (
-    TINY,
-    Labels,
-    Logits,
-    Probs,
-    Scores,
-    mean_probs,
-    member_probs,
-    nll,
-    tempered,
-)
+from hydrasurgeon.decision.probabilities import TINY, Labels, Logits, Probs, Scores, mean_probs, nll
+from hydrasurgeon.decision.probabilities import member_probs as member_probs
+from hydrasurgeon.decision.probabilities import tempered as tempered
 from hydrasurgeon.decision.scores.fitted import check_score
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS, mutual_information
-from hydrasurgeon.decision.temperature import fit_temperature
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.scores.on_logits import mutual_information as mutual_information
+from hydrasurgeon.decision.temperature import fit_temperature as fit_temperature
 from hydrasurgeon.files.mixture import Mixture
-
-__all__ = [
-    "BINS",
-    "TINY",
-    "accuracy",
-    "aece",
-    "aece_of",
-    "aupr",
-    "auroc",
-    "bins_of",
-    "brier",
-    "disagreement",
-    "disagreements",
-    "ece",
-    "ece_of",
-    "fit_temperature",
-    "fpr95",
-    "id_metrics",
-    "mean_probs",
-    "member_probs",
-    "mutual_information",
-    "nll",
-    "ood_metrics",
-    "ood_score",
-    "probability_metrics",
-    "tempered",
-]
 
 BINS = 15
 """Of ECE and its kin, as Guo et al. (2017) count."""
@@ -103,9 +69,7 @@ def aece_of(confidence: Scores, correct: Tensor) -> float:
 
 
 def _calibration(confidence: Tensor, correct: Tensor, bins: Tensor) -> float:
-    gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
-        0, bins, correct.double() - confidence.double()
-    )
+    gap = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(0, bins, correct.double() - confidence.double())
     return float(gap.abs().sum() / len(confidence))
 
 
@@ -151,7 +115,8 @@ def disagreement(logits: Logits) -> float:
 def disagreements(logits: Logits, mixture: Mixture | None = None) -> Scores:
     """The same of each sample; a pair of members counts by the product of their weights.
 
-    Σ_{i<j} w_i w_j [c_i ≠ c_j] / Σ_{i<j} w_i w_j = (1 − Σ_c W_c²) / (1 − Σ_m w_m²), W_c being the weight of those that say c.
+    Σ_{i<j} w_i w_j [c_i ≠ c_j] / Σ_{i<j} w_i w_j = (1 − Σ_c W_c²) / (1 − Σ_m w_m²), W_c being the weight of those that
+    say c.
     """
     votes = logits.argmax(dim=-1)
     members = votes.shape[1]
@@ -161,9 +126,7 @@ def disagreements(logits: Logits, mixture: Mixture | None = None) -> Scores:
         weights = torch.tensor(mixture, dtype=torch.float64)
         of_class = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
         of_class.scatter_add_(1, votes, weights.expand(votes.shape))
-        pairs = (1 - weights.square().sum()).clamp_min(
-            TINY
-        )  # 0 where one member has all the weight
+        pairs = (1 - weights.square().sum()).clamp_min(TINY)  # 0 where one member has all the weight
         return ((1 - of_class.square().sum(dim=-1)) / pairs).clamp(0.0, 1.0)
     # Of the n (n − 1) / 2 pairs, those of one class: counted class by class, however many members there are.
     counts = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
@@ -171,9 +134,7 @@ def disagreements(logits: Logits, mixture: Mixture | None = None) -> Scores:
     return 1 - (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
 
 
-def ood_score(
-    logits: Logits, kind: str, temperature: float = 1.0, mixture: Mixture | None = None
-) -> Scores:
+def ood_score(logits: Logits, kind: str, temperature: float = 1.0, mixture: Mixture | None = None) -> Scores:
     """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
     check_score(kind, tuple(ON_LOGITS))
     return ON_LOGITS[kind](logits, temperature, mixture).round(decimals=DIGITS)

@@ -12,13 +12,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["MultiplyAdds"]
-
 # Operator → where its left factor stands; each number of the result sums over the factor's last dimension.
-LEFT_FACTOR = {
-    "mm": 0, "bmm": 0, "mv": 0, "dot": 0, "matmul": 0, "linear": 0,
-    "addmm": 1, "baddbmm": 1, "addmv": 1,
-}  # fmt: skip
+LEFT_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
 """torch's operators that convolve."""
 # The first in inference mode. With gradients, `_scaled_dot_product_` is followed by what device, version and dtype

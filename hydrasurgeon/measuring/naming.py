@@ -14,21 +14,21 @@ from hydrasurgeon.measuring.report import Result
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.answers import Answered
 
-__all__ = ["files_apart", "name_of", "told_apart"]
-
 
 def name_of(job: Sequence[Checkpoint], *, passes: int | None = None) -> str:
-    """Of a checkpoint, or of several that answer together; `passes`: of MC Dropout, which the plain model may stand beside."""
+    """Of a checkpoint, or of several that answer together; `passes`: of MC Dropout, which the plain model may stand
+    beside."""
     name = " + ".join(each.alias or each.name.removesuffix(SUFFIX) for each in job)
     return name if passes is None else f"{name} ({passes} pass{'' if passes == 1 else 'es'})"
 
 
 def told_apart(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Those that share a name, as files in several folders do, with the last folders that differ; one and the same file keeps one name."""
+    """Those that share a name, as files in several folders do, with the last folders that differ; one and the same file
+    keeps one name."""
     names = [name_of([each]) for each in checkpoints]
     apart = []
     for name, each in zip(names, checkpoints, strict=True):
-        called = _with_folders(each, [o for n, o in zip(names, checkpoints, strict=True) if n == name])  # fmt: skip
+        called = _with_folders(each, [o for n, o in zip(names, checkpoints, strict=True) if n == name])
         apart.append(each if called == name else replace(each, alias=called))
     return apart
 
@@ -46,19 +46,17 @@ def _with_folders(checkpoint: Checkpoint, rivals: Sequence[Checkpoint]) -> str:
 
 
 def files_apart(
-    results: Sequence[Result],
-    answered: list[Answered],
-    files: Sequence[str | Path],
-    taken: Collection[str],
+    results: Sequence[Result], answered: list[Answered], files: Sequence[str | Path], taken: Collection[str]
 ) -> list[Result]:
-    """Predictions files say themselves what they are called: those that share a name with another row have their file behind it, in `answered`, too.
+    """Predictions files say themselves what they are called: those that share a name with another row have their file
+    behind it, in `answered`, too.
 
     One and the same file keeps one name.
-    """  # fmt: skip
+    """
     paths = [Path(file).absolute() for file in files]
     apart = list(results)
     for at, (row, path) in enumerate(zip(results, paths, strict=True)):
-        rivals = [other for each, other in zip(results, paths, strict=True) if each.name == row.name and other != path]  # fmt: skip
+        rivals = [other for each, other in zip(results, paths, strict=True) if each.name == row.name and other != path]
         if rivals or row.name in taken:
             called = f"{row.name} ({_shortest(path.parts, [other.parts for other in rivals])})"
             apart[at] = row.model_copy(update={"name": called})

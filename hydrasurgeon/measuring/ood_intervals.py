@@ -12,8 +12,6 @@ from torch import Tensor
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.intervals import bootstrap
 
-__all__ = ["Ranked", "ood_intervals"]
-
 Interval = tuple[float, float]
 Scores = Float[Tensor, " sample"]
 Rows = Int[Tensor, " drawn"]
@@ -22,7 +20,8 @@ OF_ALL = "all"
 
 
 class Ranked:
-    """Familiar and foreign scores by their distinct values, so that what rows of them are worth takes counting, not sorting."""
+    """Familiar and foreign scores by their distinct values, so that what rows of them are worth takes counting, not
+    sorting."""
 
     def __init__(self, id_scores: Scores, ood_scores: Scores) -> None:
         values, ranks = torch.cat([id_scores, ood_scores]).unique(return_inverse=True)
@@ -63,14 +62,14 @@ def ood_intervals(
 
     def measure(rows: Rows, *of_sets: Rows) -> Mapping[str, float]:
         sets = [each.metrics(rows, chosen) for each, chosen in zip(ranked, of_sets, strict=True)]
-        values = {f"{at}.{name}": value for at, each in enumerate(sets) for name, value in each.items()}  # fmt: skip
+        values = {f"{at}.{name}": value for at, each in enumerate(sets) for name, value in each.items()}
         for group, members in groups.items():
             for name in sets[0] if members else ():
                 values[f"{group}.{name}"] = sum(sets[at][name] for at in members) / len(members)
         return values
 
     intervals: dict[str, dict[str, Interval]] = {}
-    for name, ends in bootstrap(measure, len(inside), *map(len, outside), level=level, seed=seed).items():  # fmt: skip
+    for name, ends in bootstrap(measure, len(inside), *map(len, outside), level=level, seed=seed).items():
         place, _, metric = name.partition(".")
         intervals.setdefault(place, {})[metric] = ends
     return [intervals.pop(str(at)) for at in range(len(outside))], intervals

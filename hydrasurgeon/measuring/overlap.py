@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.measuring.predictions import Predictions
 
-__all__ = ["apart", "in_predictions", "in_samples"]
-
 
 def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
-    """Refuse a set that is another one over again, or holds all of the first; a warning for each that shares some with the first.
+    """Refuse a set that is another one over again, or holds all of the first; a warning for each that shares some with
+    the first.
 
     With each set goes its option.
     """
@@ -33,22 +32,20 @@ def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
         if content in seen:
             raise DataError(f"{called}: holds the same samples as {seen[content]}", hint=rule)
         if count and first.shared_with(samples) == len(first):
-            raise DataError(f"{called}: holds all samples of {option} {visible(first.spec)}", hint=rule)  # fmt: skip
+            raise DataError(f"{called}: holds all samples of {option} {visible(first.spec)}", hint=rule)
         seen[content] = called
         if count:
-            notes.append(f"{called}: {_shared(count, samples, first)}; {rule[0].lower()}{rule[1:-1]}")  # fmt: skip
+            notes.append(f"{called}: {_shared(count, samples, first)}; {rule[0].lower()}{rule[1:-1]}")
     return notes
 
 
 def _shared(count: int, samples: Samples, other: Samples) -> str:
     limited = samples.is_limited or other.is_limited
     among = ", looked for among those that --limit left" if limited else ""
-    return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte{among}"  # fmt: skip
+    return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte{among}"
 
 
-def in_samples(
-    inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str
-) -> Iterator[str]:
+def in_samples(inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str) -> Iterator[str]:
     """A warning for each OOD set that holds samples of the labelled set, and what harm that does."""
     for name, samples in foreign:
         count = samples.shared_with(inside)
@@ -65,8 +62,9 @@ def in_predictions(predictions: Predictions) -> Iterator[str]:
             count = sum(row in inside for row in _rows(each.logits))
             if count:
                 yield (
-                    f"{visible(predictions.name)}: OOD set {visible(each.name)}: {count:,} of its {len(each):,} rows have the very logits "
-                    "of a labelled sample; if they are the same samples, every OOD figure is worse for it"
+                    f"{visible(predictions.name)}: OOD set {visible(each.name)}: {count:,} of its {len(each):,} rows"
+                    " have the very logits of a labelled sample; if they are the same samples, every OOD figure is"
+                    " worse for it"
                 )
 
 

@@ -2,7 +2,8 @@
 
 Every resample weights each sample by how often it was drawn, and all models are measured with the same weights. A mean
 is then a product with the weights, and so is all that is told here: accuracy, Brier and NLL are means; ECE is made of a
-sum for each bin; AUROC is the mean of each sample's placement among those of the other kind (DeLong et al., 1988). Only FPR95
+sum for each bin; AUROC is the mean of each sample's placement among those of the other kind (DeLong et al., 1988). Only
+FPR95
 needs the weights themselves: those of foreign samples for its threshold, those of familiar ones for what lies above it.
 """
 
@@ -19,8 +20,6 @@ from torch import Tensor
 
 from hydrasurgeon.measuring.answers import Answered, Answers
 from hydrasurgeon.measuring.metrics import BINS, bins_of
-
-__all__ = ["HIGHER", "Difference", "compared", "is_paired"]
 
 Judgement = Literal["better", "equal", "worse"]
 
@@ -47,7 +46,8 @@ class Difference:
 
     @property
     def judgement(self) -> Judgement:
-        """Equal where the interval holds 0, for the samples do not tell the two apart, or where the difference is none to speak of."""
+        """Equal where the interval holds 0, for the samples do not tell the two apart, or where the difference is none
+        to speak of."""
         if self.low <= 0 <= self.high or abs(self.value) < NEGLIGIBLE:
             return "equal"
         return "better" if (self.value > 0) == (self.metric in HIGHER) else "worse"
@@ -67,9 +67,7 @@ def same_foreign(row: Answered, reference: Answered) -> bool:
     return bool(row.foreign) and shapes(row) == shapes(reference)
 
 
-def compared(
-    row: Answered, reference: Answered, *, level: float = 0.95, seed: int = 0
-) -> tuple[Difference, ...]:
+def compared(row: Answered, reference: Answered, *, level: float = 0.95, seed: int = 0) -> tuple[Difference, ...]:
     """What differs from the reference, on samples that both have answered for."""
     generator = torch.Generator().manual_seed(seed)
     pair = (row, reference)
@@ -79,11 +77,11 @@ def compared(
     of_sets = [
         _of_set([below[k] for _, below in placements], [each.foreign[k].scores[each.used] for each in pair], generator)
         for k in sets
-    ]  # fmt: skip
+    ]
     columns = [_columns(each.inside) for each in pair]
     columns += [above[:, None] for above, _ in placements]
     scores = [each.scores[each.used] for each in pair] if sets else []
-    means, flagged = _of_inside(torch.cat(columns, dim=1), scores, [limits for _, limits in of_sets], generator)  # fmt: skip
+    means, flagged = _of_inside(torch.cat(columns, dim=1), scores, [limits for _, limits in of_sets], generator)
     width = len(MEANS) + BINS + 1
     metrics = [_metrics(means[:, at * width :][:, :width]) for at in (0, 1)]
     differences = {name: metrics[0][name] - metrics[1][name] for name in metrics[0]}
@@ -108,9 +106,7 @@ def _columns(inside: Answers) -> Float[Tensor, "sample column"]:
     gap = inside.correct.double() - inside.confidence.double()
     bins = torch.zeros(len(gap), BINS + 1, dtype=torch.float64)
     bins.scatter_(1, bins_of(inside.confidence)[:, None], gap[:, None])
-    return torch.cat(
-        [inside.correct.double()[:, None], inside.brier[:, None], inside.nll[:, None], bins], dim=1
-    )
+    return torch.cat([inside.correct.double()[:, None], inside.brier[:, None], inside.nll[:, None], bins], dim=1)
 
 
 def _metrics(means: Float[Tensor, "resample column"]) -> dict[str, Float[Tensor, " resample"]]:
@@ -119,7 +115,8 @@ def _metrics(means: Float[Tensor, "resample column"]) -> dict[str, Float[Tensor,
 
 
 def _placements(row: Answered) -> tuple[Tensor, list[Tensor]]:
-    """Of each ID sample, the share of OOD samples above it, a mean over sets; of each OOD sample, the share of ID ones below."""
+    """Of each ID sample, the share of OOD samples above it, a mean over sets; of each OOD sample, the share of ID ones
+    below."""
     mine = row.scores[row.used]
     above, below = [], []
     for each in row.foreign:
@@ -140,7 +137,8 @@ def _share_below(scores: Tensor, points: Tensor) -> Tensor:
 def _of_set(
     placements: Sequence[Tensor], scores: Sequence[Tensor], generator: torch.Generator
 ) -> tuple[Float[Tensor, "resample model"], Float[Tensor, "resample model"]]:
-    """Of one OOD set, first of itself and then of resamples: each model's mean placement, and the threshold that flags 95 % of it."""
+    """Of one OOD set, first of itself and then of resamples: each model's mean placement, and the threshold that flags
+    95 % of it."""
     stacked = torch.stack(list(placements), dim=1)
     # As many as FPR95 must flag, less half a sample for what sums are off by.
     needed = (max(1, math.ceil(0.95 * len(stacked) - 1e-9)) - 0.5) / len(stacked)
@@ -148,7 +146,7 @@ def _of_set(
     means, thresholds = [], []
     for weights in _weights(len(stacked), generator):
         means.append(weights @ stacked)
-        limits = [order.values[(weights[:, order.indices].cumsum(dim=1) < needed).sum(dim=1)] for order in orders]  # fmt: skip
+        limits = [order.values[(weights[:, order.indices].cumsum(dim=1) < needed).sum(dim=1)] for order in orders]
         thresholds.append(torch.stack(limits, dim=1))
     return torch.cat(means), torch.cat(thresholds)
 
@@ -159,7 +157,8 @@ def _of_inside(
     thresholds: Sequence[Float[Tensor, "resample model"]],
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "resample column"], Float[Tensor, "resample model"]]:
-    """Of the labelled set, first of itself and then of resamples: the mean of each column, and each model's FPR95, a mean over OOD sets."""
+    """Of the labelled set, first of itself and then of resamples: the mean of each column, and each model's FPR95, a
+    mean over OOD sets."""
     means, flagged = [], []
     done = 0
     for weights in _weights(len(columns), generator):

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
     from hydrasurgeon.runtime.pruned import LoadedBackbone
 
-__all__ = ["CostModel", "Part", "TimeModel", "cost_model", "own_tensors", "stored", "timed"]
-
 
 @dataclass(frozen=True)
 class Part:
@@ -84,14 +82,10 @@ class TimeModel(_Record):
     """Largest share by which a hydra that was timed is missed."""
 
     @classmethod
-    def fitted(
-        cls, layers: Sequence[int], macs: Sequence[int], milliseconds: Sequence[float]
-    ) -> TimeModel:
+    def fitted(cls, layers: Sequence[int], macs: Sequence[int], milliseconds: Sequence[float]) -> TimeModel:
         """Least squares of relative errors, under which no coefficient is negative."""
         taken = torch.tensor(milliseconds, dtype=torch.float64)
-        columns = torch.stack(
-            [torch.ones_like(taken), torch.tensor(layers).double(), torch.tensor(macs).double()], 1
-        )
+        columns = torch.stack([torch.ones_like(taken), torch.tensor(layers).double(), torch.tensor(macs).double()], 1)
         weighted = columns / taken[:, None]
         unit = weighted.norm(dim=0)
         best, loss = torch.zeros(3, dtype=torch.float64), float("inf")
@@ -142,8 +136,7 @@ class CostModel(_Record):
         """Those of a cascade, the first so many members of which answer every row."""
         trunk = self.trunk(parts)
         return StepMacs(
-            self._shared(parts[0], trunk) + self._behind(parts[:first], trunk),
-            self._behind(parts[first:], trunk),
+            self._shared(parts[0], trunk) + self._behind(parts[:first], trunk), self._behind(parts[first:], trunk)
         )
 
     def _shared(self, part: Part, trunk: int) -> int:
@@ -163,9 +156,7 @@ class CostModel(_Record):
         total = 0
         for layer in range(trunk, depth):
             last = layer == depth - 1
-            tokens, rest = (
-                (self.read, self.last) if last else (self.tokens, self.layers[layer].rest)
-            )
+            tokens, rest = (self.read, self.last) if last else (self.tokens, self.layers[layer].rest)
             heads = sum(len(row[layer]) for row in rows)
             computed = heads
             if layer == trunk:
@@ -177,7 +168,8 @@ class CostModel(_Record):
         return total + members * self.readout
 
     def params(self, parts: Sequence[Part]) -> int:
-        """Numbers in the fused hydra's file, as `stored` counts them: heads that several members keep stand in it once."""
+        """Numbers in the fused hydra's file, as `stored` counts them: heads that several members keep stand in it
+        once."""
         total = self.others
         for tower, sites in self.sites.items():
             layers = [part.kept[tower] for part in parts]
@@ -228,11 +220,7 @@ class CostModel(_Record):
 def stored(checkpoint: Checkpoint) -> int:
     """Numbers in the tensors of a checkpoint's members; a decision state is none of them."""
     infos = checkpoint.tensors.items()
-    return sum(
-        torch.Size(info.shape).numel()
-        for name, info in infos
-        if not name.startswith(DECISION_PREFIX)
-    )
+    return sum(torch.Size(info.shape).numel() for name, info in infos if not name.startswith(DECISION_PREFIX))
 
 
 def _conflict(rows: Sequence[tuple[int, ...]], digests: Sequence[str | None]) -> bool:
@@ -292,10 +280,18 @@ def cost_model(backbone: LoadedBackbone, inputs: Any) -> CostModel:
         for site in layers
     )
     return CostModel(
-        tower=anatomy.blocks[0].attention.tower, width=hidden.shape[-1], tokens=hidden.shape[1], read=few.shape[1],
-        embedding=embedding.count, layers=tuple(works), last=_rest(anatomy.blocks[-1], entered[:, : anatomy.reads]),
-        readout=readouts[0], readout_of_all=readouts[1], others=whole - held, sites=sites,
-    )  # fmt: skip
+        tower=anatomy.blocks[0].attention.tower,
+        width=hidden.shape[-1],
+        tokens=hidden.shape[1],
+        read=few.shape[1],
+        embedding=embedding.count,
+        layers=tuple(works),
+        last=_rest(anatomy.blocks[-1], entered[:, : anatomy.reads]),
+        readout=readouts[0],
+        readout_of_all=readouts[1],
+        others=whole - held,
+        sites=sites,
+    )
 
 
 def _rest(block: Block, hidden: torch.Tensor) -> int:
@@ -357,6 +353,13 @@ def _timed_plans(kept: Kept, tower: str) -> list[list[Part]]:
         return Part({**kept, tower: tuple(rows)})
 
     plans = [[part(1)], [part(0.5)], [part(0.25)]]
-    for members, share, trunk in ((2, 0.5, 0), (2, 0.75, depth // 2), (3, 0.5, 0), (3, 0.75, 0), (3, 0.5, depth // 2), (3, 0.25, depth * 3 // 4)):  # fmt: skip
+    for members, share, trunk in (
+        (2, 0.5, 0),
+        (2, 0.75, depth // 2),
+        (3, 0.5, 0),
+        (3, 0.75, 0),
+        (3, 0.5, depth // 2),
+        (3, 0.25, depth * 3 // 4),
+    ):
         plans.append([part(share, trunk) for _ in range(members)])
     return plans

@@ -1,6 +1,7 @@
 """The predictions file: logits of one model on all data sets, as safetensors, so that metrics need no model.
 
-OOD scores that are no functions of the logits stand beside them; a method that gives nothing else on OOD data needs no logits there.
+OOD scores that are no functions of the logits stand beside them; a method that gives nothing else on OOD data needs no
+logits there.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from hydrasurgeon.measuring.stray import OOD, SCORED, instead, stray, stray_note
 from hydrasurgeon.runtime.tensors import to_tensor
 from hydrasurgeon.visible import visible
 
-__all__ = ["OodSet", "Predictions", "ShiftSet", "read_predictions", "write_predictions"]
-
 Group = Literal["near", "far"]
 
 # Header key of what the file says of itself.
 ABOUT = "hydrasurgeon.predictions"
-LOGITS = "Add it, as [sample, class] or [sample, member, class]: accuracy and calibration come from logits, and only OOD sets may have scores in their place."
+LOGITS = (
+    "Add it, as [sample, class] or [sample, member, class]: accuracy and calibration come from logits, and only OOD"
+    " sets may have scores in their place."
+)
 """What to do about a file of scores alone."""
 # Bytes of it.
 MAX_ABOUT = 1 << 20
@@ -49,7 +51,16 @@ MAX_SCORES = 100
 ELEMENTS = 1 << 20
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of logits."""
-INTEGERS = {"I8": "<i1", "U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}  # fmt: skip
+INTEGERS = {
+    "I8": "<i1",
+    "U8": "<u1",
+    "I16": "<i2",
+    "U16": "<u2",
+    "I32": "<i4",
+    "U32": "<u4",
+    "I64": "<i8",
+    "U64": "<u8",
+}
 """Dtypes of labels, and numpy's names of them."""
 
 
@@ -101,7 +112,7 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     tensors = {"logits": predictions.logits, "labels": predictions.labels}
     tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood if s.logits is not None}
     tensors |= {f"scores.{name}": values for name, values in predictions.scores.items()}
-    tensors |= {f"ood.{s.name}.scores.{name}": values for s in predictions.ood for name, values in s.scores.items()}  # fmt: skip
+    tensors |= {f"ood.{s.name}.scores.{name}": values for s in predictions.ood for name, values in s.scores.items()}
     for s in predictions.shift:
         key = f"shift.{_key(s.name, s.severity)}"
         tensors |= {f"{key}.logits": s.logits, f"{key}.labels": s.labels}
@@ -152,9 +163,7 @@ def read_predictions(path: Path) -> Predictions:
     for name, severity in about.shift:
         key = f"shift.{_key(name, severity)}"
         shifted = contents.logits(f"{key}.logits", like=logits)
-        shifts.append(
-            ShiftSet(name, severity, shifted, contents.labels(f"{key}.labels", of=shifted))
-        )
+        shifts.append(ShiftSet(name, severity, shifted, contents.labels(f"{key}.labels", of=shifted)))
     return Predictions(
         name=about.name or path.name.removesuffix(".safetensors"),
         kind=about.kind,
@@ -171,9 +180,7 @@ def read_predictions(path: Path) -> Predictions:
 
 def _named(text: str) -> str:
     if not is_name(text):
-        raise ValueError(
-            "is no name: it must be short, of one line, and without control characters"
-        )
+        raise ValueError("is no name: it must be short, of one line, and without control characters")
     return text
 
 
@@ -224,8 +231,7 @@ def _about(path: Path, text: str | None) -> _About:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "it"
         raise DataError(
-            f"{where}: {place}: {first['msg']}",
-            hint="Write the file again with eval --predictions.",
+            f"{where}: {place}: {first['msg']}", hint="Write the file again with eval --predictions."
         ) from error
 
 
@@ -247,11 +253,11 @@ def _check_finite(logits: Float[Tensor, "sample member klass"], where: str) -> N
         start += len(piece)
     if not first:
         return
-    kinds = [f"{count:,} {kind}" for count, kind in ((nans, "NaN"), (infinite, "infinite")) if count]  # fmt: skip
+    kinds = [f"{count:,} {kind}" for count, kind in ((nans, "NaN"), (infinite, "infinite")) if count]
     sample, member, klass = first
     raise DataError(
-        f"{where} holds values that are not finite: {' and '.join(kinds)} of {logits.numel():,}, in {rows:,} of {len(logits):,} rows; "
-        f"the first in row {sample}, member {member}, class {klass}",
+        f"{where} holds values that are not finite: {' and '.join(kinds)} of {logits.numel():,}, in {rows:,} of"
+        f" {len(logits):,} rows; the first in row {sample}, member {member}, class {klass}",
         hint="The model that gave them overflowed, or its weights hold NaN.",
     )
 
@@ -267,9 +273,7 @@ class _Contents:
 
     def ood_names(self) -> list[str]:
         """The sets that tensors are called after."""
-        matches = [
-            SCORED.fullmatch(name) or OOD.fullmatch(name) for name in sorted(self.file.infos)
-        ]
+        matches = [SCORED.fullmatch(name) or OOD.fullmatch(name) for name in sorted(self.file.infos)]
         names = list(dict.fromkeys(match[1] for match in matches if match is not None))
         for name in names:
             if not is_name(name):
@@ -279,9 +283,7 @@ class _Contents:
     def ood_set(self, name: str, group: Group, *, like: Tensor) -> OodSet:
         """Logits, scores, or both, of as many samples."""
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
-        if logits in self.file.infos or not any(
-            each.startswith(prefix) for each in self.file.infos
-        ):
+        if logits in self.file.infos or not any(each.startswith(prefix) for each in self.file.infos):
             outside = self.logits(logits, like=like)
             return OodSet(name, group, outside, self.scores(prefix, rows=len(outside)))
         return OodSet(name, group, None, self.scores(prefix, rows=None))
@@ -310,9 +312,7 @@ class _Contents:
                 )
         return scores
 
-    def logits(
-        self, name: str, *, like: Tensor | None = None
-    ) -> Float[Tensor, "sample member klass"]:
+    def logits(self, name: str, *, like: Tensor | None = None) -> Float[Tensor, "sample member klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
         info = self._info(name)
         shape = (info.shape[0], 1, info.shape[1]) if len(info.shape) == 2 else info.shape
@@ -327,7 +327,8 @@ class _Contents:
             )
         if like is not None and shape[1:] != like.shape[1:]:
             raise DataError(
-                f"{self.path}: {name} has {shape[1]} members and {shape[2]} classes, logits has {like.shape[1]} and {like.shape[2]}"
+                f"{self.path}: {name} has {shape[1]} members and {shape[2]} classes, logits has {like.shape[1]} and"
+                f" {like.shape[2]}"
             )
         tensor = to_tensor(self.file.read(name), info.dtype).reshape(shape)
         _check_finite(tensor, f"{self.path}: {name}")
@@ -337,24 +338,30 @@ class _Contents:
         rows, klasses = len(of), of.shape[-1]
         if name not in self.file.infos:
             raise DataError(
-                f"{self.path}: tensor {name} is missing{instead(name, self.stray)}: accuracy and calibration need the true class of each of the {rows} rows",
+                f"{self.path}: tensor {name} is missing{instead(name, self.stray)}: accuracy and calibration need the"
+                f" true class of each of the {rows} rows",
                 hint="Add it, as integers [sample]; foreign data needs none, as ood.NAME.logits.",
             )
         info = self._info(name)
         if info.shape != (rows,) or info.dtype not in INTEGERS:
             raise DataError(
-                f"{self.path}: needs integer {name}, one for each of the {rows} rows of logits, found {info.dtype} {info.shape}"
+                f"{self.path}: needs integer {name}, one for each of the {rows} rows of logits, found {info.dtype}"
+                f" {info.shape}"
             )
         values = self.file.read(name).view(INTEGERS[info.dtype])
         wrong = ((values < 0) | (values >= klasses)).nonzero()[0]
         if len(wrong):
             raise DataError(
-                f"{self.path}: {name}: row {wrong[0]} has the label {values[wrong[0]]}; labels must lie in 0-{klasses - 1}"
+                f"{self.path}: {name}: row {wrong[0]} has the label {values[wrong[0]]}; labels must lie in"
+                f" 0-{klasses - 1}"
             )
         return torch.from_numpy(values.astype("i8"))
 
     def _info(self, name: str) -> TensorInfo:
         info = self.file.infos.get(name)
         if info is None:
-            raise DataError(f"{self.path}: tensor {name} is missing{instead(name, self.stray)}", hint=LOGITS if name == "logits" else None)  # fmt: skip
+            raise DataError(
+                f"{self.path}: tensor {name} is missing{instead(name, self.stray)}",
+                hint=LOGITS if name == "logits" else None,
+            )
         return info

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.mixture import Mixture
     from hydrasurgeon.measuring.predictions import Predictions
 
-__all__ = ["Reading", "fitted_among", "ood_scores", "reading_of", "rehearsal", "scores_in"]
-
 # Logits that a score is made of at a time: in float64 all of them would be held several times over.
 ELEMENTS = 1 << 20
 
@@ -57,10 +55,7 @@ class Reading:
         """How far members are apart on each sample: mutual information, and whether they disagree."""
         from hydrasurgeon.measuring import metrics
 
-        return (
-            metrics.mutual_information(logits, self.mixture),
-            metrics.disagreements(logits, self.mixture),
-        )
+        return (metrics.mutual_information(logits, self.mixture), metrics.disagreements(logits, self.mixture))
 
     def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
         """How foreign samples look by one score: one that came with the logits, or a function of them."""
@@ -73,9 +68,7 @@ class Reading:
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
         most = max(1, ELEMENTS // max(1, logits[:1].numel()))
-        return torch.cat(
-            [metrics.ood_score(rows, kind, at, self.mixture) for rows in logits.split(most)]
-        )
+        return torch.cat([metrics.ood_score(rows, kind, at, self.mixture) for rows in logits.split(most)])
 
 
 def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
@@ -99,7 +92,8 @@ def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str,
 
 
 def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
-    """The scores that were asked for of a predictions file, the one in use first: those it holds, and functions of its logits."""
+    """The scores that were asked for of a predictions file, the one in use first: those it holds, and functions of its
+    logits."""
     from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 
     sets = predictions.ood
@@ -115,17 +109,14 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
             if kind in ON_LOGITS:
                 why = f"has no logits of {visible(bare)}, of which it is a function"
             shown = ", ".join(visible(name) for name in available) or "none"
-            raise UsageError(
-                f"--ood-score {visible(kind)}: {source} {why}",
-                hint=f"Available: {shown}.",
-            )
+            raise UsageError(f"--ood-score {visible(kind)}: {source} {why}", hint=f"Available: {shown}.")
     return tuple(dict.fromkeys(kinds))
 
 
 def _lacking(kind: str, predictions: Predictions) -> str:
     """Which sets of a file have no such score."""
     lacking = [] if kind in predictions.scores else ["the labelled set"]
-    lacking += [f"OOD set {visible(each.name)}" for each in predictions.ood if kind not in each.scores]  # fmt: skip
+    lacking += [f"OOD set {visible(each.name)}" for each in predictions.ood if kind not in each.scores]
     if len(lacking) == 1 + len(predictions.ood):
         return "holds no such score"
     more = [f"{len(lacking) - MOST_SETS} more"] if len(lacking) > MOST_SETS else []
@@ -153,14 +144,18 @@ def reading_of(
         heat = 1.0 if temperature is None else temperature()
         return Reading(heat, ood_scores=kinds, ci=ci, seed=seed, mixture=mixture)
     return Reading(
-        state.temperature, state.joint, kinds, score_temperature=1.0, conformal=state.conformal, ci=ci, seed=seed,
+        state.temperature,
+        state.joint,
+        kinds,
+        score_temperature=1.0,
+        conformal=state.conformal,
+        ci=ci,
+        seed=seed,
         mixture=mixture,
-    )  # fmt: skip
+    )
 
 
-def rehearsal(
-    decision: Decision | None, wanted: str | None, *, tempered: bool, ci: float | None
-) -> Reading:
+def rehearsal(decision: Decision | None, wanted: str | None, *, tempered: bool, ci: float | None) -> Reading:
     """A reading whose results have the keys of the real one's."""
     from hydrasurgeon.decision.conformal import Conformal
     from hydrasurgeon.decision.scores.on_logits import ON_LOGITS

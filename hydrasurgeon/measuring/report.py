@@ -9,22 +9,6 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 if TYPE_CHECKING:
     pass
 
-__all__ = [
-    "Asserted",
-    "Cost",
-    "Diversity",
-    "IdResult",
-    "OodAverage",
-    "OodResult",
-    "Report",
-    "Result",
-    "SetAverage",
-    "SetResult",
-    "ShiftAverage",
-    "ShiftLevel",
-    "ShiftResult",
-]
-
 
 class _Record(BaseModel):
     # What is not a number must have been refused before it gets here.
@@ -109,7 +93,8 @@ class ShiftAverage(_Record):
     brier: float
     severities: dict[int, ShiftLevel]
     mce: float | None = None
-    """The mean over shifts of the errors at all severities, as a share of the first result's; None where that made none."""
+    """The mean over shifts of the errors at all severities, as a share of the first result's; None where that made
+    none."""
 
 
 class Diversity(_Record):

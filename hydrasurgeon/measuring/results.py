@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.measuring.answers import Answered
     from hydrasurgeon.measuring.predictions import Predictions
 
-__all__ = ["inside", "over_sets", "rehearsed", "result"]
-
 FOREIGN = ("auroc", "fpr95", "aupr", "aupr_id")
 """Metrics of OOD detection, which have means over data sets."""
 
@@ -58,26 +56,36 @@ def result(
         ends, of_groups = ood_intervals(row, level=reading.ci, seed=reading.seed)
     ood = []
     for each, ci in zip(row.foreign, ends, strict=True):
-        auroc = {kind: metrics.auroc(row.scores[kind], each.scores[kind]) for kind in reading.ood_scores[1:]}  # fmt: skip
+        auroc = {kind: metrics.auroc(row.scores[kind], each.scores[kind]) for kind in reading.ood_scores[1:]}
         values = metrics.ood_metrics(row.scores[row.used], each.scores[row.used])
-        ood.append(OodResult.model_validate({"name": each.name, "group": each.group, "n": len(each.scores[row.used]), "scores": auroc or None, "ci": ci or None} | values))  # fmt: skip
+        ood.append(
+            OodResult.model_validate(
+                {
+                    "name": each.name,
+                    "group": each.group,
+                    "n": len(each.scores[row.used]),
+                    "scores": auroc or None,
+                    "ci": ci or None,
+                }
+                | values
+            )
+        )
     groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
-        "near": [o for o in ood if o.group == "near"], "far": [o for o in ood if o.group == "far"], "all": ood,
-    }  # fmt: skip
+        "near": [o for o in ood if o.group == "near"],
+        "far": [o for o in ood if o.group == "far"],
+        "all": ood,
+    }
     return Result(
         name=predictions.name,
         kind=predictions.kind,
         members=predictions.members,
         id=summary(row.inside, reading),
         ood=tuple(ood),
-        ood_average={
-            name: _average(group, of_groups.get(name)) for name, group in groups.items() if group
-        },
+        ood_average={name: _average(group, of_groups.get(name)) for name, group in groups.items() if group},
         shift=tuple(shift),
         shift_average=averaged(shift),
         diversity=Diversity(
-            mi=float(row.inside.mutual_information.mean()),
-            disagreement=float(row.inside.disagreement.mean()),
+            mi=float(row.inside.mutual_information.mean()), disagreement=float(row.inside.disagreement.mean())
         ),
         cost=predictions.cost,
     )
@@ -91,11 +99,7 @@ def inside(logits: Tensor, labels: Tensor, reading: Reading) -> IdResult:
 
 
 def rehearsed(
-    name: str,
-    labelled: Sequence[LabelledSet],
-    ood: Sequence[str],
-    shift: Sequence[str],
-    reading: Reading | None = None,
+    name: str, labelled: Sequence[LabelledSet], ood: Sequence[str], shift: Sequence[str], reading: Reading | None = None
 ) -> Result:
     """A result with the keys that evaluating one model on these data sets gives, and numbers that mean nothing."""
     import torch
@@ -130,17 +134,12 @@ def over_sets(on_first: Result, others: Sequence[SetResult], *, first: str) -> R
     """A result on the data set called `first`, joined by those on others."""
     sets = (SetResult(name=first, **on_first.id.model_dump()), *others)
     mean = SetAverage(
-        **{
-            name: sum(getattr(each, name) for each in sets) / len(sets)
-            for name in SetAverage.model_fields
-        }
+        **{name: sum(getattr(each, name) for each in sets) / len(sets) for name in SetAverage.model_fields}
     )
     return on_first.model_copy(update={"sets": sets, "sets_average": mean})
 
 
-def _average(
-    group: Sequence[OodResult], ci: dict[str, tuple[float, float]] | None = None
-) -> OodAverage:
+def _average(group: Sequence[OodResult], ci: dict[str, tuple[float, float]] | None = None) -> OodAverage:
     """The mean over data sets, each counting the same."""
     means = {name: sum(getattr(o, name) for o in group) / len(group) for name in FOREIGN}
     return OodAverage.model_validate({**means, "ci": ci})

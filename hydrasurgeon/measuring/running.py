@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.scores.fitted import EnsembleScore
     from hydrasurgeon.measuring.timing import SideBySide
 
-__all__ = ["How", "mixture_among", "run_models", "with_time"]
-
 # Samples in the batch whose time the table shows.
 TIMED = 16
 
@@ -47,9 +45,7 @@ class How:
 
         return logits_of(models, samples, self.run, skipped=self.skipped)
 
-    def scored(
-        self, model: Any, samples: Any, fitted: EnsembleScore
-    ) -> tuple[Any, Any, dict[str, Any]]:
+    def scored(self, model: Any, samples: Any, fitted: EnsembleScore) -> tuple[Any, Any, dict[str, Any]]:
         """Logits, labels and a score of the features, in one pass."""
         from hydrasurgeon.measuring.metrics import DIGITS
         from hydrasurgeon.runtime.outputs import collected
@@ -61,13 +57,7 @@ class How:
 
 
 def run_models(
-    job: Sequence[Checkpoint],
-    models: Sequence[Any],
-    sets: DataSets,
-    how: How,
-    timed: SideBySide,
-    *,
-    fitted: Any = None,
+    job: Sequence[Checkpoint], models: Sequence[Any], sets: DataSets, how: How, timed: SideBySide, *, fitted: Any = None
 ) -> tuple[Any, Any]:
     """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble; logits on the validation set."""
     from hydrasurgeon.data import Batches, moved
@@ -92,9 +82,7 @@ def run_models(
         shifted.append(ShiftSet(name, severity, *logits(samples)))
 
     def first(count: int) -> Any:
-        few = Batches(
-            sets.id, models[0].transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad
-        )
+        few = Batches(sets.id, models[0].transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad)
         weight = next(models[0].parameters())
         return moved(next(iter(few)).inputs, weight.device, weight.dtype)
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from hydrasurgeon.measuring.metrics import auroc
 
-__all__ = ["augrc", "aurc", "coverage_at_risk", "misclassification_auroc", "risks", "set_coverage", "set_size"]  # fmt: skip
-
 Confidence = Float[Tensor, " sample"]
 Correct = Bool[Tensor, " sample"]
 
@@ -61,7 +59,8 @@ def coverage_at_risk(confidence: Confidence, correct: Correct, risk: float = 0.0
 
 
 def misclassification_auroc(confidence: Confidence, correct: Correct) -> float | None:
-    """P(a right answer is more confident than a wrong one), ties counting half; None where all are right or all wrong."""
+    """P(a right answer is more confident than a wrong one), ties counting half; None where all are right or all
+    wrong."""
     return auroc(-confidence[correct].double(), -confidence[~correct].double())
 
 

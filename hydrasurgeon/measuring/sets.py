@@ -18,23 +18,6 @@ from hydrasurgeon.files.names import is_name, portable
 from hydrasurgeon.measuring.report import IdResult, SetResult
 from hydrasurgeon.visible import code, visible
 
-__all__ = [
-    "DataSets",
-    "Further",
-    "LabelledSet",
-    "check_classes",
-    "check_same_classes",
-    "class_hashes",
-    "data_names",
-    "labelled_sets",
-    "open_further",
-    "open_sets",
-    "parse_ood",
-    "parse_shift",
-    "portable_entry",
-    "uses_of",
-]
-
 SEVERITY = re.compile(r"[0-9]{1,9}")
 """Of a shift, as it is typed."""
 SLICE = re.compile(r"\[[^\]]*:[^\]]*\]")
@@ -51,14 +34,10 @@ class LabelledSet:
     spec: str
     classes: str | None
 
-    def named(
-        self, checkpoints: Sequence[Checkpoint], templates: Sequence[str]
-    ) -> list[Checkpoint]:
+    def named(self, checkpoints: Sequence[Checkpoint], templates: Sequence[str]) -> list[Checkpoint]:
         """The checkpoints as classifiers of its classes, where they learn them by name."""
         return [
-            with_class_names(
-                c, classes=self.classes, templates=templates, names=names_in(self.spec)
-            )
+            with_class_names(c, classes=self.classes, templates=templates, names=names_in(self.spec))
             for c in checkpoints
         ]
 
@@ -89,9 +68,7 @@ class Further:
         return SetResult(name=self.name, **inside(predicted, labels).model_dump())
 
 
-def labelled_sets(
-    data: str | Sequence[str] | None, classes: str | Sequence[str] | None
-) -> list[LabelledSet]:
+def labelled_sets(data: str | Sequence[str] | None, classes: str | Sequence[str] | None) -> list[LabelledSet]:
     """`D` or `NAME=D`, each with its own `NAME=CLASSES`, or the CLASSES that are given for all."""
     entries = [data] if isinstance(data, str) else list(data or ())
     pairs = [_name_of(text) for text in entries]
@@ -148,7 +125,10 @@ def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict
     uses |= {f"also {code(each.name)}": each.samples for each in further}
     uses |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
     brought, made = _shifts(sets)
-    uses |= {f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples for name, severity, samples in brought}  # fmt: skip
+    uses |= {
+        f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples
+        for name, severity, samples in brought
+    }
     if made is not None:
         uses["corrupted on the way"] = made
     if sets.val is not None and fitted:
@@ -195,11 +175,7 @@ def class_hashes(further: Sequence[Further]) -> dict[str, Any]:
 
 
 def open_further(
-    each: LabelledSet,
-    checkpoints: Sequence[Checkpoint],
-    template: Sequence[str],
-    limit: int | None,
-    seed: int,
+    each: LabelledSet, checkpoints: Sequence[Checkpoint], template: Sequence[str], limit: int | None, seed: int
 ) -> Further:
     named = each.named(checkpoints, template)
     check_same_classes(named)
@@ -210,7 +186,7 @@ def open_further(
 def check_same_classes(opened: Sequence[Checkpoint]) -> None:
     first = opened[0]
     for other in opened[1:]:
-        check_classes(first.name, first.manifest.model.num_classes, other.name, other.manifest.model.num_classes)  # fmt: skip
+        check_classes(first.name, first.manifest.model.num_classes, other.name, other.manifest.model.num_classes)
 
 
 def check_classes(name: str, classes: int | None, other: str, its_classes: int | None) -> None:
@@ -236,14 +212,12 @@ def open_sets(
     model = checkpoint.manifest.model
 
     def labelled(spec: str) -> Samples:
-        return fit_classes(
-            open_data(spec, limit=limit, seed=seed),
-            num_classes=model.num_classes,
-            labels=model.labels,
-        )
+        return fit_classes(open_data(spec, limit=limit, seed=seed), num_classes=model.num_classes, labels=model.labels)
 
     _check_once("--ood", [parse_ood(entry)[1] for entry in ood])
-    _check_once("--shift", [name if severity is None else f"{name}:{severity}" for name, severity, _ in map(parse_shift, shift)])  # fmt: skip
+    _check_once(
+        "--shift", [name if severity is None else f"{name}:{severity}" for name, severity, _ in map(parse_shift, shift)]
+    )
     foreign = []
     for entry in ood:
         group, name, spec = parse_ood(entry)
@@ -268,7 +242,8 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
 
 
 def parse_shift(text: str) -> tuple[str, int | None, str]:
-    """`NAME=D` or `NAME:SEVERITY=D`; any name, but severities are those that corruptions have, with which they are averaged."""
+    """`NAME=D` or `NAME:SEVERITY=D`; any name, but severities are those that corruptions have, with which they are
+    averaged."""
     from hydrasurgeon.data.corruptions.names import SEVERITIES
 
     named, spec = _split(text)

@@ -1,4 +1,5 @@
-"""Shifted sets: data corrupted on the way, averages by severity (paper, Tables 13 and 14), errors beside the first row's."""
+"""Shifted sets: data corrupted on the way, averages by severity (paper, Tables 13 and 14), errors beside the first
+row's."""
 
 from __future__ import annotations
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.data.corruptions import Corruption
     from hydrasurgeon.measuring.sets import DataSets
 
-__all__ = ["as_shifts", "averaged", "corrupted", "kind_read", "lacking_mce", "shifted", "with_mce", "with_shifts"]  # fmt: skip
-
 DIGITS = 12
 """Of a share of errors: what lies behind is left of sums of accuracies, and would make a share of it boundless."""
 MOST_SHOWN = 4
@@ -38,15 +37,11 @@ def as_shifts(corruptions: Sequence[Corruption], shift: Sequence[str], spec: str
     for entry in entries:
         name = entry.partition("=")[0]
         if name in names:
-            raise UsageError(
-                f"--corrupt {name}: --shift {name} is given too", hint="Call that one otherwise."
-            )
+            raise UsageError(f"--corrupt {name}: --shift {name} is given too", hint="Call that one otherwise.")
     return entries
 
 
-def shifted(
-    name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading
-) -> ShiftResult:
+def shifted(name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading) -> ShiftResult:
     """What is left under one shift."""
     from hydrasurgeon.measuring import metrics
     from hydrasurgeon.measuring.answers import in_pieces
@@ -123,15 +118,16 @@ def lacking_mce(results: Sequence[Result]) -> list[str]:
     if not without:
         return []
     first = results[0]
-    beside = (
-        f"mCE is not defined: {visible(first.name)}, the first row, whose errors it divides by,"
-    )
+    beside = f"mCE is not defined: {visible(first.name)}, the first row, whose errors it divides by,"
     if first.shift_average is None:
         return [f"{beside} was measured under no shift of known severity"]
     flawless = [name for (name, _), errors in _errors(first).items() if not errors]
     if flawless:
         return [f"{beside} makes no error under {_listed(flawless)}"]
-    return [f"mCE is not defined for {_listed([r.name for r in without])}: measured under other shifts than {visible(first.name)}, the first row"]  # fmt: skip
+    return [
+        f"mCE is not defined for {_listed([r.name for r in without])}: measured under other shifts than"
+        f" {visible(first.name)}, the first row"
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

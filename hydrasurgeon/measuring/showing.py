@@ -1,4 +1,5 @@
-"""What of a report is written for people, and what it is compared with: options of `eval`, checked before the work and kept after it."""
+"""What of a report is written for people, and what it is compared with: options of `eval`, checked before the work and
+kept after it."""
 
 from __future__ import annotations
 
@@ -16,8 +17,6 @@ from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.answers import Answered
-
-__all__ = ["STDOUT", "Places", "Showing", "ShowingKeywords", "check_reference", "show"]
 
 STDOUT = "-"
 """An output that is printed."""
@@ -53,9 +52,7 @@ class Showing:
     def places(self, claimed: Callable[[str | Path | None, str], Path | None]) -> Places:
         """Where it goes, claimed."""
         if self.reference is not None and not (self.html or self.markdown):
-            raise UsageError(
-                "--reference: is what a report compares with", hint="Give --html F or --markdown F."
-            )
+            raise UsageError("--reference: is what a report compares with", hint="Give --html F or --markdown F.")
         files = {"html": self.html, "markdown": self.markdown, "latex": self.latex}
         return Places(
             {
@@ -125,9 +122,7 @@ def _place(reference: str | None, results: Sequence[Result]) -> int:
     return names.index(reference) if reference in names else 0
 
 
-def _in_order(
-    results: Sequence[Result], answered: Sequence[Answered]
-) -> tuple[Answered | None, ...]:
+def _in_order(results: Sequence[Result], answered: Sequence[Answered]) -> tuple[Answered | None, ...]:
     """Of each result, what it was made of: names may be there twice, but come in the same order."""
     left = list(answered)
     rows: list[Answered | None] = []

@@ -2,7 +2,8 @@
 
     smECE_σ = ∫ |Σ_i K_σ(t, f_i) (f_i − y_i)| dt / ∫ Σ_i K_σ(t, f_i) dt        K_σ: Gaussian, reflected at 0 and 1
 
-at the smallest bandwidth σ with smECE_σ ≤ σ. Discretised as its authors' package does it: samples are spread over the two
+at the smallest bandwidth σ with smECE_σ ≤ σ. Discretised as its authors' package does it: samples are spread over the
+two
 nearest points of a grid, the grid is convolved, and the integral is taken over 200 points or more.
 """
 
@@ -14,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, Float
 from torch import Tensor
-
-__all__ = ["smooth_ece"]
 
 Array = npt.NDArray[np.float64]
 
@@ -53,7 +52,7 @@ def _at(f: Array, gap: Array, sigma: float) -> float:
     points = np.linspace(0, 1, max(POINTS, round(10 / sigma)))
     size = max(GRID, round(20 / sigma)) // 2 + 1
     error = np.interp(points, np.linspace(0, 1, size), _smoothed(f, gap, sigma, size))
-    density = np.interp(points, np.linspace(0, 1, size), _smoothed(f, np.ones_like(gap), sigma, size)) + FLOOR  # fmt: skip
+    density = np.interp(points, np.linspace(0, 1, size), _smoothed(f, np.ones_like(gap), sigma, size)) + FLOOR
     return float(np.abs(error).sum() / density.sum())
 
 
@@ -62,7 +61,7 @@ def _smoothed(f: Array, values: Array, sigma: float, size: int) -> Array:
     place = f * (size - 1)
     left = np.clip(place.astype(np.int64), 0, size - 2)
     share = place - left
-    grid = np.bincount(left, (1 - share) * values, size) + np.bincount(left + 1, share * values, size)  # fmt: skip
+    grid = np.bincount(left, (1 - share) * values, size) + np.bincount(left + 1, share * values, size)
     around = np.linspace(0, 1, size) - 0.5
     kernel = np.exp(-(around**2) / (2 * sigma**2)) / (math.sqrt(2 * math.pi) * sigma)
     mirrored = np.concatenate([grid[:0:-1], grid, grid[-2::-1]])

@@ -16,8 +16,6 @@ from torch import nn
 
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["InTurn", "SideBySide", "interleaved", "machine", "peak_bytes"]
-
 # Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no such limit.
 HELD = 4 * 2**30
 # Rounds in which a table's models are timed.
@@ -66,9 +64,7 @@ class SideBySide:
 
 
 @torch.inference_mode()
-def _in_turn(
-    passes: Mapping[str, Callable[[], object]], *, runs: int, warm_up: bool = True
-) -> dict[str, float]:
+def _in_turn(passes: Mapping[str, Callable[[], object]], *, runs: int, warm_up: bool = True) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for run in range(0 if warm_up else 1, runs + 1):
         for name, run_once in passes.items():

@@ -10,32 +10,3 @@ from hydrasurgeon.render.measured import benched, evaluated
 from hydrasurgeon.render.probed import probed
 from hydrasurgeon.render.streams import finish_streams, prepare_streams, writing
 from hydrasurgeon.render.trusted import billed, replayed, signed, verified
-
-__all__ = [
-    "as_json",
-    "benched",
-    "billed",
-    "built",
-    "calibrated",
-    "compared",
-    "evaluated",
-    "exported",
-    "failed",
-    "finetuned",
-    "finish_streams",
-    "fused",
-    "inspected",
-    "predicted",
-    "prepare_streams",
-    "probed",
-    "progress",
-    "pruned",
-    "raw",
-    "replayed",
-    "say",
-    "scored",
-    "show",
-    "signed",
-    "verified",
-    "writing",
-]

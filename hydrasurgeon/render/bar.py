@@ -13,8 +13,6 @@ from hydrasurgeon.render.console import err, say
 from hydrasurgeon.run import Progress as Tick
 from hydrasurgeon.visible import visible
 
-__all__ = ["duration", "progress"]
-
 PLAIN_EVERY_SECONDS = 10.0
 """Between two lines, where there is no terminal."""
 PACE_SECONDS = 600.0
@@ -35,13 +33,7 @@ def progress(quiet: bool) -> Iterator[Tick | None]:
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Tick]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = err()
     bar_cells = 20 if console.width >= 60 else 8
@@ -51,9 +43,7 @@ def _bar() -> Iterator[Tick]:
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(
-        *columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS
-    ) as bar:
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS) as bar:
         task = bar.add_task("", total=None)
         pace = _Pace()
 

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.row import Row
     from hydrasurgeon.stages.build import Built
 
-__all__ = ["built"]
-
-WORTH = {"accuracy": ("acc", 100, 1), "nll": ("nll", 1, 3), "ece": ("ece", 1, 3), "auroc": ("auroc", 100, 1), "fpr95": ("fpr95", 100, 1)}  # fmt: skip
+WORTH = {
+    "accuracy": ("acc", 100, 1),
+    "nll": ("nll", 1, 3),
+    "ece": ("ece", 1, 3),
+    "auroc": ("auroc", 100, 1),
+    "fpr95": ("fpr95", 100, 1),
+}
 """Column, factor and digits of each measure."""
 COST = {"macs": "macs", "params": "params", "ms": "ms"}
 """Column of each cost."""
@@ -53,7 +57,10 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
 def _weighed(weighed: Weighed) -> str:
     fate = "taken" if weighed.taken else "not taken, all members count alike"
     fitted = weighed.text.replace(",", ", ")
-    return f"weights {fitted}: {weighed.gain:+.4f} (standard error {weighed.error:.4f}) on samples that they were not fitted to: {fate}"
+    return (
+        f"weights {fitted}: {weighed.gain:+.4f} (standard error {weighed.error:.4f}) on samples that they were not"
+        f" fitted to: {fate}"
+    )
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:

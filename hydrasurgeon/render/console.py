@@ -19,8 +19,6 @@ from hydrasurgeon.visible import visible
 if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError
 
-__all__ = ["Part", "as_json", "err", "failed", "folded", "lines", "out", "raw", "say", "show", "styled", "width"]  # fmt: skip
-
 Part = str | tuple[str, str]
 """A piece of a line, or a piece and its style."""
 
@@ -65,7 +63,8 @@ def styled(*parts: Part) -> Text:
 
 
 def show(*parts: Part, hang: int | None = None) -> None:
-    """A line of the result, on stdout; on a terminal it breaks between words and goes on `hang` columns from the left."""
+    """A line of the result, on stdout; on a terminal it breaks between words and goes on `hang` columns from the
+    left."""
     lines(folded(styled(*parts), width(), hang))
 
 

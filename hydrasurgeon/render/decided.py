@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.calibrate import Calibrated
     from hydrasurgeon.stages.predict import Predicted
 
-__all__ = ["calibrated", "predicted"]
-
 
 def calibrated(result: Calibrated, *, json: bool, quiet: bool) -> None:
     for name in result.skipped:

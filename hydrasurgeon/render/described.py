@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.inspect import Inspection
 
 
-__all__ = ["compared", "inspected"]
-
-
 def inspected(inspection: Inspection, *, json: bool) -> None:
     manifest = inspection.manifest
     if json:
@@ -35,11 +32,7 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
         }
         return as_json(
             about
-            | {
-                "recorded": inspection.recorded,
-                "note": inspection.note,
-                "manifest": jsonlib.loads(manifest.to_json()),
-            }
+            | {"recorded": inspection.recorded, "note": inspection.note, "manifest": jsonlib.loads(manifest.to_json())}
         )
     if inspection.note:
         notes([inspection.note])
@@ -55,9 +48,9 @@ def inspected(inspection: Inspection, *, json: bool) -> None:
             f", {millions(inspection.low_rank)} of them in low-rank changes"
             f" ({millions(inspection.in_memory)} at work, where these are part of their matrices)"
         )
-    show(f"  {millions(inspection.parameters)} parameters{copies}, {size(inspection.nbytes)} as {dtypes}")  # fmt: skip
+    show(f"  {millions(inspection.parameters)} parameters{copies}, {size(inspection.nbytes)} as {dtypes}")
     for name, tower in manifest.towers.items():
-        show(f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim {tower.dim}")  # fmt: skip
+        show(f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim {tower.dim}")
     if manifest.kind == "hydra":
         for i, member in enumerate(manifest.members):
             show(f"  member {i}: {count(member.kept)} heads, from {member.sha256[:12]}")

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.score import Scored
 
 
-__all__ = ["exported", "finetuned", "fused", "pruned", "scored"]
-
-
 def scored(result: Scored, *, json: bool, quiet: bool) -> None:
     score = result.result
     if not result.is_main:
@@ -41,11 +38,7 @@ def scored(result: Scored, *, json: bool, quiet: bool) -> None:
         return None
     notes((*result.notes, *score.settings.get("notes", ())))
     for tower, rows in (score.values or {}).items():
-        show_table(
-            _by_head(
-                f"{result.method} scores, {tower}, by layer and head (bold: matters most)", rows
-            )
-        )
+        show_table(_by_head(f"{result.method} scores, {tower}, by layer and head (bold: matters most)", rows))
     if score.order is not None:
         _removals(result.method, score)
         _better(score.settings.get("refine"))
@@ -121,11 +114,8 @@ def _stable(stability: Mapping[str, Any] | None, result: Scored) -> None:
     often = {(tower, layer, head): share for tower, layer, head, share in stability["kept"]}
     for tower in dict.fromkeys(tower for tower, _, _ in often):
         sizes = result.manifest.towers[tower]
-        rows = [
-            [often.get((tower, layer, head), 1.0) for head in range(sizes.heads)]
-            for layer in range(sizes.layers)
-        ]
-        show_table(_by_head(f"share of resamples that keep a head, {tower}, by layer and head", rows))  # fmt: skip
+        rows = [[often.get((tower, layer, head), 1.0) for head in range(sizes.heads)] for layer in range(sizes.layers)]
+        show_table(_by_head(f"share of resamples that keep a head, {tower}, by layer and head", rows))
 
 
 def _cahp(settings: Mapping[str, Any]) -> str:
@@ -215,13 +205,12 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
         show(f"  members count {shown(fusion.weights)} of 1")
     if agreement:
         show(
-            f"  against its members on {agreement.samples} samples: probabilities differ by {agreement.mean_difference:.2g} "
-            f"on average, {agreement.max_difference:.2g} at most; KL {agreement.kl:.2g}"
+            f"  against its members on {agreement.samples} samples: probabilities differ by"
+            f" {agreement.mean_difference:.2g} on average, {agreement.max_difference:.2g} at most; KL"
+            f" {agreement.kl:.2g}"
         )
         if agreement.accuracy_members is not None and agreement.accuracy_fused is not None:
-            show(
-                f"  accuracy {agreement.accuracy_members:.4f} unfused, {agreement.accuracy_fused:.4f} fused"
-            )
+            show(f"  accuracy {agreement.accuracy_members:.4f} unfused, {agreement.accuracy_fused:.4f} fused")
     return _pushed(result.hub)
 
 
@@ -246,13 +235,15 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
                 "check": _both(done.checked),
                 "notes": list(done.notes),
             }
-        )  # fmt: skip
+        )
     if quiet:
         return None
     notes(done.notes)
     path = (str(done.path), "bold")
     if done.format == "padded":
-        show(path, f": all heads, zeros for those that are gone; differs by at most {done.max_difference:.2g} in float64")  # fmt: skip
+        show(
+            path, f": all heads, zeros for those that are gone; differs by at most {done.max_difference:.2g} in float64"
+        )
         return None
     graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
     ran = "the file" if done.opset is None else "onnxruntime"
@@ -262,7 +253,7 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
     show(path, f"{graph}{opset}; {ran} differs from torch by at most {done.max_difference:.2g}")
     for what, compared in (("in int8", done.quantised), ("in the file", done.checked)):
         if compared is not None:
-            changes = [f"{name} {value:.4f} → {compared.after[name]:.4f}" for name, value in compared.before.items()]  # fmt: skip
+            changes = [f"{name} {value:.4f} → {compared.after[name]:.4f}" for name, value in compared.before.items()]
             show(f"  {what}: {', '.join(changes)}")
     return None
 

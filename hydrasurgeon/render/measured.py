@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.evaluate import Evaluation
 
 
-__all__ = ["benched", "evaluated", "report_tables"]
-
-
 def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     if not quiet:
         for name in evaluation.skipped:
@@ -59,7 +56,10 @@ def report_tables(report: Report) -> list[Table]:
     several = [result for result in results if result.sets is not None]
     if several:
         titles = [_title(result) for result in several]
-        tables += [_table(f"{metric} by data set", titles, [_by_set(r, metric, field) for r in several]) for metric, field in BY_SET]  # fmt: skip
+        tables += [
+            _table(f"{metric} by data set", titles, [_by_set(r, metric, field) for r in several])
+            for metric, field in BY_SET
+        ]
     return tables
 
 
@@ -73,15 +73,12 @@ def _table(title: str, names: Sequence[str], rows: Sequence[Mapping[Place, float
     best = [best_of(place[0], column) for place, column in zip(places, by_column, strict=True)]
 
     def marked(row: Iterable[str]) -> tuple[Part, ...]:
-        return tuple((text, "bold") if text == top else text for text, top in zip(row, best, strict=True))  # fmt: skip
+        return tuple((text, "bold") if text == top else text for text, top in zip(row, best, strict=True))
 
     return Table(
         title,
         tuple(Column(name, group) for _, group, name in places),
-        tuple(
-            Row(name, marked(row))
-            for name, row in zip(names, zip(*by_column, strict=True), strict=True)
-        ),
+        tuple(Row(name, marked(row)) for name, row in zip(names, zip(*by_column, strict=True), strict=True)),
     )
 
 
@@ -128,7 +125,7 @@ def _shifted(result: Result) -> dict[Place, float]:
     assert average is not None
     row: dict[Place, float] = {}
     for name, field in (("Acc", "accuracy"), ("Brier", "brier")):
-        row |= {(name, name, str(at)): getattr(level, field) for at, level in average.severities.items()}  # fmt: skip
+        row |= {(name, name, str(at)): getattr(level, field) for at, level in average.severities.items()}
         row[name, name, "mean"] = getattr(average, field)
     if average.mce is not None:
         row["mCE", " ", "mCE"] = average.mce
@@ -149,16 +146,20 @@ def benched(benched: Benched, *, json: bool, quiet: bool) -> None:
         about = (*sizes, _times(contender.macs_ratio))
         for point in contender.points:
             times = (
-                point.dtype, str(point.batch), f"{point.latency_ms:.2f}", _times(point.ratio),
-                f"{point.throughput:.1f}", f"{point.peak_bytes / 1e6:.1f}",
-            )  # fmt: skip
+                point.dtype,
+                str(point.batch),
+                f"{point.latency_ms:.2f}",
+                _times(point.ratio),
+                f"{point.throughput:.1f}",
+                f"{point.peak_bytes / 1e6:.1f}",
+            )
             rows.append(Row(name, (*about, *times)))
             name, about = "", ("", "", "")
     columns = (
         *(Column(column, "size") for column in ("params M", "MACs M", "of single")),
         *(Column(column, "speed", repeat=True) for column in ("dtype", "batch")),
         *(Column(column, "speed") for column in ("ms", "of single", "samples/s", "peak MB")),
-    )  # fmt: skip
+    )
     show_table(Table("", columns, tuple(rows)))
     return _lengths([contender.tokens for contender in benched.results])
 

@@ -12,8 +12,6 @@ from hydrasurgeon.render.tables import Table, table_lines
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
 
-__all__ = ["millions", "notes", "picture", "show_table", "size"]
-
 
 def show_table(table: Table) -> None:
     lines(table_lines(table, width()))

@@ -11,8 +11,6 @@ from hydrasurgeon.render.tables import Column, Row, Table
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.probing.report import ProbeReport, Proposition, Separation
 
-__all__ = ["probed"]
-
 VERDICTS = {True: ("holds", "bold"), False: ("does not hold", "bold")}
 """How a condition is told."""
 
@@ -37,7 +35,9 @@ def probed(report: ProbeReport, *, json: bool, quiet: bool) -> None:
 
 def _proposition(about: Proposition) -> None:
     losses, hessian = about.losses, about.hessian
-    show(f"Proposition 1, {len(about.removed)} heads removed by {about.method}, {about.samples} samples of {about.clean}")  # fmt: skip
+    show(
+        f"Proposition 1, {len(about.removed)} heads removed by {about.method}, {about.samples} samples of {about.clean}"
+    )
     show(f"noisy: {about.noisy}")
     rows = (
         Row("clean", (f"{losses.clean:.4f}", f"{losses.clean_pruned:.4f}")),
@@ -46,12 +46,8 @@ def _proposition(about: Proposition) -> None:
     )
     show_table(Table("loss", (Column("all heads"), Column("without them")), rows))
     show_table(_conditions(about))
-    over = (
-        "of 1 draw, which shows no error"
-        if hessian.error is None
-        else f"± over {about.draws} draws"
-    )
-    show(f"{over}; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")  # fmt: skip
+    over = "of 1 draw, which shows no error" if hessian.error is None else f"± over {about.draws} draws"
+    show(f"{over}; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")
 
 
 def _conditions(about: Proposition) -> Table:
@@ -59,12 +55,19 @@ def _conditions(about: Proposition) -> Table:
     losses, gradient, hessian = about.losses, about.gradient, about.hessian
     rows = (
         ("∇L_noisy·δθ ≥ 0", gradient.holds, f"{gradient.noisy:.4g}", f"clean {gradient.clean:.4g}"),
-        ("mean diag(H_noisy − H_clean) > 0", hessian.mean_holds, f"{hessian.mean:.3g}", "" if hessian.error is None else f"± {hessian.error:.1g}"),
+        (
+            "mean diag(H_noisy − H_clean) > 0",
+            hessian.mean_holds,
+            f"{hessian.mean:.3g}",
+            "" if hessian.error is None else f"± {hessian.error:.1g}",
+        ),
         ("δθᵀ(H_noisy − H_clean)δθ > 0", hessian.along_holds, f"{hessian.along:.4g}", ""),
         ("so the gap widens", losses.widens, f"{losses.gap_pruned - losses.gap:.4g}", ""),
-    )  # fmt: skip
+    )
     columns = (Column("", left=True), Column("value"), Column("beside", left=True))
-    return Table("conditions", columns, tuple(Row(name, (VERDICTS[holds], value, beside)) for name, holds, value, beside in rows))  # fmt: skip
+    return Table(
+        "conditions", columns, tuple(Row(name, (VERDICTS[holds], value, beside)) for name, holds, value, beside in rows)
+    )
 
 
 def _by_layer(each: Separation) -> Table:

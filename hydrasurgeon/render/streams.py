@@ -13,10 +13,21 @@ from typing import TextIO
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.visible import escaped
 
-__all__ = ["finish_streams", "prepare_streams", "writing"]
-
 # What our own tables and sentences are drawn with, where a stream knows ASCII only.
-ASCII = {"■": "#", "·": ".", "–": "-", "—": "-", "×": "x", "→": "->", "←": "<-", "…": "...", "≤": "<=", "≥": ">=", "↑": "^", "↓": "v"}  # fmt: skip
+ASCII = {
+    "■": "#",
+    "·": ".",
+    "–": "-",
+    "—": "-",
+    "×": "x",
+    "→": "->",
+    "←": "<-",
+    "…": "...",
+    "≤": "<=",
+    "≥": ">=",
+    "↑": "^",
+    "↓": "v",
+}
 ERRORS = "hydrasurgeon.visible"
 """Our way to write what a stream cannot encode, by its name in `codecs`."""
 
@@ -57,7 +68,8 @@ def _drop(stream: TextIO) -> None:
 
 
 def _fill_closed() -> None:
-    """A closed descriptor would be the number of the next file opened, and what is printed would land in a checkpoint."""
+    """A closed descriptor would be the number of the next file opened, and what is printed would land in a
+    checkpoint."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)

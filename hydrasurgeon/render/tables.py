@@ -1,4 +1,5 @@
-"""Tables that never cut a number: folded by columns on a narrow terminal, one block for each row on a very narrow one."""
+"""Tables that never cut a number: folded by columns on a narrow terminal, one block for each row on a very narrow
+one."""
 
 from __future__ import annotations
 
@@ -11,8 +12,6 @@ from rich.text import Text
 
 from hydrasurgeon.render.console import Part, folded, styled
 from hydrasurgeon.visible import visible
-
-__all__ = ["Column", "Row", "Table", "table_lines"]
 
 GAP = "  "
 """Between two columns."""
@@ -53,7 +52,7 @@ class Table:
         return len(GAP) + max(_cells(text) for text in texts)
 
     def groups(self, columns: Iterable[int]) -> list[tuple[str, list[int]]]:
-        return [(name, list(at)) for name, at in groupby(columns, key=lambda at: self.columns[at].group)]  # fmt: skip
+        return [(name, list(at)) for name, at in groupby(columns, key=lambda at: self.columns[at].group)]
 
 
 def table_lines(table: Table, width: int | None) -> list[Text]:
@@ -90,7 +89,7 @@ def _grid(table: Table, columns: Sequence[int]) -> Iterator[Text]:
     margin = " " * table.keys()
     groups = table.groups(columns)
     if any(name.strip() for name, _ in groups):
-        above = "".join(GAP + name.center(sum(map(table.size, at)) - len(GAP)) for name, at in groups)  # fmt: skip
+        above = "".join(GAP + name.center(sum(map(table.size, at)) - len(GAP)) for name, at in groups)
         yield styled((margin + above.rstrip(), "dim"))
     if any(table.columns[at].name for at in columns):
         yield styled(margin, *(_cell(table, at, table.columns[at].name, "bold") for at in columns))

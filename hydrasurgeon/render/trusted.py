@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.verify import Verification
 
 
-__all__ = ["billed", "replayed", "signed", "verified"]
-
-MARKS = {
-    True: ("holds", "green"),
-    False: ("does not hold", "bold red"),
-    None: ("not checked", "yellow"),
-}
+MARKS = {True: ("holds", "green"), False: ("does not hold", "bold red"), None: ("not checked", "yellow")}
 """How the outcome of a check is drawn."""
 # As wide as the longest mark and a gap.
 MARK_CELLS = 15

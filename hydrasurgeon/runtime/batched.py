@@ -19,19 +19,10 @@ from jaxtyping import Float
 from torch import Tensor, fx, nn
 from torch.nn.functional import layer_norm, linear, pad, scaled_dot_product_attention
 
-from hydrasurgeon.anatomy.layers import (
-    after_attention,
-    attention_input,
-    layer_bias,
-    merge,
-    placed,
-    split_heads,
-)
+from hydrasurgeon.anatomy.layers import after_attention, attention_input, layer_bias, merge, placed, split_heads
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.runtime.watch import Place, Watch
-
-__all__ = ["CannotGroup", "Grouped"]
 
 MemberRows = Float[Tensor, "member row embed"]
 """Tokens of all samples, one behind the other, for each member."""
@@ -51,9 +42,7 @@ class Grouped:
         beside = _SideBySide()
         # Inference tensors could not be trained afterwards.
         with torch.inference_mode(False), torch.no_grad():
-            self._layers = [
-                _Layer(blocks, reads, beside) for blocks, reads in zip(stacks, tokens, strict=True)
-            ]
+            self._layers = [_Layer(blocks, reads, beside) for blocks, reads in zip(stacks, tokens, strict=True)]
         self.holds = Watch(beside.used, beside.copied)
         self.copies = beside.copies
 
@@ -83,21 +72,15 @@ class _SideBySide:
         self.copies: list[Tensor] = []
         self._tied: set[int] = set()
 
-    def __call__(
-        self, modules: Sequence[nn.Module], name: str, filled: Filled | None = None
-    ) -> Tensor | None:
+    def __call__(self, modules: Sequence[nn.Module], name: str, filled: Filled | None = None) -> Tensor | None:
         """What all members share, as it is; otherwise [member, …], if need be of copies `filled` to one size."""
         if not all(name in module._parameters for module in modules):
             raise CannotGroup(f"{name} of {type(modules[0]).__name__} is no parameter")
         parameters = [p for module in modules if (p := module._parameters[name]) is not None]
         if not parameters:
             return None
-        if len(parameters) < len(modules) or not all(
-            isinstance(p, nn.Parameter) for p in parameters
-        ):
-            raise CannotGroup(
-                f"{name} of {type(modules[0]).__name__} is no parameter of all members"
-            )
+        if len(parameters) < len(modules) or not all(isinstance(p, nn.Parameter) for p in parameters):
+            raise CannotGroup(f"{name} of {type(modules[0]).__name__} is no parameter of all members")
         places = [(module._parameters, name) for module in modules]
         ids = {id(p) for p in parameters}
         alike = len({(p.shape, p.dtype, p.device) for p in parameters}) == 1
@@ -130,7 +113,8 @@ class _SideBySide:
 
 
 def _lying(parameters: Sequence[Tensor]) -> Tensor | None:
-    """[member, …] of parameters that lie in one storage at even distances: a part of a hydra then leaves the whole's in place."""
+    """[member, …] of parameters that lie in one storage at even distances: a part of a hydra then leaves the whole's in
+    place."""
     first, *others = parameters
     offsets = [p.storage_offset() for p in parameters]
     step = offsets[1] - offsets[0]
@@ -155,9 +139,7 @@ class _Layer:
         )
         self.attention = _Attention([block.attention for block in blocks], tokens, beside)
 
-    def __call__(
-        self, x: MemberRows, batch: int, bias: Tensor | None, attended: MemberRows | None
-    ) -> MemberRows:
+    def __call__(self, x: MemberRows, batch: int, bias: Tensor | None, attended: MemberRows | None) -> MemberRows:
         if attended is None:
             attended = self.attention(attention_input(self, x), batch, bias)
         if attended.shape[1] != x.shape[1]:
@@ -194,7 +176,7 @@ class _Attention:
             self.project = [whole.outputs(0, width), whole.outputs(width, 3 * width)]
         self.out = _Product(
             [site.out for site in sites], beside, lambda w: pad(w, (0, width - w.shape[1])), Tensor.clone
-        )  # fmt: skip
+        )
         self.q_norm = _together([site.q_norm for site in sites], beside, dims=5)
         self.k_norm = _together([site.k_norm for site in sites], beside, dims=5)
         self.normed = self.q_norm is not _as_it_is or self.k_norm is not _as_it_is
@@ -222,9 +204,7 @@ class _Attention:
     def _heads(self, projected: MemberRows, batch: int) -> tuple[Tensor, ...]:
         width = projected.shape[-1]
         sequences = projected.view(len(projected) * batch, -1, width)
-        return split_heads(
-            sequences, width // (self.heads * self.head_dim), self.heads, self.head_dim
-        )
+        return split_heads(sequences, width // (self.heads * self.head_dim), self.heads, self.head_dim)
 
 
 class _Product:
@@ -242,9 +222,7 @@ class _Product:
         self.weight: Tensor = weight if weight.dim() == 2 else weight.mT
         if isinstance(linears[0], Biased):
             assert filled_bias is not None
-            bias: Tensor | None = beside.biases(
-                [each for each in linears if isinstance(each, Biased)], filled_bias
-            )
+            bias: Tensor | None = beside.biases([each for each in linears if isinstance(each, Biased)], filled_bias)
         else:
             bias = beside(linears, "bias", filled_bias)
         self.bias = bias if bias is None or bias.dim() == 1 else bias[:, None]
@@ -298,11 +276,7 @@ def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) 
 
 
 def _run(
-    steps: Sequence[tuple[fx.Node, Step]],
-    stored: Mapping[fx.Node, Tensor],
-    source: fx.Node,
-    result: fx.Node,
-    x: Any,
+    steps: Sequence[tuple[fx.Node, Step]], stored: Mapping[fx.Node, Tensor], source: fx.Node, result: fx.Node, x: Any
 ) -> Any:
     """What a part makes of `x`, step by step."""
     values: dict[fx.Node, Any] = {**stored, source: x}
@@ -320,15 +294,20 @@ def _alike_for_all(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     halves = node.target is operator.getitem
-    return node.target in ELEMENTWISE or (
-        halves and all(each.target == "chunk" for each in node.all_input_nodes)
-    )
+    return node.target in ELEMENTWISE or (halves and all(each.target == "chunk" for each in node.all_input_nodes))
 
 
 ELEMENTWISE = {
-    operator.mul, operator.add, torch.mul, torch.add, torch.sigmoid, torch.tanh,
-    nn.functional.gelu, nn.functional.relu, nn.functional.silu,
-}  # fmt: skip
+    operator.mul,
+    operator.add,
+    torch.mul,
+    torch.add,
+    torch.sigmoid,
+    torch.tanh,
+    nn.functional.gelu,
+    nn.functional.relu,
+    nn.functional.silu,
+}
 """Functions of single numbers: they run on members side by side as they are."""
 ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
 """The same as modules."""

@@ -1,8 +1,12 @@
-"""Cascaded inference of a hydra: the trunk once, its first members, and only rows that are still open go on to the others.
+"""Cascaded inference of a hydra: the trunk once, its first members, and only rows that are still open go on to the
+others.
 
-What the first members start from is kept, so that the others go on from it with a smaller batch; they run stacked or one by
-one as hydras of their own do. A gate without bounds is the hydra itself, in one pass; where nearly all recent rows went on, one pass
-of all members is less work than two, and the gate is asked afterwards: rows that it stops still get their first members' answers.
+What the first members start from is kept, so that the others go on from it with a smaller batch; they run stacked or
+one by
+one as hydras of their own do. A gate without bounds is the hydra itself, in one pass; where nearly all recent rows went
+on, one pass
+of all members is less work than two, and the gate is asked afterwards: rows that it stops still get their first
+members' answers.
 """
 
 from __future__ import annotations
@@ -28,10 +32,9 @@ from hydrasurgeon.runtime.hydra import Hydra
 if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import Classifier
 
-__all__ = ["Cascading", "cascade_in", "mean_probs", "rows_in", "said"]
-
 MOSTLY = 0.8
-"""Where a larger share of the recent rows went on, all members run as one: the gate then tells only which answers stand."""
+"""Where a larger share of the recent rows went on, all members run as one: the gate then tells only which answers
+stand."""
 RECENT = 64
 """Rows that make up a recent share: one batch of a server, or so many requests of one row."""
 
@@ -100,9 +103,7 @@ def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:
     started = hydra.start(inputs)
     whole = run(hydra.finish, started) if hydra.going_on > MOSTLY else None
     starters = list(cascade.starters)
-    first = (
-        run(hydra.part(cascade.starters).finish, started) if whole is None else whole.of(starters)
-    )
+    first = run(hydra.part(cascade.starters).finish, started) if whole is None else whole.of(starters)
     looked_at = None if first.features is None else first.features.float().cpu()
     going = cascade.gate.lets(gate_scores(state, cascade, _precise(first.logits), looked_at))
     rows = going.nonzero()[:, 0]
@@ -118,14 +119,15 @@ def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:
 
 @torch.inference_mode()
 def said(model: Any, inputs: Any, read: Reading | None = None) -> list[Said]:
-    """What the members that ran said, of the rows that stopped early and of those that went on; on the model's device."""
+    """What the members that ran said, of the rows that stopped early and of those that went on; on the model's
+    device."""
     state, cascade = cascade_in(model)
     if read is None and cascade.gate.needs_features and state.needs_features:
         with reading(model) as listening:
             return said(model, inputs, listening)
     every, count = tuple(range(len(cascade.order))), rows_in(inputs)
     if cascade.gate.everything:
-        logits, features = (model.module(inputs), None) if read is None else read.of(model.module, inputs)  # fmt: skip
+        logits, features = (model.module(inputs), None) if read is None else read.of(model.module, inputs)
         return [Said(torch.arange(count), every, logits, features)]
     passes = _passes(model, inputs, read)
     first, went = passes.first, passes.went

@@ -26,8 +26,6 @@ from hydrasurgeon.runtime.deciding import state_in
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
-__all__ = ["Classifier", "as_classifier", "assign", "live_module", "load"]
-
 
 class Classifier(nn.Module):
     """Any checkpoint as one kind of model: logits are [batch, member, class]; a single model has one member."""
@@ -68,7 +66,8 @@ class Classifier(nn.Module):
 
     @torch.inference_mode()
     def predict(self, inputs: Any, *, cascade: bool = False) -> Float[Tensor, "batch klass"]:
-        """Class probabilities: the (weighted) mean over the members', with `cascade` over those that its gate let run."""
+        """Class probabilities: the (weighted) mean over the members', with `cascade` over those that its gate let
+        run."""
         if cascade:
             from hydrasurgeon.runtime.cascaded import mean_probs
 
@@ -95,11 +94,10 @@ def load(
     template: Sequence[str] = (),
 ) -> Classifier:
     """Load any checkpoint for inference; a CLIP without class names answers with image features."""
-    opened = with_class_names(
-        open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template
-    )
+    opened = with_class_names(open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template)
     opened.digests()
-    # What was assumed of a bare file is for who looks at it with `inspect`; files that contradict each other are wrong somewhere.
+    # What was assumed of a bare file is for who looks at it with `inspect`; files that contradict each other are wrong
+    # somewhere.
     if opened.recorded and opened.note is not None:
         warnings.warn(opened.note, stacklevel=2)
     return as_classifier(opened, device=device, dtype=dtype)
@@ -120,9 +118,7 @@ def as_classifier(
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
     transform = family.transform(manifest.model, files=checkpoint.files)
-    model = Classifier(
-        module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint)
-    )
+    model = Classifier(module, manifest, transform, name=checkpoint.name, state=state_in(checkpoint))
     return model.to(device=target, dtype=precision).eval()
 
 
@@ -155,10 +151,12 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
                 stored = value.base.stored
                 shared[value] = nn.Parameter(
                     to_weights(
-                        value.read(checkpoint.tensors, checkpoint.path), checkpoint.tensors[stored].dtype,
-                        name=stored, path=checkpoint.path,
+                        value.read(checkpoint.tensors, checkpoint.path),
+                        checkpoint.tensors[stored].dtype,
+                        name=stored,
+                        path=checkpoint.path,
                     )
-                )  # fmt: skip
+                )
             state[name] = shared[value]
         assign(module, state, checkpoint.path)
         modules.append(module)

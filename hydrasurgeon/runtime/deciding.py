@@ -16,8 +16,6 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import shapes_of
 from hydrasurgeon.runtime.tensors import to_weights
 
-__all__ = ["decided", "state_in"]
-
 
 def state_in(checkpoint: Checkpoint) -> State | None:
     """The decision state that a checkpoint carries, its tensors finite."""
@@ -26,8 +24,7 @@ def state_in(checkpoint: Checkpoint) -> State | None:
         return None
     names = shapes_of(decision, checkpoint.manifest.model.num_classes)
     tensors = {
-        name: to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path)
-        for name in names
+        name: to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path) for name in names
     }
     fusion = checkpoint.manifest.fusion
     return state_of(decision, tensors, None if fusion is None else fusion.weights)
@@ -35,16 +32,14 @@ def state_in(checkpoint: Checkpoint) -> State | None:
 
 @torch.inference_mode()
 def decided(model: Any, inputs: Any, *, cascade: bool | None = None) -> Decided:
-    """What a model's decision state makes of its answers to `inputs`; by its cascade where there is one, unless told otherwise."""
+    """What a model's decision state makes of its answers to `inputs`; by its cascade where there is one, unless told
+    otherwise."""
     from hydrasurgeon.runtime.cascaded import rows_in, said
     from hydrasurgeon.runtime.features import reading
 
     state: State | None = model.state
     if state is None:
-        raise CheckpointError(
-            f"{model.name}: has no decision state",
-            hint="Run `hydrasurgeon calibrate` on it first.",
-        )
+        raise CheckpointError(f"{model.name}: has no decision state", hint="Run `hydrasurgeon calibrate` on it first.")
     if not rows_in(inputs):
         return _nothing(model, state)
     with reading(model) if state.needs_features else nullcontext() as read:

@@ -18,8 +18,6 @@ from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
-__all__ = ["TOLERANCE", "Difference", "Inputs", "fused_difference", "masked_difference"]
-
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 """What rounding may amount to, as a share of the largest output (or of 1): sums run in another order."""
 
@@ -50,9 +48,7 @@ class Inputs:
         device, dtype = device_of(run.device), dtype_of(run.dtype)
         if self.data is not None:
             samples = open_data(self.data, limit=run.limit, seed=run.seed)
-            batches = Batches(
-                samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad
-            )
+            batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
             for done, batch in enumerate(batches, 1):
                 yield moved(batch.inputs, device, dtype)
                 run.tick(samples.spec, done, len(batches))
@@ -82,21 +78,15 @@ def masked_difference(child: Checkpoint, parent: Checkpoint, inputs: Inputs) -> 
     return _difference(pruned, masked, inputs.batches(pruned))
 
 
-def fused_difference(
-    hydra: Checkpoint, members: Sequence[Checkpoint], inputs: Inputs
-) -> Difference:
+def fused_difference(hydra: Checkpoint, members: Sequence[Checkpoint], inputs: Inputs) -> Difference:
     """Between a hydra and its members, each run by itself."""
     fused = inputs.open(hydra)
     alone = [inputs.open(member) for member in members]
-    return _difference(
-        fused, lambda batch: torch.cat([model(batch) for model in alone], dim=1), inputs.batches(fused)
-    )  # fmt: skip
+    return _difference(fused, lambda batch: torch.cat([model(batch) for model in alone], dim=1), inputs.batches(fused))
 
 
 @torch.inference_mode()
-def _difference(
-    ours: Callable[[Any], Tensor], theirs: Callable[[Any], Tensor], batches: Iterable[Any]
-) -> Difference:
+def _difference(ours: Callable[[Any], Tensor], theirs: Callable[[Any], Tensor], batches: Iterable[Any]) -> Difference:
     largest, scale = torch.tensor(0.0).double(), torch.tensor(1.0).double()
     samples = 0
     for batch in batches:

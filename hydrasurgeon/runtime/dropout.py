@@ -1,6 +1,7 @@
 """MC Dropout (Gal & Ghahramani, 2016): passes of one model with its dropout on, as members of an ensemble.
 
-Pass m draws its masks from (seed, m), anew for every batch: what a batch is answered with does not depend on what ran before it.
+Pass m draws its masks from (seed, m), anew for every batch: what a batch is answered with does not depend on what ran
+before it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
-
-__all__ = ["MonteCarlo", "Sampled", "sampled"]
 
 
 class MonteCarlo(nn.Module):
@@ -76,8 +75,7 @@ def sampled(checkpoint: Checkpoint, passes: int, *, seed: int, device: str, dtyp
     model = as_classifier(checkpoint, device=device, dtype=dtype)
     if not any(True for _ in dropping(model.module)):
         raise SurgeryError(
-            f"{model.name}: has no dropout that --mc-dropout could turn on",
-            hint=_where_from(checkpoint),
+            f"{model.name}: has no dropout that --mc-dropout could turn on", hint=_where_from(checkpoint)
         )
     module = MonteCarlo(model.module, passes, seed)
     return Sampled(module, model.manifest, model.transform, name=model.name).eval()
@@ -87,4 +85,7 @@ def _where_from(checkpoint: Checkpoint) -> str:
     """How a model of this kind comes to have dropout."""
     if not checkpoint.recorded and checkpoint.path.suffix == SUFFIX:
         return "Give the file's architecture with a rate: --arch timm:NAME,proj_drop_rate=0.1."
-    return "All its rates are 0, as it was made with: passes differ where a model was built, and best trained, with dropout."
+    return (
+        "All its rates are 0, as it was made with: passes differ where a model was built, and best trained, with"
+        " dropout."
+    )

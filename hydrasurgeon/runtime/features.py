@@ -1,7 +1,9 @@
 """What the classifier of each member reads: the features behind its logits, out of the same forward pass.
 
-For a linear classifier its input, and its weight and bias (of a distilled model both, side by side); for a zero-shot one
-the normalised image features, and the class features times the scale. logits = features @ weightᵀ + bias, for every member.
+For a linear classifier its input, and its weight and bias (of a distilled model both, side by side); for a zero-shot
+one
+the normalised image features, and the class features times the scale. logits = features @ weightᵀ + bias, for every
+member.
 """
 
 from __future__ import annotations
@@ -21,8 +23,6 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
-
-__all__ = ["Linear", "Reading", "classifiers", "reading"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _weights(parts: Sequence[Any]) -> Linear:
     if all(isinstance(part, nn.Linear) for part in parts):
         # Several classifiers answer by their mean, each for features of its own.
         weights = [part.weight.detach().double().cpu() / len(parts) for part in parts]
-        biases = [part.bias.detach().double().cpu() / len(parts) for part in parts if part.bias is not None]  # fmt: skip
+        biases = [part.bias.detach().double().cpu() / len(parts) for part in parts if part.bias is not None]
         bias = torch.zeros(len(weights[0]), dtype=torch.float64)
         return Linear(torch.cat(weights, dim=1), sum(biases, bias))
     (part,) = parts
@@ -64,7 +64,8 @@ def _weights(parts: Sequence[Any]) -> Linear:
 
 
 def _parts(model: Classifier) -> list[list[Any]]:
-    """What each member classifies with: its last linear layer (two, with distillation), or the zero-shot module itself."""
+    """What each member classifies with: its last linear layer (two, with distillation), or the zero-shot module
+    itself."""
     if isinstance(model.module, Hydra):
         pairs = zip(model.module.members, model.module.anatomies, strict=True)
         return [_of_member(module, model, anatomy) for module, anatomy in pairs]
@@ -85,7 +86,7 @@ def _of_member(module: nn.Module, model: Classifier, anatomy: Anatomy | None = N
     reads = [part for part in anatomy.readout_parts if isinstance(part, nn.Module)]
     # A distilled model has two classifiers side by side; others may have a hidden layer before the last.
     side_by_side = [part for part in reads if _answers(part, about.num_classes)]
-    nested = [part for each in reads for part in each.modules() if _answers(part, about.num_classes)]  # fmt: skip
+    nested = [part for each in reads for part in each.modules() if _answers(part, about.num_classes)]
     return side_by_side or nested[-1:]
 
 
@@ -100,9 +101,7 @@ class Reading:
         self.model = model
         self._read: dict[int, list[Tensor]] = {}
 
-    def __call__(
-        self, inputs: Any
-    ) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
+    def __call__(self, inputs: Any) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
         return self.of(self.model, inputs)
 
     def of(

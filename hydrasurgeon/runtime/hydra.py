@@ -31,8 +31,6 @@ from hydrasurgeon.runtime.shared_heads import SharedHeads, same
 from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked
 from hydrasurgeon.runtime.watch import captured
 
-__all__ = ["Hydra", "Mode", "Started"]
-
 Mode = Literal["auto", "stacked", "apart"]
 
 # Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so that stacking only
@@ -88,9 +86,7 @@ class Hydra(nn.Module):
         self._tokens: list[int | None] = [None] * len(self._parting)
         self._tokens[-1:] = [anatomies[0].reads] * len(self._tokens[-1:])
         self._layers = [Layer(*layer) for layer in zip(self._parting, self._tokens, strict=True)]
-        self._union = (
-            SharedHeads.where(stacks[trunk]) if self._one_embed and self._parting else None
-        )
+        self._union = SharedHeads.where(stacks[trunk]) if self._one_embed and self._parting else None
         self._grouped: Grouped | None = None
         self._can_group = True
         self._parts: dict[tuple[int, ...], Hydra] = {}

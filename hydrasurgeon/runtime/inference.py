@@ -13,16 +13,10 @@ from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier
 
-__all__ = ["check_finite", "logits_of"]
-
 
 @torch.inference_mode()
 def logits_of(
-    models: Sequence[Classifier],
-    samples: Samples,
-    run: Run,
-    *,
-    skipped: list[str] | None = None,
+    models: Sequence[Classifier], samples: Samples, run: Run, *, skipped: list[str] | None = None
 ) -> tuple[Float[Tensor, "sample member klass"], Int[Tensor, " sample"] | None]:
     """Logits of all models side by side (a hydra contributes all its members), and the labels if there are any.
 
@@ -31,7 +25,7 @@ def logits_of(
     first = next(models[0].parameters())
     batches = Batches(
         samples, models[0].transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
-    )  # fmt: skip
+    )
     logits, labels, index = [], [], []
     for done, batch in enumerate(batches, 1):
         inputs = moved(batch.inputs, first.device, first.dtype)
@@ -53,19 +47,14 @@ def logits_of(
     return ordered, torch.cat(labels)[order] if labels else None
 
 
-def check_finite(
-    logits: Float[Tensor, "sample member klass"], models: Sequence[Classifier], samples: Samples
-) -> None:
+def check_finite(logits: Float[Tensor, "sample member klass"], models: Sequence[Classifier], samples: Samples) -> None:
     for model, part in zip(models, logits.split([m.members for m in models], dim=1), strict=True):
         broken = int((~torch.isfinite(part)).any(dim=-1).any(dim=-1).sum())
         if broken:
             half = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
             raise CheckpointError(
-                f"{model.name}: its logits hold NaN or infinity for {broken} of {len(logits)} samples of {samples.spec}",
+                f"{model.name}: its logits hold NaN or infinity for {broken} of {len(logits)} samples of"
+                f" {samples.spec}",
                 hint="The model overflows"
-                + (
-                    " in half precision: use --dtype float32."
-                    if half
-                    else ": start from a sound one."
-                ),
+                + (" in half precision: use --dtype float32." if half else ": start from a sound one."),
             )

@@ -17,8 +17,6 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import reading
 from hydrasurgeon.runtime.inference import check_finite
 
-__all__ = ["Piece", "collected", "pieces"]
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -34,20 +32,19 @@ class Piece:
 @torch.inference_mode()
 def pieces(
     model: Classifier, samples: Samples, run: Run, *, features: bool, skipped: list[str] | None = None
-) -> Iterator[Piece]:  # fmt: skip
+) -> Iterator[Piece]:
     """Batch by batch, in float32 on the CPU; texts of like length run together, so the order is not the samples'."""
     first = next(model.parameters())
     batches = Batches(
         samples, model.transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
-    )  # fmt: skip
+    )
     with reading(model) if features else nullcontext() as read:
         for done, batch in enumerate(batches, 1):
             inputs = moved(batch.inputs, first.device, first.dtype)
             logits, read_from = (model(inputs), None) if read is None else read(inputs)
             piece = Piece(
-                batch.index, logits.float().cpu(),
-                None if read_from is None else read_from.float().cpu(), batch.labels,
-            )  # fmt: skip
+                batch.index, logits.float().cpu(), None if read_from is None else read_from.float().cpu(), batch.labels
+            )
             check_finite(piece.logits, [model], samples)
             yield piece
             run.tick(samples.spec, done, len(batches))
@@ -57,13 +54,13 @@ def pieces(
 
 def collected(
     model: Classifier, samples: Samples, run: Run, *, features: bool, skipped: list[str] | None = None
-) -> Piece:  # fmt: skip
+) -> Piece:
     """All of them, in the order of the samples."""
     whole: dict[str, Tensor] = {}
     read = torch.zeros(len(samples), dtype=torch.bool)
     for piece in pieces(model, samples, run, features=features, skipped=skipped):
         read[piece.index] = True
-        for name, values in (("logits", piece.logits), ("features", piece.features), ("labels", piece.labels)):  # fmt: skip
+        for name, values in (("logits", piece.logits), ("features", piece.features), ("labels", piece.labels)):
             if values is not None:
                 # Each row goes to its place at once: pieces that wait to be joined would take the memory twice.
                 if name not in whole:

@@ -14,10 +14,9 @@ from torch.torch_version import TorchVersion
 
 from hydrasurgeon.run import local_rank, process_count
 
-__all__ = ["World", "joined", "own_device"]
-
 AWAITS_ITSELF = TorchVersion(torch.__version__) < "2.8"
-"""Before 2.8 the end of a group waits for gloo's threads with Python's lock, which these may want to free what they sent: for ever."""
+"""Before 2.8 the end of a group waits for gloo's threads with Python's lock, which these may want to free what they
+sent: for ever."""
 REST = 0.1
 """Seconds in which they get it."""
 

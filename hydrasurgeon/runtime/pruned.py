@@ -1,4 +1,5 @@
-"""Pruned models in memory: a loaded backbone hands out members that share with it whatever they do not cut or repair."""
+"""Pruned models in memory: a loaded backbone hands out members that share with it whatever they do not cut or
+repair."""
 
 from __future__ import annotations
 
@@ -21,31 +22,24 @@ from hydrasurgeon.slicing import take_heads
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["LoadedBackbone"]
-
 
 class LoadedBackbone:
     """The parameters of a backbone or member, once, for any number of models that keep some of its heads."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32"
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32") -> None:
         self.checkpoint = checkpoint = in_effect(checkpoint)
         self.manifest = single(checkpoint)
         self.device, self.dtype = device_of(device), dtype_of(dtype)
         names = set(self._empty(self.manifest.kept).state_dict())
         self.parameters = {
-            name: self._parameter(name, checkpoint.tensors.read(name))
-            for name in checkpoint.tensors
-            if name in names
+            name: self._parameter(name, checkpoint.tensors.read(name)) for name in checkpoint.tensors if name in names
         }
         # Models that keep the same heads of a layer share their rows for as long as one of them lives.
-        self._cut: WeakValueDictionary[tuple[str, tuple[int, ...]], nn.Parameter] = (
-            WeakValueDictionary()
-        )
+        self._cut: WeakValueDictionary[tuple[str, tuple[int, ...]], nn.Parameter] = WeakValueDictionary()
 
     def module(self, kept: Kept, repaired: Mapping[str, Raw] | None = None) -> nn.Module:
-        """The family's own module that `prune` would write for these heads, `repaired` tensors included; in eval mode."""
+        """The family's own module that `prune` would write for these heads, `repaired` tensors included; in eval
+        mode."""
         parameters = dict(self.parameters)
         # Inference tensors would be of no use to hydras, which watch what they have gathered rows from.
         with torch.inference_mode(False):
@@ -75,9 +69,7 @@ class LoadedBackbone:
             cut = self._cut.get((name, row))
             if cut is None:
                 head_dim = self.manifest.towers[tower].head_dim
-                rows = take_heads(
-                    self.parameters[name].detach(), positions(present, row), spec=axis, head_dim=head_dim
-                )  # fmt: skip
+                rows = take_heads(self.parameters[name].detach(), positions(present, row), spec=axis, head_dim=head_dim)
                 cut = self._cut[name, row] = nn.Parameter(rows.contiguous())
             cuts[name] = cut
         return cuts

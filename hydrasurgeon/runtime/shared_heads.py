@@ -15,9 +15,6 @@ from hydrasurgeon.heads import positions
 from hydrasurgeon.runtime.watch import Watch
 from hydrasurgeon.slicing import HeadAxis, take_heads
 
-__all__ = ["SharedHeads", "same"]
-
-
 _Gathered = tuple[Sequence[tuple[Tensor, Tensor | None]], Sequence[Tensor]]
 
 
@@ -36,11 +33,7 @@ class SharedHeads:
             for name, p in part.named_parameters(recurse=False)
         ]
         self._sources += [
-            place
-            for site in sites
-            for part in site.project
-            if isinstance(part, Biased)
-            for place in part.places
+            place for site in sites for part in site.project if isinstance(part, Biased) for place in part.places
         ]
         self._known: tuple[Watch, _Gathered | None] | None = None
 
@@ -55,9 +48,7 @@ class SharedHeads:
         worth = len(heads) < sum(len(site.heads) for site in sites)
         return cls(blocks, heads) if worth and same(norms) else None
 
-    def __call__(
-        self, hidden: Hidden, bias: Tensor | None, tokens: int | None
-    ) -> list[Hidden] | None:
+    def __call__(self, hidden: Hidden, bias: Tensor | None, tokens: int | None) -> list[Hidden] | None:
         """Each member's attention output; None where members disagree on a head they share."""
         gathered = self._gathered()
         if gathered is None:
@@ -69,9 +60,7 @@ class SharedHeads:
         q, k, v = (
             part
             for weight, shift in products
-            for part in split_heads(
-                linear(hidden, weight, shift), parts, len(self.heads), site.head_dim
-            )
+            for part in split_heads(linear(hidden, weight, shift), parts, len(self.heads), site.head_dim)
         )
         q, k = placed(site, site.q_norm(q[:, :, :tokens]), site.k_norm(k))
         mask = layer_bias(site, hidden, bias, self.heads, tokens)
@@ -85,9 +74,7 @@ class SharedHeads:
     def copies(self) -> list[Tensor]:
         """The rows gathered, once they are."""
         gathered = None if self._known is None else self._known[1]
-        return (
-            [] if gathered is None else [r for rows in gathered[0] for r in rows if r is not None]
-        )
+        return [] if gathered is None else [r for rows in gathered[0] for r in rows if r is not None]
 
     def _gathered(self) -> _Gathered | None:
         """What `_gather` found, kept while its sources stay: members that are tuned may come to disagree."""

@@ -13,17 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from hydrasurgeon.anatomy.layers import (
-    attention_input,
-    layer_bias,
-    merge,
-    queries_keys_values,
-    silent,
-)
+from hydrasurgeon.anatomy.layers import attention_input, layer_bias, merge, queries_keys_values, silent
 from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.runtime.shared_heads import same
-
-__all__ = ["Biases", "Layer", "Stacked"]
 
 Stacked = Float[Tensor, "member batch token embed"]
 """Hidden states of all members."""
@@ -53,18 +45,13 @@ class Layer:
         if busy:
             projected = [queries_keys_values(self.sites[i], normed[i], tokens) for i in busy]
             q, k, v = (torch.cat(parts, dim=1) for parts in zip(*projected, strict=True))
-            shifts = [
-                layer_bias(self.sites[i], normed[i], biases[i], self.sites[i].heads, tokens)
-                for i in busy
-            ]
+            shifts = [layer_bias(self.sites[i], normed[i], biases[i], self.sites[i].heads, tokens) for i in busy]
             bias, stack_bias = shifts[0], biases[0]
             if stack_bias is not None and stack_bias.shape[1] > 1:
                 bias = torch.cat([shift for shift in shifts if shift is not None], dim=1)
             heads = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.sites[0].scale)
             each = heads.split([len(self.sites[i].heads) for i in busy], dim=1)
-            outputs.update(
-                {i: self.sites[i].out(merge(part)) for i, part in zip(busy, each, strict=True)}
-            )
+            outputs.update({i: self.sites[i].out(merge(part)) for i, part in zip(busy, each, strict=True)})
         return torch.stack([outputs[i] for i in range(len(self.sites))])
 
 

@@ -17,22 +17,16 @@ from hydrasurgeon.files.tensors import Planned, whole
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = [
-    "SAFETENSORS",
-    "TORCH",
-    "device_of",
-    "dtype_of",
-    "plan_module",
-    "plan_tensors",
-    "to_raw",
-    "to_tensor",
-    "to_weights",
-]
-
 TORCH = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 """The dtypes of safetensors that tensors are read as here."""
 
 
@@ -42,9 +36,7 @@ SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 
 def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
     """Raw safetensors bytes (as unsigned integers) → tensor of their own dtype."""
-    contiguous = np.ascontiguousarray(array).reshape(
-        array.shape
-    )  # numpy makes a vector of a scalar
+    contiguous = np.ascontiguousarray(array).reshape(array.shape)  # numpy makes a vector of a scalar
     return torch.from_numpy(contiguous).view(TORCH[dtype])
 
 
@@ -75,12 +67,7 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    dtypes = {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "float64": torch.float64,
-    }
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if name not in dtypes:
         raise UsageError(f"--dtype {name}: not known", hint=f"Use one of {', '.join(dtypes)}.")
     return dtypes[name]

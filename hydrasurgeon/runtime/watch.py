@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Place", "Watch", "captured"]
-
 Place = tuple[dict[str, Any], str]
 """Where a module has a parameter: what is there may be another one later."""
 

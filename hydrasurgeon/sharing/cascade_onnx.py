@@ -1,6 +1,7 @@
 """A cascade as two ONNX graphs: `first` answers every row and says which go on, `rest` answers those with all members.
 
-`rest` takes outputs of `first` (or its inputs) by their names, of the rows that go on; what it gives replaces their answers.
+`rest` takes outputs of `first` (or its inputs) by their names, of the rows that go on; what it gives replaces their
+answers.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ from hydrasurgeon.sharing.program import (
     settled,
 )
 
-__all__ = ["GOES_ON", "TwoGraphs", "two_graphs"]
-
 GOES_ON = "goes_on"
 """The output of `first` that says which rows the other members must answer too."""
 
@@ -64,9 +63,7 @@ class _Step(nn.Module):
     def run(self, call: Any, argument: Any) -> tuple[Tensor, Tensor | None]:
         return (call(argument), None) if self._read is None else self._read.of(call, argument)
 
-    def answers(
-        self, members: Sequence[int], logits: Tensor, features: Tensor | None
-    ) -> dict[str, Tensor]:
+    def answers(self, members: Sequence[int], logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
         state = step_state(self.state, self.cascade, members)
         return dict(zip(DECIDED, (logits, *decided(state, logits, features)), strict=True))
 
@@ -96,9 +93,7 @@ class _Rest(_Step):
         if "hidden" in inputs:
             started = Started(None, Stack(inputs["hidden"], inputs.get("bias")))
         else:
-            named = {
-                name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs
-            }
+            named = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
             started = Started(named or inputs["pixel_values"], None)
         logits, features = self.run(hydra.part(self.cascade.followers).finish, started)
         # Members as the file numbers them: place i of the whole is place back[i] of the order.
@@ -147,17 +142,14 @@ def _nan_last(difference: float) -> float:
 def _carried(inputs: Mapping[str, Tensor], early: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `rest` takes: what the first members said, and what the others go on from."""
     kept = [name for name in ("hidden", "bias", "first_logits", "features") if name in early]
-    return {
-        **({} if "hidden" in early else dict(inputs)),
-        **{name: early[name] for name in kept},
-    }
+    return {**({} if "hidden" in early else dict(inputs)), **{name: early[name] for name in kept}}
 
 
 def _captured(step: _Step, inputs: Mapping[str, Tensor]) -> torch.export.ExportedProgram:
     free = torch.export.Dim.DYNAMIC
     tokens: dict[str, tuple[int, ...]] = {"input_ids": (1,), "attention_mask": (1,)}
     if "bias" in inputs:  # a text's: every token, or every pair of them
-        tokens |= {"hidden": (1,), "bias": tuple(axis for axis in (2, 3) if inputs["bias"].shape[axis] == LENGTH)}  # fmt: skip
+        tokens |= {"hidden": (1,), "bias": tuple(axis for axis in (2, 3) if inputs["bias"].shape[axis] == LENGTH)}
     axes = {name: dict.fromkeys((0, *tokens.get(name, ())), free) for name in inputs}
     with torch.no_grad():
         program = torch.export.export(step, (dict(inputs),), dynamic_shapes=(axes,), strict=False)
@@ -165,9 +157,7 @@ def _captured(step: _Step, inputs: Mapping[str, Tensor]) -> torch.export.Exporte
     return program
 
 
-def _differences(
-    files: Sequence[bytes], first: _Step, rest: _Step, model: Classifier
-) -> Iterator[float]:
+def _differences(files: Sequence[bytes], first: _Step, rest: _Step, model: Classifier) -> Iterator[float]:
     for batch, length in CHECKED:
         inputs = sample(model, batch=batch, length=length)
         for content, step in zip(files, (first, rest), strict=True):
@@ -177,6 +167,6 @@ def _differences(
             fed = {name: tensor.numpy() for name, tensor in inputs.items()}
             for name, value in zip(right, session.run(list(right), fed), strict=True):
                 if right[name].dtype != torch.bool:  # rounding may decide next to a threshold
-                    apart = (torch.from_numpy(value) - right[name]).abs() / right[name].abs().clamp_min(1)  # fmt: skip
+                    apart = (torch.from_numpy(value) - right[name]).abs() / right[name].abs().clamp_min(1)
                     yield float(apart.max())
             inputs = _carried(inputs, right)

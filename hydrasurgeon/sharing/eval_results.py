@@ -1,6 +1,8 @@
-"""`.eval_results/*.yaml` beside a model card: the accuracy on a data set of the hub, in the format that its leaderboards read.
+"""`.eval_results/*.yaml` beside a model card: the accuracy on a data set of the hub, in the format that its
+leaderboards read.
 
-One entry is one number on one task of one data set (https://huggingface.co/docs/hub/eval-results), so calibration and OOD
+One entry is one number on one task of one data set (https://huggingface.co/docs/hub/eval-results), so calibration and
+OOD
 detection stay in the card. The hub shows it where the data set is registered as a benchmark.
 """
 
@@ -15,8 +17,6 @@ from hydrasurgeon.files.atomic import not_written, write_text
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import Result
 
-__all__ = ["entry", "write_eval_results"]
-
 SPEC = re.compile(r"hf:(?P<id>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>\w[\w.-]*))?:(?P<split>\w[\w.-]*)")
 """A data set of the hub with its organisation: without one the hub knows no leaderboard."""
 
@@ -26,7 +26,10 @@ def entry(result: Result, data: DataRecord) -> dict[str, Any] | None:
     match = SPEC.fullmatch(data.spec)
     if match is None:
         return None
-    notes = f"accuracy in %, {data.rows} samples of {match['split']}, sha256 {data.sha256}; hydrasurgeon eval, {result.members} member{'s' if result.members > 1 else ''}"
+    notes = (
+        f"accuracy in %, {data.rows} samples of {match['split']}, sha256 {data.sha256}; hydrasurgeon eval,"
+        f" {result.members} member{'s' if result.members > 1 else ''}"
+    )
     return {
         "dataset": {"id": match["id"], "task_id": match["config"] or "default"},
         "value": round(100 * result.id.accuracy, 4),

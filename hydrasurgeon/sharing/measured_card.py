@@ -20,11 +20,9 @@ from hydrasurgeon.sharing.eval_results import write_eval_results
 from hydrasurgeon.sharing.upload import Repository, card_destination, publish_card
 from hydrasurgeon.visible import code, visible
 
-__all__ = ["CardKeywords", "Cards", "measured", "with_measured"]
-
 INDEX = "model-index: "
 """How the line of the front matter begins that we write."""
-QUALITY = {"accuracy ↑": "accuracy", "Brier ↓": "brier", "NLL ↓": "nll", "ECE ↓": "ece", "aECE ↓": "aece"}  # fmt: skip
+QUALITY = {"accuracy ↑": "accuracy", "Brier ↓": "brier", "NLL ↓": "nll", "ECE ↓": "ece", "aECE ↓": "aece"}
 """Column → metric on the data set itself."""
 MOST_SHIFTS = 12
 """More have a line for each severity, not for each set."""
@@ -64,12 +62,7 @@ class Claimed:
     repository: Repository | None
 
     def write(
-        self,
-        results: Sequence[Result],
-        data: Mapping[str, DataRecord],
-        settings: Mapping[str, Any],
-        *,
-        bars: bool,
+        self, results: Sequence[Result], data: Mapping[str, DataRecord], settings: Mapping[str, Any], *, bars: bool
     ) -> tuple[tuple[Path, ...], str | None]:
         """Put each checkpoint's result into its card, and upload it; what was written, and the address."""
         if not self.cards:
@@ -105,10 +98,7 @@ def _card(checkpoint: Checkpoint) -> Path | None:
 
 
 def _write_cards(
-    cards: Sequence[Path | None],
-    results: Sequence[Result],
-    data: Mapping[str, DataRecord],
-    settings: Mapping[str, Any],
+    cards: Sequence[Path | None], results: Sequence[Result], data: Mapping[str, DataRecord], settings: Mapping[str, Any]
 ) -> tuple[Path, ...]:
     """Put each checkpoint's result into its card; `data` says under which heading each set was used."""
     written = []
@@ -124,16 +114,14 @@ def _write_cards(
     return tuple(written)
 
 
-def with_measured(
-    card: str, result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]
-) -> str:
+def with_measured(card: str, result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
     """The card with this result, and no other, between its markers."""
     place = _place(card)
     assert place is not None
     start, end = place
     section = measured(result, data, settings)
     part = settings["limit"] is not None
-    return _indexed(f"{card[:start]}\n{section}\n{card[end:]}", result, next(iter(data.values())), part=part)  # fmt: skip
+    return _indexed(f"{card[:start]}\n{section}\n{card[end:]}", result, next(iter(data.values())), part=part)
 
 
 def _place(card: str) -> tuple[int, int] | None:
@@ -164,17 +152,28 @@ def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[s
         )
     if result.ood:
         rows = [[code(o.name), o.group, str(o.n), *_cells(o, FOREIGN)] for o in result.ood]
-        rows += [[f"mean, {group}", "", "", *_cells(mean, FOREIGN)] for group, mean in result.ood_average.items() if len(_of(result.ood, group)) > 1]  # fmt: skip
+        rows += [
+            [f"mean, {group}", "", "", *_cells(mean, FOREIGN)]
+            for group, mean in result.ood_average.items()
+            if len(_of(result.ood, group)) > 1
+        ]
         parts.append(_table(["OOD data", "group", "samples", *FOREIGN], rows))
     if len(result.shift) > MOST_SHIFTS and result.shift_average is not None:
         levels = result.shift_average.severities
-        rows = [[str(at), str(level.sets), f"{level.accuracy:.4f}", f"{level.brier:.4f}"] for at, level in levels.items()]  # fmt: skip
+        rows = [
+            [str(at), str(level.sets), f"{level.accuracy:.4f}", f"{level.brier:.4f}"] for at, level in levels.items()
+        ]
         parts.append(_table(["severity of shift", "sets", "accuracy ↑", "Brier ↓"], rows))
     elif result.shift:
-        rows = [[code(s.name), "" if s.severity is None else str(s.severity), f"{s.accuracy:.4f}", f"{s.brier:.4f}"] for s in result.shift]  # fmt: skip
+        rows = [
+            [code(s.name), "" if s.severity is None else str(s.severity), f"{s.accuracy:.4f}", f"{s.brier:.4f}"]
+            for s in result.shift
+        ]
         parts.append(_table(["shifted data", "severity", "accuracy ↑", "Brier ↓"], rows))
     if result.cost is not None:
-        parts.append(f"{result.cost.params / 1e6:.4g} M parameters, {result.cost.macs / 1e6:.4g} M multiply-adds for one sample.")  # fmt: skip
+        parts.append(
+            f"{result.cost.params / 1e6:.4g} M parameters, {result.cost.macs / 1e6:.4g} M multiply-adds for one sample."
+        )
     parts += ["\n".join(_seen(data)), _how(settings, decided=result.id.coverage is not None)]
     return "\n\n".join(parts)
 
@@ -189,7 +188,7 @@ def _cells(row: SetAverage | OodAverage, columns: Mapping[str, str]) -> list[str
 
 def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     names = list(head)
-    lines = [names, ["---:"] * len(names), *map(list, rows)]  # fmt: skip
+    lines = [names, ["---:"] * len(names), *map(list, rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -203,13 +202,9 @@ def _how(settings: Mapping[str, Any], *, decided: bool) -> str:
     state: dict[str, Any] = dict.fromkeys(("temperature", "ood_score"), "of the decision state")
     if not decided:
         state = {"temperature": 1.0, "ood_score": "msp"}
-    said = {
-        key: other if settings[key] == "decision" else settings[key] for key, other in state.items()
-    }
-    facts = [f"temperature {said['temperature']}", f"OOD score {said['ood_score']} (OOD is the positive class)"]  # fmt: skip
-    facts += [
-        f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None
-    ]
+    said = {key: other if settings[key] == "decision" else settings[key] for key, other in state.items()}
+    facts = [f"temperature {said['temperature']}", f"OOD score {said['ood_score']} (OOD is the positive class)"]
+    facts += [f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None]
     return f"By `hydrasurgeon eval`: {', '.join(facts)}, {settings['dtype']}."
 
 
@@ -219,7 +214,7 @@ def _indexed(card: str, result: Result, data: DataRecord, *, part: bool) -> str:
     if front is None:
         return card
     lines = [line for line in front[1].rstrip("\n").split("\n") if not line.startswith(f"{INDEX}[")]
-    task = next((line.partition(": ")[2].strip('"') for line in lines if line.startswith("pipeline_tag: ")), None)  # fmt: skip
+    task = next((line.partition(": ")[2].strip('"') for line in lines if line.startswith("pipeline_tag: ")), None)
     if task is None or any(line.startswith("model-index:") for line in lines):
         return card
     lines.append(INDEX + _model_index(task, result, data, part=part))
@@ -227,7 +222,8 @@ def _indexed(card: str, result: Result, data: DataRecord, *, part: bool) -> str:
 
 
 def _model_index(task: str, result: Result, data: DataRecord, *, part: bool) -> str:
-    """The result as the hub's own writer puts it, on one line that the next run replaces; of a part of the data with its size."""
+    """The result as the hub's own writer puts it, on one line that the next run replaces; of a part of the data with
+    its size."""
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
     from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
@@ -236,10 +232,15 @@ def _model_index(task: str, result: Result, data: DataRecord, *, part: bool) -> 
     samples = {"sha256": data.sha256, **({"samples": data.rows} if part else {})}
     figures = [
         EvalResult(
-            task_type=task, dataset_type=spec, dataset_name=spec, dataset_args=samples,
-            metric_type=key, metric_name=name[:-2], metric_value=round(getattr(result.id, key), 6),
+            task_type=task,
+            dataset_type=spec,
+            dataset_name=spec,
+            dataset_args=samples,
+            metric_type=key,
+            metric_name=name[:-2],
+            metric_value=round(getattr(result.id, key), 6),
         )
         for name, key in QUALITY.items()
-    ]  # fmt: skip
+    ]
     index = eval_results_to_model_index(visible(result.name), figures)
     return yaml_dump(index, default_flow_style=True, width=float("inf"), sort_keys=False).strip()

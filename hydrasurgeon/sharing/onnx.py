@@ -18,12 +18,11 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.sharing.onnx_session import session_of
 from hydrasurgeon.sharing.program import Captured, about, captured_program, differences
 
-__all__ = ["OPSET", "TOLERANCE", "Exported", "converted", "described", "silent", "to_onnx"]
-
 OPSET = 18
 """The version of ONNX's operators that is written: the oldest that torch's exporter has."""
 TOLERANCE = 1e-4
-"""Largest difference from torch's outputs; of OOD scores, which have no scale of their own, relative to those above 1."""
+"""Largest difference from torch's outputs; of OOD scores, which have no scale of their own, relative to those above
+1."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +37,22 @@ class Exported:
 def to_onnx(model: Classifier) -> Exported:
     """An ONNX model with a dynamic batch (and text length), proven to give torch's outputs."""
     with captured_program(model) as captured:
-        content = described(
-            converted(captured.program, captured.inputs, captured.outputs), about(model)
-        )
+        content = described(converted(captured.program, captured.inputs, captured.outputs), about(model))
         worst = _difference(content, captured)
     return Exported(content, captured.inputs, captured.outputs, worst)
 
 
-def converted(
-    program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]
-) -> Any:
+def converted(program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     """The graph as onnx's own record."""
     with silent(), torch.no_grad():
         made = torch.onnx.export(
-            program, input_names=list(inputs), output_names=list(outputs),
-            opset_version=OPSET, dynamo=True, verbose=False,
-        )  # fmt: skip
+            program,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
     assert made is not None
     return made.model_proto
 

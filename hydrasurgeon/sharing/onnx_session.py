@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["quiet", "session_of"]
-
 SILENCE = "ORT_DISABLE_TELEMETRY"
-"""Since 1.29 its Linux builds report sessions, with names and hashes of the models, to their maker unless this is set when it is first imported."""
+"""Since 1.29 its Linux builds report sessions, with names and hashes of the models, to their maker unless this is set
+when it is first imported."""
 
 
 def quiet() -> None:

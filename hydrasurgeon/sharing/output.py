@@ -14,8 +14,6 @@ from hydrasurgeon.files.manifest import Manifest, ManifestT
 from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.sharing.upload import Repository, destination, publish
 
-__all__ = ["Output", "OutputKeywords", "Target"]
-
 
 class OutputKeywords(TypedDict, total=False):
     """The keywords of an `Output`."""
@@ -43,9 +41,7 @@ class Output:
         """Where on the hub the result goes; refused before any work if nothing could be written there."""
         return destination(self.push_to_hub, private=self.private)
 
-    def claim(
-        self, out: str | Path, *, inputs: Iterable[object], repository: Repository | None
-    ) -> Target:
+    def claim(self, out: str | Path, *, inputs: Iterable[object], repository: Repository | None) -> Target:
         """`-o`, held until the command ends."""
         path = claim_checkpoint(out, force=self.force, inputs=inputs)
         return Target(path, shard_size(self.max_shard_size, path), repository)
@@ -78,11 +74,7 @@ class Target:
         return pairs and self.loads_elsewhere
 
     def save(
-        self,
-        planned: Sequence[Planned],
-        manifest: Callable[[str], ManifestT],
-        *,
-        files: Mapping[str, str],
+        self, planned: Sequence[Planned], manifest: Callable[[str], ManifestT], *, files: Mapping[str, str]
     ) -> ManifestT:
         """Write weights, manifest and companions, all or nothing."""
         return save(self.path, planned, manifest, files=files, shard=self.shard)

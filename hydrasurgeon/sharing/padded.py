@@ -29,8 +29,6 @@ from hydrasurgeon.slicing import put_heads
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["Padded", "padded"]
-
 TOLERANCE = 1e-9
 """Largest difference of any output from the pruned model's in float64; only the order of sums differs."""
 
@@ -53,19 +51,19 @@ def padded(opened: Checkpoint, member: int | None) -> Padded:
         if name in axes:
             tower, layer, spec = axes[name]
             sizes = towers[tower]
-            array = put_heads(array, kept[tower][layer], sizes.heads, spec=spec, head_dim=sizes.head_dim)  # fmt: skip
+            array = put_heads(array, kept[tower][layer], sizes.heads, spec=spec, head_dim=sizes.head_dim)
         planned.append(Planned(name, dtype, tuple(array.shape), partial(whole, array)))
         weights[name] = to_weights(array, dtype, name=name, path=opened.path)
     model, every = opened.manifest.model, all_kept(towers)
-    entry = step(
-        "export", args={"format": "padded", "member": member}, inputs=[opened.record(opened.digests())]
-    )  # fmt: skip
+    entry = step("export", args={"format": "padded", "member": member}, inputs=[opened.record(opened.digests())])
     history = (*opened.manifest.history, entry)
     module = opened.family.build(model, towers, every)
     assign(module, weights, opened.path)
 
     def manifest(sha256: str) -> SingleManifest:
-        return SingleManifest(kind="backbone", model=model, towers=towers, kept=every, weights_sha256=sha256, history=history)  # fmt: skip
+        return SingleManifest(
+            kind="backbone", model=model, towers=towers, kept=every, weights_sha256=sha256, history=history
+        )
 
     whole_model = Classifier(module, manifest("0" * 64), lambda sample: sample).double().eval()
     return Padded(planned, manifest, _difference(opened, whole_model, member or 0))
@@ -88,8 +86,7 @@ def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, 
         )
     values = member_values(opened, manifest)[member]
     return manifest.members[member].kept, {
-        name: (value.read(tensors, opened.path), tensors[value.base.stored].dtype)
-        for name, value in values.items()
+        name: (value.read(tensors, opened.path), tensors[value.base.stored].dtype) for name, value in values.items()
     }
 
 
@@ -107,7 +104,8 @@ def _difference(opened: Checkpoint, model: Classifier, member: int) -> float:
         worst = torch.maximum(worst, (model(inputs)[:, 0] - right).abs().max())
     if not float(worst) <= TOLERANCE:
         raise CheckFailed(
-            f"export: with zeros for its heads the model differs by {float(worst):.3g} in float64; allowed is {TOLERANCE:g}",
+            f"export: with zeros for its heads the model differs by {float(worst):.3g} in float64; allowed is"
+            f" {TOLERANCE:g}",
             hint="Nothing was written: this architecture mixes its heads, and cannot be padded.",
         )
     return float(worst)

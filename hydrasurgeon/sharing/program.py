@@ -26,25 +26,11 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = [
-    "DECIDED",
-    "OUTPUTS",
-    "Captured",
-    "ExactNumbers",
-    "about",
-    "captured_program",
-    "check_torch",
-    "decided",
-    "differences",
-    "drop_unused",
-    "sample",
-    "settled",
-]
-
 OUTPUTS = ("logits", "probs")
 """Names of what an exported model gives."""
 DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
-"""Of a model with a decision state: calibrated probabilities, their entropy, and whether the score is above its threshold."""
+"""Of a model with a decision state: calibrated probabilities, their entropy, and whether the score is above its
+threshold."""
 METADATA = "hydrasurgeon."
 """How the keys begin under which a file tells labels, thresholds and weights."""
 TORCH = (2, 9)
@@ -55,19 +41,7 @@ CHECKED = ((1, 5), (3, 11))
 """Batch sizes and text lengths on which a file must give torch's outputs."""
 
 
-ARITHMETIC = {
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "gt",
-    "ge",
-    "le",
-    "pow",
-    "clamp_min",
-    "__rsub__",
-    "__rdiv__",
-}
+ARITHMETIC = {"add", "sub", "mul", "div", "gt", "ge", "le", "pow", "clamp_min", "__rsub__", "__rdiv__"}
 """The operations of a tensor with a number that decisions are made of."""
 
 
@@ -125,13 +99,14 @@ def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tens
 
 
 class ExactNumbers(TorchFunctionMode):
-    """Within the block numbers that meet float64 tensors are such tensors: ONNX's exporter rounds plain ones to float32."""
+    """Within the block numbers that meet float64 tensors are such tensors: ONNX's exporter rounds plain ones to
+    float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if getattr(func, "__name__", "") in ARITHMETIC and args[0].dtype == torch.float64:
-            args = [torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args]  # fmt: skip
+            args = [torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args]
         return func(*args, **(kwargs or {}))
 
 
@@ -180,15 +155,12 @@ def check_torch() -> None:
 
 
 def drop_unused(program: torch.export.ExportedProgram) -> None:
-    """Weights that nothing reads: a text tower whose features are constants, a layer's without heads (torch cannot store empty ones)."""
+    """Weights that nothing reads: a text tower whose features are constants, a layer's without heads (torch cannot
+    store empty ones)."""
     weights = (InputKind.PARAMETER, InputKind.BUFFER)
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     signature = program.graph_signature
-    unused = [
-        spec
-        for spec in signature.input_specs
-        if spec.kind in weights and not nodes[spec.arg.name].users
-    ]
+    unused = [spec for spec in signature.input_specs if spec.kind in weights and not nodes[spec.arg.name].users]
     for spec in unused:
         program.graph.erase_node(nodes[spec.arg.name])
         program.state_dict.pop(spec.target, None)
@@ -222,22 +194,18 @@ def _constant(features: Tensor) -> Tensor:
 def about(model: Classifier) -> dict[str, str]:
     """What a file says of itself: the labels, of which weights it is, and the decision state's numbers."""
     manifest = model.manifest
-    facts = {
-        "labels": json.dumps(manifest.model.labels),
-        "weights_sha256": manifest.weights_sha256,
-    }
+    facts = {"labels": json.dumps(manifest.model.labels), "weights_sha256": manifest.weights_sha256}
     if model.mixture is not None:
         facts["member_weights"] = json.dumps(model.mixture)
     if manifest.decision is not None:
         # Without the AUROCs that chose the score: what acts is the score and its threshold.
-        facts["decision"] = manifest.decision.model_dump_json(
-            exclude={"ood": {"auroc"}, "nll": True}
-        )
+        facts["decision"] = manifest.decision.model_dump_json(exclude={"ood": {"auroc"}, "nll": True})
     return {f"{METADATA}{key}": text for key, text in facts.items()}
 
 
-def differences(captured: Captured, run: Any, checked: Sequence[tuple[int, int]] = CHECKED) -> Tensor:  # fmt: skip
-    """Largest difference of each output from torch's, over other batch sizes and lengths; `run` takes tensors by name."""
+def differences(captured: Captured, run: Any, checked: Sequence[tuple[int, int]] = CHECKED) -> Tensor:
+    """Largest difference of each output from torch's, over other batch sizes and lengths; `run` takes tensors by
+    name."""
     threshold = None if captured.model.state is None else captured.model.state.ood.threshold
     apart = []
     for batch, length in checked:
@@ -268,9 +236,7 @@ def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor
     generator = torch.Generator().manual_seed(batch)
     facts = model.manifest.model
     if "input_size" in facts.preprocess:
-        return {
-            "pixel_values": torch.randn(batch, *facts.preprocess["input_size"], generator=generator)
-        }
+        return {"pixel_values": torch.randn(batch, *facts.preprocess["input_size"], generator=generator)}
     words = int(facts.config.get("vocab_size", 100))
     pad = int(facts.config.get("pad_token_id") or 0)
     real = torch.full((batch, 1), length)

@@ -1,4 +1,5 @@
-"""Captured graphs → .pt2: torch.export's own file, or a package that AOTInductor compiled for this machine; proven to answer alike."""
+"""Captured graphs → .pt2: torch.export's own file, or a package that AOTInductor compiled for this machine; proven to
+answer alike."""
 
 from __future__ import annotations
 
@@ -21,8 +22,6 @@ from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.sharing.onnx import TOLERANCE, Exported
 from hydrasurgeon.sharing.program import Captured, about, captured_program, differences
 from hydrasurgeon.sharing.trial import Answer, by_name
-
-__all__ = ["check_compiler", "in_a_program", "to_pt2", "without_cuda_warning"]
 
 ABOUT = "hydrasurgeon.json"
 """The extra file in a .pt2 that tells labels, thresholds and weights."""
@@ -87,22 +86,18 @@ def _says_more(record: logging.LogRecord) -> bool:
 def _compiled(captured: Captured, path: Path) -> Callable[..., Any]:
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
-    with (
-        without_cuda_warning(),
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
+    with without_cuda_warning(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         aoti_compile_and_package(
-            captured.program, package_path=str(path),
-            inductor_configs={"aot_inductor.metadata": about(captured.model)},
-        )  # fmt: skip
+            captured.program, package_path=str(path), inductor_configs={"aot_inductor.metadata": about(captured.model)}
+        )
         read: Callable[..., Any] = aoti_load_package(str(path))
     return read
 
 
 def in_a_program(made: Exported, compiled_at: Path | None = None) -> Answer:
-    """The answers of the file's bytes; those of a compiled package are laid at `compiled_at`, where they are read from."""
+    """The answers of the file's bytes; those of a compiled package are laid at `compiled_at`, where they are read
+    from."""
     if compiled_at is not None:
         from torch._inductor import aoti_load_package
 

@@ -1,4 +1,5 @@
-"""ONNX files with weights in 8 bits (onnxruntime's dynamic quantisation), kept only if they answer as well as before."""
+"""ONNX files with weights in 8 bits (onnxruntime's dynamic quantisation), kept only if they answer as well as
+before."""
 
 from __future__ import annotations
 
@@ -15,12 +16,8 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.sharing.onnx import Exported
 
-__all__ = ["in_int8"]
 
-
-def in_int8(
-    made: Exported, model: Classifier, trial: Trial, *, tolerance: float
-) -> tuple[Exported, Compared]:
+def in_int8(made: Exported, model: Classifier, trial: Trial, *, tolerance: float) -> tuple[Exported, Compared]:
     """The file in int8, and what that changes; CheckFailed where something is worse by more than `tolerance`."""
     content = _int8(made.content)
     compared = Compared(
@@ -44,14 +41,19 @@ def _int8(content: bytes) -> bytes:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     proto = onnx.load_from_string(content)
-    precise = {each.name for each in proto.graph.initializer if each.data_type != onnx.TensorProto.FLOAT}  # fmt: skip
+    precise = {each.name for each in proto.graph.initializer if each.data_type != onnx.TensorProto.FLOAT}
     untouched = [node.name for node in proto.graph.node if precise & set(node.input)]
     with tempfile.TemporaryDirectory() as folder, silent():
         source, target = Path(folder) / "whole.onnx", Path(folder) / "int8.onnx"
         del proto.graph.value_info[:]  # of weights that are about to be turned round
         source.write_bytes(proto.SerializeToString())
         quantize_dynamic(
-            source, target, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_exclude=untouched, extra_options={"MatMulConstBOnly": True},
-        )  # fmt: skip
+            source,
+            target,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=untouched,
+            extra_options={"MatMulConstBOnly": True},
+        )
         return target.read_bytes()

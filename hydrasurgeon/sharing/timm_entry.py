@@ -15,8 +15,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.timm_vit.registry import add_architecture
 from hydrasurgeon.files.mixture import Mixture
 
-__all__ = ["ENTRY", "TimmHydra", "register"]
-
 ENTRY = "hydrasurgeon_vit"
 """The architecture that config.json names; its model_args only inform, the manifest decides."""
 INFORMS = {"backbone", "heads_per_layer", "members"}
@@ -42,7 +40,8 @@ class TimmHydra(nn.Module):
         return torch.stack([member.forward_features(x) for member in self._members], dim=1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Of these features the logits of `forward`; with `pre_logits` each member's pooled ones, [batch, member, embed]."""
+        """Of these features the logits of `forward`; with `pre_logits` each member's pooled ones, [batch, member,
+        embed]."""
         pairs = zip(self._members, x.unbind(1), strict=True)
         each = [member.forward_head(features, pre_logits=pre_logits) for member, features in pairs]
         stacked = torch.stack(each, dim=1)

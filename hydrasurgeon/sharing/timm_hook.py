@@ -9,8 +9,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["install"]
-
 REGISTRY = "timm.models"
 """The module after which timm knows its models."""
 

@@ -1,4 +1,5 @@
-"""`eval --log`: the results as runs of an experiment tracker, one for each result, with the settings and every number of the report."""
+"""`eval --log`: the results as runs of an experiment tracker, one for each result, with the settings and every number
+of the report."""
 
 from __future__ import annotations
 
@@ -17,8 +18,6 @@ from hydrasurgeon.measuring.asserts import paths_of
 from hydrasurgeon.measuring.report import Report
 from hydrasurgeon.visible import visible
 
-__all__ = ["TRACKERS", "Tracker", "log_report", "tracker_of"]
-
 PROJECT = "hydrasurgeon"
 """What the project, or experiment, is called where none is named."""
 UNNAMEABLE = re.compile(r"[^\w. :/-]")
@@ -31,13 +30,13 @@ MAX_RUN = 120
 Numbers = Mapping[str, float]
 
 
-def _wandb(client: Any, project: str, run: str, settings: Mapping[str, str], numbers: Numbers) -> None:  # fmt: skip
+def _wandb(client: Any, project: str, run: str, settings: Mapping[str, str], numbers: Numbers) -> None:
     client.init(project=project, name=run, config=dict(settings))
     client.log(dict(numbers))
     client.finish()
 
 
-def _mlflow(client: Any, project: str, run: str, settings: Mapping[str, str], numbers: Numbers) -> None:  # fmt: skip
+def _mlflow(client: Any, project: str, run: str, settings: Mapping[str, str], numbers: Numbers) -> None:
     client.set_experiment(project)
     with client.start_run(run_name=run):
         client.log_params(dict(settings))
@@ -91,7 +90,9 @@ def log_report(tracker: Tracker, report: Report) -> None:
             # What a client prints is about its work: stdout may be the report as JSON.
             with redirect_stdout(sys.stderr):
                 client = import_module(tracker.name)
-                TRACKERS[tracker.name](client, tracker.project, visible(name)[:MAX_RUN], {**settings, "kind": result.kind}, numbers)  # fmt: skip
+                TRACKERS[tracker.name](
+                    client, tracker.project, visible(name)[:MAX_RUN], {**settings, "kind": result.kind}, numbers
+                )
         except Exception as error:  # each client has kinds of its own
             said = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(

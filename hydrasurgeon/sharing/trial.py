@@ -20,23 +20,11 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.runtime.classifier import Classifier
 
-__all__ = [
-    "Answer",
-    "Compared",
-    "Trial",
-    "answers",
-    "by_name",
-    "checked",
-    "in_onnxruntime",
-    "in_torch",
-    "measured",
-    "opened_trial",
-]
-
 Answer = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Inputs of a batch → probabilities, and OOD scores where a decision state says how."""
 OF_STATE = ("flagged", "coverage", "answered")
-"""What thresholds of a decision state amount to: they were fitted on the float model, so that neither more nor less is as good."""
+"""What thresholds of a decision state amount to: they were fitted on the float model, so that neither more nor less is
+as good."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,8 @@ class Compared:
 
     @property
     def worse(self) -> dict[str, float]:
-        """By how much each metric is worse: less accuracy, less AUROC, more ECE, another share that the decision state flags, covers or answers."""
+        """By how much each metric is worse: less accuracy, less AUROC, more ECE, another share that the decision state
+        flags, covers or answers."""
         changes = {name: self.after[name] - value for name, value in self.before.items()}
         return {
             name: abs(change) if name in OF_STATE else change if name == "ece" else -change
@@ -84,11 +73,9 @@ def opened_trial(about: Model, *, check: str, ood: Sequence[str], limit: int | N
 
 
 def checked(model: Classifier, trial: Trial, run: Answer, *, tolerance: float) -> Compared:
-    """What the model answers in torch, and what the file that is to be written does; CheckFailed where that is worse by more than `tolerance`."""
-    compared = Compared(
-        measured(in_torch(model), model, trial, "the model"),
-        measured(run, model, trial),
-    )
+    """What the model answers in torch, and what the file that is to be written does; CheckFailed where that is worse by
+    more than `tolerance`."""
+    compared = Compared(measured(in_torch(model), model, trial, "the model"), measured(run, model, trial))
     broken = compared.broken(tolerance, "in the file")
     if broken:
         raise CheckFailed(
@@ -116,25 +103,23 @@ def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Answer:
 
     def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
         named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
-        values = session.run(
-            list(outputs), {name: tensor.numpy() for name, tensor in named.items()}
-        )
+        values = session.run(list(outputs), {name: tensor.numpy() for name, tensor in named.items()})
         return by_name(outputs, [torch.from_numpy(value) for value in values])
 
     return answer
 
 
 def by_name(outputs: Sequence[str], values: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Probabilities and OOD scores among a graph's outputs, which call the first by another name where there is a decision state."""
+    """Probabilities and OOD scores among a graph's outputs, which call the first by another name where there is a
+    decision state."""
     named = dict(zip(outputs, values, strict=True))
     probs = named["probabilities"] if "probabilities" in named else named["probs"]
     return probs, named.get("ood_score")
 
 
-def measured(
-    run: Answer, model: Classifier, trial: Trial, who: str = "the file"
-) -> dict[str, float]:
-    """Accuracy, ECE, AUROC against each foreign set, and what a decision state's thresholds make of the answers of `who` runs."""
+def measured(run: Answer, model: Classifier, trial: Trial, who: str = "the file") -> dict[str, float]:
+    """Accuracy, ECE, AUROC against each foreign set, and what a decision state's thresholds make of the answers of
+    `who` runs."""
     probs, scores, labels = answers(run, model, trial.samples, who)
     assert labels is not None
     measures = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
@@ -147,7 +132,8 @@ def measured(
 
 
 def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """What the thresholds of a decision state make of these answers: the share flagged, covered by its sets, and answered."""
+    """What the thresholds of a decision state make of these answers: the share flagged, covered by its sets, and
+    answered."""
     covered = state.conformal.sets(probs).gather(1, labels[:, None])[:, 0]
     shares = {"flagged": scores > state.ood.threshold, "coverage": covered}
     if state.abstention is not None:
@@ -158,7 +144,8 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
 def answers(
     run: Answer, model: Classifier, samples: Samples, who: str = "the file"
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample; CheckFailed for NaN."""
+    """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample; CheckFailed for
+    NaN."""
     probs, scores, labels = [], [], []
     for batch in Batches(samples, model.transform, batch_size=None, order=by_length(samples)):
         p, score = run(batch.inputs)

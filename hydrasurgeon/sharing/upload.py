@@ -22,8 +22,6 @@ from hydrasurgeon.files.tensors import Planned, TensorFile, hashed
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
 
-__all__ = ["Repository", "card_destination", "destination", "publish", "publish_card"]
-
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
 """What to do about a token."""
 
@@ -85,29 +83,24 @@ def card_destination(name: str | None, cards: Sequence[Path | None]) -> Reposito
     hint = "Push the checkpoint first, with --push-to-hub of the command that writes it."
     with _refused(UsageError, f"--push-to-hub {at.name}", hint):
         if not HfApi().repo_exists(at.name):
-            raise UsageError(
-                f"--push-to-hub {at.name}: there is no such repository on the hub", hint=hint
-            )
+            raise UsageError(f"--push-to-hub {at.name}: there is no such repository on the hub", hint=hint)
     return at
 
 
 def publish_card(written: Sequence[Path], manifest: Manifest, *, at: Repository, bars: bool) -> str:
-    """Upload a directory's model card and what else `eval --card` wrote there, as one commit; the repository's address."""
+    """Upload a directory's model card and what else `eval --card` wrote there, as one commit; the repository's
+    address."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     card = next(path for path in written if path.name == CARD)
     family = family_of(manifest.model)
-    text = on_hub(
-        card.read_text(encoding="utf-8"), scheme=family.scheme or family.name, repo=at.name
-    )
+    text = on_hub(card.read_text(encoding="utf-8"), scheme=family.scheme or family.name, repo=at.name)
     names = {str(path.relative_to(card.parent).as_posix()): path for path in written}
     content: dict[str, Any] = {**names, CARD: text.encode()}
     what = f"{at.name}: was not uploaded, but {card} is written and stays"
     again = " ".join(f"--include '{name}'" for name in names)
     with (
-        _refused(
-            OutputError, what, f"Upload it with `hf upload {at.name} {card.parent} . {again}`."
-        ),
+        _refused(OutputError, what, f"Upload it with `hf upload {at.name} {card.parent} . {again}`."),
         _progress_bars(bars),
     ):
         commit = HfApi().create_commit(
@@ -161,8 +154,7 @@ def _weights(target: Path, manifest: Manifest) -> Iterator[dict[str, Path]]:
         # The tensors of a decision state lie beside the model's there.
         file = TensorFile(target)
         planned = [
-            Planned(name, info.dtype, info.shape, partial(_copied, file, name))
-            for name, info in file.infos.items()
+            Planned(name, info.dtype, info.shape, partial(_copied, file, name)) for name, info in file.infos.items()
         ]
         with tempfile.TemporaryDirectory(prefix="hydrasurgeon-") as scratch:
             folder = Path(scratch) / "upload"
@@ -208,11 +200,7 @@ def _refused(kind: type[UsageError], what: str, hint: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress_bars(wanted: bool) -> Iterator[None]:
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
 
     if wanted or are_progress_bars_disabled():
         yield

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
     from hydrasurgeon.runtime.difference import Difference, Inputs
 
-__all__ = ["ancestry"]
-
 REPAIR_TOLERANCE = 1e-5
 """How far a repair fitted again may be from the recorded one, as a share of the largest weight: another
 processor sums the same products in another order."""
@@ -182,13 +180,15 @@ def _fitted_again(
 
     child = made.child.checkpoint
     run = Run(
-        limit=options.limit, seed=made.entry.seed or 0, device=device, dtype=options.dtype,
-        batch_size=options.batch_size, skip_bad=options.skip_bad,
-    )  # fmt: skip
-    kept = single(child).kept
-    return repaired_tensors(
-        same_model(parent, child), kept, how=options.compensate, data=data, run=run
+        limit=options.limit,
+        seed=made.entry.seed or 0,
+        device=device,
+        dtype=options.dtype,
+        batch_size=options.batch_size,
+        skip_bad=options.skip_bad,
     )
+    kept = single(child).kept
+    return repaired_tensors(same_model(parent, child), kept, how=options.compensate, data=data, run=run)
 
 
 def _near(name: str, child: Found, fitted: dict[str, Raw]) -> Check:

@@ -25,8 +25,6 @@ from hydrasurgeon.stages.bench_data import CASCADE, Real, Through, check_cascade
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Benched", "Point", "bench"]
-
 DTYPES = ("float32", "bfloat16", "float16")
 """What models are measured in."""
 
@@ -166,19 +164,27 @@ def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) 
     benched = Benched(
         machine=machine(device),
         settings={
-            "batch": batches, "dtype": dtypes, "compile": arguments.compile, "runs": arguments.runs,
-            "seed": arguments.seed, **({} if arguments.data is None else {"data": portable(arguments.data)}),
+            "batch": batches,
+            "dtype": dtypes,
+            "compile": arguments.compile,
+            "runs": arguments.runs,
+            "seed": arguments.seed,
+            **({} if arguments.data is None else {"data": portable(arguments.data)}),
         },
         results=tuple(
             Contender(
-                name=e.name, kind=e.kind, params=figures.params[e.name], macs=figures.macs[e.name],
+                name=e.name,
+                kind=e.kind,
+                params=figures.params[e.name],
+                macs=figures.macs[e.name],
                 macs_ratio=None if single is None else figures.macs[e.name] / single,
-                tokens=figures.tokens[e.name], points=tuple(figures.points[e.name]),
+                tokens=figures.tokens[e.name],
+                points=tuple(figures.points[e.name]),
             )
             for e in entries
         ),
         notes=tuple(dict.fromkeys([*said, *figures.notes])),
-    )  # fmt: skip
+    )
     if report is not None:
         write_text(report, json_.dumps(benched.model_dump(), indent=1) + "\n")
     if picture is not None:
@@ -186,9 +192,7 @@ def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) 
     return benched
 
 
-def _outputs(
-    checkpoints: Sequence[str | Path], arguments: BenchArguments
-) -> tuple[Path | None, Path | None]:
+def _outputs(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> tuple[Path | None, Path | None]:
     """Where the picture and the report go, both this command's to write."""
     from hydrasurgeon.files.plots import check_plot
 
@@ -238,16 +242,14 @@ def _measured(
     return figures
 
 
-def _loaded(
-    entry: _Entry, dtype: str, example: Callable[[int], Any], figures: _Figures, device: str
-) -> Any:
+def _loaded(entry: _Entry, dtype: str, example: Callable[[int], Any], figures: _Figures, device: str) -> Any:
     """A contender as one module; its size is measured the first time."""
     from hydrasurgeon.measuring.cost import macs, parameters, tokens_of
     from hydrasurgeon.measuring.timing import InTurn
     from hydrasurgeon.runtime.cascaded import Cascading
     from hydrasurgeon.runtime.classifier import as_classifier
 
-    loaded: list[Any] = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in entry.checkpoints]  # fmt: skip
+    loaded: list[Any] = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in entry.checkpoints]
     if entry.name not in figures.params:
         one = example(1)
         figures.params[entry.name] = sum(parameters(m) for m in loaded)
@@ -272,16 +274,20 @@ def _points(
 
     peaks = {name: peak_bytes(module, inputs[0]) for name, module in models.items()}
     ready = _compiled(models, inputs[0], notes) if arguments.compile else models
-    taken_by = interleaved({name: Through(each) for name, each in ready.items()}, inputs, runs=arguments.runs)  # fmt: skip
+    taken_by = interleaved({name: Through(each) for name, each in ready.items()}, inputs, runs=arguments.runs)
     seconds = {name: taken / len(inputs) for name, taken in taken_by.items()}
     single = next((seconds[e.name] for e in entries if e.kind == "single"), None)
     return {
         name: Point(
-            batch=batch, dtype=dtype, latency_ms=1000 * taken, throughput=batch / taken,
-            peak_bytes=peaks[name], ratio=None if single is None else taken / single,
+            batch=batch,
+            dtype=dtype,
+            latency_ms=1000 * taken,
+            throughput=batch / taken,
+            peak_bytes=peaks[name],
+            ratio=None if single is None else taken / single,
         )
         for name, taken in seconds.items()
-    }  # fmt: skip
+    }
 
 
 def _batches(text: str) -> list[int]:
@@ -307,9 +313,7 @@ def _entries(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> li
         checkpoint.digests()
         return checkpoint
 
-    groups = [
-        [] if arguments.backbone is None else [arguments.backbone], arguments.vs, checkpoints
-    ]  # fmt: skip
+    groups = [[] if arguments.backbone is None else [arguments.backbone], arguments.vs, checkpoints]
     every = iter(told_apart([opened(path) for group in groups for path in group]))
     single, members, rest = ([next(every) for _ in group] for group in groups)
     entries = [_Entry(name_of([each]), "single", (each,)) for each in single]
@@ -336,13 +340,9 @@ def _alike(entries: Sequence[_Entry]) -> None:
     first = opened[0].manifest.model
     for other in opened[1:]:
         model = other.manifest.model
-        if (model.family, model.preprocess.get("input_size")) != (
-            first.family,
-            first.preprocess.get("input_size"),
-        ):
+        if (model.family, model.preprocess.get("input_size")) != (first.family, first.preprocess.get("input_size")):
             raise UsageError(
-                f"bench: {opened[0].name} and {other.name} do not read the same inputs",
-                hint="Measure them one by one.",
+                f"bench: {opened[0].name} and {other.name} do not read the same inputs", hint="Measure them one by one."
             )
 
 
@@ -357,9 +357,7 @@ def _compiled(models: dict[str, Any], inputs: Any, notes: list[str]) -> dict[str
             with torch.inference_mode():
                 compiled(inputs)
         except Exception as error:  # whatever the compiler raises, the model itself still runs
-            notes.append(
-                f"{name}: torch.compile failed ({type(error).__name__}); measured without it"
-            )
+            notes.append(f"{name}: torch.compile failed ({type(error).__name__}); measured without it")
             compiled = model
         ready[name] = compiled
     return ready
@@ -377,8 +375,9 @@ def _plot(benched: Benched, path: Path) -> None:
             axes.plot(
                 [p.batch for p in mine],
                 [p.ratio if p.ratio is not None else p.latency_ms for p in mine],
-                marker="o", label=f"{contender.name} ({contender.kind}), {dtype}",
-            )  # fmt: skip
+                marker="o",
+                label=f"{contender.name} ({contender.kind}), {dtype}",
+            )
     axes.set(xlabel="batch size", ylabel="time / single model" if _has_single(benched) else "ms")
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)

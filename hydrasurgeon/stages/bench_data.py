@@ -7,8 +7,6 @@ from typing import Any
 
 from hydrasurgeon.errors import DataError, UsageError
 
-__all__ = ["CASCADE", "Real", "Through", "check_cascade", "expected_macs"]
-
 CASCADE = "cascade"
 """The kind of contender that is one."""
 BATCHES = 8
@@ -17,9 +15,7 @@ BATCHES = 8
 
 def check_cascade(*, data: str | None, compiled: bool) -> None:
     if data is None:
-        raise UsageError(
-            "bench --cascade: how many rows go on depends on the data", hint="Give --data D."
-        )
+        raise UsageError("bench --cascade: how many rows go on depends on the data", hint="Give --data D.")
     if compiled:
         raise UsageError(
             "bench --cascade: does not go with --compile: its batches have a size that nobody knows before",
@@ -47,13 +43,7 @@ class Real:
             )
         classifier = getattr(model, "model", model)
         weight = next(model.parameters())
-        batches = Batches(
-            self.samples,
-            classifier.transform,
-            batch_size=count,
-            order=range(whole * count),
-            workers=0,
-        )
+        batches = Batches(self.samples, classifier.transform, batch_size=count, order=range(whole * count), workers=0)
         return [moved(batch.inputs, weight.device, weight.dtype) for batch in batches]
 
 

@@ -32,8 +32,6 @@ from hydrasurgeon.visible import visible
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
 
-__all__ = ["Billed", "bom"]
-
 T = TypeVar("T", bound=tuple[object, ...])
 
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -55,11 +53,7 @@ class Billed:
 
 @releases_claims
 def bom(
-    checkpoint: str | Path,
-    *,
-    out: str | Path | None = None,
-    arch: str | None = None,
-    force: bool = False,
+    checkpoint: str | Path, *, out: str | Path | None = None, arch: str | None = None, force: bool = False
 ) -> Billed:
     """Write what a checkpoint consists of and what went into it."""
     need("cyclonedx", purpose="bom")
@@ -97,9 +91,7 @@ def _document(checkpoint: Checkpoint, sha256: str, files: Mapping[str, str]) -> 
     bill = Bom(components=[*data, *packages])
     bill.metadata.component = model
     bill.metadata.tools.components.add(
-        Component(
-            name="hydrasurgeon", type=ComponentType.APPLICATION, version=installed("hydrasurgeon")
-        )
+        Component(name="hydrasurgeon", type=ComponentType.APPLICATION, version=installed("hydrasurgeon"))
     )
     bill.register_dependency(model, [*data, *packages])
     plain: dict[str, Any] = json.loads(JsonV1Dot6(bill).output_as_string())
@@ -124,12 +116,7 @@ def _model(checkpoint: Checkpoint, sha256: str, files: Mapping[str, str]) -> Com
         bom_ref=f"model:{sha256}",
         hashes=_hashes(*weights.values()),
         components=[
-            Component(
-                name=visible(name),
-                type=ComponentType.FILE,
-                bom_ref=f"file:{visible(name)}",
-                hashes=_hashes(sha),
-            )
+            Component(name=visible(name), type=ComponentType.FILE, bom_ref=f"file:{visible(name)}", hashes=_hashes(sha))
             for name, sha in files.items()
         ],
         pedigree=Pedigree(ancestors=_ancestors(manifest), notes=_notes(manifest)),
@@ -183,11 +170,7 @@ def _data(manifest: Manifest) -> list[Component]:
     """Every data set that a step of the history saw, once for each content."""
     from cyclonedx.model.component import Component, ComponentType
 
-    seen = {
-        (record.sha256, record.spec, record.rows)
-        for entry in manifest.history
-        for record in entry.data
-    }
+    seen = {(record.sha256, record.spec, record.rows) for entry in manifest.history for record in entry.data}
     return [
         Component(
             name=visible(spec),

@@ -8,12 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, Unpack
 
-from hydrasurgeon.checkpoints.class_names import (
-    ClassNames,
-    ClassNamesKeywords,
-    names_in,
-    with_class_names,
-)
+from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
@@ -32,8 +27,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.row import Row
     from hydrasurgeon.data import Samples
     from hydrasurgeon.stages.build_steps import Command
-
-__all__ = ["BuildArguments", "Built", "build"]
 
 FORMAT = "hydrasurgeon.build/1"
 """Of the JSON report."""
@@ -72,12 +65,19 @@ class Built:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT, "path": None if self.path is None else str(self.path), "objective": self.objective,
-            "estimate": self.estimate, "optimism": self.optimism, "members": list(self.members),
-            "rows": [row.to_json() for row in self.rows], "front": [row.to_json() for row in self.front],
-            "work": str(self.work), "script": self.script, "notes": list(self.notes),
+            "format": FORMAT,
+            "path": None if self.path is None else str(self.path),
+            "objective": self.objective,
+            "estimate": self.estimate,
+            "optimism": self.optimism,
+            "members": list(self.members),
+            "rows": [row.to_json() for row in self.rows],
+            "front": [row.to_json() for row in self.front],
+            "work": str(self.work),
+            "script": self.script,
+            "notes": list(self.notes),
             **({} if self.weighed is None else {"weights": self.weighed.to_json()}),
-        }  # fmt: skip
+        }
 
 
 class BuildKeywords(ClassNamesKeywords, RunKeywords, total=False):
@@ -136,7 +136,8 @@ class BuildArguments(ClassNames, Run):
     tune: str | None = None
     """A recipe that the chosen members are tuned by, where that helps."""
     weights: str | None = None
-    """fit: how much each member counts is fitted to the validation data, and taken where that is worth more on samples it was not fitted to."""
+    """fit: how much each member counts is fitted to the validation data, and taken where that is worth more on samples
+    it was not fitted to."""
     calibrate: bool = True
     """Fit a decision state at the end."""
     cache: str | Path | None = None
@@ -196,9 +197,10 @@ class BuildArguments(ClassNames, Run):
     def running(self) -> dict[str, Any]:
         """How models run, where other commands must know."""
         return {
-            "dtype": None if self.dtype == "float32" else self.dtype, "batch_size": self.batch_size,
+            "dtype": None if self.dtype == "float32" else self.dtype,
+            "batch_size": self.batch_size,
             "skip_bad": self.skip_bad,
-        }  # fmt: skip
+        }
 
 
 @releases_claims
@@ -227,10 +229,18 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
     if not arguments.dry_run:
         _make(outcome.commands, out, arguments)
     return Built(
-        path=None if arguments.dry_run else out, rows=outcome.rows, front=outcome.front, members=outcome.labels,
-        objective=arguments.goal, estimate=outcome.estimate, optimism=outcome.optimism,
-        script=outcome.script, work=work, notes=(*([opened.note] if opened.note else []), *odd, *outcome.notes), weighed=outcome.weighed,
-    )  # fmt: skip
+        path=None if arguments.dry_run else out,
+        rows=outcome.rows,
+        front=outcome.front,
+        members=outcome.labels,
+        objective=arguments.goal,
+        estimate=outcome.estimate,
+        optimism=outcome.optimism,
+        script=outcome.script,
+        work=work,
+        notes=(*([opened.note] if opened.note else []), *odd, *outcome.notes),
+        weighed=outcome.weighed,
+    )
 
 
 def _check(arguments: BuildArguments) -> None:
@@ -242,17 +252,16 @@ def _check(arguments: BuildArguments) -> None:
     objective_of(arguments.goal)
     if needs_foreign(arguments.goal) and not arguments.ood:
         raise UsageError(
-            f"--objective {arguments.goal}: needs foreign data",
-            hint="Give --ood D, or --objective acc or nll.",
+            f"--objective {arguments.goal}: needs foreign data", hint="Give --ood D, or --objective acc or nll."
         )
     for key in arguments.keys:
         criterion(key, option="--criteria")
         if key in ("circuit-avg", "circuit-ood") and not arguments.ood:
-            raise UsageError(f"--criteria {key}: needs foreign data", hint="Give --ood D, or circuit-acc.")  # fmt: skip
+            raise UsageError(f"--criteria {key}: needs foreign data", hint="Give --ood D, or circuit-acc.")
     check_search(arguments.search)
     if not arguments.keys:
         raise UsageError("--criteria: names none", hint="Such as taylor,fisher.")
-    for option, number in (("--candidates", arguments.candidates), ("--score-limit", arguments.score_limit)):  # fmt: skip
+    for option, number in (("--candidates", arguments.candidates), ("--score-limit", arguments.score_limit)):
         if number < 1:
             raise UsageError(f"{option} {number}: must be at least 1")
     if not 0 <= arguments.max_drop <= 100:
@@ -275,14 +284,7 @@ def _check(arguments: BuildArguments) -> None:
 
 def _outputs(checkpoint: str | Path, arguments: BuildArguments) -> tuple[Path, Path | None, Path]:
     """Output, picture and work folder, all of which can be written."""
-    inputs = [
-        checkpoint,
-        arguments.data,
-        arguments.val,
-        arguments.ood,
-        arguments.classes,
-        arguments.template,
-    ]
+    inputs = [checkpoint, arguments.data, arguments.val, arguments.ood, arguments.classes, arguments.template]
     out, _ = named(arguments.out)
     if not arguments.dry_run:
         with claims():  # the command that writes it will hold it
@@ -304,7 +306,7 @@ def _opened(checkpoint: str | Path, arguments: BuildArguments) -> Checkpoint:
     single(opened)
     named = with_class_names(
         opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.val)
-    )  # fmt: skip
+    )
     if named.manifest.model.num_classes == 0:
         raise CheckpointError(
             f"{named.path}: has no classes to choose between",
@@ -313,9 +315,7 @@ def _opened(checkpoint: str | Path, arguments: BuildArguments) -> Checkpoint:
     return named
 
 
-def _opened_data(
-    opened: Checkpoint, arguments: BuildArguments
-) -> tuple[dict[str, list[Samples]], list[str]]:
+def _opened_data(opened: Checkpoint, arguments: BuildArguments) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and foreign data, all different; and what is odd about them."""
     from hydrasurgeon.data import fit_classes, open_data
 
@@ -326,8 +326,8 @@ def _opened_data(
         return fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
 
     sets = {"data": [labelled(arguments.data)], "val": [labelled(arguments.val)]}
-    sets["ood"] = [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood]  # fmt: skip
-    in_turn = [("--val", sets["val"][0]), ("--data", sets["data"][0]), *(("--ood", s) for s in sets["ood"])]  # fmt: skip
+    sets["ood"] = [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood]
+    in_turn = [("--val", sets["val"][0]), ("--data", sets["data"][0]), *(("--ood", s) for s in sets["ood"])]
     notes = apart(in_turn, "What members are chosen by must be neither trained on nor foreign.")
     if len(sets["val"][0]) < FEWEST:
         raise DataError(

@@ -1,4 +1,5 @@
-"""build's choice: the members worth most within each budget, what else there is beside them, and the commands to make them."""
+"""build's choice: the members worth most within each budget, what else there is beside them, and the commands to make
+them."""
 
 from __future__ import annotations
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.budget import Budget
     from hydrasurgeon.stages.build import BuildArguments
     from hydrasurgeon.stages.build_search import Search
-
-__all__ = ["Outcome", "chosen"]
 
 
 @dataclass(frozen=True)
@@ -58,22 +57,28 @@ def chosen(search: Search, arguments: BuildArguments, *, work: Path, out: Path) 
     built = built if tuned is None else replace(tuned.row, name="what was built")
     weighed = None
     if arguments.weights is not None and len(choice.members) > 1:
-        weighed = weigh(choosing.objective, choosing.read(choice.members) if tuned is None else tuned.answers)  # fmt: skip
+        weighed = weigh(choosing.objective, choosing.read(choice.members) if tuned is None else tuned.answers)
         if weighed.taken:
             rows.append(replace(built, name="the choice, all members alike"))
-            worth = choosing.worth(judged, weighs=True) if tuned is None else _halved(tuned.answers, weighs=True)  # fmt: skip
+            worth = choosing.worth(judged, weighs=True) if tuned is None else _halved(tuned.answers, weighs=True)
             built = replace(built, worth=worth, crossed=True)
     commands, notes = making.commands(
         choice.members, tuned=tuned is not None, weights=weighed.text if weighed is not None and weighed.taken else None
-    )  # fmt: skip
+    )
     notes = (*making.tuning_notes, *notes)
     if arguments.weights is not None and weighed is None:
         notes += ("--weights fit: one member was chosen, which needs no weight",)
     return Outcome(
-        (*rows, built), tuple(front),
-        tuple(search.candidates[i].label for i in choice.members), judged.value, judged.optimism, tuple(commands),
-        script([*search.commands, *commands], work=work, out=out), notes, weighed,
-    )  # fmt: skip
+        (*rows, built),
+        tuple(front),
+        tuple(search.candidates[i].label for i in choice.members),
+        judged.value,
+        judged.optimism,
+        tuple(commands),
+        script([*search.commands, *commands], work=work, out=out),
+        notes,
+        weighed,
+    )
 
 
 class _Choosing:
@@ -91,9 +96,10 @@ class _Choosing:
     def within(self, budget: Budget) -> tuple[Choice, Estimate]:
         """The choice on all samples, and what such a choice is worth on others."""
         how: dict[str, Any] = {
-            "pools": self.search.pools, "members": self.arguments.wanted,
+            "pools": self.search.pools,
+            "members": self.arguments.wanted,
             "affordable": partial(self.search.costs.affordable, budget),
-        }  # fmt: skip
+        }
         choice, judged = choose(self.pool, **how), estimate(self.pool, **how)
         if choice is None or judged is None:
             raise SurgeryError(
@@ -107,7 +113,7 @@ class _Choosing:
 
     def row(self, name: str, choice: Choice, judged: Estimate) -> Row:
         """Measured where it was not chosen: each half of the samples judges the other half's choice."""
-        return Row(name, len(choice.members), self.cost(choice.members), self.worth(judged), crossed=True)  # fmt: skip
+        return Row(name, len(choice.members), self.cost(choice.members), self.worth(judged), crossed=True)
 
     def worth(self, judged: Estimate, *, weighs: bool = False) -> dict[str, float]:
         """What such a choice, and perhaps its weights, are worth on the samples of the other half."""
@@ -178,7 +184,12 @@ class _Making:
         notes: tuple[str, ...] = ()
         if calibrate:
             commands.append(self.calibration(last))
-            notes = ("the decision state was fitted on --val, by which the members were chosen: run calibrate on fresh data for the full guarantee",)  # fmt: skip
+            notes = (
+                (
+                    "the decision state was fitted on --val, by which the members were chosen: run calibrate on fresh"
+                    " data for the full guarantee"
+                ),
+            )
         elif len(files) == 1 and commands:
             commands[-1] = replace(commands[-1], out=self.out)
         elif len(files) == 1:
@@ -193,15 +204,18 @@ class _Making:
         keywords: dict[str, Any] = {**candidate.pruning}
         if candidate.repairs:
             keywords |= {
-                "data": self.arguments.data, "limit": self.arguments.score_limit, **self.arguments.names,
+                "data": self.arguments.data,
+                "limit": self.arguments.score_limit,
+                **self.arguments.names,
                 **self.arguments.running,
-            }  # fmt: skip
+            }
         else:
             del keywords["compensate"]
         return Command("prune", (self.source,), keywords, self.member(number))
 
     def behind(self, members: Sequence[int]) -> dict[str, str]:
-        """Fields of the recipe that let a trunk be: only the layers in which members differ are tuned, so that they still share the others."""
+        """Fields of the recipe that let a trunk be: only the layers in which members differ are tuned, so that they
+        still share the others."""
         from hydrasurgeon.tuning.recipes import load_recipe
 
         model = self.search.costs.model
@@ -224,17 +238,27 @@ class _Making:
     def tuning(self, file: Path, fields: Mapping[str, str]) -> Command:
         arguments = self.arguments
         keywords = {
-            "recipe": arguments.tune, "data": arguments.data, "freeze": "mlp,embedding", "set": fields or None,
-            **arguments.names, "limit": arguments.limit, "seed": arguments.seed,
-        }  # fmt: skip
+            "recipe": arguments.tune,
+            "data": arguments.data,
+            "freeze": "mlp,embedding",
+            "set": fields or None,
+            **arguments.names,
+            "limit": arguments.limit,
+            "seed": arguments.seed,
+        }
         return Command("finetune", (file,), keywords, self.tuned_name(file, fields))
 
     def calibration(self, source: Path) -> Command:
         arguments = self.arguments
         keywords = {
-            "data": arguments.val, "fit_data": arguments.data, "ood": list(arguments.ood), **arguments.names,
-            "limit": arguments.limit, "seed": arguments.seed, **arguments.running,
-        }  # fmt: skip
+            "data": arguments.val,
+            "fit_data": arguments.data,
+            "ood": list(arguments.ood),
+            **arguments.names,
+            "limit": arguments.limit,
+            "seed": arguments.seed,
+            **arguments.running,
+        }
         return Command("calibrate", (source,), keywords, self.out)
 
     def fusion(self, files: Sequence[Path], weights: str | None = None) -> Command:
@@ -244,10 +268,9 @@ class _Making:
         keywords = {"mlp": "separate", "weights": weights, **self.arguments.names}
         return Command("fuse", tuple(files), keywords, out)
 
-    def tuned(
-        self, members: Sequence[int], choosing: _Choosing, budget: Budget
-    ) -> tuple[list[Row], _Tuned | None]:
-        """The single model and the members given the same steps; the hydra of those where it is worth more, within the budget."""
+    def tuned(self, members: Sequence[int], choosing: _Choosing, budget: Budget) -> tuple[list[Row], _Tuned | None]:
+        """The single model and the members given the same steps; the hydra of those where it is worth more, within the
+        budget."""
         behind = self.behind(members)
         files = {i: self.source if not i else self.member(i) for i in members}
         tunings = [self.tuning(self.source, {}), *(self.tuning(files[i], behind) for i in members)]
@@ -285,7 +308,7 @@ class _Making:
         weight = next(model.parameters())
         batch = next(iter(Batches(trial.val, model.transform, batch_size=1, workers=0)))
         sample = moved(batch.inputs, weight.device, weight.dtype)
-        cost = {"macs": macs(model, sample) / whole["macs"], "params": stored(opened) / whole["params"]}  # fmt: skip
+        cost = {"macs": macs(model, sample) / whole["macs"], "params": stored(opened) / whole["params"]}
         return answers_of(model, trial), cost
 
     def make(self, command: Command) -> None:

@@ -19,12 +19,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.criteria import WITHOUT_DATA
 from hydrasurgeon.criteria.together.answers import Cache, Trial, replace_fields
 from hydrasurgeon.criteria.together.budget import check_enough
-from hydrasurgeon.criteria.together.candidates import (
-    Candidate,
-    candidates,
-    first_changed,
-    read_tower,
-)
+from hydrasurgeon.criteria.together.candidates import Candidate, candidates, first_changed, read_tower
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, sweep, write_text
@@ -39,8 +34,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.budget import Costs
     from hydrasurgeon.data import Samples
     from hydrasurgeon.stages.build import BuildArguments
-
-__all__ = ["Search", "scored", "searched"]
 
 BUILD = Work("build", "hydrasurgeon.build-state", 2)
 """What a work folder's state calls itself."""
@@ -86,8 +79,7 @@ class State(Resumable):
     def _useless(self, why: str) -> CheckpointError:
         """Without its state a folder is of no use."""
         return CheckpointError(
-            super()._useless(why).message,
-            hint=f"Delete {self.path.parent}, or give another --cache.",
+            super()._useless(why).message, hint=f"Delete {self.path.parent}, or give another --cache."
         )
 
     def _check_empty(self) -> None:
@@ -143,9 +135,7 @@ class Search:
         return [pool for at, pool in enumerate(pools) if pool not in pools[:at]]
 
 
-def scored(
-    opened: Checkpoint, place: str | Path, work: Path, arguments: BuildArguments
-) -> list[Command]:
+def scored(opened: Checkpoint, place: str | Path, work: Path, arguments: BuildArguments) -> list[Command]:
     """The commands that score the backbone into a copy."""
     target, kept = work / "scored.safetensors", single(opened).kept
     commands = []
@@ -155,9 +145,7 @@ def scored(
         if len(kept) > 1:
             keywords["tower"] = read_tower(kept)
         if key not in WITHOUT_DATA:
-            keywords |= {
-                "data": arguments.data, "limit": arguments.score_limit, **arguments.names, **arguments.running,
-            }  # fmt: skip
+            keywords |= {"data": arguments.data, "limit": arguments.score_limit, **arguments.names, **arguments.running}
         if foreign:
             keywords["ood"] = list(arguments.ood)
         if key.startswith("circuit-"):
@@ -176,11 +164,7 @@ def scored(
 
 
 def searched(
-    opened: Checkpoint,
-    place: str | Path,
-    work: Path,
-    sets: Mapping[str, Sequence[Samples]],
-    arguments: BuildArguments,
+    opened: Checkpoint, place: str | Path, work: Path, sets: Mapping[str, Sequence[Samples]], arguments: BuildArguments
 ) -> Search:
     """Score, make candidates, run them and know what they cost; whatever an earlier run left is used."""
     from hydrasurgeon.criteria.together.budget import Costs
@@ -199,8 +183,11 @@ def searched(
     backbone = _scored_backbone(commands, work, arguments, weights=identity["weights"])
     manifest = single(backbone)
     made = candidates(
-        manifest, {key: manifest.scores[key] for key in arguments.keys}, number=arguments.candidates, seed=arguments.seed
-    )  # fmt: skip
+        manifest,
+        {key: manifest.scores[key] for key in arguments.keys},
+        number=arguments.candidates,
+        seed=arguments.seed,
+    )
     check_enough(arguments.wanted, len(made))
     paper = _papers(backbone, arguments)
     everyone = [*made, *paper]
@@ -208,9 +195,13 @@ def searched(
     if foreign:  # those given are of one kind: what is chosen by them alone may tell no other
         foreign += (Perturbed(sets["val"][0], arguments.seed),)
     trial = Trial(
-        backbone, sets["val"][0], foreign, arguments.data,
-        replace_fields(arguments, limit=arguments.score_limit), arguments,
-    )  # fmt: skip
+        backbone,
+        sets["val"][0],
+        foreign,
+        arguments.data,
+        replace_fields(arguments, limit=arguments.score_limit),
+        arguments,
+    )
     cache = Cache(work, trial, identity | {"perturbed": bool(foreign)})
     model = _costs(trial, position.time, timed=arguments.budgets[0].unit == "ms")
     if model.time != position.time:
@@ -240,15 +231,11 @@ def _tidy(work: Path) -> None:
                 with contextlib.suppress(OSError):
                     (folder / f".{match[1]}.exclusive.lock").unlink(missing_ok=True)
     for weights in sorted(work.glob(f"*{SUFFIX}")):
-        if not sidecar(
-            weights
-        ).exists():  # the last to be written; the manifest is in the file, too
+        if not sidecar(weights).exists():  # the last to be written; the manifest is in the file, too
             write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
 
 
-def _identity(
-    opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], arguments: BuildArguments
-) -> dict[str, Any]:
+def _identity(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], arguments: BuildArguments) -> dict[str, Any]:
     """What must be the same for a work folder to be of use."""
 
     def content(samples: Samples) -> str:
@@ -258,17 +245,20 @@ def _identity(
     return {
         "weights": opened.record(opened.digests()).sha256,
         **{name: [content(samples) for samples in each] for name, each in sets.items()},
-        "criteria": list(arguments.keys), "search": arguments.search, "score limit": arguments.score_limit,
-        "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype,
-        "batch size": arguments.batch_size, "skip bad": arguments.skip_bad,
+        "criteria": list(arguments.keys),
+        "search": arguments.search,
+        "score limit": arguments.score_limit,
+        "limit": arguments.limit,
+        "seed": arguments.seed,
+        "dtype": arguments.dtype,
+        "batch size": arguments.batch_size,
+        "skip bad": arguments.skip_bad,
         "classes": None if arguments.classes is None else Path(str(arguments.classes)).name,
         "template": [Path(str(each)).name for each in arguments.template],
-    }  # fmt: skip
+    }
 
 
-def _scored_backbone(
-    commands: Sequence[Command], work: Path, arguments: BuildArguments, *, weights: str
-) -> Checkpoint:
+def _scored_backbone(commands: Sequence[Command], work: Path, arguments: BuildArguments, *, weights: str) -> Checkpoint:
     """The copy that carries all scores; what is missing is computed, and other weights are refused."""
     target = work / "scored.safetensors"
     with joined() as world:
@@ -280,7 +270,7 @@ def _scored_backbone(
                 world.gather(None)  # the first process writes
     return with_class_names(
         open_checkpoint(target), classes=arguments.classes, templates=arguments.template, names=names_in(arguments.val)
-    )  # fmt: skip
+    )
 
 
 def _recorded(target: Path, weights: str) -> set[str]:
@@ -324,7 +314,7 @@ def _costs(trial: Trial, time: TimeModel | None, *, timed: bool) -> CostModel:
     )
 
     def first(count: int) -> Any:
-        few = Batches(trial.val, transform, batch_size=count, workers=0, skip_bad=trial.run.skip_bad)  # fmt: skip
+        few = Batches(trial.val, transform, batch_size=count, workers=0, skip_bad=trial.run.skip_bad)
         return moved(next(iter(few)).inputs, backbone.device, backbone.dtype)
 
     costs = planned_cost.cost_model(backbone, first(1))

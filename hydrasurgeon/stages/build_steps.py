@@ -12,12 +12,7 @@ from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.visible import visible
 
-__all__ = ["Command", "script"]
-
-STAGES = {
-    name: f"hydrasurgeon.stages.{name}:{name}"
-    for name in ("score", "prune", "finetune", "fuse", "calibrate")
-}
+STAGES = {name: f"hydrasurgeon.stages.{name}:{name}" for name in ("score", "prune", "finetune", "fuse", "calibrate")}
 """What each command runs."""
 
 

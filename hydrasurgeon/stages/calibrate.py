@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
     from hydrasurgeon.runtime.classifier import Classifier
 
-__all__ = ["Calibrated", "calibrate"]
-
 
 @dataclass(frozen=True)
 class Calibrated:
@@ -62,9 +60,7 @@ DELTA = 0.05
 """How likely a promised risk may be broken, unless something else is asked for."""
 
 
-class CalibrateKeywords(
-    ClassNamesKeywords, OutputKeywords, CascadeKeywords, RunKeywords, total=False
-):
+class CalibrateKeywords(ClassNamesKeywords, OutputKeywords, CascadeKeywords, RunKeywords, total=False):
     """The keywords of `CalibrateArguments`."""
 
     data: Required[str]
@@ -111,18 +107,20 @@ class CalibrateArguments(ClassNames, Output, CascadeOptions, Run):
 @releases_claims
 @takes(CalibrateArguments)
 def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> Calibrated:
-    """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets and when to abstain."""
+    """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets and when to
+    abstain."""
     arguments = CalibrateArguments(**keywords)
     _check(arguments)
     repository = arguments.repository()
     whole_file = open_checkpoint(checkpoint, arch=arguments.arch)
     named = with_class_names(
         whole_file, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
-    )  # fmt: skip
+    )
     target = arguments.claim(
-        arguments.out, repository=repository,
+        arguments.out,
+        repository=repository,
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
-    )  # fmt: skip
+    )
     if target.loads_elsewhere:
         check_whole(named, f"calibrate -o {target.path}")
     _check_score(named, arguments.ood_score)
@@ -137,21 +135,23 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
 
     decision, tensors = stored(result.fitted, chosen_by=result.chosen_by, cascade=result.cascade)
     entry = step(
-        "calibrate", args=_recorded(arguments), inputs=[opened.record(digests)], data=[*data.records.values()],
-        seed=arguments.seed, uses=("torch", opened.manifest.model.family),
-    )  # fmt: skip
+        "calibrate",
+        args=_recorded(arguments),
+        inputs=[opened.record(digests)],
+        data=[*data.records.values()],
+        seed=arguments.seed,
+        uses=("torch", opened.manifest.model.family),
+    )
     history = (*opened.manifest.history, entry)
     planned = [_kept(opened, name, digests) for name in opened.tensors]
     planned += [_added(name, tensor) for name, tensor in tensors.items()]
 
     def manifest(sha256: str) -> Manifest:
-        return rewritten(
-            opened.manifest, decision=decision.model_dump(), weights_sha256=sha256, history=history
-        )
+        return rewritten(opened.manifest, decision=decision.model_dump(), weights_sha256=sha256, history=history)
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    notes = (*([named.note] if named.note else []), *_unfitted(arguments), *data.notes, *result.notes)  # fmt: skip
+    notes = (*([named.note] if named.note else []), *_unfitted(arguments), *data.notes, *result.notes)
     return Calibrated(target.path, written, notes, tuple(skipped), hub)
 
 
@@ -162,15 +162,19 @@ def _check(arguments: CalibrateArguments) -> None:
     from hydrasurgeon.decision.scores.fitted import check_score
 
     for option, value in (
-        ("--coverage", arguments.coverage), ("--id-flagged", arguments.id_flagged),
-        ("--risk", arguments.risk), ("--delta", arguments.delta),
-    ):  # fmt: skip
+        ("--coverage", arguments.coverage),
+        ("--id-flagged", arguments.id_flagged),
+        ("--risk", arguments.risk),
+        ("--delta", arguments.delta),
+    ):
         if value is not None and not 0 < value < 1:
             raise UsageError(f"{option} {value:g}: must lie between 0 and 1")
     if arguments.delta != DELTA and arguments.risk is None:
-        raise UsageError(f"--delta {arguments.delta:g}: says how sure --risk is", hint="Give --risk R, or leave it out.")  # fmt: skip
+        raise UsageError(
+            f"--delta {arguments.delta:g}: says how sure --risk is", hint="Give --risk R, or leave it out."
+        )
     if arguments.conformal not in METHODS:
-        raise UsageError(f"--conformal {arguments.conformal}: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")  # fmt: skip
+        raise UsageError(f"--conformal {arguments.conformal}: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")
     if arguments.ood_score != "auto":
         check_score(arguments.ood_score)
         if arguments.ood and not arguments.cascade:
@@ -228,7 +232,7 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
 
     val = labelled(arguments.data)
     fit = None if arguments.fit_data is None else labelled(arguments.fit_data)
-    foreign = tuple(open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood)  # fmt: skip
+    foreign = tuple(open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood)
     every = [val, *([] if fit is None else [fit]), *foreign]
     records = {f"{i}": DataRecord(**samples.fingerprint()) for i, samples in enumerate(every)}
     options = ["--data", *([] if fit is None else ["--fit-data"]), *["--ood"] * len(foreign)]
@@ -247,9 +251,7 @@ class _Found:
     notes: tuple[str, ...]
 
 
-def _fit(
-    opened: Checkpoint, data: _Data, arguments: CalibrateArguments, skipped: list[str]
-) -> _Found:
+def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateArguments, skipped: list[str]) -> _Found:
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -277,11 +279,19 @@ def _fit(
     fitted = fit_state(
         val,
         promise=Promise(
-            arguments.coverage, arguments.conformal, arguments.id_flagged, arguments.risk, arguments.delta  # type: ignore[arg-type]
+            arguments.coverage,
+            arguments.conformal,  # type: ignore[arg-type]
+            arguments.id_flagged,
+            arguments.risk,
+            arguments.delta,
         ),
-        score=arguments.ood_score, classifiers=linear, evidence=evidence, foreign=foreign,
-        zero_shot=opened.family.named_classes, seed=arguments.seed,
-    )  # fmt: skip
+        score=arguments.ood_score,
+        classifiers=linear,
+        evidence=evidence,
+        foreign=foreign,
+        zero_shot=opened.family.named_classes,
+        seed=arguments.seed,
+    )
     cascade, notes = None, fitted.notes
     if arguments.cascade:
         cascade, more = arguments.fit(model, fitted.state, data.val, (val, foreign), arguments)
@@ -291,11 +301,7 @@ def _fit(
 
 
 def _gathered(
-    model: Classifier,
-    linear: Sequence[tuple[Tensor, Tensor]],
-    samples: Samples,
-    run: Run,
-    skipped: list[str],
+    model: Classifier, linear: Sequence[tuple[Tensor, Tensor]], samples: Samples, run: Run, skipped: list[str]
 ) -> list[Evidence]:
     """What OOD scores are fitted on, in one pass: features are not kept."""
     from hydrasurgeon.decision.scores.evidence import Gathering
@@ -313,13 +319,23 @@ def _gathered(
 def _recorded(arguments: CalibrateArguments) -> dict[str, Any]:
     """What history gets to know."""
     return {
-        "data": arguments.data, "fit_data": arguments.fit_data, "ood": list(arguments.ood) or None,
-        "ood_score": arguments.ood_score, "coverage": arguments.coverage, "conformal": arguments.conformal,
-        "id_flagged": arguments.id_flagged, "risk": arguments.risk,
+        "data": arguments.data,
+        "fit_data": arguments.fit_data,
+        "ood": list(arguments.ood) or None,
+        "ood_score": arguments.ood_score,
+        "coverage": arguments.coverage,
+        "conformal": arguments.conformal,
+        "id_flagged": arguments.id_flagged,
+        "risk": arguments.risk,
         "delta": arguments.delta if arguments.risk is not None else None,
-        **arguments.cascade_options(), **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
-        "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
-    }  # fmt: skip
+        **arguments.cascade_options(),
+        **naming_options(arguments.classes, arguments.template),
+        "limit": arguments.limit,
+        "dtype": arguments.dtype,
+        "batch_size": arguments.batch_size,
+        "skip_bad": arguments.skip_bad,
+        "arch": arguments.arch,
+    }
 
 
 def _kept(opened: Checkpoint, name: str, digests: Mapping[str, str]) -> Planned:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.decided_cascade import CascadeRecord
     from hydrasurgeon.runtime.classifier import Classifier
 
-__all__ = ["CascadeKeywords", "CascadeOptions"]
-
 DROP = 0.5
 """Points that no measure of a cascade may lose, unless something else is asked for."""
 
@@ -38,13 +36,14 @@ class CascadeOptions:
     cascade: bool = False
     """Fit a cascade too."""
     max_drop: float | None = None
-    """Points that accuracy, AUROC, FPR95 and coverage at 5 % risk may lose at most; None: 0.5, unless there is a budget."""
+    """Points that accuracy, AUROC, FPR95 and coverage at 5 % risk may lose at most; None: 0.5, unless there is a
+    budget."""
     budget: float | None = None
     """Multiples of the single model's multiply-adds that it may cost; instead of `max_drop`."""
 
     def check_options(self) -> None:
         """They go together, and are numbers one can keep to."""
-        for option, value, most in (("--max-drop", self.max_drop, 100.0), ("--budget", self.budget, 1e6)):  # fmt: skip
+        for option, value, most in (("--max-drop", self.max_drop, 100.0), ("--budget", self.budget, 1e6)):
             if value is not None and not self.cascade:
                 raise UsageError(f"{option}: is of a cascade", hint="Give --cascade too.")
             if value is not None and not 0 <= value <= most:
@@ -58,8 +57,7 @@ class CascadeOptions:
     def check_members(self, checkpoint: Checkpoint) -> None:
         if self.cascade and not checkpoint.manifest.members:
             raise UsageError(
-                f"--cascade: lets some members answer first, and {checkpoint.name} has one only",
-                hint="Give a hydra.",
+                f"--cascade: lets some members answer first, and {checkpoint.name} has one only", hint="Give a hydra."
             )
 
     def cascade_options(self) -> dict[str, Any]:
@@ -73,8 +71,9 @@ class CascadeOptions:
 
     def fit(
         self, model: Classifier, state: State, samples: Samples, outputs: tuple[Outputs, Sequence[Outputs]], run: Run
-    ) -> tuple[CascadeRecord, tuple[str, ...]]:  # fmt: skip
-        """From what all members said of the validation samples and of foreign ones; multiply-adds are of the first sample."""
+    ) -> tuple[CascadeRecord, tuple[str, ...]]:
+        """From what all members said of the validation samples and of foreign ones; multiply-adds are of the first
+        sample."""
         from functools import cache
 
         from hydrasurgeon.data import Batches, moved

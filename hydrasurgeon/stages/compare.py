@@ -19,8 +19,6 @@ from hydrasurgeon.files.manifest import Manifest, Tower, read_manifest
 from hydrasurgeon.heads import Head, Kept, all_heads
 from hydrasurgeon.lookup import whole_number
 
-__all__ = ["Comparison", "Overlap", "compare", "divergence", "overlap"]
-
 FORMAT = "hydrasurgeon.compare/1"
 """Of the JSON report."""
 
@@ -52,8 +50,7 @@ class Comparison:
         a, b = self.names
         layers = {
             tower: [
-                {"layer": i} | {what: asdict(overlap) for what, overlap in row.items()}
-                for i, row in enumerate(rows)
+                {"layer": i} | {what: asdict(overlap) for what, overlap in row.items()} for i, row in enumerate(rows)
             ]
             for tower, rows in self.layers.items()
         }
@@ -144,17 +141,12 @@ def _selection(spec: str) -> _Selection:
     name = path.name + (f"#{number}" if number else "")
     if manifest.kind != "hydra":
         if number:
-            raise UsageError(
-                f"{spec}: {path.name} is a {manifest.kind}, not a hydra", hint="Leave #N out."
-            )
+            raise UsageError(f"{spec}: {path.name} is a {manifest.kind}, not a hydra", hint="Leave #N out.")
         return _Selection(name, manifest, manifest.kept, note)
     members = manifest.members
     which = whole_number(number)
     if which is None or which >= len(members):
-        raise UsageError(
-            f"{spec}: which member of the hydra?",
-            hint=f"Write {text}#0 to {text}#{len(members) - 1}.",
-        )
+        raise UsageError(f"{spec}: which member of the hydra?", hint=f"Write {text}#0 to {text}#{len(members) - 1}.")
     return _Selection(name, manifest, members[which].kept, note)
 
 
@@ -167,10 +159,7 @@ def _check_alike(first: _Selection, second: _Selection) -> None:
             hint="Compare selections from one backbone.",
         )
     if one.towers != two.towers:
-        sizes = [
-            ", ".join(f"{name} {t.layers}×{t.heads}" for name, t in m.towers.items())
-            for m in (one, two)
-        ]
+        sizes = [", ".join(f"{name} {t.layers}×{t.heads}" for name, t in m.towers.items()) for m in (one, two)]
         raise SurgeryError(
             f"{first.name} has {sizes[0]} heads of {_dims(one)}, {second.name} has {sizes[1]} of {_dims(two)}",
             hint="Compare selections from one backbone.",

@@ -15,38 +15,17 @@ from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import check_cascades, refuse_with
 from hydrasurgeon.measuring.naming import files_apart, name_of, told_apart
 from hydrasurgeon.measuring.report import Report
-from hydrasurgeon.measuring.sets import (
-    LabelledSet,
-    check_classes,
-    data_names,
-    labelled_sets,
-    portable_entry,
-)
+from hydrasurgeon.measuring.sets import LabelledSet, check_classes, data_names, labelled_sets, portable_entry
 from hydrasurgeon.measuring.shifts import as_shifts, lacking_mce, with_mce
-from hydrasurgeon.measuring.showing import (
-    Places,
-    Showing,
-    ShowingKeywords,
-    check_reference,
-    show,
-)
+from hydrasurgeon.measuring.showing import Places, Showing, ShowingKeywords, check_reference, show
 from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
 from hydrasurgeon.sharing.measured_card import CardKeywords, Cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
-from hydrasurgeon.stages.evaluate_models import (
-    Measured,
-    corruptions_in,
-    decision_of,
-    expected,
-    of_files,
-    of_models,
-)
+from hydrasurgeon.stages.evaluate_models import Measured, corruptions_in, decision_of, expected, of_files, of_models
 from hydrasurgeon.stages.evaluate_notes import unused
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.answers import Answered
-
-__all__ = ["Evaluation", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +123,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     arguments = EvaluateArguments(**keywords)
     if arguments.mc_dropout is not None:
         if not checkpoints:
-            raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")  # fmt: skip
+            raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")
         if arguments.mc_dropout < 1:
             raise UsageError(f"--mc-dropout {arguments.mc_dropout}: must be at least 1")
     assertions = [parse_assertion(text) for text in arguments.asserts]
@@ -170,7 +149,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     check_reference(arguments.reference, [*names, *(row.name for row in computed)])
     if opened and answered:
         first = labelled[0].named(opened, arguments.template)[0]
-        check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)  # fmt: skip
+        check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)
     if assertions:
         check_paths(assertions, [*expected(jobs, labelled, made, arguments), *computed])
     measured = Measured()
@@ -184,10 +163,14 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     )
     if json is not None:
         write_text(json, report.to_json())
-    written, hub = cards.write(
-        results, measured.uses, report.settings, bars=arguments.progress is not None
-    )
-    notes = [*unused(opened, arguments), *(each.note for each in opened if each.note), *measured.notes, *notes, *lacking_mce(results)]  # fmt: skip
+    written, hub = cards.write(results, measured.uses, report.settings, bars=arguments.progress is not None)
+    notes = [
+        *unused(opened, arguments),
+        *(each.note for each in opened if each.note),
+        *measured.notes,
+        *notes,
+        *lacking_mce(results),
+    ]
     printed = _shown(places, report, answered, opened, notes, arguments)
     if tracker is not None and is_main_process():
         log_report(tracker, report)
@@ -205,39 +188,36 @@ def _shown(
     """The report as people read it, written; what of it is to be printed."""
     manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
     return show(
-        places, report, answered, manifests,
-        reference=arguments.reference, level=arguments.ci, seed=arguments.seed, notes=notes,
-    )  # fmt: skip
+        places,
+        report,
+        answered,
+        manifests,
+        reference=arguments.reference,
+        level=arguments.ci,
+        seed=arguments.seed,
+        notes=notes,
+    )
 
 
-def _check(
-    checkpoints: Sequence[str | Path],
-    labelled: Sequence[LabelledSet],
-    arguments: EvaluateArguments,
-) -> None:
+def _check(checkpoints: Sequence[str | Path], labelled: Sequence[LabelledSet], arguments: EvaluateArguments) -> None:
     """Refuse arguments that do not go together."""
     if arguments.cascade:
         refuse_with(arguments)
     ensemble, computed = arguments.ensemble, arguments.predictions_in
     if not checkpoints and not computed:
-        raise UsageError(
-            "eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F."
-        )
+        raise UsageError("eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F.")
     if checkpoints and not labelled:
         raise UsageError("eval: needs data", hint="Give --data D.")
     one_model = arguments.predictions is not None
     if one_model and not checkpoints:
-        raise UsageError("--predictions: holds what a model answers, and none is run", hint="Give a checkpoint.")  # fmt: skip
+        raise UsageError("--predictions: holds what a model answers, and none is run", hint="Give a checkpoint.")
     if one_model and len(labelled) > 1:
         raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
     if ensemble and len(checkpoints or computed) < 2:
-        raise UsageError(
-            "--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint"
-        )
+        raise UsageError("--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint")
     if one_model and len(checkpoints) != 1 and not ensemble:
         raise UsageError(
-            "--predictions: holds one model's logits",
-            hint="Give one checkpoint, or several with --ensemble.",
+            "--predictions: holds one model's logits", hint="Give one checkpoint, or several with --ensemble."
         )
     # What a predictions file may be asked for, it says itself.
     if checkpoints and arguments.ood_score not in (None, "all"):
@@ -246,9 +226,7 @@ def _check(
         for kind in str(arguments.ood_score).split(","):
             check_score(kind)
     if arguments.corrupt and not checkpoints:
-        raise UsageError(
-            "--corrupt: a predictions file has no samples to spoil", hint="Give checkpoints."
-        )
+        raise UsageError("--corrupt: a predictions file has no samples to spoil", hint="Give checkpoints.")
     if arguments.ci is not None and not 0 < arguments.ci < 1:
         raise UsageError(f"--ci {arguments.ci:g}: must lie between 0 and 1")
     if arguments.card and (ensemble or computed):
@@ -260,22 +238,26 @@ def _outputs(
 ) -> tuple[Path | None, Path | None, Places]:
     """Where report, logits and pages go, all this command's to write."""
     inputs = [
-        checkpoints, arguments.data, arguments.ood, arguments.shift, arguments.val, arguments.classes,
-        arguments.template, arguments.predictions_in,
-    ]  # fmt: skip
+        checkpoints,
+        arguments.data,
+        arguments.ood,
+        arguments.shift,
+        arguments.val,
+        arguments.classes,
+        arguments.template,
+        arguments.predictions_in,
+    ]
 
     def claimed(out: str | Path | None, option: str) -> Path | None:
         if out is None:
             return None
         return output_file(out, option=option, force=arguments.force, inputs=inputs)
 
-    json, predictions = claimed(arguments.json, "--json"), claimed(arguments.predictions, "--predictions")  # fmt: skip
+    json, predictions = claimed(arguments.json, "--json"), claimed(arguments.predictions, "--predictions")
     return json, predictions, arguments.places(claimed)
 
 
-def _made(
-    opened: Sequence[Checkpoint], labelled: Sequence[LabelledSet], arguments: EvaluateArguments
-) -> list[str]:
+def _made(opened: Sequence[Checkpoint], labelled: Sequence[LabelledSet], arguments: EvaluateArguments) -> list[str]:
     """The shifts that corruptions amount to; refused where `--shift` has one of that name."""
     corruptions = corruptions_in(opened, arguments)
     return as_shifts(corruptions, arguments.shift, labelled[0].spec) if corruptions else []
@@ -289,14 +271,21 @@ def _settings(
     decided = any(decision_of(job, arguments) is not None for job in jobs)
     temperature: str | float = "decision" if decided else 1.0
     return {
-        "data": data_names(labelled), "ood": [portable_entry(o) for o in arguments.ood],
-        "shift": [portable_entry(s) for s in arguments.shift], **({"corrupt": list(arguments.corrupt)} if arguments.corrupt else {}), "val": portable_entry(arguments.val),
-        "ensemble": arguments.ensemble, "temperature": temperature if arguments.temperature is None else arguments.temperature,
+        "data": data_names(labelled),
+        "ood": [portable_entry(o) for o in arguments.ood],
+        "shift": [portable_entry(s) for s in arguments.shift],
+        **({"corrupt": list(arguments.corrupt)} if arguments.corrupt else {}),
+        "val": portable_entry(arguments.val),
+        "ensemble": arguments.ensemble,
+        "temperature": temperature if arguments.temperature is None else arguments.temperature,
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
-        "limit": arguments.limit, "seed": arguments.seed, "dtype": arguments.dtype, "batch_size": arguments.batch_size,
+        "limit": arguments.limit,
+        "seed": arguments.seed,
+        "dtype": arguments.dtype,
+        "batch_size": arguments.batch_size,
         **({"cascade": True} if arguments.cascade else {}),
         **({} if arguments.mc_dropout is None else {"mc_dropout": arguments.mc_dropout}),
-    }  # fmt: skip
+    }
 
 
 def _temperature(wanted: str | float | None, val: str | None) -> float | None:

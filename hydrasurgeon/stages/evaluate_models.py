@@ -15,14 +15,7 @@ from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.cascades.run import beside, in_order, rehearsed_beside
 from hydrasurgeon.measuring.naming import name_of
 from hydrasurgeon.measuring.overlap import in_predictions, in_samples
-from hydrasurgeon.measuring.reading import (
-    Reading,
-    fitted_among,
-    ood_scores,
-    reading_of,
-    rehearsal,
-    scores_in,
-)
+from hydrasurgeon.measuring.reading import Reading, fitted_among, ood_scores, reading_of, rehearsal, scores_in
 from hydrasurgeon.measuring.report import Result
 from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
 from hydrasurgeon.measuring.running import How, mixture_among, run_models, with_time
@@ -45,8 +38,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.measuring.answers import Answered
     from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.stages.evaluate import EvaluateArguments
-
-__all__ = ["Measured", "corruptions_in", "decision_of", "expected", "of_files", "of_models"]
 
 ALIKE = "what no model can tell apart makes every OOD figure worse"
 """Why OOD data must not hold labelled samples."""
@@ -97,21 +88,24 @@ def of_models(
         models = [how.load(checkpoint) for checkpoint in job]
         state = _state(models, arguments)
         kinds = ood_scores(arguments.ood_score, state, name_of(job))
-        predicted, val_logits = run_models(
-            job, models, sets, how, timed, fitted=fitted_among(state, kinds)
-        )
+        predicted, val_logits = run_models(job, models, sets, how, timed, fitted=fitted_among(state, kinds))
         heat = None
         if arguments.temperature is not None:
             heat = partial(_fitted, temperature, val_logits, mixture_among(models))
         reading = reading_of(
             state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed, mixture=mixture_among(models)
-        )  # fmt: skip
+        )
         row = result(predicted, reading=reading, keep=mine)
         row = with_shifts(row, one_by_one, partial(how.logits, models), reading)
         if further:
-            rest = [s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading)) for s in further]  # fmt: skip
+            rest = [
+                s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading))
+                for s in further
+            ]
             row = over_sets(row, rest, first=first.name)
-        results += [row] if not arguments.cascade else beside(row, job[0], spoiled, how, timed, reading=reading, keep=mine)  # fmt: skip
+        results += (
+            [row] if not arguments.cascade else beside(row, job[0], spoiled, how, timed, reading=reading, keep=mine)
+        )
         if predictions is not None:
             write_predictions(predicted, predictions)
     rows = [with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)]
@@ -135,25 +129,26 @@ def expected(
     """Results with the keys that these jobs will give."""
     expected = [
         rehearsed(
-            name_of(job, passes=arguments.mc_dropout), labelled, arguments.ood, [*arguments.shift, *made],
+            name_of(job, passes=arguments.mc_dropout),
+            labelled,
+            arguments.ood,
+            [*arguments.shift, *made],
             rehearsal(
-                decision_of(job, arguments), arguments.ood_score,
-                tempered=arguments.temperature is not None, ci=arguments.ci,
+                decision_of(job, arguments),
+                arguments.ood_score,
+                tempered=arguments.temperature is not None,
+                ci=arguments.ci,
             ),
         )
         for job in jobs
-    ]  # fmt: skip
+    ]
     if not arguments.cascade:
         return expected
     return [row for each in expected for row in rehearsed_beside(each)]
 
 
 def of_files(
-    arguments: EvaluateArguments,
-    temperature: float | None,
-    answered: list[Answered],
-    *,
-    together: bool,
+    arguments: EvaluateArguments, temperature: float | None, answered: list[Answered], *, together: bool
 ) -> tuple[list[Result], list[str]]:
     """The results that predictions files amount to, each or all of them as one ensemble, and what is odd about them."""
     if not arguments.predictions_in:
@@ -163,12 +158,10 @@ def of_files(
     notes: list[str] = []
     for name, predictions in _stored(arguments.predictions_in, together=together):
         if answered:
-            check_classes(answered[0].name, answered[0].classes, predictions.name, predictions.logits.shape[-1])  # fmt: skip
+            check_classes(answered[0].name, answered[0].classes, predictions.name, predictions.logits.shape[-1])
         notes += [*predictions.notes, *in_predictions(predictions)]
         kinds = scores_in(arguments.ood_score, predictions, name)
-        reading = Reading(
-            heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed, mixture=predictions.mixture
-        )  # fmt: skip
+        reading = Reading(heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed, mixture=predictions.mixture)
         results.append(result(predictions, reading=reading, keep=answered))
     return results, notes
 
@@ -179,15 +172,13 @@ def _stored(paths: Sequence[str | Path], *, together: bool) -> Iterator[tuple[st
     from hydrasurgeon.measuring.predictions import read_predictions
 
     if together:
-        yield "their ensemble", ensembled([(Path(path), read_predictions(Path(path))) for path in paths])  # fmt: skip
+        yield "their ensemble", ensembled([(Path(path), read_predictions(Path(path))) for path in paths])
         return
     for path in paths:
         yield str(path), read_predictions(Path(path))
 
 
-def corruptions_in(
-    opened: Sequence[Checkpoint], arguments: EvaluateArguments
-) -> tuple[Corruption, ...]:
+def corruptions_in(opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> tuple[Corruption, ...]:
     """What becomes of the samples that these models read."""
     if not arguments.corrupt:
         return ()
@@ -219,7 +210,6 @@ def _fitted(fixed: float | None, val: Any, mixture: Mixture | None) -> float:
         return fixed
     if val is None:
         raise UsageError(
-            "--temperature fit: a predictions file has no validation set",
-            hint="Give the temperature as a number.",
+            "--temperature fit: a predictions file has no validation set", hint="Give the temperature as a number."
         )
     return metrics.fit_temperature(metrics.mean_probs(val[0], mixture=mixture), val[1])

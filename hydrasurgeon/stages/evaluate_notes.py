@@ -11,8 +11,6 @@ from hydrasurgeon.visible import visible
 if TYPE_CHECKING:
     from hydrasurgeon.stages.evaluate import EvaluateArguments
 
-__all__ = ["unused"]
-
 
 def unused(opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> Iterator[str]:
     """Options that change nothing beside the others, and decision states that are left alone unasked."""
@@ -27,15 +25,23 @@ def unused(opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> Iterat
     if arguments.mc_dropout is not None:
         yield f"{', '.join(decided)}: the decision state is left alone: it was fitted to answers without dropout"
     elif arguments.ensemble:
-        yield f"{', '.join(decided)}: the decision state is left alone: it was fitted to this model's answers, not the ensemble's"
+        yield (
+            f"{', '.join(decided)}: the decision state is left alone: it was fitted to this model's answers, not the"
+            " ensemble's"
+        )
 
 
 def _unread(arguments: EvaluateArguments) -> Iterator[str]:
     """Data sets that were named, where no model is there to read them."""
     named = {
-        "--data": arguments.data, "--ood": arguments.ood, "--shift": arguments.shift, "--val": arguments.val,
-        "--limit": arguments.limit, "--classes": arguments.classes, "--template": arguments.template,
-    }  # fmt: skip
+        "--data": arguments.data,
+        "--ood": arguments.ood,
+        "--shift": arguments.shift,
+        "--val": arguments.val,
+        "--limit": arguments.limit,
+        "--classes": arguments.classes,
+        "--template": arguments.template,
+    }
     options = [option for option, value in named.items() if value or value == 0]
     if options:
         yield f"{', '.join(options)}: not read, for no checkpoint was given; predictions files hold their own sets"

@@ -1,4 +1,5 @@
-"""export: a pruned model or a hydra for other runtimes and libraries; the file is kept only if it gives the same outputs."""
+"""export: a pruned model or a hydra for other runtimes and libraries; the file is kept only if it gives the same
+outputs."""
 
 from __future__ import annotations
 
@@ -11,14 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
-from hydrasurgeon.files.atomic import (
-    claim,
-    fill,
-    output_file,
-    real,
-    replacing,
-    write_bytes,
-)
+from hydrasurgeon.files.atomic import claim, fill, output_file, real, replacing, write_bytes
 from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.lookup import need
 from hydrasurgeon.run import takes
@@ -27,8 +21,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.sharing.onnx import Exported
     from hydrasurgeon.sharing.trial import Compared, Trial
-
-__all__ = ["Export", "export"]
 
 FORMATS = ("onnx", "pt2", "padded")
 """What `--format` can be."""
@@ -93,11 +85,13 @@ class ExportArguments(ClassNames):
     int8: bool = False
     """onnx: weights of matrix products in 8 bits, if the answers on `check` stay as good."""
     check: str | None = None
-    """onnx, pt2: labelled data to compare the answers of the file on with the model's, or in int8 with the whole file's."""
+    """onnx, pt2: labelled data to compare the answers of the file on with the model's, or in int8 with the whole
+    file's."""
     ood: Sequence[str] = ()
     """Foreign data that must be told as well as before."""
     tolerance: float = 0.01
-    """By how much accuracy, ECE and AUROC may be worse, and what a decision state flags, covers and answers another share."""
+    """By how much accuracy, ECE and AUROC may be worse, and what a decision state flags, covers and answers another
+    share."""
     limit: int | None = None
     """Compare on a random so many samples of each."""
 
@@ -105,17 +99,17 @@ class ExportArguments(ClassNames):
 @releases_claims
 @takes(ExportArguments)
 def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export:
-    """Write the checkpoint for another runtime (onnx, pt2) or, with zeros for the heads that are gone, for its own library (padded).
+    """Write the checkpoint for another runtime (onnx, pt2) or, with zeros for the heads that are gone, for its own
+    library (padded).
 
-    Outputs of a graph are logits [batch, member, class] and probs; with a decision state they are logits, probabilities,
+    Outputs of a graph are logits [batch, member, class] and probs; with a decision state they are logits,
+    probabilities,
     uncertainty, ood_score and unfamiliar.
     """
     arguments = ExportArguments(**keywords)
     _check(arguments)
     opened = with_class_names(
-        open_checkpoint(checkpoint, arch=arguments.arch),
-        classes=arguments.classes,
-        templates=arguments.template,
+        open_checkpoint(checkpoint, arch=arguments.arch), classes=arguments.classes, templates=arguments.template
     )
     inputs = [checkpoint, arguments.classes, arguments.template, arguments.check, arguments.ood]
     notes = (opened.note,) if opened.note else ()
@@ -133,9 +127,7 @@ def _exported(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[o
     target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
     path = output_file(target, option="-o", force=arguments.force, inputs=inputs)
     if not opened.manifest.model.num_classes:
-        raise SurgeryError(
-            f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
-        )
+        raise SurgeryError(f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes.")
     opened.digests()
     return _graph(opened, path, arguments)
 
@@ -146,8 +138,11 @@ def _check(arguments: ExportArguments) -> None:
     if format not in FORMATS:
         raise UsageError(f"--format {format}: not known", hint=f"Use {', '.join(FORMATS)}.")
     for option, wanted, of in (
-        ("--aot", arguments.aot, "pt2"), ("--member", arguments.member is not None, "padded"), ("--int8", arguments.int8, "onnx"), ("--cascade", arguments.cascade, "onnx"),
-    ):  # fmt: skip
+        ("--aot", arguments.aot, "pt2"),
+        ("--member", arguments.member is not None, "padded"),
+        ("--int8", arguments.int8, "onnx"),
+        ("--cascade", arguments.cascade, "onnx"),
+    ):
         if wanted and format != of:
             raise UsageError(f"{option}: belongs to --format {of}")
     if arguments.int8 and arguments.cascade:
@@ -157,7 +152,9 @@ def _check(arguments: ExportArguments) -> None:
     if arguments.ood and arguments.check is None:
         raise UsageError("--ood: is compared beside labelled data", hint="Give --check D.")
     if arguments.limit is not None and arguments.check is None:
-        raise UsageError("--limit: belongs to --check, whose samples it counts", hint="Give --check D, or leave it out.")  # fmt: skip
+        raise UsageError(
+            "--limit: belongs to --check, whose samples it counts", hint="Give --check D, or leave it out."
+        )
     if arguments.check is not None and (format == "padded" or arguments.cascade):
         raise UsageError(
             "--check: tries one graph, of onnx or pt2",
@@ -183,9 +180,7 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
     if arguments.check is not None:
         from hydrasurgeon.sharing.trial import opened_trial
 
-        trial = opened_trial(
-            opened.manifest.model, check=arguments.check, ood=arguments.ood, limit=arguments.limit
-        )
+        trial = opened_trial(opened.manifest.model, check=arguments.check, ood=arguments.ood, limit=arguments.limit)
     from hydrasurgeon.runtime.classifier import as_classifier
 
     model = as_classifier(opened, device="cpu")
@@ -208,13 +203,19 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
         checked = _checked(made, model, trial, arguments)
     write_bytes(path, made.content)
     return Export(
-        path, len(made.content), made.inputs, made.outputs, made.max_difference, opset, arguments.format, quantised=quantised, checked=checked
-    )  # fmt: skip
+        path,
+        len(made.content),
+        made.inputs,
+        made.outputs,
+        made.max_difference,
+        opset,
+        arguments.format,
+        quantised=quantised,
+        checked=checked,
+    )
 
 
-def _checked(
-    made: Exported, model: Classifier, trial: Trial, arguments: ExportArguments
-) -> Compared:
+def _checked(made: Exported, model: Classifier, trial: Trial, arguments: ExportArguments) -> Compared:
     """The file's answers on the user's data beside the model's, before it is written."""
     from hydrasurgeon.sharing.trial import checked, in_onnxruntime
 

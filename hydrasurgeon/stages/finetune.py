@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.recipes import Recipe
 
-__all__ = ["Finetuned", "finetune"]
-
 
 @dataclass(frozen=True)
 class Finetuned:
@@ -127,14 +125,15 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         arguments = replace(arguments, recipe=usual_recipe(checkpoint, arguments.arch))
     recipe = load_recipe(
         str(arguments.recipe), dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
-    )  # fmt: skip
+    )
     if recipe.lora_rank is not None:
         need("peft", purpose=f"--recipe {arguments.recipe}")
     repository = arguments.repository()
     target = arguments.claim(
-        arguments.out, repository=repository,
+        arguments.out,
+        repository=repository,
         inputs=[checkpoint, arguments.data, arguments.val, arguments.recipe, arguments.classes, arguments.template],
-    )  # fmt: skip
+    )
     merging = target.merges(pairs=recipe.lora_rank is not None)
     state_path = _state_path(target.path)
     interrupted = check_place(state_path, TRAINING, resume=arguments.resume, force=arguments.force)
@@ -145,9 +144,13 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
         check_count(nbytes // target.shard)
     state = TrainingState(state_path, _identity(material, arguments))
     trained = train(
-        module, _training(module, material, arguments), arguments, state,
-        save_every=arguments.save_every, resume=arguments.resume,
-    )  # fmt: skip
+        module,
+        _training(module, material, arguments),
+        arguments,
+        state,
+        save_every=arguments.save_every,
+        resume=arguments.resume,
+    )
     pairs = {} if recipe.lora_rank is None else lora.detach(module)
     entry = _entry(checkpoint, material, arguments)
     manifest = manifest_after(material.source.manifest, material.model, entry)
@@ -209,9 +212,13 @@ def _module(material: _Material, arguments: FinetuneArguments) -> tuple[nn.Modul
         left_out = set_dropout(module, source, recipe.dropout, wanted=wanted)
     if recipe.lora_rank is not None:
         lora.attach(
-            module, recipe, family=source.family, model=material.model,
-            weights=_weights(material), trainable=_moves(material),
-        )  # fmt: skip
+            module,
+            recipe,
+            family=source.family,
+            model=material.model,
+            weights=_weights(material),
+            trainable=_moves(material),
+        )
     return module, left_out
 
 
@@ -227,9 +234,7 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneArgumen
     if material.held_out is not None:
         plain = family.transform(material.model, files=source.files)
         validation = Batches(material.held_out, plain, batch_size=size, skip_bad=skip_bad)
-    transform: Any = family.transform(
-        material.model, recipe.augment.model_dump(), files=source.files
-    )
+    transform: Any = family.transform(material.model, recipe.augment.model_dump(), files=source.files)
     moves = _moves(material)
     if recipe.lora_rank is not None:
         moves = lora.trains(moves, _weights(material))
@@ -242,13 +247,16 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneArgumen
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
         order = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
         return Batches(
-            samples, transform, batch_size=size, order=order[skip * size :],
-            skip_bad=skip_bad, augment_seed=seed * 1_000_003 + epoch, drop_last=drop_last,
-        )  # fmt: skip
+            samples,
+            transform,
+            batch_size=size,
+            order=order[skip * size :],
+            skip_bad=skip_bad,
+            augment_seed=seed * 1_000_003 + epoch,
+            drop_last=drop_last,
+        )
 
-    return Training(
-        recipe, epoch_batches, moves, loss, validation, f"training by {arguments.recipe}"
-    )
+    return Training(recipe, epoch_batches, moves, loss, validation, f"training by {arguments.recipe}")
 
 
 def _weights(material: _Material) -> dict[str, Weight]:
@@ -277,11 +285,18 @@ def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneArgum
     inputs = material.source.inputs
     recorded = {
         "checkpoint": None if inputs else str(checkpoint),  # random weights: no input tells of them
-        "recipe": str(arguments.recipe), "set": dict(arguments.set) if arguments.set else None,
-        "freeze": arguments.freeze, "data": arguments.data, "val": arguments.val,
-        **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
-        "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
-    }  # fmt: skip
+        "recipe": str(arguments.recipe),
+        "set": dict(arguments.set) if arguments.set else None,
+        "freeze": arguments.freeze,
+        "data": arguments.data,
+        "val": arguments.val,
+        **naming_options(arguments.classes, arguments.template),
+        "limit": arguments.limit,
+        "dtype": arguments.dtype,
+        "batch_size": arguments.batch_size,
+        "skip_bad": arguments.skip_bad,
+        "arch": arguments.arch,
+    }
     data = [DataRecord(**fingerprint) for fingerprint in material.fingerprints]
     uses = ["torch", material.model.family, "accelerate"]
     if material.recipe.lora_rank is not None:

@@ -30,9 +30,8 @@ from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Agreement", "Fused", "fuse"]
-
-# Independent weights lie √(M − 1) of their average's norm from it, 1 for two of them, members that were tuned from one start
+# Independent weights lie √(M − 1) of their average's norm from it, 1 for two of them, members that were tuned from one
+# start
 # some hundredths: this lies well between the two.
 FAR = 0.5
 
@@ -93,7 +92,9 @@ class FuseArguments(ClassNames, Output, Run):
         if not self.tolerance >= 0:
             raise UsageError(f"--tolerance {self.tolerance:g}: must be 0 or more")
         if self.limit is not None and self.check is None:
-            raise UsageError("--limit: belongs to --check, whose samples it counts", hint="Give --check D, or leave it out.")  # fmt: skip
+            raise UsageError(
+                "--limit: belongs to --check, whose samples it counts", hint="Give --check D, or leave it out."
+            )
 
 
 @releases_claims
@@ -109,9 +110,8 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
     repository = arguments.repository()
     opened = _opened(members, arguments)
     target = arguments.claim(
-        arguments.out, repository=repository,
-        inputs=[members, arguments.check, arguments.classes, arguments.template],
-    )  # fmt: skip
+        arguments.out, repository=repository, inputs=[members, arguments.check, arguments.classes, arguments.template]
+    )
     digests = [sound_digests(member) for member in opened]
     plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
     manifest = _manifest_of(opened, digests, plan, arguments, mixture)
@@ -132,10 +132,7 @@ def _opened(members: Sequence[str | Path], arguments: FuseArguments) -> list[Che
     for member in opened:
         single(member)
     names = None if arguments.check is None else names_in(arguments.check)
-    opened = [
-        with_class_names(m, classes=arguments.classes, templates=arguments.template, names=names)
-        for m in opened
-    ]
+    opened = [with_class_names(m, classes=arguments.classes, templates=arguments.template, names=names) for m in opened]
     _fusable(opened)
     return opened
 
@@ -153,11 +150,7 @@ def _averaged(spread: float | None, agreement: Agreement | None) -> Iterator[str
     """That MLPs are none of the members' own any more, unless the hydra was compared with them."""
     if spread is None or agreement is not None:
         return
-    far = (
-        ", as those of separate trainings, whose average is like none of them"
-        if spread > FAR
-        else ""
-    )
+    far = ", as those of separate trainings, whose average is like none of them" if spread > FAR else ""
     yield (
         f"the hydra runs the average of the members' MLPs, which lie {100 * spread:.1f} % of its norm from it{far}: "
         "see what that costs with --check D, or fuse with --mlp separate"
@@ -195,9 +188,7 @@ def _manifest_of(
                 for member, d in zip(opened, digests, strict=True)
             ),
             fusion=Fusion(
-                mlp="average" if arguments.mlp == "average" else "separate",
-                trunk=plan.trunk,
-                weights=mixture,
+                mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk, weights=mixture
             ),
             weights_sha256=sha256,
             history=(*merged(member.manifest.history for member in opened), entry),
@@ -206,9 +197,7 @@ def _manifest_of(
     return manifest
 
 
-def _checked(
-    opened: Sequence[Checkpoint], target: Path, data: str, arguments: FuseArguments
-) -> Agreement:
+def _checked(opened: Sequence[Checkpoint], target: Path, data: str, arguments: FuseArguments) -> Agreement:
     """How far the hydra agrees with its members; refused where it is not far enough."""
     try:
         agreement = _agreement(opened, target, data, arguments)

@@ -15,8 +15,6 @@ from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.plots import check_plot
 
-__all__ = ["Inspection", "inspect"]
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -27,7 +25,8 @@ class Inspection:
     low_rank: int
     """Of these, numbers in low-rank pairs."""
     in_memory: int
-    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own copies of heads, and of every
+    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own copies of heads, and of
+    every
     matrix that a pair of theirs changes."""
     nbytes: int
     dtypes: tuple[str, ...]
@@ -37,11 +36,7 @@ class Inspection:
 
 @releases_claims
 def inspect(
-    checkpoint: str | Path,
-    *,
-    arch: str | None = None,
-    plot: str | Path | None = None,
-    force: bool = False,
+    checkpoint: str | Path, *, arch: str | None = None, plot: str | Path | None = None, force: bool = False
 ) -> Inspection:
     """Read the header, and draw the scores that it records; no tensor is touched and torch is not imported."""
     picture = None if plot is None else check_plot(Path(plot), force=force, inputs=[checkpoint])
@@ -66,7 +61,8 @@ def inspect(
 
 
 def _in_memory(opened: Checkpoint) -> int:
-    """Members that run the same heads of a tensor share them; any others have rows of their own, low-rank changes in them."""
+    """Members that run the same heads of a tensor share them; any others have rows of their own, low-rank changes in
+    them."""
     tensors, manifest = opened.tensors, opened.manifest
     if manifest.kind != "hydra":
         return _numbers(opened, lambda name: not is_half(name))

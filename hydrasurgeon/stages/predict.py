@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Required, Unpack
 
-from hydrasurgeon.checkpoints.class_names import (
-    ClassNames,
-    ClassNamesKeywords,
-    names_in,
-    with_class_names,
-)
+from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file
@@ -29,15 +24,23 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.state import Decided
     from hydrasurgeon.runtime.classifier import Classifier
 
-__all__ = ["Predicted", "predict"]
-
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
 KINDS = {
-    "id": "text", "label": "text", "probability": "number", "top": "json", "set": "json", "total": "number",
-    "aleatoric": "number", "epistemic": "number", "ood_score": "number", "unfamiliar": "flag",
-    "members_run": "whole", "answer": "text", "error": "text",
-}  # fmt: skip
+    "id": "text",
+    "label": "text",
+    "probability": "number",
+    "top": "json",
+    "set": "json",
+    "total": "number",
+    "aleatoric": "number",
+    "epistemic": "number",
+    "ood_score": "number",
+    "unfamiliar": "flag",
+    "members_run": "whole",
+    "answer": "text",
+    "error": "text",
+}
 """All that an answer may hold, and what kind of value it is."""
 WRITERS: dict[str, Callable[[IO[bytes], Iterator[str]], None]] = {
     ".jsonl": write_lines,
@@ -99,20 +102,24 @@ class PredictArguments(ClassNames, Run):
 @takes(PredictArguments)
 def predict(
     checkpoint: str | Path, *, each: Callable[[str], None] | None = None, **keywords: Unpack[PredictKeywords]
-) -> Predicted:  # fmt: skip
+) -> Predicted:
     """Answer for every sample of a data set; rows are written into `out`, or handed to `each` as lines of JSON."""
     arguments = PredictArguments(**keywords)
     _check(arguments)
     place = None
     if arguments.out is not None:
         place = output_file(
-            arguments.out, option="-o", force=arguments.force,
+            arguments.out,
+            option="-o",
+            force=arguments.force,
             inputs=[checkpoint, arguments.data, arguments.classes, arguments.template],
-        )  # fmt: skip
+        )
     opened = with_class_names(
-        open_checkpoint(checkpoint, arch=arguments.arch), classes=arguments.classes, templates=arguments.template,
+        open_checkpoint(checkpoint, arch=arguments.arch),
+        classes=arguments.classes,
+        templates=arguments.template,
         names=None if arguments.data == "-" else names_in(arguments.data),
-    )  # fmt: skip
+    )
     if opened.manifest.model.num_classes == 0:
         raise CheckpointError(
             f"{opened.path}: has no classes to choose from",
@@ -128,12 +135,7 @@ def predict(
             for row in rows:
                 (each or _ignored)(_line(row))
     else:
-        growing = Growing(
-            place,
-            answering.identity,
-            step=answering.batch,
-            force=arguments.force or answering.streams,
-        )
+        growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or answering.streams)
         resumed = growing.done
         counts.update(_outcome(json.loads(line)) for line in growing.lines())
         try:
@@ -143,7 +145,7 @@ def predict(
             growing.finish(WRITERS[place.suffix])
         finally:
             growing.close()
-    return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed)  # fmt: skip
+    return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed)
 
 
 def _ignored(line: str) -> None:
@@ -163,19 +165,15 @@ def _outcome(row: dict[str, Any]) -> str:
 def _check(arguments: PredictArguments) -> None:
     """Options that go together."""
     if arguments.out is not None and Path(arguments.out).suffix not in WRITERS:
-        raise UsageError(
-            f"-o {arguments.out}: must end in {', '.join(WRITERS)}", hint="The ending says the format."
-        )  # fmt: skip
+        raise UsageError(f"-o {arguments.out}: must end in {', '.join(WRITERS)}", hint="The ending says the format.")
     if arguments.top < 1:
         raise UsageError(f"--top {arguments.top}: must be at least 1")
     if arguments.shard is not None:
         match = SHARD.fullmatch(arguments.shard)
         if match is None or int(match[1]) > int(match[2]):
-            raise UsageError(
-                f"--shard {arguments.shard}: not I/N with I from 1 to N", hint="Such as --shard 1/4."
-            )  # fmt: skip
+            raise UsageError(f"--shard {arguments.shard}: not I/N with I from 1 to N", hint="Such as --shard 1/4.")
     if arguments.data == "-" and (arguments.shard is not None or arguments.limit is not None):
-        raise UsageError("--data -: nobody knows how many lines will come", hint="Leave out --shard and --limit.")  # fmt: skip
+        raise UsageError("--data -: nobody knows how many lines will come", hint="Leave out --shard and --limit.")
 
 
 class _Answering:
@@ -189,7 +187,7 @@ class _Answering:
         self.arguments = arguments
         self.streams = arguments.data == "-"
         self.batch = batch_size_of(arguments.batch_size)
-        self.model: Classifier = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)  # fmt: skip
+        self.model: Classifier = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
         self.names = opened.manifest.model.labels
         self.samples: Samples | None = None
         if not self.streams:
@@ -204,13 +202,27 @@ class _Answering:
             )
         self.in_steps = cascade is not None and arguments.cascade is not False
         if self.model.state is None:
-            self.notes += (f"{opened.name} has no decision state: probabilities are not calibrated, and nothing is set aside; run calibrate",)  # fmt: skip
+            self.notes += (
+                (
+                    f"{opened.name} has no decision state: probabilities are not calibrated, and nothing is set aside;"
+                    " run calibrate"
+                ),
+            )
         self.identity = {
-            "weights_sha256": opened.manifest.weights_sha256, "recorded": opened.recorded, "data": Path(arguments.data).name,
-            "rows": [self.first, self.last], "batch": self.batch, "dtype": arguments.dtype, "top": arguments.top,
-            "limit": arguments.limit, "seed": arguments.seed, "skip_bad": arguments.skip_bad,
-            "labels": self.names, **({} if self.model.mixture is None else {"mixture": self.model.mixture}), **({"cascade": False} if cascade is not None and not self.in_steps else {}),
-        }  # fmt: skip
+            "weights_sha256": opened.manifest.weights_sha256,
+            "recorded": opened.recorded,
+            "data": Path(arguments.data).name,
+            "rows": [self.first, self.last],
+            "batch": self.batch,
+            "dtype": arguments.dtype,
+            "top": arguments.top,
+            "limit": arguments.limit,
+            "seed": arguments.seed,
+            "skip_bad": arguments.skip_bad,
+            "labels": self.names,
+            **({} if self.model.mixture is None else {"mixture": self.model.mixture}),
+            **({"cascade": False} if cascade is not None and not self.in_steps else {}),
+        }
 
     def _part(self) -> tuple[int, int]:
         """The samples from … to … that are this shard's, cut where batches are."""
@@ -245,14 +257,20 @@ class _Answering:
         weight = next(self.model.parameters())
         batches = Batches(
             samples, self.model.transform, batch_size=self.batch, order=range(start, stop), skip_bad=run.skip_bad
-        )  # fmt: skip
+        )
         failures = iter(batches.skipped)
         at = start
         for number, batch in enumerate(batches, 1):
-            answers = dict(zip(batch.index.tolist(), self._answers(moved(batch.inputs, weight.device, weight.dtype), samples, batch.index.tolist()), strict=True))  # fmt: skip
+            answers = dict(
+                zip(
+                    batch.index.tolist(),
+                    self._answers(moved(batch.inputs, weight.device, weight.dtype), samples, batch.index.tolist()),
+                    strict=True,
+                )
+            )
             # What could not be read before the last sample of this batch has a message each, in order.
             end = min(stop, start + self.batch * (1 + (max(answers) - start) // self.batch))
-            yield [answers[i] if i in answers else failed_row(samples.name(i), next(failures)) for i in range(at, end)]  # fmt: skip
+            yield [answers[i] if i in answers else failed_row(samples.name(i), next(failures)) for i in range(at, end)]
             at = end
             if not self.streams:
                 run.tick(samples.spec, number, len(batches))
@@ -264,9 +282,12 @@ class _Answering:
         from hydrasurgeon.decision.rows import rows_of
 
         return rows_of(
-            _decided(self.model, inputs, cascade=self.in_steps), [samples.name(i) for i in index], names=self.names,
-            top=self.arguments.top, calibrated=self.model.state is not None,
-        )  # fmt: skip
+            _decided(self.model, inputs, cascade=self.in_steps),
+            [samples.name(i) for i in index],
+            names=self.names,
+            top=self.arguments.top,
+            calibrated=self.model.state is not None,
+        )
 
 
 def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Decided:
@@ -279,14 +300,7 @@ def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Decided:
     if model.state is not None:
         decided = model.decide(inputs, cascade=cascade)
     else:
-        plain = State(
-            1.0,
-            None,
-            OodRule("msp", 2.0, 0.5),
-            Conformal("lac", 0.5, -1.0),
-            None,
-            mixture=model.mixture,
-        )
+        plain = State(1.0, None, OodRule("msp", 2.0, 0.5), Conformal("lac", 0.5, -1.0), None, mixture=model.mixture)
         with torch.inference_mode():
             decided = decide(plain, model(inputs).float().cpu(), None)
     if not torch.isfinite(decided.probs).all():

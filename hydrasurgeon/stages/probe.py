@@ -7,12 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from hydrasurgeon.checkpoints.class_names import (
-    ClassNames,
-    ClassNamesKeywords,
-    names_in,
-    with_class_names,
-)
+from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
@@ -32,8 +27,6 @@ from hydrasurgeon.run import Run, RunKeywords, takes
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.probing.looking import Probed
-
-__all__ = ["probe"]
 
 MOST_DRAWS = 10_000
 """More tell nothing that fewer do not."""
@@ -136,8 +129,7 @@ def _check(arguments: ProbeArguments) -> None:
         raise UsageError(f"--draws {arguments.draws}: takes 1 to {MOST_DRAWS:,}")
     if arguments.dtype not in PRECISIONS:
         raise UsageError(
-            f"--dtype {arguments.dtype}: too coarse for second derivatives",
-            hint=f"Use {' or '.join(PRECISIONS)}.",
+            f"--dtype {arguments.dtype}: too coarse for second derivatives", hint=f"Use {' or '.join(PRECISIONS)}."
         )
     names = [parse_ood(entry)[1] for entry in arguments.ood]
     for name in names:
@@ -147,7 +139,7 @@ def _check(arguments: ProbeArguments) -> None:
 
 def _outputs(checkpoint: str | Path, arguments: ProbeArguments) -> tuple[Path | None, Path | None]:
     """Where report and picture go, both this command's to write."""
-    inputs = [checkpoint, arguments.data, arguments.ood, arguments.shift, arguments.classes, arguments.template]  # fmt: skip
+    inputs = [checkpoint, arguments.data, arguments.ood, arguments.shift, arguments.classes, arguments.template]
     plot = json = None
     if arguments.plot is not None:
         plot = check_plot(Path(arguments.plot), force=arguments.force, inputs=inputs)
@@ -159,13 +151,11 @@ def _outputs(checkpoint: str | Path, arguments: ProbeArguments) -> tuple[Path | 
 def _opened(checkpoint: str | Path, arguments: ProbeArguments) -> Checkpoint:
     opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
     if opened.manifest.kind == "hydra":
-        raise SurgeryError(
-            f"probe: {opened.name} is a hydra", hint="Probe its backbone, or one of its members."
-        )
+        raise SurgeryError(f"probe: {opened.name} is a hydra", hint="Probe its backbone, or one of its members.")
     opened.digests()
     return with_class_names(
         opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
-    )  # fmt: skip
+    )
 
 
 def _noisy(opened: Checkpoint, arguments: ProbeArguments) -> Callable[[Any], Any]:
@@ -184,7 +174,7 @@ def _noisy(opened: Checkpoint, arguments: ProbeArguments) -> Callable[[Any], Any
 def _with_amount(manifest: SingleManifest, arguments: ProbeArguments) -> ProbeArguments:
     """Two of three heads stay in each layer, where nobody says how many: scores by layers must know before."""
     circuit = arguments.method.startswith(CIRCUIT)
-    if arguments.keep is not None or arguments.remove is not None or circuit or manifest.kind != "backbone":  # fmt: skip
+    if arguments.keep is not None or arguments.remove is not None or circuit or manifest.kind != "backbone":
         return arguments
     heads = min(size.heads for size in manifest.towers.values())
     return replace(arguments, keep=heads - heads // SPARED)
@@ -216,10 +206,8 @@ def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeArgu
         wanted = arguments.keep if keep is None and remove is None else keep
         return select_by_cahp(
             manifest, score, keep=wanted, remove=remove, layers=arguments.layers, tower=arguments.tower
-        )  # fmt: skip
-    return select(
-        manifest, score, keep=keep, remove=remove, layers=arguments.layers, tower=arguments.tower
-    )
+        )
+    return select(manifest, score, keep=keep, remove=remove, layers=arguments.layers, tower=arguments.tower)
 
 
 def _ranked(manifest: SingleManifest, score: Score) -> Iterator[Head]:
@@ -238,9 +226,18 @@ def _ranked(manifest: SingleManifest, score: Score) -> Iterator[Head]:
 def _settings(arguments: ProbeArguments) -> dict[str, Any]:
     """What the report says of how it came about."""
     return {
-        "data": portable_entry(arguments.data), "ood": [portable_entry(o) for o in arguments.ood],
-        "corrupt": list(arguments.corrupt) or (["all"] if arguments.shift is None else []), "shift": portable_entry(arguments.shift),
-        "method": arguments.method, "keep": arguments.keep, "remove": arguments.remove, "layers": arguments.layers,
-        "tower": arguments.tower, "draws": arguments.draws, "limit": arguments.limit, "seed": arguments.seed,
-        "dtype": arguments.dtype, "batch_size": arguments.batch_size,
-    }  # fmt: skip
+        "data": portable_entry(arguments.data),
+        "ood": [portable_entry(o) for o in arguments.ood],
+        "corrupt": list(arguments.corrupt) or (["all"] if arguments.shift is None else []),
+        "shift": portable_entry(arguments.shift),
+        "method": arguments.method,
+        "keep": arguments.keep,
+        "remove": arguments.remove,
+        "layers": arguments.layers,
+        "tower": arguments.tower,
+        "draws": arguments.draws,
+        "limit": arguments.limit,
+        "seed": arguments.seed,
+        "dtype": arguments.dtype,
+        "batch_size": arguments.batch_size,
+    }

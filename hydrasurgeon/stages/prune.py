@@ -38,8 +38,6 @@ from hydrasurgeon.surgery.cut import plan_pruning
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["Pruned", "prune"]
-
 
 @dataclass(frozen=True)
 class Pruned:
@@ -117,7 +115,7 @@ def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
         arguments.out if arguments.out is not None else _default_name(opened.home, label, arguments),
         inputs=[checkpoint, arguments.mask, arguments.data, arguments.ood, arguments.classes, arguments.template],
         repository=repository,
-    )  # fmt: skip
+    )
     merging = target.merges(pairs=has_pairs(opened))
     choice = _choose(opened, key, arguments, target.path)
     repaired, data = _repair(opened, choice, arguments)
@@ -146,9 +144,7 @@ def _check_amount(arguments: PruneArguments) -> None:
     named = [name for name, value in amounts.items() if value is not None]
     if len(named) != 1:
         wrong = f"{' and '.join(named)} together" if named else "no number of heads"
-        raise UsageError(
-            f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE."
-        )
+        raise UsageError(f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE.")
 
 
 def _opened(checkpoint: str | Path, arguments: PruneArguments) -> Checkpoint:
@@ -158,10 +154,7 @@ def _opened(checkpoint: str | Path, arguments: PruneArguments) -> Checkpoint:
     method, data = arguments.method, arguments.data
     scored = data is not None and method is not None and method not in WITHOUT_DATA
     return with_class_names(
-        opened,
-        classes=arguments.classes,
-        templates=arguments.template,
-        names=names_in(data) if scored else None,
+        opened, classes=arguments.classes, templates=arguments.template, names=names_in(data) if scored else None
     )
 
 
@@ -169,14 +162,10 @@ def _key(opened: Checkpoint, arguments: PruneArguments) -> str | None:
     """Under which name the scores stand in the manifest; None for a mask."""
     if arguments.method is None:
         return None
-    return score_key(
-        arguments.method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores
-    )
+    return score_key(arguments.method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores)
 
 
-def _choose(
-    opened: Checkpoint, key: str | None, arguments: PruneArguments, output: Path
-) -> _Choice:
+def _choose(opened: Checkpoint, key: str | None, arguments: PruneArguments, output: Path) -> _Choice:
     """The heads to keep: a mask's, or those that scores leave."""
     scores = dict(opened.manifest.scores)
     if arguments.mask is not None:
@@ -186,26 +175,30 @@ def _choose(
     notes = [*score.settings.get("notes", ())]
     keep, decided = arguments.keep, score.settings.get("keep")
     if keep is not None and decided not in (None, keep):
-        notes.append(
-            f"the {key} scores were computed layer by layer for --keep {decided}, not {keep}"
-        )
+        notes.append(f"the {key} scores were computed layer by layer for --keep {decided}, not {keep}")
     if key == "cahp":
         if keep == "auto" and not score.settings.get("knee"):
             notes.append("cahp's curve has no knee: its highest point gives the number of heads")
         kept = select_by_cahp(
-            single(opened), score, keep=keep, remove=arguments.remove,
-            layers=arguments.layers, tower=arguments.tower,
-        )  # fmt: skip
+            single(opened), score, keep=keep, remove=arguments.remove, layers=arguments.layers, tower=arguments.tower
+        )
         left, present = count(kept), count(single(opened).kept)
         if keep == "auto" and left < present / 2:
             notes.append(
-                f"cahp's own number leaves {left} of {present} heads: see what that costs with eval, or say how many with --keep K"
+                f"cahp's own number leaves {left} of {present} heads: see what that costs with eval, or say how many"
+                " with --keep K"
             )
     else:
         kept = select(
-            single(opened), score, keep=arguments.heads_kept, remove=arguments.remove,
-            sample=arguments.sample, layers=arguments.layers, tower=arguments.tower, seed=arguments.seed,
-        )  # fmt: skip
+            single(opened),
+            score,
+            keep=arguments.heads_kept,
+            remove=arguments.remove,
+            sample=arguments.sample,
+            layers=arguments.layers,
+            tower=arguments.tower,
+            seed=arguments.seed,
+        )
     if arguments.rearrange:
         free = movable(single(opened), score, layers=arguments.layers, tower=arguments.tower)
         kept = rearranged(single(opened), score, kept, free, str(opened.path))
@@ -256,29 +249,35 @@ def _repair(
 
 
 def _entry(
-    opened: Checkpoint,
-    key: str | None,
-    data: tuple[DataRecord, ...],
-    arguments: PruneArguments,
+    opened: Checkpoint, key: str | None, data: tuple[DataRecord, ...], arguments: PruneArguments
 ) -> Callable[[str], Step]:
     """What history gets to know, once the hash of the input is there."""
     recorded = {
-        "method": key, "keep": arguments.keep, "remove": arguments.remove, "sample": arguments.sample,
-        "layers": arguments.layers, "tower": arguments.tower, **naming_options(arguments.classes, arguments.template),
-        "data": arguments.data, "ood": list(arguments.ood) or None, "search": arguments.search,
-        "rearrange": arguments.rearrange or None, "compensate": arguments.compensate if arguments.repairs else None, "limit": arguments.limit,
-        "mask": arguments.mask and Path(arguments.mask), "arch": arguments.arch,
+        "method": key,
+        "keep": arguments.keep,
+        "remove": arguments.remove,
+        "sample": arguments.sample,
+        "layers": arguments.layers,
+        "tower": arguments.tower,
+        **naming_options(arguments.classes, arguments.template),
+        "data": arguments.data,
+        "ood": list(arguments.ood) or None,
+        "search": arguments.search,
+        "rearrange": arguments.rearrange or None,
+        "compensate": arguments.compensate if arguments.repairs else None,
+        "limit": arguments.limit,
+        "mask": arguments.mask and Path(arguments.mask),
+        "arch": arguments.arch,
         # Only where they are not the default: whoever repeats the command must know.
         "dtype": arguments.dtype if arguments.dtype != "float32" else None,
-        "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad,
-    }  # fmt: skip
+        "batch_size": arguments.batch_size,
+        "skip_bad": arguments.skip_bad,
+    }
     uses = ("torch", opened.manifest.model.family) if arguments.repairs else ()
 
     def entry(sha256: str) -> Step:
         source = Input(name=opened.name, sha256=sha256)
-        return step(
-            "prune", args=recorded, inputs=[source], data=data, seed=arguments.seed, uses=uses
-        )
+        return step("prune", args=recorded, inputs=[source], data=data, seed=arguments.seed, uses=uses)
 
     return entry
 

@@ -39,8 +39,6 @@ from hydrasurgeon.stages.replay_script import mask_place, script
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
 
-__all__ = ["Replay", "replay"]
-
 FORMAT = "hydrasurgeon.replay/1"
 """Of the JSON report."""
 DATA_OPTIONS = ("data", "val", "ood", "fit_data")
@@ -108,20 +106,14 @@ def replay(
         return Replay(target.path, commands, text, versions=versions, ran=False)
     with _workplace(out) as place:
         stage = _Replaying(plan, place, at_hand, device, progress)
-        checks = [
-            stage.run(run, each, mask)
-            for run, each, mask in zip(plan.runs, options, masks, strict=True)
-        ]
+        checks = [stage.run(run, each, mask) for run, each, mask in zip(plan.runs, options, masks, strict=True)]
         made = open_checkpoint(stage.path(plan.result))
         again = Found(made, made.digests())
         differences = _differences(Found(target, digests), again)
         checks += _compare(Found(target, digests), again, differences, tolerance, versions)
     if tolerance:
         # What differs on the way is judged by what comes of it.
-        checks = [
-            *(_lenient(check) for check in checks[: len(plan.runs)]),
-            *checks[len(plan.runs) :],
-        ]
+        checks = [*(_lenient(check) for check in checks[: len(plan.runs)]), *checks[len(plan.runs) :]]
     return Replay(target.path, commands, text, tuple(checks), versions, differences)
 
 
@@ -296,7 +288,7 @@ def _differences(target: Found, made: Found) -> dict[str, float]:
     a, b = target.checkpoint.tensors, made.checkpoint.tensors
     differences = {}
     for name in sorted(set(a) | set(b)):
-        if name not in a or name not in b or (a[name].dtype, a[name].shape) != (b[name].dtype, b[name].shape):  # fmt: skip
+        if name not in a or name not in b or (a[name].dtype, a[name].shape) != (b[name].dtype, b[name].shape):
             differences[name] = float("inf")
         elif target.digests[name] != made.digests[name]:
             dtype = a[name].dtype
@@ -345,13 +337,12 @@ def _manifests(target: Found, made: Found, versions: Mapping[str, tuple[str, str
 
 
 def _comparable(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A manifest without what may differ: versions, what searches took, and what files are called whose content is hashed."""
+    """A manifest without what may differ: versions, what searches took, and what files are called whose content is
+    hashed."""
     plain = checkpoint.manifest.model_dump()
     for entry in plain["history"]:
         del entry["versions"]
-        entry["args"] = {
-            key: _bare(value) for key, value in entry["args"].items() if key not in DATA_OPTIONS
-        }
+        entry["args"] = {key: _bare(value) for key, value in entry["args"].items() if key not in DATA_OPTIONS}
     for score in plain["scores"].values():  # an order that was shortened took a longer search
         score["settings"].pop("counts", None)
     for seen in (*plain["history"], *plain["scores"].values()):

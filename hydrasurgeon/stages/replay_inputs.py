@@ -21,8 +21,6 @@ from hydrasurgeon.files.recorded import (
 )
 from hydrasurgeon.stages.replay_plan import Plan, Rerun
 
-__all__ = ["derived_mask", "with_files"]
-
 Options = TypeVar("Options", bound=StepOptions)
 
 FETCHED = ("hf:", "torchvision:")
@@ -68,9 +66,7 @@ def _check_names(options: NamedOptions, folder: Path) -> None:
     """Class names and templates may be files, but of this folder: what others hold would be in what the step writes."""
     for text in (options.classes or "", *options.template):
         path = folder / text
-        if os.path.lexists(path) and not Path(os.path.realpath(path)).is_relative_to(
-            os.path.realpath(folder)
-        ):
+        if os.path.lexists(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise ManifestError(
                 f"{text}: a history names this file, which is not in {folder}",
                 hint="Only class names and templates in the folder of the replay are read.",
@@ -90,8 +86,7 @@ def _data(spec: str, run: Rerun, folder: Path) -> str:
         path = None if record is None else _by_content(record, run, folder)
     if path is None:
         raise DataError(
-            f"--data {spec}: is not in {folder}{_as_recorded(spec, run)}",
-            hint="Put it there under this name.",
+            f"--data {spec}: is not in {folder}{_as_recorded(spec, run)}", hint="Put it there under this name."
         )
     return path + (at + (_inside(root, folder) or root) if at else "")
 
@@ -138,9 +133,7 @@ def _by_content(record: DataRecord, run: Rerun, folder: Path) -> str | None:
 def _file(name: str, what: str, folder: Path) -> str:
     path = _inside(name, folder)
     if path is None:
-        raise DataError(
-            f"--{what} {name}: is not in {folder}", hint="Put it there under this name."
-        )
+        raise DataError(f"--{what} {name}: is not in {folder}", hint="Put it there under this name.")
     return path
 
 

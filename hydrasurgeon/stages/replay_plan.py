@@ -18,17 +18,8 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError
 from hydrasurgeon.files.history import changes_weights, lineage
 from hydrasurgeon.files.manifest import Input, Step
-from hydrasurgeon.files.recorded import (
-    FinetuneOptions,
-    FuseOptions,
-    InitOptions,
-    RunOptions,
-    StepOptions,
-    options_of,
-)
+from hydrasurgeon.files.recorded import FinetuneOptions, FuseOptions, InitOptions, RunOptions, StepOptions, options_of
 from hydrasurgeon.heads import Kept
-
-__all__ = ["Artifact", "Plan", "Rerun", "plan_replay"]
 
 # Bytes: file systems allow 255, and a file that is being written has a longer name.
 MAX_NAME = 200
@@ -122,7 +113,8 @@ class _Tracing:
         return artifact
 
     def _fused(self) -> bool:
-        """Whether the step before was `fuse`: the hydra of untuned members may have the very weights of their backbone."""
+        """Whether the step before was `fuse`: the hydra of untuned members may have the very weights of their
+        backbone."""
         step = _step(self.artifacts[-1]) if self.artifacts else []
         return any(self.steps[number].command == "fuse" for number in step)
 
@@ -169,16 +161,12 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> Plan:
     """The steps from the last backbone that is at hand to the target; ManifestError where there is no such way."""
     where, steps = target.name, target.manifest.history
     if not steps:
-        raise ManifestError(
-            f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one."
-        )
+        raise ManifestError(f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one.")
     tracing = _Tracing(at_hand, steps, where, fetch)
     runs = []
     for number, entry in enumerate(steps):
         options = options_of(entry, where)
-        inputs = tuple(
-            tracing.read(source, options, fuses=entry.command == "fuse") for source in entry.inputs
-        )
+        inputs = tuple(tracing.read(source, options, fuses=entry.command == "fuse") for source in entry.inputs)
         if not _may_read(options, len(inputs)):
             raise ManifestError(f"{where}: its history's {entry.command} read {len(inputs)} files")
         same = None if changes_weights(entry) else inputs[0].sha256
@@ -195,7 +183,7 @@ def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> Plan:
             needed |= set(run.inputs)
     wanted = [run for run in runs if run.output in needed and run.output.source is None]
     for run in wanted:
-        if isinstance(run.options, FinetuneOptions) and not run.inputs and run.options.checkpoint is None:  # fmt: skip
+        if isinstance(run.options, FinetuneOptions) and not run.inputs and run.options.checkpoint is None:
             raise ManifestError(
                 f"{where}: its history does not say with which random weights it began",
                 hint="Put the backbone that was made of them into the folder.",
@@ -233,7 +221,7 @@ def _place(sources: Sequence[Artifact], runs: Sequence[Rerun], where: str) -> No
         else:
             put(artifact, 0)
     for number, run in enumerate(runs, 1):
-        keeps_place = not changes_weights(run.entry) and run.output.name in (None, run.inputs[0].name)  # fmt: skip
+        keeps_place = not changes_weights(run.entry) and run.output.name in (None, run.inputs[0].name)
         if keeps_place and run.inputs[0].place == run.inputs[0].name:
             run.output.place = run.inputs[0].place
         else:

@@ -11,15 +11,14 @@ from hydrasurgeon.files.recorded import InitOptions, PruneOptions, StepOptions
 from hydrasurgeon.stages.replay_plan import Artifact, Plan, Rerun
 from hydrasurgeon.visible import visible
 
-__all__ = ["mask_place", "script"]
-
 # Random weights have no command of their own.
-FRESH = "python -c 'import sys; from hydrasurgeon.tuning.start import fresh; fresh(sys.argv[1], sys.argv[2], seed=int(sys.argv[3]))'"
+FRESH = (
+    "python -c 'import sys; from hydrasurgeon.tuning.start import fresh; fresh(sys.argv[1], sys.argv[2],"
+    " seed=int(sys.argv[3]))'"
+)
 
 
-def script(
-    plan: Plan, options: Sequence[StepOptions], masks: Sequence[str | None], folder: Path
-) -> str:
+def script(plan: Plan, options: Sequence[StepOptions], masks: Sequence[str | None], folder: Path) -> str:
     """The commands with their options as they were given; data keeps the names it has in `folder`."""
     lines = [
         "#!/bin/sh",

@@ -32,8 +32,6 @@ from hydrasurgeon.run import Run, RunKeywords, is_main_process, process_count, t
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
 
-__all__ = ["Scored", "score"]
-
 REFINEMENTS = ("swap",)
 """How a circuit can be made better."""
 MOST_RESAMPLES = 10_000
@@ -111,9 +109,14 @@ def _score(checkpoint: str | Path, arguments: ScoreArguments) -> Scored:
     digests = opened.digests()
     target = copy or opened.path
     result = compute(
-        opened, key, arguments, arguments, output=target, refine=arguments.refine is not None,
+        opened,
+        key,
+        arguments,
+        arguments,
+        output=target,
+        refine=arguments.refine is not None,
         resamples=arguments.bootstrap or 0,
-    )  # fmt: skip
+    )
     if picture is not None and is_main_process():
         _draw(opened, key, result, arguments, picture)
     record = opened.record(digests)
@@ -144,39 +147,28 @@ def _check_circuit_options(arguments: ScoreArguments) -> None:
     """What is done with a circuit once it is found needs one, and a number of heads."""
     if arguments.refine not in (None, *REFINEMENTS):
         raise UsageError(
-            f"--refine {arguments.refine}: no such refinement",
-            hint=f"Available: {', '.join(REFINEMENTS)}.",
+            f"--refine {arguments.refine}: no such refinement", hint=f"Available: {', '.join(REFINEMENTS)}."
         )
     if arguments.bootstrap is not None and not 2 <= arguments.bootstrap <= MOST_RESAMPLES:
-        raise UsageError(
-            f"--bootstrap {arguments.bootstrap}: takes 2 to {MOST_RESAMPLES:,} resamples"
-        )
+        raise UsageError(f"--bootstrap {arguments.bootstrap}: takes 2 to {MOST_RESAMPLES:,} resamples")
     wanted = {"--refine": arguments.refine, "--bootstrap": arguments.bootstrap}
     for option, value in wanted.items():
         if value is None:
             continue
         if arguments.method.partition("-")[0] != CIRCUIT:
-            raise UsageError(
-                f"{option} {value}: --method {arguments.method} is no circuit", hint="Leave it out."
-            )
+            raise UsageError(f"{option} {value}: --method {arguments.method} is no circuit", hint="Leave it out.")
         if arguments.keep is None and arguments.remove is None:
-            raise UsageError(
-                f"{option} {value}: for how many heads?", hint="Give --keep K or --remove N."
-            )
+            raise UsageError(f"{option} {value}: for how many heads?", hint="Give --keep K or --remove N.")
 
 
 def _picture(checkpoint: str | Path, arguments: ScoreArguments) -> Path | None:
     """Where the scores are drawn."""
     if arguments.plot is None:
         return None
-    return check_plot(
-        Path(arguments.plot), force=arguments.force, inputs=[checkpoint, arguments.data]
-    )
+    return check_plot(Path(arguments.plot), force=arguments.force, inputs=[checkpoint, arguments.data])
 
 
-def _draw(
-    opened: Checkpoint, key: str, result: Score, arguments: ScoreArguments, picture: Path
-) -> None:
+def _draw(opened: Checkpoint, key: str, result: Score, arguments: ScoreArguments, picture: Path) -> None:
     """cahp's curve and clusters; of any other criterion a heat map, with the heads marked that would stay."""
     from hydrasurgeon.criteria.cahp.plot import draw_cahp
     from hydrasurgeon.criteria.pictured import head_map
@@ -189,9 +181,13 @@ def _draw(
     kept = None if manifest.kind == "backbone" else manifest.kept
     if arguments.keep is not None or arguments.remove is not None:
         kept = select(
-            manifest, result, keep=arguments.heads_kept, remove=arguments.remove,
-            layers=arguments.layers, tower=arguments.tower,
-        )  # fmt: skip
+            manifest,
+            result,
+            keep=arguments.heads_kept,
+            remove=arguments.remove,
+            layers=arguments.layers,
+            tower=arguments.tower,
+        )
     draw_head_maps([head_map(key, result, manifest.towers, manifest.kept, kept)], picture)
     return None
 
@@ -216,43 +212,44 @@ def _opened(checkpoint: str | Path, arguments: ScoreArguments) -> tuple[Checkpoi
         # Another score may have ended just now.
         opened = open_checkpoint(checkpoint, arch=arguments.arch)
     names = None if arguments.method in WITHOUT_DATA else names_in(arguments.data)
-    opened = with_class_names(
-        opened, classes=arguments.classes, templates=arguments.template, names=names
-    )
+    opened = with_class_names(opened, classes=arguments.classes, templates=arguments.template, names=names)
     return opened, copy
 
 
-def _entry(
-    opened: Checkpoint, key: str, result: Score, record: Input, arguments: ScoreArguments
-) -> Step:
+def _entry(opened: Checkpoint, key: str, result: Score, record: Input, arguments: ScoreArguments) -> Step:
     """What history gets to know."""
     recorded = {
-        "method": key, "data": arguments.data, "ood": list(arguments.ood) or None, "search": arguments.search,
-        "refine": arguments.refine, "bootstrap": arguments.bootstrap,
-        "keep": arguments.keep, "remove": arguments.remove, "layers": arguments.layers, "tower": arguments.tower,
-        **naming_options(arguments.classes, arguments.template), "limit": arguments.limit, "dtype": arguments.dtype,
-        "batch_size": arguments.batch_size, "skip_bad": arguments.skip_bad, "arch": arguments.arch,
-    }  # fmt: skip
+        "method": key,
+        "data": arguments.data,
+        "ood": list(arguments.ood) or None,
+        "search": arguments.search,
+        "refine": arguments.refine,
+        "bootstrap": arguments.bootstrap,
+        "keep": arguments.keep,
+        "remove": arguments.remove,
+        "layers": arguments.layers,
+        "tower": arguments.tower,
+        **naming_options(arguments.classes, arguments.template),
+        "limit": arguments.limit,
+        "dtype": arguments.dtype,
+        "batch_size": arguments.batch_size,
+        "skip_bad": arguments.skip_bad,
+        "arch": arguments.arch,
+    }
     uses: tuple[str, ...] = ()
     if arguments.method not in WITHOUT_DATA:
         uses += ("torch", opened.manifest.model.family)
     if arguments.method == "cahp":
         uses += ("scikit-learn", "kmedoids", "kneed")
-    return step(
-        "score", args=recorded, inputs=[record], data=result.data, seed=arguments.seed, uses=uses
-    )
+    return step("score", args=recorded, inputs=[record], data=result.data, seed=arguments.seed, uses=uses)
 
 
-def _manifest_of(
-    opened: Checkpoint, key: str, result: Score, entry: Step
-) -> Callable[[str], Manifest]:
+def _manifest_of(opened: Checkpoint, key: str, result: Score, entry: Step) -> Callable[[str], Manifest]:
     """The checkpoint's manifest with these scores, once the hash of the weights is there."""
     base = opened.manifest
     # Scoring again by the same method replaces the entry: the weights do not depend on it.
     history = (*(s for s in base.history if not _same_scoring(s, key)), entry)
-    return lambda sha256: rewritten(
-        base, weights_sha256=sha256, scores={**base.scores, key: result}, history=history
-    )
+    return lambda sha256: rewritten(base, weights_sha256=sha256, scores={**base.scores, key: result}, history=history)
 
 
 def _same_scoring(entry: Step, method: str) -> bool:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from model_signing.hashing import Config, PathLike
     from model_signing.manifest import Manifest
 
-__all__ = ["Signed", "check_signature", "sign"]
-
 MAX_SIGNATURE = 16 << 20
 """Bytes of a signature file: a hash for each of a hundred thousand files."""
 SUFFIX = ".sig"
@@ -42,9 +40,7 @@ class Signed:
 
 
 @releases_claims
-def sign(
-    checkpoint: str | Path, *, key: str | Path, out: str | Path | None = None, force: bool = False
-) -> Signed:
+def sign(checkpoint: str | Path, *, key: str | Path, out: str | Path | None = None, force: bool = False) -> Signed:
     """Sign all files of a checkpoint with an elliptic-curve key."""
     need("model_signing", "OpenSSL", purpose="sign")
     opened = open_checkpoint(checkpoint)
@@ -70,9 +66,7 @@ def sign(
     return Signed(target, tuple(files))
 
 
-def check_signature(
-    checkpoint: Checkpoint, signature: str | Path, public_key: str | Path | None
-) -> Check:
+def check_signature(checkpoint: Checkpoint, signature: str | Path, public_key: str | Path | None) -> Check:
     """Whether the signature is by this key and every file is as it was signed."""
     need("model_signing", "OpenSSL", purpose="verify --signature")
     if public_key is None:
@@ -110,15 +104,11 @@ def signature_beside(checkpoint: Checkpoint) -> Path:
 def covered(checkpoint: Checkpoint, signature: Path) -> tuple[Path, list[Path]]:
     """The folder that names are relative to, and the files: all but the signature itself."""
     if checkpoint.hub_id is not None:
-        raise UsageError(
-            f"{checkpoint.hub_id}: lies in the hub's cache", hint="Sign a local copy of it."
-        )
+        raise UsageError(f"{checkpoint.hub_id}: lies in the hub's cache", hint="Sign a local copy of it.")
     folder, files = own_files(checkpoint)
     for path in files:
         if not is_name(path.name):  # a signature holds names as text
-            raise CheckpointError(
-                f"{str(path)!r}: is no name that can be signed", hint="Rename or remove the file."
-            )
+            raise CheckpointError(f"{str(path)!r}: is no name that can be signed", hint="Rename or remove the file.")
     itself = signature.resolve()
     return folder, [path for path in files if path.resolve() != itself]
 

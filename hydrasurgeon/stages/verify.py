@@ -15,8 +15,6 @@ from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.run import Run, RunKeywords, takes
 
-__all__ = ["Verification", "verify"]
-
 FORMAT = "hydrasurgeon.verify/1"
 """Of the JSON report."""
 
@@ -80,9 +78,7 @@ class VerifyArguments(Run):
         if self.dtype not in ("float64", "float32"):
             raise UsageError(f"--dtype {self.dtype}: outputs are compared in float64 or float32")
         if self.data is not None and self.parents is None:
-            raise UsageError(
-                "--data: nothing runs without --parents", hint="Give --parents DIR too."
-            )
+            raise UsageError("--data: nothing runs without --parents", hint="Give --parents DIR too.")
         if self.public_key is not None and self.signature is None:
             raise UsageError("--public-key: of which signature?", hint="Give --signature SIG.")
 
@@ -95,9 +91,7 @@ def verify(checkpoint: str | Path, **keywords: Unpack[VerifyKeywords]) -> Verifi
     try:
         opened = open_checkpoint(checkpoint, arch=arguments.arch)
     except Disagreement as error:  # every other command refuses it; here it is what was asked
-        return Verification(
-            Path(checkpoint), None, None, (Check("manifest", False, error.message),)
-        )
+        return Verification(Path(checkpoint), None, None, (Check("manifest", False, error.message),))
     signed: list[Check] = []
     if arguments.signature is not None:
         from hydrasurgeon.stages.sign import check_signature
@@ -116,4 +110,4 @@ def verify(checkpoint: str | Path, **keywords: Unpack[VerifyKeywords]) -> Verifi
         checks += ancestry(Found(plain, digests), at_hand, inputs)
     return Verification(
         opened.path, opened.manifest, weights_sha256(opened.tensors, contents.digests), tuple(checks), opened.note
-    )  # fmt: skip
+    )

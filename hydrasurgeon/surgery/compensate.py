@@ -16,8 +16,6 @@ from hydrasurgeon.run import Run
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = ["COMPENSATIONS", "check_compensation", "repaired_tensors"]
-
 COMPENSATIONS = ("none", "mean", "lstsq")
 """What `--compensate` takes."""
 
@@ -29,18 +27,11 @@ def check_compensation(how: str, data: str | None) -> None:
             hint=f"Available: {', '.join(COMPENSATIONS)}.",
         )
     if how != "none" and data is None:
-        raise UsageError(
-            f"--compensate {how} needs calibration data", hint="Give --data D; labels are not used."
-        )
+        raise UsageError(f"--compensate {how} needs calibration data", hint="Give --data D; labels are not used.")
 
 
 def repaired_tensors(
-    checkpoint: Checkpoint,
-    kept: Kept,
-    *,
-    how: str,
-    data: str,
-    run: Run,
+    checkpoint: Checkpoint, kept: Kept, *, how: str, data: str, run: Run
 ) -> tuple[dict[str, Raw], DataRecord]:
     """Raw output projections and biases of the layers that lose heads, by name, and the data they come from."""
     from hydrasurgeon.data import Batches, moved, open_data
@@ -91,9 +82,7 @@ def repaired_tensors(
     return repaired, DataRecord(**samples.fingerprint())
 
 
-def _output_names(
-    checkpoint: Checkpoint, kept: Kept
-) -> dict[tuple[str, int], tuple[str, str | None]]:
+def _output_names(checkpoint: Checkpoint, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:
     """The names of W_O and its bias in each layer that loses heads."""
     manifest = single(checkpoint)
     return {

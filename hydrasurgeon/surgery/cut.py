@@ -17,14 +17,9 @@ from hydrasurgeon.slicing import HeadAxis, head_mask, masked, sliced_shape
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts, Raw
 
-__all__ = ["plan_pruning"]
-
 
 def plan_pruning(
-    opened: Checkpoint,
-    kept: Kept,
-    inputs: dict[str, str],
-    repaired: Mapping[str, Raw] | None = None,
+    opened: Checkpoint, kept: Kept, inputs: dict[str, str], repaired: Mapping[str, Raw] | None = None
 ) -> list[Planned]:
     """Each tensor as it will be written; `inputs` fills with the digests of what was read.
 
@@ -74,9 +69,7 @@ def plan_pruning(
         shape = sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim)
         return Planned(name, info.dtype, shape, lambda: cut(name))
 
-    return [
-        plan(name) for name in tensors if whole_of(name) == name or whole_of(name) not in repaired
-    ]
+    return [plan(name) for name in tensors if whole_of(name) == name or whole_of(name) not in repaired]
 
 
 def _cuts(opened: Checkpoint, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:

@@ -20,16 +20,6 @@ from hydrasurgeon.surgery.fusion import plan_fusion
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
-__all__ = [
-    "Derived",
-    "compare",
-    "compare_fused",
-    "compare_pruned",
-    "contains",
-    "repaired_names",
-    "same_model",
-]
-
 
 @dataclass(frozen=True)
 class Derived:
@@ -42,7 +32,7 @@ class Derived:
 
 def compare_pruned(
     child: Found, parent: Found, *, repaired: Mapping[str, Raw] | None = None, without: Collection[str] = ()
-) -> Derived:  # fmt: skip
+) -> Derived:
     """The child against the parent with the child's heads cut out; `without` are tensors not to look at."""
     planned = plan_pruning(parent.checkpoint, single(child.checkpoint).kept, {}, repaired)
     return compare(child, planned, without)
@@ -87,9 +77,7 @@ def compare(child: Found, planned: Sequence[Planned], without: Collection[str] =
 def contains(parent: Kept, child: Kept) -> bool:
     """Whether the child keeps only heads that the parent has."""
     return set(parent) == set(child) and all(
-        set(row) <= set(parent[tower][layer])
-        for tower, rows in child.items()
-        for layer, row in enumerate(rows)
+        set(row) <= set(parent[tower][layer]) for tower, rows in child.items() for layer, row in enumerate(rows)
     )
 
 

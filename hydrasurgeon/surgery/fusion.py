@@ -25,8 +25,6 @@ from hydrasurgeon.slicing import HeadAxis
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts, Raw
 
-__all__ = ["FusionPlan", "plan_fusion"]
-
 
 @dataclass(frozen=True)
 class FusionPlan:
@@ -45,7 +43,8 @@ class FusionPlan:
 
     @property
     def spread(self) -> float | None:
-        """How far the members' MLPs lie from what was made of them, as a share of its norm; None where all are equal."""
+        """How far the members' MLPs lie from what was made of them, as a share of its norm; None where all are
+        equal."""
         if not self.spreads:
             return None
         apart, norm = (sum(each) for each in zip(*self.spreads.values(), strict=True))
@@ -106,10 +105,9 @@ def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:
     return Planned(stored, info.dtype, info.shape, produce)
 
 
-def _average(
-    members: Sequence[Checkpoint], name: str, spreads: dict[str, tuple[float, float]]
-) -> Planned:
-    """Paper section 4.2: the merged MLP is the mean of the members' weights; `spreads` gets to know how far they lie."""
+def _average(members: Sequence[Checkpoint], name: str, spreads: dict[str, tuple[float, float]]) -> Planned:
+    """Paper section 4.2: the merged MLP is the mean of the members' weights; `spreads` gets to know how far they
+    lie."""
     info = members[0].tensors[name]
 
     def means() -> Iterator[Raw]:
@@ -130,11 +128,7 @@ def _average(
 
 
 def _union(
-    members: Sequence[Checkpoint],
-    name: str,
-    kepts: Sequence[Kept],
-    union: Kept,
-    place: tuple[str, int, HeadAxis],
+    members: Sequence[Checkpoint], name: str, kepts: Sequence[Kept], union: Kept, place: tuple[str, int, HeadAxis]
 ) -> Planned | None:
     """All heads that any member keeps, if members that share a head agree on its weights."""
     tower, layer, spec = place

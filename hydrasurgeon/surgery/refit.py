@@ -33,8 +33,6 @@ from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Kept, positions
 
-__all__ = ["Calibration", "Repair", "fold_means", "refit"]
-
 RIDGE = 1e-3
 """Of the mean square of an input: how hard a refit pulls towards the weights as they were."""
 # Hidden states of calibration batches are kept up to this size; what does not fit is computed again.
@@ -205,13 +203,13 @@ def _sensitivity(anatomy: Anatomy, stack: Stack, lost: Sequence[int]) -> dict[in
             )
         best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
         margin = (best[:, 0] - best[:, -1]) if best.shape[-1] == 2 else best[:, 0]
-        gradients = torch.autograd.grad(
-            margin.sum(), [outputs[layer] for layer in lost], allow_unused=True
-        )
+        gradients = torch.autograd.grad(margin.sum(), [outputs[layer] for layer in lost], allow_unused=True)
     return {
-        layer: torch.zeros(stack.hidden.shape[:2], device=hidden.device)
-        if gradient is None
-        else gradient.float().square().sum(dim=-1)
+        layer: (
+            torch.zeros(stack.hidden.shape[:2], device=hidden.device)
+            if gradient is None
+            else gradient.float().square().sum(dim=-1)
+        )
         for layer, gradient in zip(lost, gradients, strict=True)
     }
 
@@ -232,9 +230,7 @@ def _advanced(anatomy: Anatomy, state: _State, layer: int, repairs: Mapping[int,
 
 
 @torch.no_grad()
-def _samples(
-    block: Block, state: _State, layer: int, columns: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _samples(block: Block, state: _State, layer: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x, t and s of one batch: a row for each real token that matters."""
 
     def watched(hidden: Tensor) -> list[Tensor]:
@@ -264,10 +260,7 @@ class _Equations:
         self.total = 0.0
 
     def add(
-        self,
-        heads: Float[Tensor, "row width"],
-        target: Float[Tensor, "row dim"],
-        weights: Float[Tensor, " row"],
+        self, heads: Float[Tensor, "row width"], target: Float[Tensor, "row dim"], weights: Float[Tensor, " row"]
     ) -> None:
         both = torch.cat([heads, target], dim=1)
         weighted = weights[:, None] * heads

@@ -25,8 +25,6 @@ from torch.nn.functional import cross_entropy
 from hydrasurgeon.data import Batch
 from hydrasurgeon.data.pairs import Pairing
 
-__all__ = ["Contrast", "Gradients", "TwoTowers", "contrast"]
-
 LARGEST = math.log(100)
 """logit_scale is kept below it, as OpenCLIP does."""
 CHUNK = 1024
@@ -69,9 +67,7 @@ def contrast(
             loss += share.detach()
     zero = torch.zeros_like
     computed = (texts.grad, scale.grad, bias.grad)
-    grads = [
-        zero(x) if g is None else g for x, g in zip((texts, scale, bias), computed, strict=True)
-    ]
+    grads = [zero(x) if g is None else g for x, g in zip((texts, scale, bias), computed, strict=True)]
     return Gradients(loss, *grads)
 
 
@@ -159,7 +155,7 @@ def _together(images: Tensor, texts: Tensor, clip: TwoTowers) -> tuple[Gradients
 
 def _gathered(rows: Tensor) -> tuple[Tensor, list[int]]:
     """The rows of all processes, and how many each has: unreadable images may have been left out."""
-    counts = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())]  # fmt: skip
+    counts = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
     sizes = [int(count) for count in counts]
     padded = rows.new_zeros(max(sizes), rows.shape[1])

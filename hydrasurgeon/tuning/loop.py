@@ -24,16 +24,6 @@ from hydrasurgeon.run import Run, is_launched
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingState
 
-__all__ = [
-    "CrossEntropy",
-    "Loss",
-    "Trained",
-    "Training",
-    "epoch_order",
-    "learning_rate",
-    "train",
-]
-
 EpochBatches = Callable[[int, int, int, int], Batches]
 """(epoch, rank, world, batches to skip) → this process's batches."""
 
@@ -74,9 +64,7 @@ class Trained:
     is_main: bool = True
 
 
-def epoch_order(
-    n: int, *, seed: int, epoch: int, rank: int = 0, world: int = 1
-) -> NDArray[np.int64]:
+def epoch_order(n: int, *, seed: int, epoch: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
     """This process's share of a fresh permutation; every process gets equally many."""
     order = np.random.default_rng((seed, epoch)).permutation(n)
     padded = np.resize(order, math.ceil(n / world) * world)
@@ -90,9 +78,7 @@ def learning_rate(recipe: Recipe, step: int, total: int) -> float:
         return recipe.lr * (step + 1) / warmup
     share = (step - warmup) / max(1, total - warmup)
     if recipe.schedule == "cosine":
-        return recipe.lr * (
-            recipe.floor + (1 - recipe.floor) * 0.5 * (1 + math.cos(math.pi * share))
-        )
+        return recipe.lr * (recipe.floor + (1 - recipe.floor) * 0.5 * (1 + math.cos(math.pi * share)))
     return recipe.lr * (1 - share) if recipe.schedule == "linear" else recipe.lr
 
 
@@ -114,11 +100,7 @@ def train(
     standing = _Standing(step=0)
     model.to(accelerator.device)
     # What else decides the bits of the next step.
-    place = {
-        "dtype": run.dtype,
-        "device": accelerator.device.type,
-        "processes": accelerator.num_processes,
-    }
+    place = {"dtype": run.dtype, "device": accelerator.device.type, "processes": accelerator.num_processes}
     state = replace(state, identity={**state.identity, **place})
     if resume and (position := state.read(model, optimizer)) is not None:
         standing = _Standing(**position.model_dump())
@@ -137,9 +119,7 @@ def train(
             if ended:
                 standing.close_epoch(per_epoch, loop.validate())
             if standing.step % every == 0 and standing.step < total and accelerator.is_main_process:
-                state.write(
-                    accelerator.unwrap_model(wrapped), optimizer.optimizer, standing.position()
-                )
+                state.write(accelerator.unwrap_model(wrapped), optimizer.optimizer, standing.position())
             if ended:
                 break
     accelerator.wait_for_everyone()
@@ -174,12 +154,7 @@ class _Standing:
         self.loss_sum, self.loss_count = 0.0, 0
 
     def position(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "loss_sum": self.loss_sum,
-            "loss_count": self.loss_count,
-            "log": self.log,
-        }
+        return {"step": self.step, "loss_sum": self.loss_sum, "loss_count": self.loss_count, "log": self.log}
 
 
 @dataclass(frozen=True)
@@ -220,9 +195,14 @@ class _Loop:
         if not math.isfinite(loss):
             raise UsageError(
                 f"finetune: the loss is {loss} in step {number + 1} (lr {lr:g})",
-                hint="Lower the learning rate: --set lr=…"
-                if number
-                else "Nothing was learnt yet: the model overflows on this data. Use --dtype float32, and check it with eval.",
+                hint=(
+                    "Lower the learning rate: --set lr=…"
+                    if number
+                    else (
+                        "Nothing was learnt yet: the model overflows on this data. Use --dtype float32, and check it"
+                        " with eval."
+                    )
+                ),
             )
         return loss
 
@@ -266,9 +246,7 @@ def _accelerator(device: str, dtype: str) -> Any:
     if dtype not in precision:
         raise UsageError(f"--dtype {dtype}: training knows {', '.join(precision)}")
     if dtype == "float16" and not torch.cuda.is_available():
-        raise UsageError(
-            "--dtype float16: training in half precision needs a GPU", hint="Use --dtype bfloat16."
-        )
+        raise UsageError("--dtype float16: training in half precision needs a GPU", hint="Use --dtype bfloat16.")
     # The state is process-wide and remembers the first precision it was asked for.
     AcceleratorState._reset_state(reset_partial_state=not is_launched())
     return Accelerator(cpu=device == "cpu", mixed_precision=precision[dtype])
@@ -310,9 +288,7 @@ class CrossEntropy:
                 logits = model(moved(batch.inputs, accelerator.device))
                 assert batch.labels is not None
                 labels = batch.labels.to(accelerator.device)
-                loss = cross_entropy(
-                    logits.float(), labels, label_smoothing=self.label_smoothing
-                ) / len(parts)
+                loss = cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing) / len(parts)
                 accelerator.backward(loss)
                 total += float(loss.detach())
         return total

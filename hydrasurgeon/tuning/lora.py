@@ -1,6 +1,7 @@
 """Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections, and stays beside them.
 
-W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is three members tuned so, of which
+W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is three members tuned
+so, of which
 `fuse` stores W once.
 """
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.tuning.recipes import Recipe
 
-__all__ = ["attach", "detach", "trains"]
-
 MARK = "lora_"
 """In the names of what trains; what stands before it depends on how files call the layer."""
 
@@ -35,7 +34,8 @@ def attach(
     weights: Mapping[str, Weight],
     trainable: Callable[[str], bool],
 ) -> None:
-    """Put low-rank changes beside attention's linear layers, in place; UsageError where none is trained, SurgeryError where the model does not run them."""
+    """Put low-rank changes beside attention's linear layers, in place; UsageError where none is trained, SurgeryError
+    where the model does not run them."""
     import peft
     from torch import nn
 
@@ -44,9 +44,7 @@ def attach(
     def stored(name: str) -> Weight | None:
         """What files know of a layer's matrix."""
         parameter = f"{name}.weight"
-        return weights.get(
-            module.disk_name(parameter) if isinstance(module, DiskNamed) else parameter
-        )
+        return weights.get(module.disk_name(parameter) if isinstance(module, DiskNamed) else parameter)
 
     if not any(changeable(weight) and trainable(weight.name) for weight in weights.values()):
         raise UsageError(
@@ -58,7 +56,7 @@ def attach(
         for name, layer in module.named_modules()
         if (weight := stored(name)) is not None and changeable(weight)
         if trainable(weight.name)
-    }  # fmt: skip
+    }
     linear = {name for name, layer in layers.items() if isinstance(layer, nn.Linear)}
     if not linear or linear != set(layers) or _running(module, layers, family, model) != linear:
         raise SurgeryError(
@@ -72,17 +70,13 @@ def attach(
     peft.inject_adapter_in_model(config, module)
 
 
-def _running(
-    module: nn.Module, layers: Mapping[str, nn.Module], family: Family, model: Model
-) -> set[str]:
-    """Which of the layers are called; others only hand their weights on, and a change beside them would never be seen."""
+def _running(module: nn.Module, layers: Mapping[str, nn.Module], family: Family, model: Model) -> set[str]:
+    """Which of the layers are called; others only hand their weights on, and a change beside them would never be
+    seen."""
     import torch
 
     ran: set[str] = set()
-    hooks = [
-        layer.register_forward_hook(lambda *_, name=name: ran.add(name))
-        for name, layer in layers.items()
-    ]
+    hooks = [layer.register_forward_hook(lambda *_, name=name: ran.add(name)) for name, layer in layers.items()]
     first = next(module.parameters())
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         module.eval()

@@ -1,4 +1,5 @@
-"""What tuning starts from: a checkpoint, or an architecture with fresh weights; with which classifier, and what of it moves."""
+"""What tuning starts from: a checkpoint, or an architecture with fresh weights; with which classifier, and what of it
+moves."""
 
 from __future__ import annotations
 
@@ -10,13 +11,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.lowrank import in_effect
-from hydrasurgeon.checkpoints.reading import (
-    Checkpoint,
-    all_kept,
-    open_checkpoint,
-    rewritten,
-    single,
-)
+from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept, open_checkpoint, rewritten, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
@@ -34,22 +29,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.families.base import Family
     from hydrasurgeon.tuning.recipes import Recipe
 
-__all__ = [
-    "FRESH",
-    "Start",
-    "both",
-    "fresh",
-    "manifest_after",
-    "set_dropout",
-    "starting_module",
-    "starting_point",
-    "trainable",
-    "usual_recipe",
-    "with_classes_of",
-    "with_length_of",
-    "with_names_of",
-]
-
 FRESH = "init:"
 """`init:timm:NAME,key=value…` stands for random weights, drawn from the seed."""
 
@@ -62,16 +41,8 @@ def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> 
     target = claim_checkpoint(out, force=force)
     source = starting_point(spec, None)
     module = starting_module(source, source.manifest.model, load_recipe("scratch", {}), seed)
-    entry = step(
-        "init",
-        args={"spec": spec},
-        inputs=[],
-        seed=seed,
-        uses=("torch", source.manifest.model.family),
-    )
-    return save(
-        target, plan_module(module), manifest_after(source.manifest, source.manifest.model, entry)
-    )
+    entry = step("init", args={"spec": spec}, inputs=[], seed=seed, uses=("torch", source.manifest.model.family))
+    return save(target, plan_module(module), manifest_after(source.manifest, source.manifest.model, entry))
 
 
 @dataclass(frozen=True)
@@ -133,9 +104,7 @@ def _fresh_model(spec: str) -> Model:
     raise UsageError(f"{spec}: only {specs} can start from random weights")
 
 
-def with_names_of(
-    source: Start, classes: str | None, templates: Sequence[str], samples: Samples | None
-) -> Start:
+def with_names_of(source: Start, classes: str | None, templates: Sequence[str], samples: Samples | None) -> Start:
     """A source that knows its classes, where it learns them by name and there is data that has them."""
     if source.checkpoint is None:
         return source
@@ -178,9 +147,7 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
             renewed = weights[name].part == "classifier" and plan.classifier != "keep"
             if renewed or name not in tensors:
                 continue  # a new classifier, and what only a classifier needs
-            state[name] = to_weights(
-                tensors.read(name), tensors[name].dtype, name=name, path=source.checkpoint.path
-            )
+            state[name] = to_weights(tensors.read(name), tensors[name].dtype, name=name, path=source.checkpoint.path)
         module.load_state_dict(state)
     if plan.classifier == "zero":
         with torch.no_grad():
@@ -193,7 +160,8 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
 
 
 def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool) -> str | None:
-    """Let the layers drop; where none of them can, refuse what the user `wanted`, or note that the recipe's is left out."""
+    """Let the layers drop; where none of them can, refuse what the user `wanted`, or note that the recipe's is left
+    out."""
     places = list(source.family.dropouts(module))
     for place in places:
         place.p = chance
@@ -218,9 +186,7 @@ FROZEN: dict[str, tuple[Part, ...]] = {
 """What a recipe may freeze, in the words of the families' tables."""
 
 
-def trainable(
-    weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, Tower]
-) -> Callable[[str], bool]:
+def trainable(weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, Tower]) -> Callable[[str], bool]:
     """Which parameters the recipe trains."""
     frozen = {part for name in plan.freeze for part in FROZEN[name]}
 
@@ -241,10 +207,6 @@ def both(first: Callable[[str], bool], second: Callable[[str], bool]) -> Callabl
     return lambda name: first(name) and second(name)
 
 
-def manifest_after(
-    base: SingleManifest, model: Model, entry: Step
-) -> Callable[[str], SingleManifest]:
+def manifest_after(base: SingleManifest, model: Model, entry: Step) -> Callable[[str], SingleManifest]:
     # Scores speak of weights that training has changed.
-    return lambda sha256: rewritten(
-        base, model=model, scores={}, weights_sha256=sha256, history=(*base.history, entry)
-    )
+    return lambda sha256: rewritten(base, model=model, scores={}, weights_sha256=sha256, history=(*base.history, entry))

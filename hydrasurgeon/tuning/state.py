@@ -1,4 +1,5 @@
-"""Where an interrupted training continues: weights, optimizer and position in one safetensors file, believed only where they fit."""
+"""Where an interrupted training continues: weights, optimizer and position in one safetensors file, believed only where
+they fit."""
 
 from __future__ import annotations
 
@@ -14,20 +15,11 @@ from torch import Tensor, nn
 
 from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.resumable import Resumable, Work, there
-from hydrasurgeon.files.tensors import (
-    Planned,
-    TensorFile,
-    digest,
-    weights_sha256,
-    whole,
-    write_tensors,
-)
+from hydrasurgeon.files.tensors import Planned, TensorFile, digest, weights_sha256, whole, write_tensors
 from hydrasurgeon.runtime.tensors import SAFETENSORS, TORCH, to_raw, to_tensor
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
-
-__all__ = ["TRAINING", "TrainingState"]
 
 TRAINING = Work("training", "hydrasurgeon.training", 2)
 """What the state of a training calls itself; the second version is hashed whole."""
@@ -54,16 +46,10 @@ class TrainingState(Resumable):
 
     work: ClassVar[Work] = TRAINING
 
-    def write(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]
-    ) -> None:
+    def write(self, model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]) -> None:
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for index, slots in optimizer.state_dict()["state"].items():
-            tensors |= {
-                f"optimizer.{index}.{key}": value
-                for key, value in slots.items()
-                if isinstance(value, Tensor)
-            }
+            tensors |= {f"optimizer.{index}.{key}": value for key, value in slots.items() if isinstance(value, Tensor)}
         planned = [
             Planned(name, SAFETENSORS[tensor.dtype], tuple(tensor.shape), partial(_parts, tensor))
             for name, tensor in tensors.items()
@@ -90,15 +76,11 @@ class TrainingState(Resumable):
                 if (dtype := file.infos[name].dtype) not in TORCH:
                     raise ValueError(f"tensor {name[:100]} is {dtype}")
                 tensors[name] = to_tensor(array, dtype)
-            weights = {
-                n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")
-            }
+            weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
             _check(weights, model.state_dict())
             slots = _slots(tensors, optimizer)
         model.load_state_dict(weights)
-        optimizer.load_state_dict(
-            {"state": slots, "param_groups": optimizer.state_dict()["param_groups"]}
-        )
+        optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
         return position
 
 
@@ -118,9 +100,7 @@ def _check(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Non
             raise ValueError(f"tensor {name} holds values that are not finite")
 
 
-def _slots(
-    tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
-) -> dict[int, dict[str, Tensor]]:
+def _slots(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
     """What the optimizer keeps of each parameter: all of it, in the parameter's shape."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = _names(optimizer)

@@ -1,4 +1,5 @@
-"""Files: what is written reads back, what is damaged is refused with one clear message, nothing is left half-written."""
+"""Files: what is written reads back, what is damaged is refused with one clear message, nothing is left
+half-written."""
 
 from __future__ import annotations
 
@@ -20,14 +21,7 @@ from safetensors.torch import load_file, save_file
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints import writing as saving
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import (
-    CheckpointError,
-    HydraError,
-    ManifestError,
-    OutputError,
-    SurgeryError,
-    UsageError,
-)
+from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.manifest import json_schema, read_manifest, sidecar
 from hydrasurgeon.files.tensors import as_float, from_float
 
@@ -187,9 +181,7 @@ def test_missing_and_foreign_tensors(tiny: MAKE) -> None:
     save_file(missing, path, metadata=metadata)
     with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.bias is missing"):
         open_checkpoint(path)
-    save_file(
-        tensors | {"head.weight": tensors["head.weight"].to(torch.int8)}, path, metadata=metadata
-    )
+    save_file(tensors | {"head.weight": tensors["head.weight"].to(torch.int8)}, path, metadata=metadata)
     with pytest.raises(CheckpointError, match=r"head\.weight has dtype I8"):
         open_checkpoint(path)
 
@@ -201,9 +193,7 @@ def test_not_there(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "model.pt")
 
 
-def test_full_disk_leaves_nothing(
-    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_nothing(tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny()
 
     def full(*_: object, **__: object) -> str:
@@ -266,9 +256,7 @@ def test_timm_directory(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
         expected = model.eval()(images)
-    torch.testing.assert_close(
-        hs.load(tmp_path / "dir", device="cpu")(images)[:, 0], expected, rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(hs.load(tmp_path / "dir", device="cpu")(images)[:, 0], expected, rtol=0, atol=1e-5)
 
 
 def test_sharded_directory(tiny: MAKE, tmp_path: Path) -> None:
@@ -283,9 +271,7 @@ def test_sharded_directory(tiny: MAKE, tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3,num_heads=4"
     pruned = hs.prune(folder, arch=arch, method="magnitude", keep=2, out=tmp_path / "m.safetensors")
-    same = hs.prune(
-        tmp_path / "vit.safetensors", method="magnitude", keep=2, out=tmp_path / "n.safetensors"
-    )
+    same = hs.prune(tmp_path / "vit.safetensors", method="magnitude", keep=2, out=tmp_path / "n.safetensors")
     assert pruned.manifest.weights_sha256 == same.manifest.weights_sha256
     (folder / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"shard b\.safetensors is missing"):
@@ -317,8 +303,13 @@ def test_bfloat16_rounds_like_torch() -> None:
 def test_errors_carry_their_exit_codes() -> None:
     codes = {kind.__name__: kind.exit_code for kind in HydraError.__subclasses__()}
     assert codes == {
-        "CheckFailed": 1, "UsageError": 2, "CheckpointError": 3, "SurgeryError": 4, "DataError": 5, "MissingDependency": 6,
-    }  # fmt: skip
+        "CheckFailed": 1,
+        "UsageError": 2,
+        "CheckpointError": 3,
+        "SurgeryError": 4,
+        "DataError": 5,
+        "MissingDependency": 6,
+    }
 
 
 def test_a_write_that_fails_halfway_leaves_nothing(tiny: MAKE, tmp_path: Path) -> None:
@@ -329,9 +320,7 @@ def test_a_write_that_fails_halfway_leaves_nothing(tiny: MAKE, tmp_path: Path) -
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
         "sys.exit(run('prune --method random --keep 2 vit -o m.safetensors'.split()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "m.safetensors: cannot be written (File too large)" in done.stderr
     assert "Traceback" not in done.stderr
@@ -358,6 +347,4 @@ def test_architectures_that_cannot_be_pruned(tmp_path: Path) -> None:
 def _parallel() -> str:
     from hydrasurgeon.families.timm_vit.architectures import table
 
-    return "timm:" + next(
-        name for name, a in table().items() if a.why and "ParallelScalingBlock" in a.why
-    )
+    return "timm:" + next(name for name, a in table().items() if a.why and "ParallelScalingBlock" in a.why)

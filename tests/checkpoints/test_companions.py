@@ -20,9 +20,22 @@ from hydrasurgeon.families.hf_encoder.tokenizer import load_tokenizer
 from hydrasurgeon.files.manifest import Manifest
 
 FOREIGN = (
-    "../victim", "/tmp/victim", "a/b", "..", ".", "", "tokenizer.json/../x", "config.json", "heads.json",
-    "README.md", "modeling_hydrasurgeon.py", "model.safetensors", "TOKENIZER.JSON", "vocab.txt\0", "..\\x",
-)  # fmt: skip
+    "../victim",
+    "/tmp/victim",
+    "a/b",
+    "..",
+    ".",
+    "",
+    "tokenizer.json/../x",
+    "config.json",
+    "heads.json",
+    "README.md",
+    "modeling_hydrasurgeon.py",
+    "model.safetensors",
+    "TOKENIZER.JSON",
+    "vocab.txt\0",
+    "..\\x",
+)
 
 
 def with_files(path: Path, files: object) -> Path:
@@ -41,9 +54,7 @@ def bert(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_foreign_name_is_refused_before_anything_is_written(
-    bert: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_foreign_name_is_refused_before_anything_is_written(bert: Path, tmp_path: Path, name: str) -> None:
     files = dict(open_checkpoint(bert).files)
     assert "tokenizer.json" in files
     with_files(bert, {**files, name: "attack"})

@@ -1,4 +1,5 @@
-"""A config that was edited beside a manifest: what it contradicts is said, and nothing is said of configs that libraries wrote."""
+"""A config that was edited beside a manifest: what it contradicts is said, and nothing is said of configs that
+libraries wrote."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_configs_that_nobody_edited(family: Family, tmp_path: Path) -> None:
     assert open_checkpoint(hydra).note is None
 
 
-@pytest.mark.parametrize("family", thoroughly("BERT", "ModernBERT", "DistilBERT", "MPNet", "ELECTRA", "ViT", "DINOv2"))  # fmt: skip
+@pytest.mark.parametrize("family", thoroughly("BERT", "ModernBERT", "DistilBERT", "MPNet", "ELECTRA", "ViT", "DINOv2"))
 def test_a_config_that_transformers_wrote_again(family: Family, tmp_path: Path) -> None:
     """It adds its version, the type and every default."""
     from transformers import AutoConfig
@@ -67,15 +68,16 @@ def test_an_edited_config_is_named_and_does_not_count(tmp_path: Path) -> None:
     made = cut(tmp_path, FAMILIES["BERT"])
     expected = hs.load(made, device="cpu")(FAMILIES["BERT"].inputs())
     # The first lies in no config.json of ours as long as it is the default.
-    edit(made, {"attention_probs_dropout_prob": 0.25, "hidden_size": 64, "transformers_version": "9"})  # fmt: skip
+    edit(made, {"attention_probs_dropout_prob": 0.25, "hidden_size": 64, "transformers_version": "9"})
     note = open_checkpoint(made).note
-    assert note == (
-        f"{made}/config.json: hidden_size is 64 there and 32 in the manifest, attention_probs_dropout_prob is 0.25 there and 0.1 "
-        "in the manifest; the manifest counts here, config.json only in other libraries"
+    assert (
+        note
+        == f"{made}/config.json: hidden_size is 64 there and 32 in the manifest, attention_probs_dropout_prob is 0.25"
+        " there and 0.1 in the manifest; the manifest counts here, config.json only in other libraries"
     )
     # By the name of its weight file too.
     assert open_checkpoint(made / "model.safetensors").note == note
-    with pytest.warns(UserWarning, match="hidden_size is 64 there and 32 in the manifest") as warned:  # fmt: skip
+    with pytest.warns(UserWarning, match="hidden_size is 64 there and 32 in the manifest") as warned:
         model = hs.load(made, device="cpu")
     assert warned[0].filename == __file__
     assert model(FAMILIES["BERT"].inputs()).equal(expected)
@@ -114,10 +116,8 @@ def test_score_and_bench_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("OpenCLIP", {"model_cfg/text_cfg/heads": 2}, "model_cfg.text_cfg.heads is 2 there and 4 in"),
         ("OpenCLIP", {"preprocess_cfg/mean": [0, 0, 0]}, "preprocess_cfg.mean is [0, 0, 0] there and"),
     ],
-)  # fmt: skip
-def test_what_each_family_compares(
-    name: str, change: dict[str, Any], words: str | None, tmp_path: Path
-) -> None:
+)
+def test_what_each_family_compares(name: str, change: dict[str, Any], words: str | None, tmp_path: Path) -> None:
     made = cut(tmp_path, FAMILIES[name])
     edit(made, change, "open_clip_config.json" if name == "OpenCLIP" else "config.json")
     note = open_checkpoint(made).note

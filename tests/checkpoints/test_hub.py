@@ -13,17 +13,11 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError
 
 
-def test_timm_names_live_under_timm(
-    bare: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timm_names_live_under_timm(bare: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
     from timm.models import save_for_hf
 
-    save_for_hf(
-        timm.create_model("vit_tiny_patch16_224", num_classes=3),
-        tmp_path / "repo",
-        safe_serialization=True,
-    )
+    save_for_hf(timm.create_model("vit_tiny_patch16_224", num_classes=3), tmp_path / "repo", safe_serialization=True)
     asked = []
 
     def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
@@ -46,9 +40,7 @@ def test_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         open_checkpoint("timm:vit_tiny_patch16_224")
 
 
-def test_a_hub_id_is_pinned_and_its_cache_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_id_is_pinned_and_its_cache_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest names the commit; outputs go to the working directory, never into the cache."""
     from tiny_families import FAMILIES
 
@@ -69,9 +61,7 @@ def test_a_hub_id_is_pinned_and_its_cache_left_alone(
     data = FAMILIES["BERT"].data(tmp_path)
     with pytest.raises(UsageError, match="hub's cache"):
         hs.score("hf:someone/tiny-bert", method="taylor", data=data)
-    scored = hs.score(
-        "hf:someone/tiny-bert", method="taylor", data=data, out="scored", device="cpu"
-    )
+    scored = hs.score("hf:someone/tiny-bert", method="taylor", data=data, out="scored", device="cpu")
     assert hs.prune(scored.path, method="taylor", keep=1).manifest.kept
     assert sorted(p.name for p in snapshot.iterdir()) == before
 
@@ -84,16 +74,12 @@ def test_a_revision_is_no_path(revision: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("content", [b"[]", b"7", b"\xff", b"[" * 10_000, b'{"model_type": []}'])
-def test_a_config_of_the_hubs_that_is_none(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_of_the_hubs_that_is_none(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tiny_families import FAMILIES
 
     FAMILIES["BERT"].write(tmp_path / "bert")
     (tmp_path / "bert" / "config.json").write_bytes(content)
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path / "bert")
-    )
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path / "bert"))
     with pytest.raises(HydraError, match=r"config\.json|hf:me/x") as refused:
         open_checkpoint("hf:me/x")
     assert refused.value.exit_code in (3, 4)

@@ -22,9 +22,15 @@ GB = 10**9
 MOST_MEMORY = 1 * GB
 # A BERT of twelve layers of 4096: 10.2 GB in float32, MLPs of 268 MB, an embedding of 500 MB.
 CONFIG: dict[str, Any] = {
-    "model_type": "bert", "hidden_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 32,
-    "intermediate_size": 16384, "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2,
-}  # fmt: skip
+    "model_type": "bert",
+    "hidden_size": 4096,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+    "intermediate_size": 16384,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
 ARCH = "BertForSequenceClassification"
 MEASURED = """
 import re, sys
@@ -66,17 +72,14 @@ def directory(folder: Path, config: dict[str, Any], mark: int) -> Path:
 def run(*arguments: str | Path, cwd: Path) -> int:
     """One command in a process of its own; its peak memory in bytes."""
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", MEASURED, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc"
-)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a peak of memory from /proc")
 def test_ten_gigabytes_in_one_of_memory(tmp_path: Path) -> None:
     if shutil.disk_usage(tmp_path).free < 30 * GB:
         pytest.skip("needs 30 GB of disk")
@@ -103,8 +106,15 @@ def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     from hydrasurgeon.files import tensors as module
     from hydrasurgeon.surgery import fusion
 
-    small = {**CONFIG, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "intermediate_size": 96, "vocab_size": 40, "max_position_embeddings": 16}  # fmt: skip
+    small = {
+        **CONFIG,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "vocab_size": 40,
+        "max_position_embeddings": 16,
+    }
     for i in (1, 2):
         directory(tmp_path / f"bert{i}", small, mark=i)
     largest = 0

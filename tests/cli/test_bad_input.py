@@ -54,9 +54,14 @@ def published(hub: FakeHub, name: str, folder: Path, **config: object) -> Repo:
     ],
 )
 def test_hub_ids_that_lead_nowhere(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], spec: str, says: str, hint: str,
-) -> None:  # fmt: skip
+    hub: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spec: str,
+    says: str,
+    hint: str,
+) -> None:
     """Through huggingface_hub's own client, without a token."""
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
@@ -86,10 +91,8 @@ def test_a_private_repository_opens_with_the_token_and_not_with_another(
         open_checkpoint("hf:me/secret")
 
 
-def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(
-    hub: FakeHub, tmp_path: Path
-) -> None:
-    published(hub, "me/llama", tmp_path / "l", model_type="llama", architectures=["LlamaForCausalLM"])  # fmt: skip
+def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    published(hub, "me/llama", tmp_path / "l", model_type="llama", architectures=["LlamaForCausalLM"])
     with pytest.raises(SurgeryError, match="hf:me/llama: llama is a decoder") as refused:
         open_checkpoint("hf:me/llama")
     assert LIST in str(refused.value.hint)
@@ -104,14 +107,16 @@ def test_what_cannot_be_cut_is_refused_before_its_weights_are_fetched(
         ({"model_type": "deberta-v2"}, "transformers:deberta-v2 is not supported", LIST),
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "gpt2 is a decoder", LIST),
         ({"position_embedding_type": "relative_key_query"}, "relative positions in every layer", LIST),
-        ({"model_type": "clip", "architectures": ["CLIPModel"]}, "transformers:clip is not supported", "open_clip:ViT-B-32/openai"),
+        (
+            {"model_type": "clip", "architectures": ["CLIPModel"]},
+            "transformers:clip is not supported",
+            "open_clip:ViT-B-32/openai",
+        ),
         ({"model_type": "new", "auto_map": {"AutoModel": "modeling.New"}}, "trust_remote_code", LIST),
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "trust_remote_code", "take auto_map out of its config.json"),
     ],
-)  # fmt: skip
-def test_transformers_models_that_are_refused(
-    tmp_path: Path, change: dict[str, object], says: str, hint: str
-) -> None:
+)
+def test_transformers_models_that_are_refused(tmp_path: Path, change: dict[str, object], says: str, hint: str) -> None:
     FAMILIES["BERT"].write(tmp_path / "b")
     told = json.loads((tmp_path / "b" / "config.json").read_text())
     (tmp_path / "b" / "config.json").write_text(json.dumps({**told, **change}))
@@ -128,7 +133,7 @@ def test_code_that_comes_along_is_asked_for_by_taking_auto_map_out(tmp_path: Pat
     family = FAMILIES["BERT"]
     family.write(tmp_path / "b")
     told = json.loads((tmp_path / "b" / "config.json").read_text())
-    (tmp_path / "b" / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "m.M"}}))  # fmt: skip
+    (tmp_path / "b" / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "m.M"}}))
     (tmp_path / "b" / "m.py").write_text("raise SystemExit('it ran')\n")
     with pytest.raises(SurgeryError):
         hs.load(tmp_path / "b", device="cpu")
@@ -147,12 +152,12 @@ def test_code_that_comes_along_is_asked_for_by_taking_auto_map_out(tmp_path: Pat
         (None, {"blocks.0.attn.rel_pos.relative_position_bias_table": (49, 3)}, "tables of relative positions"),
         (None, {"blocks.0.attn.relative_position_bias_table": (49, 3)}, "tables of relative positions"),
     ],
-)  # fmt: skip
+)
 def test_timm_models_that_are_refused(
     tmp_path: Path, arch: str | None, tensors: dict[str, tuple[int, ...]], says: str
 ) -> None:
     shapes = {"patch_embed.proj.weight": (8, 3, 4, 4), **tensors}
-    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "x.safetensors")  # fmt: skip
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "x.safetensors")
     with pytest.raises(SurgeryError, match=says) as refused:
         open_checkpoint(tmp_path / "x", arch=arch and f"timm:{arch}")
     assert "Supported: timm's ViT, DeiT, DINOv3 and EVA02" in str(refused.value.hint)
@@ -178,7 +183,9 @@ def test_no_tokenizer(tmp_path: Path, command: str, capsys: pytest.CaptureFixtur
     assert listing(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["score", "prune", "finetune", "eval", "fuse", pytest.param("export", marks=onnx_writes)])  # fmt: skip
+@pytest.mark.parametrize(
+    "command", ["score", "prune", "finetune", "eval", "fuse", pytest.param("export", marks=onnx_writes)]
+)
 def test_no_class_names(tmp_path: Path, command: str) -> None:
     """A CLIP and data of numbered classes: every command that needs a classifier says what to give."""
     family = FAMILIES["OpenCLIP"]
@@ -194,7 +201,7 @@ def test_no_class_names(tmp_path: Path, command: str) -> None:
         "eval": lambda: hs.evaluate([tmp_path / "c"], data=data),
         "fuse": lambda: hs.fuse([tmp_path / "c"] * 2, check=data, out=out),
         "export": lambda: export(tmp_path / "c", out=tmp_path / "c.onnx"),
-    }  # fmt: skip
+    }
     with pytest.raises(HydraError, match=r"class names|has no classifier") as refused:
         calls[command]()
     assert "--classes" in f"{refused.value.message} {refused.value.hint}"

@@ -32,9 +32,7 @@ def shell(
     return call
 
 
-def test_the_users_own_lines(
-    tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]
-) -> None:
+def test_the_users_own_lines(tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]) -> None:
     tiny()
     images()
     code, _, err = shell("prune --method taylor --keep 2 vit.safetensors")
@@ -55,9 +53,7 @@ def test_the_users_own_lines(
     assert "■" in out
 
 
-def test_json_is_all_there_is_on_stdout(
-    tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]
-) -> None:
+def test_json_is_all_there_is_on_stdout(tiny: MAKE, images: SPEC, shell: Callable[[str], tuple[int, str, str]]) -> None:
     tiny()
     images()
     for line in (
@@ -135,7 +131,8 @@ def test_a_failed_check_exits_1(
     images()
     for seed in (1, 2):
         shell(
-            f"finetune vit --data data.npz --recipe demo --set epochs=3 --set lr=0.01 --set batch_size=8 --seed {seed} -o t{seed}"
+            f"finetune vit --data data.npz --recipe demo --set epochs=3 --set lr=0.01 --set batch_size=8 --seed {seed}"
+            f" -o t{seed}"
         )
     code, _, err = shell("fuse t1 t2 -o h --check data.npz --tolerance 1e-9")
     assert code == 1
@@ -167,9 +164,7 @@ def first_heavy(lines: tuple[str, ...], cwd: Path, packages: tuple[str, ...] = L
         f"    if heavy := [m for m in {packages!r} if m in sys.modules]:\n"
         "        raise SystemExit(f'{line}: {heavy}')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
     return done.stderr.splitlines()[-1] if done.returncode else ""
 
 
@@ -201,9 +196,7 @@ def test_import_is_light() -> None:
 def test_a_closed_pipe_is_no_error(tiny: MAKE, tmp_path: Path) -> None:
     tiny()
     line = f"{sys.executable} -m hydrasurgeon schema | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0"
     assert done.stderr == ""
 
@@ -211,7 +204,7 @@ def test_a_closed_pipe_is_no_error(tiny: MAKE, tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_a_full_temporary_folder_is_no_bug(
     named: bool, tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     where = [str(tmp_path / "left.bin")] if named else []
 
     def full(*_: object, **__: object) -> None:
@@ -220,7 +213,7 @@ def test_a_full_temporary_folder_is_no_bug(
     monkeypatch.setattr("hydrasurgeon.stages.prune.prune", full)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    assert run(["prune", str(tiny()), "--method", "random", "--keep", "2", "-o", str(tmp_path / "o")]) == 2  # fmt: skip
+    assert run(["prune", str(tiny()), "--method", "random", "--keep", "2", "-o", str(tmp_path / "o")]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "the disk is full" in said
     assert "set TMPDIR to a folder with room" in said

@@ -36,23 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
-        ["bash", "-c", line],
-        cwd=cwd,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
+        ["bash", "-c", line], cwd=cwd, env=os.environ | {"PATH": path}, capture_output=True, text=True
     )
 
 
 def test_the_demo_data() -> None:
-    sizes = {
-        "train": 4000,
-        "val": 1000,
-        "test": 2000,
-        "near": 1000,
-        "digits": 1000,
-        "textures": 900,
-    }
+    sizes = {"train": 4000, "val": 1000, "test": 2000, "near": 1000, "digits": 1000, "textures": 900}
     for name, size in sizes.items():
         samples = open_data(f"demo:{name}")
         assert len(samples) == size
@@ -63,9 +52,7 @@ def test_the_demo_data() -> None:
             assert "sneaker" not in samples.classes
         else:
             assert samples.labels is None
-    train, val = (
-        np.load(str(DEMO / f"{n}.npz"))["images"].reshape(-1, 784) for n in ("train", "val")
-    )
+    train, val = (np.load(str(DEMO / f"{n}.npz"))["images"].reshape(-1, 784) for n in ("train", "val"))
     assert not {row.tobytes() for row in train} & {row.tobytes() for row in val}
     assert sum(f.stat().st_size for f in Path(str(DEMO)).iterdir()) <= 8_000_000
 
@@ -74,7 +61,7 @@ def test_the_demo_data() -> None:
 def test_the_demo_tells_its_story(folder: Path) -> None:
     report = json.loads((folder / "results.json").read_text())
     single, calibrated, built, member, hydra, ensemble = report["results"]
-    assert [r["kind"] for r in (single, member, hydra, ensemble)] == ["backbone", "member", "hydra", "ensemble"]  # fmt: skip
+    assert [r["kind"] for r in (single, member, hydra, ensemble)] == ["backbone", "member", "hydra", "ensemble"]
     assert [r["members"] for r in (single, calibrated, member, hydra, ensemble)] == [1, 1, 1, 3, 3]
     assert built["cost"]["macs"] <= 1.5 * single["cost"]["macs"]
     assert built["id"]["nll"] < single["id"]["nll"]
@@ -100,11 +87,7 @@ def test_the_demos_hydra_is_made_again_to_the_same_bytes(folder: Path) -> None:
 def test_the_readmes_commands_run(folder: Path) -> None:
     """Each bash block after the first two (make, pip), in the demo's folder, in order."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = [
-        b
-        for b in re.findall(r"```bash\n(.*?)```", readme, re.S)
-        if not b.startswith(("make", "pip"))
-    ]
+    blocks = [b for b in re.findall(r"```bash\n(.*?)```", readme, re.S) if not b.startswith(("make", "pip"))]
     assert len(blocks) >= 7
     for block in blocks:
         done = shell("set -e\n" + block, folder)
@@ -139,7 +122,10 @@ def test_the_readmes_python_runs(folder: Path) -> None:
         "inputs = torch.zeros(2, 1, 28, 28)\nimage = open_data('demo:test').read(0)\n"
     )
     fused = "hydra.safetensors"
-    after = "\nassert logits.shape == (2, 3, 8) and probs.shape == (2, 8)\nassert model.predict(inputs).argmax(-1).item() == int(open_data('demo:test').labels[0])"
+    after = (
+        "\nassert logits.shape == (2, 3, 8) and probs.shape == (2, 8)\nassert model.predict(inputs).argmax(-1).item()"
+        " == int(open_data('demo:test').labels[0])"
+    )
     (folder / "snippet.py").write_text(before + code.replace("pair.safetensors", fused) + after)
     done = shell(f"{sys.executable} snippet.py", folder)
     assert done.returncode == 0, done.stderr
@@ -155,12 +141,9 @@ def test_the_examples_run(folder: Path) -> None:
     done = shell(circuits + line.replace(" out", " out3"), folder)
     assert done.returncode == 0, done.stderr
     about = inspect(folder / "out3" / "hydra").manifest
-    assert [step.command for step in about.history[-5:]] == ["score", "prune", "prune", "prune", "fuse"]  # fmt: skip
+    assert [step.command for step in about.history[-5:]] == ["score", "prune", "prune", "prune", "fuse"]
     assert about.history[-2].args["method"] == "circuit-avg"
-    done = shell(
-        f"{sys.executable} {ROOT}/examples/pipeline.py backbone.safetensors demo:val demo:test out2",
-        folder,
-    )
+    done = shell(f"{sys.executable} {ROOT}/examples/pipeline.py backbone.safetensors demo:val demo:test out2", folder)
     assert done.returncode == 0, done.stderr
     assert "hydra: accuracy 0." in done.stdout
 
@@ -170,9 +153,7 @@ def test_figures_in_the_readme_come_from_the_demo() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     table = readme.split("results.json -->")[1].split("<!-- end of demo table -->")[0]
     rows = [
-        line
-        for line in table.splitlines()
-        if line.startswith("| ") and "accuracy" not in line and "AUROC" not in line
+        line for line in table.splitlines() if line.startswith("| ") and "accuracy" not in line and "AUROC" not in line
     ]
     assert len(rows) == 12
     assert (ROOT / "docs" / "hydra.svg").read_text().count("<rect") == 1 + 3 * 6 * 8

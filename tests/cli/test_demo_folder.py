@@ -13,7 +13,13 @@ from hydrasurgeon.errors import OutputError
 
 def test_it_knows_the_names_of_its_files() -> None:
     names = written([command for _, command in COMMANDS])
-    assert {"backbone.safetensors", "hydra.heads.json", "results.json", "report.html", "ensemble.predictions.safetensors"} <= names  # fmt: skip
+    assert {
+        "backbone.safetensors",
+        "hydra.heads.json",
+        "results.json",
+        "report.html",
+        "ensemble.predictions.safetensors",
+    } <= names
     assert len(names) == 31
 
 
@@ -27,7 +33,7 @@ def test_force_replaces_its_own_files_only(tmp_path: Path) -> None:
         demo(folder, run=lambda _: 0, force=False)
     demo(folder, run=lambda _: 0, force=True)
     shipped = {f"{name}.safetensors" for name in ("backbone", "independent-2", "independent-3")}
-    assert {path.name for path in folder.iterdir()} == {*shipped, "notes.txt", "mine", "vit.safetensors"}  # fmt: skip
+    assert {path.name for path in folder.iterdir()} == {*shipped, "notes.txt", "mine", "vit.safetensors"}
     assert (folder / "mine" / "hydra.safetensors").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 

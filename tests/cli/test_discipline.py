@@ -22,7 +22,10 @@ LINES = {
     "finetune": "finetune a --data data.npz --val data.npz --recipe demo --set steps=2 -o t",
     "fuse": "fuse a b -o h2 --check data.npz",
     "calibrate": "calibrate vit --data data.npz --ood-score msp --coverage 0.5 --id-flagged 0.5 -o c",
-    "build": "build vit --data data.npz --val val.npz --criteria magnitude --candidates 3 --no-calibrate --budget macs=2 -o built",
+    "build": (
+        "build vit --data data.npz --val val.npz --criteria magnitude --candidates 3 --no-calibrate --budget macs=2 -o"
+        " built"
+    ),
     "predict": "predict vit --data data.npz -o p.jsonl",
     "eval": EVAL,
     "bench": "bench hydra --vs a b --backbone vit --batch 1 --runs 1",
@@ -46,7 +49,11 @@ def here(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> Path:
 
     tiny(), images(), images("val.npz", seed=1)
     os.chdir(tmp_path)
-    for line in ("prune --method random --keep 2 --seed 1 vit -o a", "prune --method random --keep 3 --seed 2 vit -o b", "fuse a b -o hydra"):  # fmt: skip
+    for line in (
+        "prune --method random --keep 2 --seed 1 vit -o a",
+        "prune --method random --keep 3 --seed 2 vit -o b",
+        "fuse a b -o hydra",
+    ):
         assert run([*line.split(), "--quiet"]) == 0
     keys(tmp_path)
     (tmp_path / "vit.sig").unlink()
@@ -64,9 +71,7 @@ def test_every_command_is_held_to_it() -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_json_is_all_there_is_on_stdout(
-    name: str, here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_all_there_is_on_stdout(name: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Down to the file descriptor: libraries do not print beside it either."""
     words = LINES[name].split()
     capfd.readouterr()
@@ -84,9 +89,7 @@ def test_quiet_says_nothing(name: str, here: Path, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_report_in_a_file_leaves_the_table_on_stdout(
-    here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_in_a_file_leaves_the_table_on_stdout(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run([*EVAL.split(), "--json", "report.json"]) == 0
     assert capfd.readouterr().out.startswith("in distribution\n")
     assert json.loads((here / "report.json").read_text())["format"] == "hydrasurgeon.eval/1"

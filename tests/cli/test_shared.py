@@ -52,18 +52,15 @@ def test_every_command_that_runs_models_takes_the_same_options() -> None:
     options: dict[str, set[str]] = {}
     for command in app.registered_commands:
         assert command.callback is not None
-        for name, parameter in inspect.signature(
-            command.callback, eval_str=True
-        ).parameters.items():
+        for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items():
             if name in ("limit", "seed", "device", "skip_bad", "force", "private", "push_to_hub"):
                 options.setdefault(name, set()).add(repr((parameter.annotation, parameter.default)))
-    assert {name: len(declarations) for name, declarations in options.items()} == dict.fromkeys(options, 1)  # fmt: skip
+    assert {name: len(declarations) for name, declarations in options.items()} == dict.fromkeys(options, 1)
     assert len(options) == 7
 
 
 def both(
-    size: Annotated[int, typer.Option("--size")] = 1,
-    name: Annotated[str, typer.Option("--name")] = "x",
+    size: Annotated[int, typer.Option("--size")] = 1, name: Annotated[str, typer.Option("--name")] = "x"
 ) -> dict[str, object]:
     return {"size": size + 1, "name": name}
 
@@ -80,7 +77,7 @@ def test_shared_options_stand_where_their_mapping_stands() -> None:
         """What it does."""
         seen.update(pair, first=first, last=last)
 
-    assert list(inspect.signature(shared.expanded(command)).parameters) == ["first", "size", "name", "last"]  # fmt: skip
+    assert list(inspect.signature(shared.expanded(command)).parameters) == ["first", "size", "name", "last"]
     small = typer.Typer()
     small.command()(shared.expanded(command))
     assert CliRunner().invoke(small, ["--size", "4", "--last", "7"]).exit_code == 0

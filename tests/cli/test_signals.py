@@ -39,7 +39,7 @@ AT = {
 }
 
 
-def struck(folder: Path, number: int, at: str, *, ignored: bool = False) -> subprocess.CompletedProcess[str]:  # fmt: skip
+def struck(folder: Path, number: int, at: str, *, ignored: bool = False) -> subprocess.CompletedProcess[str]:
     """Prune, and be sent a signal in the middle of it; whoever runs the tests may ignore it, as shells' `&` does."""
     usual = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"
     code = f"""
@@ -52,15 +52,13 @@ if {number}:
 sys.argv = "hydrasurgeon prune --method random --keep 2 vit -o m".split()
 runpy.run_module("hydrasurgeon", run_name="__main__", alter_sys=True)
 """
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", ["SIGINT", "SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)]
+    "at", ["an import", "a write", *(pytest.param(at, marks=pytest.mark.slow) for at in ("a rename", "a library"))]
 )
-@pytest.mark.parametrize("at", ["an import", "a write", *(pytest.param(at, marks=pytest.mark.slow) for at in ("a rename", "a library"))])  # fmt: skip
 def test_a_signal_leaves_nothing_behind(tiny: MAKE, tmp_path: Path, name: str, at: str) -> None:
     tiny()
     before = sorted(p.name for p in tmp_path.iterdir())

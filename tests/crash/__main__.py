@@ -26,21 +26,23 @@ def main() -> int:
     from crash.trial import make_inputs, strike
 
     parser = argparse.ArgumentParser(prog="crash", description=__doc__)
-    parser.add_argument("--scene", action="append", help="only scenes whose name holds this; repeatable")  # fmt: skip
-    parser.add_argument("--how", action="append", choices=list(HOWS), help="only these blows; repeatable")  # fmt: skip
+    parser.add_argument("--scene", action="append", help="only scenes whose name holds this; repeatable")
+    parser.add_argument("--how", action="append", choices=list(HOWS), help="only these blows; repeatable")
     parser.add_argument("--races", type=int, default=200, help="how many")
-    parser.add_argument(
-        "--race", action="append", help="only races whose name holds this; repeatable"
-    )
+    parser.add_argument("--race", action="append", help="only races whose name holds this; repeatable")
     parser.add_argument("--sample", action="store_true", help="the few scenes that need no model")
-    parser.add_argument("--out", type=Path, help=f"the result file (for all: {RESULTS.relative_to(ROOT)})")  # fmt: skip
+    parser.add_argument("--out", type=Path, help=f"the result file (for all: {RESULTS.relative_to(ROOT)})")
     parser.add_argument("--add", action="store_true", help="to what the result file has")
-    parser.add_argument("--missing", action="store_true", help="with --add: only what the result file has no blows of; what was stopped is gone on with")  # fmt: skip
+    parser.add_argument(
+        "--missing",
+        action="store_true",
+        help="with --add: only what the result file has no blows of; what was stopped is gone on with",
+    )
     options = parser.parse_args()
-    chosen = [s for s in SCENES if not options.scene or any(part in s.name for part in options.scene)]  # fmt: skip
+    chosen = [s for s in SCENES if not options.scene or any(part in s.name for part in options.scene)]
     if options.sample:
         chosen = [scene for scene in chosen if scene.name in SAMPLE]
-    races = [name for name in RACES if not options.race or any(part in name for part in options.race)]  # fmt: skip
+    races = [name for name in RACES if not options.race or any(part in name for part in options.race)]
     hows = options.how or list(HOWS)
     _import_all(light=options.sample)
     work = Path(tempfile.mkdtemp(prefix="hydrasurgeon-crash-", dir=_memory()))
@@ -55,8 +57,8 @@ def main() -> int:
                 every = 1 if how == "kill" or not options.sample else 4
                 struck = strike(scene, how, work / "inputs", work / "scene", every=every)
                 record.struck(scene.name, how, struck.blows, len(struck.violations))
-                print("\n".join(struck.violations), file=sys.stderr, end="\n" * bool(struck.violations))  # fmt: skip
-            print(f"{scene.name}: {record.scenes[scene.name]}, {time.monotonic() - started:.0f} s", flush=True)  # fmt: skip
+                print("\n".join(struck.violations), file=sys.stderr, end="\n" * bool(struck.violations))
+            print(f"{scene.name}: {record.scenes[scene.name]}, {time.monotonic() - started:.0f} s", flush=True)
         for i in range(options.races if races else 0):
             name = races[i % len(races)]
             outcome, problems = race(name, work / "inputs", work / "race")
@@ -65,7 +67,7 @@ def main() -> int:
     finally:
         shutil.rmtree(work)
     totals = {how: record.total(how) for how in hows}
-    print(f"{totals}, races {record.races}, {record.violations} violations, {time.monotonic() - started:.0f} s")  # fmt: skip
+    print(f"{totals}, races {record.races}, {record.violations} violations, {time.monotonic() - started:.0f} s")
     return 1 if record.violations else 0
 
 
@@ -83,7 +85,7 @@ def _import_all(*, light: bool) -> None:
     for module in pkgutil.walk_packages(hydrasurgeon.__path__, "hydrasurgeon."):
         if not module.name.endswith(("__main__", "modeling_hydrasurgeon", "deciding_hydrasurgeon")):
             import_module(module.name)
-    heavy = ["accelerate", "matplotlib.figure", "onnxruntime", "sklearn.cluster", "kmedoids", "kneed", "torch.onnx"]  # fmt: skip
+    heavy = ["accelerate", "matplotlib.figure", "onnxruntime", "sklearn.cluster", "kmedoids", "kneed", "torch.onnx"]
     for name in ["timm", *([] if light else heavy)]:
         import_module(name)
     gc.freeze()  # what is never collected is not copied by the forked ones

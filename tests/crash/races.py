@@ -9,19 +9,26 @@ from pathlib import Path
 
 from crash.trial import LEFT, command, tree
 
-__all__ = ["RACES", "race"]
-
 TAYLOR = "--method taylor --data d.npz --limit 8 --device cpu"
 RACES = {
     "file": ("prune vit --method random --keep 2 -o m --force", "prune vit --method random --keep 3 -o m --force"),
     "file without --force": ("prune vit --method random --keep 2 -o m", "prune vit --method random --keep 3 -o m"),
     "folder": ("prune vit --method random --keep 2 -o d/ --force", "prune vit --method random --keep 3 -o d/ --force"),
     "folder and file stages": ("fuse m1 m2 -o d/ --force", "prune vit --method random --keep 3 -o d/ --force"),
-    "file of low-rank pairs": ("fuse l1 l2 --weights 2,1 -o m --force", "prune l1 --method random --keep 2 -o m --force"),
-    "folder of low-rank pairs": ("fuse l1 l2 --weights 2,1 -o d/ --force", "prune l2 --method random --keep 2 -o d/ --force"),
-    "report": ("eval m1 --data d.npz --limit 8 --device cpu --json r.json --force", "eval m2 --data d.npz --limit 8 --device cpu --json r.json --force"),
+    "file of low-rank pairs": (
+        "fuse l1 l2 --weights 2,1 -o m --force",
+        "prune l1 --method random --keep 2 -o m --force",
+    ),
+    "folder of low-rank pairs": (
+        "fuse l1 l2 --weights 2,1 -o d/ --force",
+        "prune l2 --method random --keep 2 -o d/ --force",
+    ),
+    "report": (
+        "eval m1 --data d.npz --limit 8 --device cpu --json r.json --force",
+        "eval m2 --data d.npz --limit 8 --device cpu --json r.json --force",
+    ),
     "scores in place": ("score vit --method magnitude", "score vit --method random"),
-}  # fmt: skip
+}
 """Commands that meet at one output; both may succeed in turn, then the later one is what is there."""
 
 
@@ -39,7 +46,7 @@ def race(name: str, inputs: Path, work: Path) -> tuple[str, list[str]]:
     if codes not in ([0, 0], [0, 2]):
         problems.append(f"ended with {codes}: {results}")
     for code, said in results:
-        if code == 2 and "another hydrasurgeon is writing it" not in said and "already exists" not in said:  # fmt: skip
+        if code == 2 and "another hydrasurgeon is writing it" not in said and "already exists" not in said:
             problems.append(f"does not say that another one writes: {said}")
     winners = [line for line, (code, _) in zip(RACES[name], results, strict=True) if code == 0]
     if found not in _possible(winners, start):

@@ -10,8 +10,6 @@ from typing import Any
 
 from crash.blows import HOWS
 
-__all__ = ["Record"]
-
 KILLS, FAULTS = ("kill", "power"), ("EIO", "ENOSPC")
 LIBRARIES = ("torch", "safetensors", "timm", "accelerate")
 

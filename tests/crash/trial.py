@@ -23,8 +23,6 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.manifest import HEADER_KEY
 from hydrasurgeon.files.tensors import TensorFile
 
-__all__ = ["command", "forked", "make_inputs", "strike", "tree"]
-
 Tree = Mapping[str, bytes]
 LEFT = re.compile(r"\..+\.([0-9a-f]{8}\.(part|old)|exclusive\.lock)")
 STATE = re.compile(r".+\.(search\.json|training\.safetensors|partial)")
@@ -129,7 +127,8 @@ def _timeless(name: str, content: bytes) -> bytes:
 
 
 def strike(scene: Scene, how: str, inputs: Path, work: Path, *, every: int = 1) -> Struck:
-    """Strike the scene's command at its calls 0, `every`, 2 `every` …, until there are no more; or as the scene says."""
+    """Strike the scene's command at its calls 0, `every`, 2 `every` …, until there are no more; or as the scene
+    says."""
     every = max(every, scene.every)
     struck = Struck()
     start, place = work / "start", work / "place"
@@ -170,9 +169,7 @@ def _with_scene(scene: Scene, work: Callable[[int], int]) -> Callable[[int], int
     return patched
 
 
-def _after(
-    scene: Scene, how: str, ended: Ended, old: Tree, new: Tree, place: Path
-) -> Iterator[str]:
+def _after(scene: Scene, how: str, ended: Ended, old: Tree, new: Tree, place: Path) -> Iterator[str]:
     """What is wrong with the folder after the blow, before anything is repeated."""
     found = tree(place)
     left = {name for name in found if any(LEFT.fullmatch(part) for part in name.split("/"))}
@@ -195,9 +192,11 @@ def _after(
         return
     if ended.code not in (0, 2) or "Traceback" in ended.said:
         yield f"ended with {ended.code}: {ended.said}"
-    elif ended.code == 2 and not re.search(r"error: .*(disk is full|I/O error|Input/output error|No space left)", ended.said.replace("\n", " ")):  # fmt: skip
+    elif ended.code == 2 and not re.search(
+        r"error: .*(disk is full|I/O error|Input/output error|No space left)", ended.said.replace("\n", " ")
+    ):
         yield f"does not say what failed: {ended.said}"
-    news = [_is_new(group, now, new) for group, now in zip(scene.outputs, written, strict=True)]  # fmt: skip
+    news = [_is_new(group, now, new) for group, now in zip(scene.outputs, written, strict=True)]
     if ended.code == 0 and not all(news):
         yield "ended with 0, and an output is not there"
     if "Nothing was left half-written" in ended.said and all(news):
@@ -222,7 +221,7 @@ def _is_whole(group: tuple[str, ...], now: Tree, old: Tree, new: Tree, left: boo
     alone = {group[0]: now.get(group[0], b"")}
     if len(group) == 2 and now == alone:  # the weights without what lies beside them
         carried = HEADER_KEY.encode() in alone[group[0]][:100_000]
-        return alone.items() <= after.items() or (alone.items() <= before.items() and (carried or left))  # fmt: skip
+        return alone.items() <= after.items() or (alone.items() <= before.items() and (carried or left))
     return False
 
 
@@ -247,7 +246,10 @@ def _again(scene: Scene, new: Tree, place: Path) -> Iterator[str]:
     """The same command until it is done, and what is then different from a run that was never struck."""
     said = ""
     for more in ("", *scene.again, "--force"):
-        if more == "--force" and ("--force" in scene.line or (scene.line.startswith("score vit --method magnitude") and "-o" not in scene.line)):  # fmt: skip
+        if more == "--force" and (
+            "--force" in scene.line
+            or (scene.line.startswith("score vit --method magnitude") and "-o" not in scene.line)
+        ):
             continue
         ended = forked(place, _with_scene(scene, command(f"{scene.line} {more}".strip())))
         said = ended.said

@@ -55,9 +55,7 @@ def test_drawn_samples_stand_for_all() -> None:
         estimates.append(float((value / drawn.chance)[drawn.taken].sum()))
         drawn_often += drawn.taken
     assert sum(estimates) / 3000 == pytest.approx(float(value.sum()), rel=5e-3)
-    torch.testing.assert_close(
-        drawn_often / 3000, inclusion_probabilities(size, 0.5), rtol=0, atol=0.04
-    )
+    torch.testing.assert_close(drawn_often / 3000, inclusion_probabilities(size, 0.5), rtol=0, atol=0.04)
     everything = drawn.up_to(torch.ones(60, dtype=torch.float64), order)
     assert len(everything) == 60 - int(len(first) + len(second))
     assert bool(drawn.taken.all())
@@ -117,7 +115,7 @@ def test_texts_of_a_batch_are_alike_in_length() -> None:
 
 
 def test_effects_survive_the_disk() -> None:
-    effects = Outcomes(torch.randn(3, 4).half(), torch.randn(3, 4).half(), torch.randn(3, 2).half())  # fmt: skip
+    effects = Outcomes(torch.randn(3, 4).half(), torch.randn(3, 4).half(), torch.randn(3, 2).half())
     back = unpack(Packed(**pack(effects, HALF)), (12, 12, 6), HALF)
     for name in ("margin", "familiar", "foreign"):
         assert torch.equal(getattr(back, name).view(3, -1), getattr(effects, name))

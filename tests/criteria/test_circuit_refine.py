@@ -1,4 +1,5 @@
-"""Swaps behind an order, an order from one backward pass, and how stable orders are: each against an obvious version."""
+"""Swaps behind an order, an order from one backward pass, and how stable orders are: each against an obvious
+version."""
 
 from __future__ import annotations
 
@@ -50,26 +51,21 @@ def test_effects_are_slopes(tiny: MAKE, data: tuple[str, str]) -> None:
                 (s.tower, s.layer): torch.tensor(
                     [float((s.tower, s.layer, h) not in gone) + by * (head == (s.tower, s.layer, h)) for h in s.heads],
                     dtype=torch.float64,
-                ) for s in problem.sites
-            }  # fmt: skip
+                )
+                for s in problem.sites
+            }
             with masked(problem.sites, factors):
                 moved.append(outcomes_of(problem, ()))
         sign = 1 if head in gone else -1
         row = problem.candidates.index(head)
         for name in ("margin", "familiar", "foreign"):
-            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0, atol=1e-12)  # fmt: skip
+            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0, atol=1e-12)
             slope = (getattr(moved[0], name) - getattr(moved[1], name)) / (2 * step)
-            torch.testing.assert_close(
-                getattr(effects.change, name)[row].double(), sign * slope, rtol=1e-5, atol=1e-6
-            )
+            torch.testing.assert_close(getattr(effects.change, name)[row].double(), sign * slope, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "objective", ["avg", *(pytest.param(o, marks=pytest.mark.slow) for o in ("acc", "ood"))]
-)
-def test_attribution_is_greedy_over_predicted_answers(
-    tiny: MAKE, data: tuple[str, str], objective: Any
-) -> None:
+@pytest.mark.parametrize("objective", ["avg", *(pytest.param(o, marks=pytest.mark.slow) for o in ("acc", "ood"))])
+def test_attribution_is_greedy_over_predicted_answers(tiny: MAKE, data: tuple[str, str], objective: Any) -> None:
     path = tiny()
     expected = slow_attribution(path, *data, objective, 8)
     problem = problem_of(path, *data, objective)
@@ -93,13 +89,14 @@ def test_predictions_do_not_depend_on_how_many_are_held(
     assert predicted(problem.objective, effects, range(12)) == whole
 
 
-@pytest.mark.parametrize(("objective", "amount"), [
-    pytest.param(o, n, marks=pytest.mark.slow) for o in ("acc", "ood", "avg") for n in (3, 6)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("objective", "amount"), [pytest.param(o, n, marks=pytest.mark.slow) for o in ("acc", "ood", "avg") for n in (3, 6)]
+)
 def test_swaps_are_those_of_the_obvious_search(
     tiny: MAKE, data: tuple[str, str], objective: Any, amount: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a bad start, so that there is something to swap; each step better, the end measured by Algorithm 1's own pass."""
+    """From a bad start, so that there is something to swap; each step better, the end measured by Algorithm 1's own
+    pass."""
     monkeypatch.setattr("hydrasurgeon.criteria.circuits.swaps.SURE", 0.3)
     path = tiny()
     problem = problem_of(path, *data, objective)
@@ -110,18 +107,16 @@ def test_swaps_are_those_of_the_obvious_search(
     refined = refine(problem, start)
     assert (refined.removed, refined.unsure) == (gone, unsure)
     assert [(back, head) for back, head, _ in refined.swaps] == [(b, h) for b, h, _ in swaps]
-    assert [value for *_, value in refined.swaps] == pytest.approx([v for *_, v in swaps], abs=1e-12)  # fmt: skip
+    assert [value for *_, value in refined.swaps] == pytest.approx([v for *_, v in swaps], abs=1e-12)
     values = [refined.start, *(value for *_, value in refined.swaps)]
     assert values == sorted(set(values))
-    assert refined.value == float(Slow(path, *data, objective).points(Slow(path, *data, objective).answers(gone)))  # fmt: skip
+    assert refined.value == float(Slow(path, *data, objective).points(Slow(path, *data, objective).answers(gone)))
     assert refined.evaluations <= most
     assert len(set(gone)) == amount
 
 
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
-def test_chance_is_the_standard_error_of_the_gain(
-    tiny: MAKE, data: tuple[str, str], objective: Any
-) -> None:
+def test_chance_is_the_standard_error_of_the_gain(tiny: MAKE, data: tuple[str, str], objective: Any) -> None:
     path = tiny()
     problem = problem_of(path, *data, objective)
     slow = Slow(path, *data, objective)
@@ -163,14 +158,12 @@ def test_never_below_the_start(tiny: MAKE, data: tuple[str, str], greedy: bool) 
 
 
 def scored(path: Path, data: tuple[str, str], *more: str) -> Score:
-    line = ["score", str(path), "--method", "circuit", "--objective", "avg", "--data", data[0], "--ood", data[1]]  # fmt: skip
+    line = ["score", str(path), "--method", "circuit", "--objective", "avg", "--data", data[0], "--ood", data[1]]
     assert run([*line, "--device", "cpu", "--quiet", *more]) == 0
     return read_manifest(sidecar(path)).scores["circuit-avg"]
 
 
-def test_a_refined_set_is_for_its_amount(
-    tiny: MAKE, data: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refined_set_is_for_its_amount(tiny: MAKE, data: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """The order stays; prune takes the swapped set for exactly that many heads; the same bytes each time."""
     path, other = tiny(), tiny("other.safetensors")
     plain = scored(path, data, "--search", "attribution", "--remove", "6")
@@ -198,22 +191,56 @@ def test_a_refined_set_is_for_its_amount(
     order = [head for _, *head in score.order or () if head[0] in (1, 2)]
     late = kept(remove=2, layers="1-2")
     assert late == everything - {Head("vision", *head) for head in order[:2]}
-    assert scored(other, data, "--search", "attribution", "--remove", "6", "--refine", "swap") == score  # fmt: skip
+    assert scored(other, data, "--search", "attribution", "--remove", "6", "--refine", "swap") == score
     capsys.readouterr()
     assert run(["inspect", str(path)]) == 0
     assert "circuit-avg (refined for 6 removals)" in capsys.readouterr().out
-    assert run(["score", str(path), "--method", "circuit", "--data", data[0], "--ood", data[1], "--search", "attribution", "--remove", "6", "--refine", "swap"]) == 0  # fmt: skip
+    assert (
+        run(
+            [
+                "score",
+                str(path),
+                "--method",
+                "circuit",
+                "--data",
+                data[0],
+                "--ood",
+                data[1],
+                "--search",
+                "attribution",
+                "--remove",
+                "6",
+                "--refine",
+                "swap",
+            ]
+        )
+        == 0
+    )
     assert f"{len(swaps)} swaps for exactly 6 removals" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change", [
-    {"removed": [["vision", 0, 0], ["vision", 0, 0]]}, {"removed": [["vision", 0, 9]]}, {"removed": []}, {"removed": [["vision", 0, 0]] * 13},
-    {"value": float("nan")}, {"value": "1"}, {"more": 1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"removed": [["vision", 0, 0], ["vision", 0, 0]]},
+        {"removed": [["vision", 0, 9]]},
+        {"removed": []},
+        {"removed": [["vision", 0, 0]] * 13},
+        {"value": float("nan")},
+        {"value": "1"},
+        {"more": 1},
+    ],
+)
 def test_a_manifest_with_a_refined_set_that_is_none(tiny: MAKE, change: dict[str, Any]) -> None:
     raw = json.loads(sidecar(tiny()).read_text())
     order = [["vision", 0, 0], ["vision", 1, 0]]
-    good = {"order": order, "trace": [0.5, 0.4], "refined": {"removed": [["vision", 2, 3]], "value": 0.6}, "settings": {}, "data": []}  # fmt: skip
+    good = {
+        "order": order,
+        "trace": [0.5, 0.4],
+        "refined": {"removed": [["vision", 2, 3]], "value": 0.6},
+        "settings": {},
+        "data": [],
+    }
     raw["scores"] = {"circuit-avg": good}
     assert parse_manifest(json.dumps(raw), "here").scores["circuit-avg"].refined is not None
     raw["scores"] = {"circuit-avg": {**good, "refined": {**good["refined"], **change}}}  # type: ignore[dict-item]
@@ -228,7 +255,14 @@ class Killed(Exception):
 @pytest.mark.slow
 def test_a_killed_refinement_starts_from_the_order(tiny: MAKE, data: tuple[str, str]) -> None:
     """What the search found is not searched again; what was swapped is."""
-    options = {"method": "circuit", "data": data[0], "ood": [data[1]], "search": "attribution", "remove": 6, "refine": "swap"}  # fmt: skip
+    options = {
+        "method": "circuit",
+        "data": data[0],
+        "ood": [data[1]],
+        "search": "attribution",
+        "remove": 6,
+        "refine": "swap",
+    }
     whole, cut = tiny("whole.safetensors"), tiny("cut.safetensors")
     hs.score(whole, **options)
     removals = []
@@ -253,15 +287,13 @@ def test_resamples_of_effects_are_effects_of_resamples(tiny: MAKE, data: tuple[s
     cached = of_samples(first_order(problem), inside, outside)
     anew = first_order(on_samples(problem, inside, outside))
     for name in ("margin", "familiar", "foreign"):
-        torch.testing.assert_close(getattr(cached.change, name), getattr(anew.change, name), rtol=1e-4, atol=1e-5)  # fmt: skip
+        torch.testing.assert_close(getattr(cached.change, name), getattr(anew.change, name), rtol=1e-4, atol=1e-5)
     assert torch.equal(drawn(problem, 3, 1)[0], inside)
     assert not torch.equal(drawn(problem, 4, 1)[0], inside)
 
 
 @pytest.mark.parametrize("make", [Attribution, pytest.param(Exact, marks=pytest.mark.slow)])
-def test_stability_is_what_the_searches_have_in_common(
-    tiny: MAKE, data: tuple[str, str], make: Any
-) -> None:
+def test_stability_is_what_the_searches_have_in_common(tiny: MAKE, data: tuple[str, str], make: Any) -> None:
     problem = problem_of(tiny(), *data)
     order = extract(problem, make, budget=7).order
     record = bootstrap(problem, make, order, 3, seed=2)
@@ -271,14 +303,15 @@ def test_stability_is_what_the_searches_have_in_common(
         resampled = on_samples(problem, *drawn(problem, 2, number))
         gone = (
             [problem.candidates[i] for i in predicted_order(problem.objective, first_order(resampled), 7)]
-            if make is Attribution else extract(resampled, Exact, budget=7).order
-        )  # fmt: skip
+            if make is Attribution
+            else extract(resampled, Exact, budget=7).order
+        )
         sets.append(set(problem.candidates) - set(gone))
     shares = [len(each & kept) / 5 for each in sets]
     assert record["overlap"] == pytest.approx(sum(shares) / 3)
     assert record["least"] == min(shares)
     assert record["by_chance"] == 5 / 12
-    assert record["kept"] == [[*head, sum(head in each for each in sets) / 3] for head in problem.candidates]  # fmt: skip
+    assert record["kept"] == [[*head, sum(head in each for each in sets) / 3] for head in problem.candidates]
     assert (record["evaluations"] > 0) is (make is Exact)
 
 
@@ -293,7 +326,7 @@ def test_a_stability_is_recorded_and_shown(
     assert scored(path, data, *more).settings["bootstrap"] == record
     assert scored(path, data, *more, "--seed", "5").settings["bootstrap"] != record
     capsys.readouterr()
-    assert run(["score", str(path), "--method", "circuit", "--data", data[0], "--ood", data[1], *more]) == 0  # fmt: skip
+    assert run(["score", str(path), "--method", "circuit", "--data", data[0], "--ood", data[1], *more]) == 0
     out = capsys.readouterr().out
     assert f"on 4 resamples {100 * record['overlap']:.0f} % of the kept heads are kept again" in out
     assert "share of resamples that keep a head, vision" in out
@@ -315,7 +348,7 @@ def test_what_a_circuit_alone_can_have(tiny: MAKE, data: tuple[str, str]) -> Non
 def test_heads_that_samples_do_not_run_through(tiny: MAKE, data: tuple[str, str]) -> None:
     problem = problem_of(tiny(), *data)
     other = replace(problem, candidates=(*problem.candidates, Head("text", 0, 0)))
-    with pytest.raises(SurgeryError, match=r"--search attribution: samples do not run through tower text"):  # fmt: skip
+    with pytest.raises(SurgeryError, match=r"--search attribution: samples do not run through tower text"):
         Attribution(other)
     with pytest.raises(SurgeryError, match=r"--refine swap") as caught:
         refine(other, problem.candidates[:2])

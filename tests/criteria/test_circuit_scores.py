@@ -1,4 +1,5 @@
-"""Circuits by other OOD scores than msp: the same order as Algorithm 1 with that score, bounds that hold, names that tell them apart."""
+"""Circuits by other OOD scores than msp: the same order as Algorithm 1 with that score, bounds that hold, names that
+tell them apart."""
 
 from __future__ import annotations
 
@@ -34,10 +35,18 @@ def test_every_score_of_one_models_logits_is_there() -> None:
     assert set(OOD_SCORES) == set(ON_LOGITS) - {"mi"}
 
 
-@pytest.mark.parametrize(("score", "objective", "searches"), [
-    ("gen", "ood", ("exact",)), ("energy", "avg", ("exact",)),
-    *(pytest.param(score, objective, ("exact", "naive"), marks=pytest.mark.slow) for score in OTHERS for objective in ("ood", "avg")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("score", "objective", "searches"),
+    [
+        ("gen", "ood", ("exact",)),
+        ("energy", "avg", ("exact",)),
+        *(
+            pytest.param(score, objective, ("exact", "naive"), marks=pytest.mark.slow)
+            for score in OTHERS
+            for objective in ("ood", "avg")
+        ),
+    ],
+)
 def test_a_search_is_algorithm_1_with_that_score(
     tiny: MAKE, images: SPEC, score: str, objective: str, searches: tuple[str, ...]
 ) -> None:
@@ -46,9 +55,17 @@ def test_a_search_is_algorithm_1_with_that_score(
     expected, trace = algorithm_1(path, data, ood, objective, 4, ood_score=score)
     for search in searches:
         scored = hs.score(
-            path, method="circuit", objective=objective, ood_score=score, data=data, ood=[ood], search=search, remove=4,
-            batch_size=7, out=path.with_name(f"{search}.safetensors"),
-        )  # fmt: skip
+            path,
+            method="circuit",
+            objective=objective,
+            ood_score=score,
+            data=data,
+            ood=[ood],
+            search=search,
+            remove=4,
+            batch_size=7,
+            out=path.with_name(f"{search}.safetensors"),
+        )
         assert scored.method == f"circuit-{objective}-{score}"
         assert list(scored.result.order or ()) == expected
         assert scored.result.trace == pytest.approx(trace, abs=1e-12)
@@ -70,7 +87,7 @@ def test_familiarity_orders_samples_as_the_score_does(score: str, rows: list[lis
 
 
 @pytest.mark.parametrize("score", OOD_SCORES)
-@given(row=LOGITS, shift=st.lists(st.floats(-1, 1), min_size=4, max_size=4), size=st.sampled_from([1.0, 1e-3]))  # fmt: skip
+@given(row=LOGITS, shift=st.lists(st.floats(-1, 1), min_size=4, max_size=4), size=st.sampled_from([1.0, 1e-3]))
 def test_a_score_moves_no_further_than_is_allowed_for(
     score: str, row: list[float], shift: list[float], size: float
 ) -> None:
@@ -82,9 +99,7 @@ def test_a_score_moves_no_further_than_is_allowed_for(
 
 def test_formulas() -> None:
     """Against the formulas, in exact enough arithmetic, also of more classes than gen looks at."""
-    logits = 3 * torch.randn(
-        6, 130, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    logits = 3 * torch.randn(6, 130, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     p = logits.softmax(-1)
     largest = p.sort(dim=-1, descending=True).values[:, :100]
     expected = {
@@ -136,9 +151,7 @@ def test_keys() -> None:
     assert score_key("circuit") == "circuit-avg"
     assert score_key("circuit", "ood", "msp") == score_key("circuit-ood") == "circuit-ood"
     assert score_key("circuit", "ood", "max-logit") == "circuit-ood-max-logit"
-    assert (
-        score_key("circuit-ood", None, "gen") == score_key("circuit-ood-gen") == "circuit-ood-gen"
-    )
+    assert score_key("circuit-ood", None, "gen") == score_key("circuit-ood-gen") == "circuit-ood-gen"
     assert objective_of("circuit-ood-max-logit") == ("ood", "max-logit")
     assert objective_of("circuit-acc") == ("acc", "msp")
     recorded = ("circuit-ood", "circuit-ood-gen", "taylor")
@@ -151,12 +164,16 @@ def test_keys() -> None:
 
 @pytest.mark.parametrize("score", [*STORED, "mi", "gne", "all"])
 def test_scores_that_a_circuit_has_no_use_for(score: str) -> None:
-    said = "did you mean gen" if score == "gne" else "not known" if score == "all" else "0 for every" if score == "mi" else "needs features"  # fmt: skip
-    for method, objective in (
-        ("circuit", "ood"),
-        ("circuit-ood", None),
-        (f"circuit-ood-{score}", None),
-    ):
+    said = (
+        "did you mean gen"
+        if score == "gne"
+        else "not known"
+        if score == "all"
+        else "0 for every"
+        if score == "mi"
+        else "needs features"
+    )
+    for method, objective in (("circuit", "ood"), ("circuit-ood", None), (f"circuit-ood-{score}", None)):
         with pytest.raises(UsageError, match=said) as caught:
             score_key(method, objective, None if method.endswith(score) else score)
         assert caught.value.hint == "Available: msp, entropy, gen, energy, max-logit."
@@ -176,7 +193,21 @@ def test_each_score_is_recorded_beside_the_others(
 ) -> None:
     """By the command line: manifest, history, inspect, prune; msp by its name is the default to the byte."""
     path, data, ood = tiny(), images(), images("ood.npz", seed=3)
-    line = ["score", str(path), "--method", "circuit", "--objective", "ood", "--data", data, "--ood", ood, "--remove", "3", "--quiet"]  # fmt: skip
+    line = [
+        "score",
+        str(path),
+        "--method",
+        "circuit",
+        "--objective",
+        "ood",
+        "--data",
+        data,
+        "--ood",
+        ood,
+        "--remove",
+        "3",
+        "--quiet",
+    ]
     assert run(line) == 0
     before = sidecar(path).read_bytes()
     assert run([*line, "--ood-score", "msp"]) == 0
@@ -185,7 +216,7 @@ def test_each_score_is_recorded_beside_the_others(
     manifest = read_manifest(sidecar(path))
     assert set(manifest.scores) == {"circuit-ood", "circuit-ood-gen"}
     assert "ood_score" not in manifest.scores["circuit-ood"].settings
-    assert [step.args["method"] for step in manifest.history[-2:]] == ["circuit-ood", "circuit-ood-gen"]  # fmt: skip
+    assert [step.args["method"] for step in manifest.history[-2:]] == ["circuit-ood", "circuit-ood-gen"]
     capsys.readouterr()
     assert run(["inspect", str(path), "--json"]) == 0
     assert "circuit-ood-gen" in json.loads(capsys.readouterr().out)["manifest"]["scores"]
@@ -195,6 +226,6 @@ def test_each_score_is_recorded_beside_the_others(
         assert member.path.name == f"vit-circuit-ood{'-gen' * (score == 'gen')}-r3.safetensors"
         gone[score] = member.manifest.kept["vision"]
         key = score_key("circuit", "ood", score)
-        assert all(head not in gone[score][layer] for _, layer, head in manifest.scores[key].order or ())  # fmt: skip
+        assert all(head not in gone[score][layer] for _, layer, head in manifest.scores[key].order or ())
     with pytest.raises(UsageError, match="no circuit-avg-energy scores"):
         hs.prune(path, method="circuit-avg-energy", keep=2, out=tmp_path / "x.safetensors")

@@ -35,22 +35,18 @@ def test_search_is_algorithm_1(tiny: MAKE, images: SPEC, objective: str, search:
     expected, trace = algorithm_1(path, data, ood, objective, 8)
     found = hs.score(
         path, method="circuit", objective=objective, data=data, ood=[ood], search=search, remove=8, batch_size=7
-    ).result  # fmt: skip
+    ).result
     assert list(found.order) == expected
     assert found.trace == pytest.approx(trace, abs=1e-9)
 
 
 def searched(path: Path, search: str, **options: object) -> tuple[tuple[str, int, int], ...]:
     out = path.with_name(f"{search}.safetensors")
-    return hs.score(
-        path, method="circuit", search=search, out=out, force=True, **options
-    ).result.order
+    return hs.score(path, method="circuit", search=search, out=out, force=True, **options).result.order
 
 
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
-def test_late_layers_and_ragged_heads(
-    tiny: MAKE, images: SPEC, tmp_path: Path, objective: str
-) -> None:
+def test_late_layers_and_ragged_heads(tiny: MAKE, images: SPEC, tmp_path: Path, objective: str) -> None:
     mask = tmp_path / "mask.json"
     mask.write_text('{"vision": [[0, 2], [], [0, 1, 3]]}')
     path = hs.prune(tiny(), mask=mask, out=tmp_path / "ragged.safetensors").path
@@ -75,7 +71,7 @@ def test_ties_go_to_the_first_head(tiny: MAKE, images: SPEC) -> None:
         for objective in ("acc", "avg"):
             order = searched(
                 bare, search, objective=objective, data=images(), ood=[images("o.npz", seed=1)], remove=5, arch=ARCH
-            )  # fmt: skip
+            )
             assert order == (*(("vision", 0, h) for h in range(4)), ("vision", 1, 0))
 
 
@@ -84,8 +80,7 @@ def outcomes(draw: st.DrawFn, circuits: int) -> tuple[Objective, Outcomes]:
     n, m = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     numbers = st.integers(-4, 4).map(lambda x: x / 2)
     rows = [
-        torch.tensor(draw(st.lists(numbers, min_size=circuits * k, max_size=circuits * k))).double()
-        for k in (n, n, m)
+        torch.tensor(draw(st.lists(numbers, min_size=circuits * k, max_size=circuits * k))).double() for k in (n, n, m)
     ]
     margin, familiar, foreign = (r.view(circuits, -1) for r in rows)
     return Objective(kind, n, m), Outcomes(margin, familiar, foreign)
@@ -97,17 +92,13 @@ def test_points_allow_for_rounding(data: st.DataObject) -> None:
     objective, seen = outcomes(data.draw, 2)
     tolerance = 0.3
     shifts = [
-        torch.tensor(
-            data.draw(st.lists(st.floats(-0.6, 0.6), min_size=part.numel(), max_size=part.numel()))
-        ).double().view(part.shape)
+        torch.tensor(data.draw(st.lists(st.floats(-0.6, 0.6), min_size=part.numel(), max_size=part.numel())))
+        .double()
+        .view(part.shape)
         for part in (seen.margin, seen.familiar, seen.foreign)
-    ]  # fmt: skip
-    moved = Outcomes(
-        *(p + s for p, s in zip((seen.margin, seen.familiar, seen.foreign), shifts, strict=True))
-    )
-    for (low, high), (true, same) in zip(
-        objective.points(seen, tolerance), objective.points(moved), strict=True
-    ):
+    ]
+    moved = Outcomes(*(p + s for p, s in zip((seen.margin, seen.familiar, seen.foreign), shifts, strict=True)))
+    for (low, high), (true, same) in zip(objective.points(seen, tolerance), objective.points(moved), strict=True):
         assert low <= true <= high
         assert true == same or bool((moved.margin == 0).any())
 
@@ -169,14 +160,7 @@ def killer(after: int) -> Callable[[str, int, int], None]:
 def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, search: str) -> None:
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     data, ood = images(rows=rows), images("ood.npz", rows=rows, seed=3)
-    options = {
-        "method": "circuit",
-        "data": data,
-        "ood": [ood],
-        "search": search,
-        "remove": 6,
-        "batch_size": 16,
-    }
+    options = {"method": "circuit", "data": data, "ood": [ood], "search": search, "remove": 6, "batch_size": 16}
     whole, cut = tiny("whole.safetensors"), tiny("cut.safetensors")
     hs.score(whole, **options)
     state = cut.with_name("cut.circuit-avg.search.json")
@@ -192,12 +176,10 @@ def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, sear
 
 @pytest.mark.parametrize("amount", [3, 7])
 @pytest.mark.parametrize("search", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
-def test_a_killed_search_goes_on_for_another_amount(
-    tiny: MAKE, images: SPEC, search: str, amount: int
-) -> None:
+def test_a_killed_search_goes_on_for_another_amount(tiny: MAKE, images: SPEC, search: str, amount: int) -> None:
     """An order has prefixes: shortened or extended, it is what a search for that amount finds, counts and all."""
     rows = 120 if search == "fast" else 25  # fast draws from many samples only
-    options = {"method": "circuit", "objective": "acc", "data": images(rows=rows), "search": search, "batch_size": 16}  # fmt: skip
+    options = {"method": "circuit", "objective": "acc", "data": images(rows=rows), "search": search, "batch_size": 16}
     whole, cut = tiny("whole.safetensors"), tiny("cut.safetensors")
     hs.score(whole, remove=amount, **options)
     with pytest.raises(Killed):
@@ -236,10 +218,27 @@ def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     path, data, ood = tiny(), images(rows=rows), images("ood.npz", rows=rows, seed=5)
     alone = searched(path, search, data=data, ood=[ood], remove=5, batch_size=7)
-    printed = json.loads(in_two_processes(
-        "score", str(path), "--method", "circuit", "--data", data, "--ood", ood,
-        "--remove", "5", "--search", search, "--batch-size", "7", "--device", "cpu", "--json",
-    ))  # one process speaks  # fmt: skip
+    printed = json.loads(
+        in_two_processes(
+            "score",
+            str(path),
+            "--method",
+            "circuit",
+            "--data",
+            data,
+            "--ood",
+            ood,
+            "--remove",
+            "5",
+            "--search",
+            search,
+            "--batch-size",
+            "7",
+            "--device",
+            "cpu",
+            "--json",
+        )
+    )  # one process speaks
     assert [tuple(head) for head in printed["score"]["order"]] == list(alone)
     assert read_manifest(sidecar(path)).scores["circuit-avg"].order == alone
 
@@ -252,14 +251,14 @@ def test_members_from_circuits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     assert set(scores) == {"circuit-acc", "circuit-ood"}
     assert [len(record.spec) > 0 for record in scores["circuit-ood"].data] == [True, True]
     for objective in ("acc", "ood"):
-        kept = hs.prune(path, method="circuit", objective=objective, keep=2, out=tmp_path / f"{objective}.safetensors").manifest.kept["vision"]  # fmt: skip
+        kept = hs.prune(
+            path, method="circuit", objective=objective, keep=2, out=tmp_path / f"{objective}.safetensors"
+        ).manifest.kept["vision"]
         gone = {(la, h) for _, la, h in scores[f"circuit-{objective}"].order[:6]}
         assert kept == tuple(tuple(h for h in range(4) if (la, h) not in gone) for la in range(3))
     with pytest.raises(UsageError, match="circuit-acc and circuit-ood"):
         hs.prune(path, method="circuit", keep=2, out=tmp_path / "x.safetensors")
-    pools = {
-        hs.prune(path, method="circuit-ood", sample="4/8", seed=s).manifest.weights_sha256 for s in range(3)
-    }  # fmt: skip
+    pools = {hs.prune(path, method="circuit-ood", sample="4/8", seed=s).manifest.weights_sha256 for s in range(3)}
     assert len(pools) > 1
     inline = hs.prune(path, method="circuit", objective="avg", keep=3, data=data, ood=[ood])
     assert inline.path.name == "vit-circuit-avg-k3.safetensors"
@@ -277,22 +276,13 @@ def test_fast_agrees_on_an_easy_model(tiny: MAKE, images: SPEC) -> None:
 
 
 def test_the_manifest_says_what_was_done(tiny: MAKE, images: SPEC) -> None:
-    options = {
-        "method": "circuit",
-        "data": images(rows=50),
-        "ood": [images("ood.npz", rows=40, seed=5)],
-    }
+    options = {"method": "circuit", "data": images(rows=50), "ood": [images("ood.npz", rows=40, seed=5)]}
     exact = hs.score(tiny(), remove=5, batch_size=8, **options).result.settings
     naive = hs.score(tiny("n.safetensors"), remove=5, search="naive", **options).result.settings
     assert "the order of naive" in exact["guarantee"]
     assert naive["counts"]["layers"] == (12 + 11 + 10 + 9 + 8) * 90 * 3
     assert exact["counts"]["layers"] < naive["counts"]["layers"] / 2
-    assert (exact["search"], exact["objective"], exact["removed"], exact["candidates"]) == (
-        "exact",
-        "avg",
-        5,
-        12,
-    )
+    assert (exact["search"], exact["objective"], exact["removed"], exact["candidates"]) == ("exact", "avg", 5, 12)
     assert exact["start"] == pytest.approx(naive["start"], abs=1e-12)
 
 

@@ -26,8 +26,13 @@ def read(folder: Path, content: str) -> object:
 
 @pytest.mark.parametrize(
     "content",
-    ["[[0], [2]]", '{"vision": [[0], [2]]}', '{"kept": {"vision": [[0], [2]]}}', '{"mask": [[true, false, false], [false, false, true]]}'],
-)  # fmt: skip
+    [
+        "[[0], [2]]",
+        '{"vision": [[0], [2]]}',
+        '{"kept": {"vision": [[0], [2]]}}',
+        '{"mask": [[true, false, false], [false, false, true]]}',
+    ],
+)
 def test_masks_that_are_read(tmp_path: Path, content: str) -> None:
     assert read(tmp_path, content) == {"vision": ((0,), (2,))}
 

@@ -1,4 +1,5 @@
-"""Weights of chosen members: the optimum by a grid, the guard by plain loops, taken where one member is good, not where all are."""
+"""Weights of chosen members: the optimum by a grid, the guard by plain loops, taken where one member is good, not where
+all are."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def noisy(rows: int = 400) -> list[Answers]:
         return (torch.randn(rows // 2, 4, generator=random),)
 
     good = 3 * torch.nn.functional.one_hot(labels, 4) + drawn()
-    return [Answers(good, labels, foreign()), *(Answers(4 * drawn(), labels, foreign()) for _ in range(2))]  # fmt: skip
+    return [Answers(good, labels, foreign()), *(Answers(4 * drawn(), labels, foreign()) for _ in range(2))]
 
 
 def nll(members: list[Answers], weights: np.ndarray) -> float:
@@ -47,7 +48,7 @@ def test_the_fit_has_the_smallest_nll_of_a_grid(members: list[Answers]) -> None:
     steps = np.linspace(0, 1, 21)
     grid = [np.array([a, b, 1 - a - b]) for a in steps for b in steps if a + b < 1 + 1e-9]
     assert nll(members, best) <= min(nll(members, np.abs(each)) for each in grid) + 1e-6
-    near = [best + 0.01 * (np.eye(3)[i] - np.eye(3)[j]) for i in range(3) for j in range(3) if i != j]  # fmt: skip
+    near = [best + 0.01 * (np.eye(3)[i] - np.eye(3)[j]) for i in range(3) for j in range(3) if i != j]
     assert all(nll(members, each) > nll(members, best) for each in near if (each > 0).all())
 
 
@@ -60,7 +61,7 @@ def test_weighted_objectives_are_evals_metrics(name: str) -> None:
     foreign = [torch.stack(rows, dim=1) for rows in zip(*(m.foreign for m in members), strict=True)]
     probs, labels = metrics.mean_probs(logits, mixture=WEIGHTS), members[0].labels
     score = ON_LOGITS["msp" if name in ("acc", "nll", "avg", "ood") else name]
-    areas = [metrics.auroc(score(logits, 1.0, WEIGHTS), score(rows, 1.0, WEIGHTS)) or 0 for rows in foreign]  # fmt: skip
+    areas = [metrics.auroc(score(logits, 1.0, WEIGHTS), score(rows, 1.0, WEIGHTS)) or 0 for rows in foreign]
     area, accuracy = sum(areas) / 2, metrics.accuracy(probs, labels)
     expected = {"acc": accuracy, "nll": -metrics.nll(probs, labels), "avg": (accuracy + area) / 2}
     assert found == pytest.approx(expected.get(name, area), abs=1e-6)
@@ -90,7 +91,7 @@ def test_the_gain_is_what_each_half_says_of_the_others_weights() -> None:
     # Of a mean over samples the standard error is known.
     each = of_truth(members).numpy()
     apart = np.log(each @ np.array(mixture_for(members))) - np.log(each.mean(axis=1))
-    assert weighed.error == pytest.approx(apart.std() / len(each) ** 0.5, rel=4 / (2 * RESAMPLES) ** 0.5)  # fmt: skip
+    assert weighed.error == pytest.approx(apart.std() / len(each) ** 0.5, rel=4 / (2 * RESAMPLES) ** 0.5)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -31,7 +31,7 @@ def drawn(maps: list[HeadMap]) -> list[Any]:
 
 
 def dots(axes: Any) -> set[tuple[int, int]]:
-    return {(int(y), int(x)) for each in axes.collections for x, y in each.get_offsets() if len(each.get_offsets())}  # fmt: skip
+    return {(int(y), int(x)) for each in axes.collections for x, y in each.get_offsets() if len(each.get_offsets())}
 
 
 def test_what_is_drawn(tiny: MAKE) -> None:
@@ -75,10 +75,10 @@ def test_towers_stand_side_by_side_and_share_a_scale(tmp_path: Path) -> None:
     assert alone.get_title() == "x: text"
 
 
-def test_score_marks_what_would_stay(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_score_marks_what_would_stay(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For an amount; the same heads that `prune` then keeps."""
     seen: list[HeadMap] = []
-    monkeypatch.setattr("hydrasurgeon.files.headmaps.draw_head_maps", lambda maps, path: seen.extend(maps))  # fmt: skip
+    monkeypatch.setattr("hydrasurgeon.files.headmaps.draw_head_maps", lambda maps, path: seen.extend(maps))
     path, spec = tiny(), images()
     hs.score(path, method="taylor", data=spec, keep=2, plot=tmp_path / "a.png")
     hs.score(path, method="taylor", data=spec, plot=tmp_path / "b.png")
@@ -111,11 +111,11 @@ def test_inspect_draws_all_that_is_recorded(tiny: MAKE, tmp_path: Path) -> None:
 
 def test_a_hydra_shows_how_many_keep_each_head(tiny: MAKE, tmp_path: Path) -> None:
     path = tiny()
-    members = [hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors") for s in (0, 1)]  # fmt: skip
+    members = [hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors") for s in (0, 1)]
     hydra = hs.fuse([m.path for m in members], out=tmp_path / "h.safetensors")
     (each,) = head_maps(hydra.manifest, "h")
     for layer, row in enumerate(each.values["vision"]):
-        assert row == [sum(h in m.manifest.kept["vision"][layer] for m in members) for h in range(4)]  # fmt: skip
+        assert row == [sum(h in m.manifest.kept["vision"][layer] for m in members) for h in range(4)]
     inspect(hydra.path, plot=tmp_path / "h.png")
     assert (tmp_path / "h.png").is_file()
 
@@ -123,7 +123,7 @@ def test_a_hydra_shows_how_many_keep_each_head(tiny: MAKE, tmp_path: Path) -> No
 def test_a_hundred_layers_fit(tmp_path: Path) -> None:
     from hydrasurgeon.files.headmaps import draw_head_maps
 
-    tall = HeadMap("many", {"vision": [[float(h) for h in range(40)] for _ in range(100)]}, centred=True)  # fmt: skip
+    tall = HeadMap("many", {"vision": [[float(h) for h in range(40)] for _ in range(100)]}, centred=True)
     draw_head_maps([tall, HeadMap("flat", {"vision": [[0.0, 0.0]]})], tmp_path / "t.png")
     from PIL import Image
 
@@ -147,11 +147,19 @@ def test_maps_fill_the_rows() -> None:
         return HeadMap(name, {tower: [[0.0] * count] * 12 for tower, count in heads.items()})
 
     both, some = of("both", vision=12, text=8), [of(str(number), vision=12) for number in range(4)]
-    wanted = {0: [["both"]], 1: [["both", "0"]], 2: [["both", "0", "1"]], 3: [["both", "0"], ["1", "2"]], 4: [["both", "0"], ["1", "2", "3"]]}  # fmt: skip
+    wanted = {
+        0: [["both"]],
+        1: [["both", "0"]],
+        2: [["both", "0", "1"]],
+        3: [["both", "0"], ["1", "2"]],
+        4: [["both", "0"], ["1", "2", "3"]],
+    }
     for count, names in wanted.items():
         rows = in_rows([both, *some[:count]])
         assert [[each.title for each in row] for row in rows] == names
         assert all(row_inches(row)[0] <= 18 for row in rows)
     wide = of("wide", vision=80, text=80)
     assert len(in_rows([wide, wide])) == 2
-    assert row_inches([both, some[0]]) == pytest.approx((12 * 0.3 + 1.1 + 8 * 0.3 + 1.1 + 12 * 0.3 + 1.1, 12 * 0.3 + 1.1))  # fmt: skip
+    assert row_inches([both, some[0]]) == pytest.approx(
+        (12 * 0.3 + 1.1 + 8 * 0.3 + 1.1 + 12 * 0.3 + 1.1, 12 * 0.3 + 1.1)
+    )

@@ -42,7 +42,9 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def score(path: Path, data: dict[str, Any], search: str, remove: int, **more: Any) -> Score:
-    return hs.score(path, method="circuit", search=search, remove=remove, device="cpu", batch_size=8, **data, **more).result  # fmt: skip
+    return hs.score(
+        path, method="circuit", search=search, remove=remove, device="cpu", batch_size=8, **data, **more
+    ).result
 
 
 def same(one: Score, other: Score) -> bool:
@@ -66,9 +68,7 @@ def test_a_finished_order_goes_on(tiny: MAKE, data: dict[str, Any], rounds: list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("search", ["exact", "naive"])
-def test_longer_and_shorter(
-    tiny: MAKE, data: dict[str, Any], rounds: list[int], search: str
-) -> None:
+def test_longer_and_shorter(tiny: MAKE, data: dict[str, Any], rounds: list[int], search: str) -> None:
     path = tiny()
     fresh = {n: score(tiny(f"{n}.safetensors"), data, search, n) for n in (3, 5, 7)}
     assert rounds == [12, 11, 10, 12, 11, 10, 9, 8, 12, 11, 10, 9, 8, 7, 6]
@@ -100,9 +100,7 @@ def test_attribution_measures_only_what_is_new(tiny: MAKE, data: dict[str, Any])
 
 
 @pytest.mark.slow
-def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(
-    tiny: MAKE, data: dict[str, Any]
-) -> None:
+def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(tiny: MAKE, data: dict[str, Any]) -> None:
     """It goes by what it saw of each head, which no order tells."""
     path = tiny()
     score(path, data, "fast", 5)
@@ -111,9 +109,7 @@ def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(
 
 
 @pytest.mark.slow
-def test_another_search_is_searched(
-    tiny: MAKE, data: dict[str, Any], images: SPEC, rounds: list[int]
-) -> None:
+def test_another_search_is_searched(tiny: MAKE, data: dict[str, Any], images: SPEC, rounds: list[int]) -> None:
     path = tiny()
     score(path, data, "naive", 2)
     changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -136,9 +132,18 @@ def test_another_search_is_searched(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [
-    {"start": "x"}, {"guarantee": 3}, {"counts": 3}, {"counts": {"evaluations": -1}}, {"counts": {}}, {"identity": "0" * 64}, {"identity": None},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"start": "x"},
+        {"guarantee": 3},
+        {"counts": 3},
+        {"counts": {"evaluations": -1}},
+        {"counts": {}},
+        {"identity": "0" * 64},
+        {"identity": None},
+    ],
+)
 def test_a_record_that_is_not_whole_is_not_believed(
     tiny: MAKE, data: dict[str, Any], rounds: list[int], change: dict[str, Any]
 ) -> None:

@@ -19,7 +19,13 @@ from hydrasurgeon.files.resumable import FORMAT
 from hydrasurgeon.heads import Head
 
 IDENTITY = {"weights": "0" * 64, "seed": 0, "device": "cpu", "dtype": "float32"}
-GOOD: dict[str, Any] = {"order": [["vision", 1, 2]], "trace": [0.5], "start": 0.75, "counts": [{"evaluations": 12, "off": 0.5}], "memory": {"é": 1e-05}}  # fmt: skip
+GOOD: dict[str, Any] = {
+    "order": [["vision", 1, 2]],
+    "trace": [0.5],
+    "start": 0.75,
+    "counts": [{"evaluations": 12, "off": 0.5}],
+    "memory": {"é": 1e-05},
+}
 
 
 def read(folder: Path, content: bytes | str) -> Any:
@@ -43,11 +49,27 @@ def test_a_state_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"order": []}, {"order": [["vision", 1]]}, {"order": [["vision", -1, 0]]}, {"order": [["vision", True, 0]]}, {"order": [["vision", 1.0, 0]]},
-        {"order": "abc"}, {"order": None}, {"trace": []}, {"trace": ["0.5"]}, {"trace": [None]}, {"start": "x"}, {"start": True}, {"memory": []},
-        {"memory": None}, {"more": 1}, {"counts": []}, {"counts": [{"evaluations": -1}]}, {"counts": [{"evaluations": "1"}]}, {"counts": [3]},
+        {"order": []},
+        {"order": [["vision", 1]]},
+        {"order": [["vision", -1, 0]]},
+        {"order": [["vision", True, 0]]},
+        {"order": [["vision", 1.0, 0]]},
+        {"order": "abc"},
+        {"order": None},
+        {"trace": []},
+        {"trace": ["0.5"]},
+        {"trace": [None]},
+        {"start": "x"},
+        {"start": True},
+        {"memory": []},
+        {"memory": None},
+        {"more": 1},
+        {"counts": []},
+        {"counts": [{"evaluations": -1}]},
+        {"counts": [{"evaluations": "1"}]},
+        {"counts": [3]},
     ],
-)  # fmt: skip
+)
 def test_a_position_that_no_search_has(tmp_path: Path, change: dict[str, Any]) -> None:
     refused(tmp_path, written(tmp_path, {**GOOD, **change}))
 
@@ -81,16 +103,20 @@ def test_a_field_less_is_another_search(tmp_path: Path) -> None:
 
 
 def refused(folder: Path, content: bytes | str) -> None:
-    with pytest.raises(CheckpointError, match=r"s\.json: the state of an interrupted search (is damaged|was written by another version of hydrasurgeon \(hydrasurgeon\.search/[0-9];)") as error:  # fmt: skip
+    with pytest.raises(
+        CheckpointError,
+        match=(
+            r"s\.json: the state of an interrupted search (is damaged|was written by another version of hydrasurgeon"
+            r" \(hydrasurgeon\.search/[0-9];)"
+        ),
+    ) as error:
         read(folder, content)
     assert error.value.exit_code == 3
     assert error.value.hint == "Delete s.json: the search then starts over."
     assert len(error.value.message) < 600 + len(str(folder))
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[", "[" * 100_000, "3", "null", "[]", '{"a":' * 5000, "1" * 5000, "{}", "\0"]
-)
+@pytest.mark.parametrize("content", ["", "[", "[" * 100_000, "3", "null", "[]", '{"a":' * 5000, "1" * 5000, "{}", "\0"])
 def test_what_is_no_state(tmp_path: Path, content: str) -> None:
     refused(tmp_path, content)
 
@@ -116,7 +142,7 @@ def test_every_byte_counts(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_version(tmp_path: Path) -> None:
-    refused(tmp_path, written(tmp_path, GOOD).replace(b"hydrasurgeon.search/3", b"hydrasurgeon.search/1"))  # fmt: skip
+    refused(tmp_path, written(tmp_path, GOOD).replace(b"hydrasurgeon.search/3", b"hydrasurgeon.search/1"))
 
 
 def test_packed_predictions_have_the_rows_of_the_data() -> None:
@@ -125,7 +151,7 @@ def test_packed_predictions_have_the_rows_of_the_data() -> None:
     for rows in ((4, 3, 2), (3, 3, 0)):
         with pytest.raises(ValueError, match="does not hold"):
             unpack(Packed(**made), rows)
-    for wrong in ("!!", "é", made["margin"][:-4], pack(Outcomes(*[torch.full((3,), torch.nan)] * 3))["margin"]):  # fmt: skip
+    for wrong in ("!!", "é", made["margin"][:-4], pack(Outcomes(*[torch.full((3,), torch.nan)] * 3))["margin"]):
         with pytest.raises(ValueError):
             unpack(Packed(**{**made, "margin": wrong}), (3, 3, 2))
 
@@ -133,10 +159,16 @@ def test_packed_predictions_have_the_rows_of_the_data() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"favourites": [["vision", 0, 9]]}, {"favourites": [["vision", 0, 0]] * 2}, {"favourites": 3}, {"counts": {}}, {"counts": 3},
-        {"counts": {"evaluations": -1, "stopped": 0, "rechecked": 0, "layers": 0, "parts": 0}}, {"present": {}}, {"present": None},
+        {"favourites": [["vision", 0, 9]]},
+        {"favourites": [["vision", 0, 0]] * 2},
+        {"favourites": 3},
+        {"counts": {}},
+        {"counts": 3},
+        {"counts": {"evaluations": -1, "stopped": 0, "rechecked": 0, "layers": 0, "parts": 0}},
+        {"present": {}},
+        {"present": None},
     ],
-)  # fmt: skip
+)
 def test_what_a_search_cannot_have_known(change: dict[str, Any]) -> None:
     memory = {
         "counts": {"evaluations": 1, "stopped": 0, "rechecked": 0, "layers": 3, "parts": 4},

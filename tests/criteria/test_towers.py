@@ -76,10 +76,10 @@ def algorithm_1(
 
     @torch.no_grad()
     def score() -> Fraction:
-        logits, outside = (torch.cat([model(b)[:, 0] for b in s.split(7)]).double() for s in (x, foreign))  # fmt: skip
+        logits, outside = (torch.cat([model(b)[:, 0] for b in s.split(7)]).double() for s in (x, foreign))
         acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
         # ln (1 − p), summed over the others: 1 − p itself would round to 0 for sure samples.
-        strange, known = (z.log_softmax(-1).sort(-1).values[:, :-1].logsumexp(-1) for z in (outside, logits))  # fmt: skip
+        strange, known = (z.log_softmax(-1).sort(-1).values[:, :-1].logsumexp(-1) for z in (outside, logits))
         above = 2 * int((strange[:, None] > known).sum()) + int((strange[:, None] == known).sum())
         auroc = Fraction(above, 2 * len(strange) * len(known))
         return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
@@ -102,8 +102,7 @@ def algorithm_1(
 
 
 @pytest.mark.parametrize(
-    ("objective", "count"),
-    [("avg", 3), *(pytest.param(o, 6, marks=pytest.mark.slow) for o in ("acc", "ood", "avg"))],
+    ("objective", "count"), [("avg", 3), *(pytest.param(o, 6, marks=pytest.mark.slow) for o in ("acc", "ood", "avg"))]
 )
 def test_every_search_is_algorithm_1_over_both_towers(
     clip: Path, sets: dict[str, Any], objective: str, count: int
@@ -111,7 +110,7 @@ def test_every_search_is_algorithm_1_over_both_towers(
     order, trace = algorithm_1(clip, sets, objective, count)
     assert objective == "acc" or {head.tower for head in order} == set(TOWERS)
     for search in ("naive", "exact"):
-        score = hs.score(clip, method="circuit", objective=objective, search=search, remove=count, **sets).result  # fmt: skip
+        score = hs.score(clip, method="circuit", objective=objective, search=search, remove=count, **sets).result
         assert list(score.order or ()) == order
         assert score.trace == pytest.approx(trace, abs=1e-9)
         assert len(score.settings["templates_sha256"]) == 64
@@ -138,9 +137,7 @@ def test_one_tower_alone(clip: Path, sets: dict[str, Any], tower: str, tmp_path:
         {"vision_cfg": {"pool_type": "avg"}, "text_cfg": {"pool_type": "first"}},
     ],
 )
-def test_the_engine_computes_what_the_model_computes(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_the_engine_computes_what_the_model_computes(tmp_path: Path, changes: dict[str, Any]) -> None:
     """In float64: the present circuit and it without each other head of either tower."""
     config = deepcopy(CLIP)
     for key, value in changes.items():
@@ -148,19 +145,26 @@ def test_the_engine_computes_what_the_model_computes(
     write_clip(tmp_path / "c", config=config)
     # Names of unequal length: texts end in different places.
     names = "cat,a very long name of a bird,dog"
-    model = hs.load(tmp_path / "c", classes=names, template=TEMPLATES, device="cpu", dtype="float64")  # fmt: skip
+    model = hs.load(tmp_path / "c", classes=names, template=TEMPLATES, device="cpu", dtype="float64")
     from hydrasurgeon.families import family_named
 
     anatomy = family_named("open_clip").anatomy(model.module)
     x = torch.randn(9, 3, 28, 28, generator=torch.Generator().manual_seed(1)).double()
     held, none = numbered(*(Held.of(b, x.device, x.dtype) for b in ([x[:5], x[5:]], [])))
     problem = Problem(
-        module=model.module, anatomy=anatomy, id_inputs=held, labels=torch.zeros(9).long(), ood_inputs=none,
-        objective=Objective("acc", 9, 0), candidates=tuple(ALL), batch_size=4, together=5,
-    )  # fmt: skip
+        module=model.module,
+        anatomy=anatomy,
+        id_inputs=held,
+        labels=torch.zeros(9).long(),
+        ood_inputs=none,
+        objective=Objective("acc", 9, 0),
+        candidates=tuple(ALL),
+        batch_size=4,
+        together=5,
+    )
     engine = engine_of(problem)
     assert isinstance(engine, Towers)
-    gone = [Head("vision", 1, 0), Head("text", 0, 2), Head("text", 2, 1), *(Head("text", 1, h) for h in range(4))]  # fmt: skip
+    gone = [Head("vision", 1, 0), Head("text", 0, 2), Head("text", 2, 1), *(Head("text", 1, h) for h in range(4))]
     with torch.inference_mode():
         engine.remove(gone)
         part = torch.tensor([6, 0, 3])
@@ -185,9 +189,16 @@ def test_a_text_head_costs_no_image(clip: Path, sets: dict[str, Any]) -> None:
     x, y = everything(sets["data"], model)
     held, none = numbered(*(Held.of(b, x.device, x.dtype) for b in ([x], [])))
     problem = Problem(
-        module=model.module, anatomy=family_named("open_clip").anatomy(model.module), id_inputs=held, labels=y,
-        ood_inputs=none, objective=Objective("acc", len(y), 0), candidates=tuple(ALL[12:]), batch_size=10, together=64,
-    )  # fmt: skip
+        module=model.module,
+        anatomy=family_named("open_clip").anatomy(model.module),
+        id_inputs=held,
+        labels=y,
+        ood_inputs=none,
+        objective=Objective("acc", len(y), 0),
+        candidates=tuple(ALL[12:]),
+        batch_size=10,
+        together=64,
+    )
     engine = engine_of(problem)
     with torch.inference_mode():
         for round_ in range(3):
@@ -217,9 +228,7 @@ class Killed(Exception):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("search", ["naive", "fast", "exact"])
-def test_a_killed_search_ends_with_the_same_bytes(
-    tmp_path: Path, sets: dict[str, Any], search: str
-) -> None:
+def test_a_killed_search_ends_with_the_same_bytes(tmp_path: Path, sets: dict[str, Any], search: str) -> None:
     for name in ("whole", "cut"):
         write_clip(tmp_path / name)
     options = {"method": "circuit", "search": search, "remove": 7, **sets}
@@ -243,17 +252,30 @@ def test_a_killed_search_ends_with_the_same_bytes(
 @pytest.mark.slow
 def test_two_processes_find_the_same_order(clip: Path, sets: dict[str, Any]) -> None:
     alone = hs.score(clip, method="circuit", remove=5, **sets).result
-    printed = json.loads(in_two_processes(
-        "score", str(clip), "--method", "circuit", "--data", sets["data"], "--ood", sets["ood"][0],
-        "--remove", "5", "--batch-size", "7", "--device", "cpu", "--json",
-    ))  # fmt: skip
+    printed = json.loads(
+        in_two_processes(
+            "score",
+            str(clip),
+            "--method",
+            "circuit",
+            "--data",
+            sets["data"],
+            "--ood",
+            sets["ood"][0],
+            "--remove",
+            "5",
+            "--batch-size",
+            "7",
+            "--device",
+            "cpu",
+            "--json",
+        )
+    )
     assert [tuple(head) for head in printed["score"]["order"]] == list(alone.order or ())
     assert read_manifest(clip / "heads.json").scores["circuit-avg"].trace == alone.trace
 
 
-def test_members_lose_heads_of_both_towers(
-    clip: Path, sets: dict[str, Any], tmp_path: Path
-) -> None:
+def test_members_lose_heads_of_both_towers(clip: Path, sets: dict[str, Any], tmp_path: Path) -> None:
     order = hs.score(clip, method="circuit", remove=8, **sets).result.order
     assert order is not None
     made = hs.prune(clip, method="circuit", remove=8, out=tmp_path / "m.safetensors")
@@ -263,6 +285,6 @@ def test_members_lose_heads_of_both_towers(
     members = [
         hs.prune(clip, method="circuit", sample="5/8", seed=seed, out=tmp_path / f"m{seed}.safetensors").path
         for seed in range(3)
-    ]  # fmt: skip
+    ]
     fused = hs.fuse(members, out=tmp_path / "h.safetensors", check=sets["data"])
     assert len(fused.manifest.members or ()) == 3

@@ -1,4 +1,5 @@
-"""Corruptions by statistics: what each is named after happens, more of it at each severity, alike wherever a sample stands."""
+"""Corruptions by statistics: what each is named after happens, more of it at each severity, alike wherever a sample
+stands."""
 
 from __future__ import annotations
 
@@ -12,15 +13,7 @@ from PIL import Image
 
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.data.corruptions import Corrupted, Corruption, Mixed, corruptions_of
-from hydrasurgeon.data.corruptions.filters import (  # fmt: skip
-    convolved,
-    disk,
-    gaussian,
-    motion,
-    plasma,
-    sampled,
-    zoomed,
-)
+from hydrasurgeon.data.corruptions.filters import convolved, disk, gaussian, motion, plasma, sampled, zoomed
 from hydrasurgeon.data.corruptions.names import NAMES, SEVERITIES
 from hydrasurgeon.data.corruptions.pictures import spoiled
 from hydrasurgeon.data.corruptions.writing import scribbled
@@ -28,7 +21,8 @@ from hydrasurgeon.data.samples import Arrays, Rows
 from hydrasurgeon.errors import DataError, UsageError
 
 NEITHER_WAY = ("glass_blur", "snow", "frost", "elastic_transform", "pixelate")
-"""By the published numbers these are not further from the picture at every next severity, only in the end, or not even so."""
+"""By the published numbers these are not further from the picture at every next severity, only in the end, or not even
+so."""
 
 
 def scenery(height: int, width: int, channels: int = 3) -> np.ndarray:
@@ -53,7 +47,7 @@ def spoilt(image: Image.Image, name: str, severity: int, seed: int = 0) -> np.nd
 
 def distance(image: Image.Image, name: str, severity: int) -> float:
     clean = np.asarray(image).astype(float)
-    return float(np.mean([np.abs(spoilt(image, name, severity, s) - clean).mean() for s in range(6)]))  # fmt: skip
+    return float(np.mean([np.abs(spoilt(image, name, severity, s) - clean).mean() for s in range(6)]))
 
 
 @pytest.mark.parametrize("name", NAMES["image"])
@@ -226,13 +220,18 @@ def test_several_in_turn() -> None:
 
 def test_what_can_be_asked_for() -> None:
     assert len(corruptions_of(["all"], "image")) == 75
-    assert corruptions_of(["all:3"], "text") == (Corruption("typos", 3), Corruption("word_dropout", 3))  # fmt: skip
-    assert corruptions_of(["fog:2", "fog:2", "snow:1"], "image") == (Corruption("fog", 2), Corruption("snow", 1))  # fmt: skip
+    assert corruptions_of(["all:3"], "text") == (Corruption("typos", 3), Corruption("word_dropout", 3))
+    assert corruptions_of(["fog:2", "fog:2", "snow:1"], "image") == (Corruption("fog", 2), Corruption("snow", 1))
     assert [c.severity for c in corruptions_of(["fog"], "image")] == [1, 2, 3, 4, 5]
     wrong = {
-        "foog": "did you mean fog", "Motion-Blur": "did you mean motion_blur", "fog:9": "no such severity",
-        "fog:": "no such severity", "fog:x": "no such severity", "typos": "spoils texts", "": "no such corruption",
-    }  # fmt: skip
+        "foog": "did you mean fog",
+        "Motion-Blur": "did you mean motion_blur",
+        "fog:9": "no such severity",
+        "fog:": "no such severity",
+        "fog:x": "no such severity",
+        "typos": "spoils texts",
+        "": "no such corruption",
+    }
     for entry, message in wrong.items():
         with pytest.raises(UsageError, match=message):
             corruptions_of([entry], "image")
@@ -240,10 +239,7 @@ def test_what_can_be_asked_for() -> None:
         corruptions_of(["fog"], "text")
 
 
-SENTENCES = [
-    "a wonderful film with a very good plot and fine actors",
-    "dull, not worth 12 dollars",
-] * 60
+SENTENCES = ["a wonderful film with a very good plot and fine actors", "dull, not worth 12 dollars"] * 60
 
 
 def test_texts_lose_letters_and_words() -> None:
@@ -255,7 +251,7 @@ def test_texts_lose_letters_and_words() -> None:
         pairs = [(samples.read(i).split(), typed.read(i).split()) for i in range(len(samples))]
         assert all(len(a) >= len(b) for a, b in pairs)
         letters.append(np.mean([a != b for x, y in pairs for a, b in zip(x, y, strict=False)]))
-        words.append(np.mean([len(short.read(i).split()) / len(samples.read(i).split()) for i in range(len(samples))]))  # fmt: skip
+        words.append(np.mean([len(short.read(i).split()) / len(samples.read(i).split()) for i in range(len(samples))]))
     assert all(more > less for less, more in itertools.pairwise(letters)), letters
     assert words == pytest.approx([0.95, 0.9, 0.8, 0.7, 0.6], abs=0.03)
     again = Corrupted(samples, Corruption("typos", 5))
@@ -315,7 +311,9 @@ def test_filters_against_slow_ones() -> None:
     closer = zoomed(ramp, 2.0)[0, :, 0]
     assert np.diff(closer).mean() == pytest.approx(np.diff(ramp[0, :, 0]).mean() / 2, rel=0.05)
     assert closer.mean() == pytest.approx(0.5, abs=0.02)
-    rough, smooth = (np.abs(np.diff(plasma((64, 64, 3), decay, np.random.default_rng(0)), axis=0)).mean() for decay in (1.2, 3))  # fmt: skip
+    rough, smooth = (
+        np.abs(np.diff(plasma((64, 64, 3), decay, np.random.default_rng(0)), axis=0)).mean() for decay in (1.2, 3)
+    )
     assert rough > 2 * smooth
 
 

@@ -51,11 +51,15 @@ FILES = {
     "d.npz": npz(images=np.zeros((3, 8, 8), np.uint8), labels=np.arange(3), classes=np.array(["a", "b", "c"])),
     "d.jsonl": b'{"text": "one", "label": 0}\n{"text": "two", "label": 1}\n{"text": "", "label": 2}\n',
     "d.csv": b'text,label\n"one, two",0\nthree,1\n"fo""ur",2\n',
-    "d.parquet": parquet({b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b"]}}}}'}, text=["a", "b", "c"], label=[0, 1, 0]),
+    "d.parquet": parquet(
+        {b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b"]}}}}'},
+        text=["a", "b", "c"],
+        label=[0, 1, 0],
+    ),
     "i.parquet": parquet(image=[{"bytes": picture(), "path": "x"}] * 3, label=["x", "y", "x"]),
     "d.txt": b"x.png 0\nx.png 1\n",
     "d.tar": tar(("0.png", picture()), ("0.txt", b"one"), ("1.jpg", picture("jpeg")), ("1.txt", b"two")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -78,9 +82,12 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
 KINDS = [
     *(("png", mode) for mode in ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")),
     *(("jpeg", mode) for mode in ("L", "RGB", "CMYK")),
-    *(("webp", mode) for mode in ("RGB", "RGBA")), ("gif", "P"), ("bmp", "RGB"), ("ppm", "RGB"),
+    *(("webp", mode) for mode in ("RGB", "RGBA")),
+    ("gif", "P"),
+    ("bmp", "RGB"),
+    ("ppm", "RGB"),
     *(("tiff", mode) for mode in ("RGB", "CMYK", "LAB", "YCbCr")),
-]  # fmt: skip
+]
 
 
 def _picture(kind: str, mode: str) -> bytes:
@@ -111,21 +118,33 @@ def test_mutated_images(kind: str, mode: str) -> None:
 
 
 YCBCR = pytest.param(
-    "tiff", "YCbCr", 90,
-    marks=pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 13, reason="older Pillows do not read the YCbCr that they write"),
-)  # fmt: skip
+    "tiff",
+    "YCbCr",
+    90,
+    marks=pytest.mark.skipif(
+        int(PIL.__version__.split(".")[0]) < 13, reason="older Pillows do not read the YCbCr that they write"
+    ),
+)
 
 
 @pytest.mark.parametrize(
     ("kind", "mode", "value"),
-    [("png", "1", 255), ("png", "LA", 90), ("png", "I;16", 156), ("png", "P", 102), ("png", "RGBA", 90), YCBCR, ("tiff", "CMYK", 90)],
-)  # fmt: skip
+    [
+        ("png", "1", 255),
+        ("png", "LA", 90),
+        ("png", "I;16", 156),
+        ("png", "P", 102),
+        ("png", "RGBA", 90),
+        YCBCR,
+        ("tiff", "CMYK", 90),
+    ],
+)
 def test_modes_keep_their_values(kind: str, mode: str, value: int) -> None:
     file = io.BytesIO()
     if mode == "I;16":
         Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(file, kind)
     else:
-        Image.new("L", (8, 8), {"1": 255, "P": 102}.get(mode, 90)).convert("RGB").convert(mode).save(file, kind)  # fmt: skip
+        Image.new("L", (8, 8), {"1": 255, "P": 102}.get(mode, 90)).convert("RGB").convert(mode).save(file, kind)
     image = decode(file.getvalue(), "x")
     assert image.mode in ("L", "RGB")
     assert np.asarray(image).astype(int) == pytest.approx(value, abs=1)
@@ -168,7 +187,7 @@ def test_images_of_a_hub_set_are_opened_by_us(monkeypatch: pytest.MonkeyPatch) -
     import datasets
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    rows = {"image": [{"bytes": picture("eps"), "path": None}, {"bytes": picture(), "path": None}], "label": [0, 1]}  # fmt: skip
+    rows = {"image": [{"bytes": picture("eps"), "path": None}, {"bytes": picture(), "path": None}], "label": [0, 1]}
     table = datasets.Dataset.from_dict(rows, features=features)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
     samples = open_data("hf:org/name:test")
@@ -177,10 +196,8 @@ def test_images_of_a_hub_set_are_opened_by_us(monkeypatch: pytest.MonkeyPatch) -
         samples.read(0)
 
 
-@pytest.mark.parametrize("name", ["pandas", "csv", "imagefolder", "pandas/x", "local", "org/set", "script.py"])  # fmt: skip
-def test_a_hub_set_is_never_looked_for_here(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["pandas", "csv", "imagefolder", "pandas/x", "local", "org/set", "script.py"])
+def test_a_hub_set_is_never_looked_for_here(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`hf:pandas:train` once unpickled a train.pkl of the current folder, and folders here hide those on the hub."""
     import datasets
 
@@ -250,10 +267,7 @@ def test_minus_one_everywhere_is_no_label(suffix: str, tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
-    for name, content in (
-        ("d.csv", "text,label\nä,1\n"),
-        ("d.jsonl", '{"text": "ä", "label": 1}\n'),
-    ):
+    for name, content in (("d.csv", "text,label\nä,1\n"), ("d.jsonl", '{"text": "ä", "label": 1}\n')):
         (tmp_path / name).write_text(content, encoding="utf-8-sig")
         samples = open_data(str(tmp_path / name))
         assert samples.read(0) == "ä"
@@ -290,9 +304,7 @@ def test_links_that_lead_in_circles(tmp_path: Path) -> None:
         samples.read(0)
 
 
-def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     for name in ("a", "b"):
@@ -315,9 +327,7 @@ def test_damaged_statistics_do_not_end_the_process() -> None:
     """pyarrow 26 raised in a thread of its own what this file's histogram led it to; others read the file."""
     place = Path(__file__).parent / "histogram.parquet"
     program = "import sys; from hydrasurgeon.data import open_data; open_data(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(place)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program, str(place)], capture_output=True, text=True, check=False)
     assert done.returncode == 0 or "DataError" in done.stderr, done.stderr
 
 
@@ -327,7 +337,7 @@ def test_parquet_that_fills_the_memory(tmp_path: Path, monkeypatch: pytest.Monke
     from pyarrow import parquet as pq
 
     monkeypatch.setattr("hydrasurgeon.data.bounds.FREE", 50_000_000)
-    one = pa.DictionaryArray.from_arrays(pa.array(np.zeros(400_000, np.int32)), pa.array(["x" * 200_000]))  # fmt: skip
+    one = pa.DictionaryArray.from_arrays(pa.array(np.zeros(400_000, np.int32)), pa.array(["x" * 200_000]))
     pq.write_table(pa.table({"text": one}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": pa.nulls(30_000_000, pa.string())}), tmp_path / "b.parquet")
     for name, says in (("a", "unpacks to more than"), ("b", "has 30,000,000 rows in")):
@@ -378,5 +388,7 @@ def test_a_decoder_says_nothing_on_the_terminal(tmp_path: Path) -> None:
         "except Exception as error: assert type(error).__name__ == 'DataError'\n"
         "else: raise SystemExit('it was read')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.tif")], capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "x.tif")], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -29,7 +29,7 @@ class World:
 
     def seen(self, x: Tensor, labels: Tensor | None) -> Outputs:
         features = torch.stack([x @ view for view in self.views], dim=1)
-        logits = [features[:, m] @ w.T + b for m, (w, b) in enumerate(zip(self.weights, self.biases, strict=True))]  # fmt: skip
+        logits = [features[:, m] @ w.T + b for m, (w, b) in enumerate(zip(self.weights, self.biases, strict=True))]
         return Outputs(torch.stack(logits, dim=1), features, labels)
 
     def inside(self, count: int) -> Outputs:
@@ -70,9 +70,16 @@ def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
     assert decide(fitted.state, others.logits, others.features).unfamiliar.double().mean() > 0.5
 
 
-def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     easy, telling = world.outside(10), world.outside(20)
-    worth = {"msp": (0.97, 0.5), "entropy": (0.995, 0.7), "energy": (0.999, 0.65), "max-logit": (0.9, 0.72), "gen": (0.9, 0.5), "mi": (0.5, 0.71)}  # fmt: skip
+    worth = {
+        "msp": (0.97, 0.5),
+        "entropy": (0.995, 0.7),
+        "energy": (0.999, 0.65),
+        "max-logit": (0.9, 0.72),
+        "gen": (0.9, 0.5),
+        "mi": (0.5, 0.71),
+    }
 
     def auroc(kind: str, fitted: object, held: object, other: object) -> float:
         return worth[kind][0 if other is easy else 1]
@@ -80,7 +87,7 @@ def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, m
     monkeypatch.setattr("hydrasurgeon.decision.fitting._auroc", auroc)
     val = world.inside(100)
     val = Outputs(val.logits, None, val.labels)
-    for foreign, best in (([easy], "energy"), ([telling], "max-logit"), ([easy, telling], "entropy")):  # fmt: skip
+    for foreign, best in (([easy], "energy"), ([telling], "max-logit"), ([easy, telling], "entropy")):
         fitted = fit_state(val, promise=Promise(), foreign=foreign)
         assert fitted.state.ood.kind == best
     assert fitted.auroc["energy"] == pytest.approx((0.999 + 0.65) / 2)
@@ -97,11 +104,7 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
         temperature, joint = fit_temperature(p, y), fit_joint(val.logits[here], y)
         for i in there.tolist():
             z, truth = val.logits[i : i + 1], int(val.labels[i])
-            each = {
-                "nll": mean_probs(z),
-                "temperature": mean_probs(z, temperature),
-                "joint": joint(z),
-            }
+            each = {"nll": mean_probs(z), "temperature": mean_probs(z, temperature), "joint": joint(z)}
             for name, q in each.items():
                 losses[name] -= float(q[0, truth].log()) / 301
     assert fitted.before == {"nll": pytest.approx(losses.pop("nll"), abs=1e-9)}
@@ -127,10 +130,10 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
 
 
 def test_what_is_decided_follows_from_the_state(world: World) -> None:
-    fitted = fit_state(world.inside(1000), promise=Promise(risk=0.2), score="rmds", classifiers=world.classifiers)  # fmt: skip
+    fitted = fit_state(world.inside(1000), promise=Promise(risk=0.2), score="rmds", classifiers=world.classifiers)
     state, some = fitted.state, world.inside(50)
     found = decide(state, some.logits, some.features)
-    p = state.joint(some.logits) if state.joint else tempered(mean_probs(some.logits), state.temperature)  # fmt: skip
+    p = state.joint(some.logits) if state.joint else tempered(mean_probs(some.logits), state.temperature)
     torch.testing.assert_close(found.probs, p)
     assert torch.equal(found.label, p.argmax(dim=1))
     torch.testing.assert_close(found.total, found.aleatoric + found.epistemic)
@@ -151,7 +154,10 @@ def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> 
         total, aleatoric = uncertainties(z, 2.0, joint)
         for i in range(5):
             mean = z[i].mean(dim=0)
-            q = [torch.softmax((z[i, m] if joint is None else mean + 0.5 * (z[i, m] - mean)) / 2, dim=0) for m in range(MEMBERS)]  # fmt: skip
+            q = [
+                torch.softmax((z[i, m] if joint is None else mean + 0.5 * (z[i, m] - mean)) / 2, dim=0)
+                for m in range(MEMBERS)
+            ]
             mixed = sum(q[1:], q[0]) / MEMBERS
             assert float(total[i]) == pytest.approx(float(-(mixed * mixed.log()).sum()), abs=1e-9)
             each = [float(-(p * p.log()).sum()) for p in q]
@@ -161,7 +167,7 @@ def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> 
 def test_one_member_has_no_joint_calibration(world: World) -> None:
     val = world.inside(400)
     alone = Outputs(val.logits[:, :1], None, val.labels)
-    fitted = fit_state(alone, promise=Promise(), score="auto", foreign=[Outputs(world.outside(50).logits[:, :1], None)])  # fmt: skip
+    fitted = fit_state(alone, promise=Promise(), score="auto", foreign=[Outputs(world.outside(50).logits[:, :1], None)])
     assert fitted.state.joint is None
     assert set(fitted.after) == {"temperature"}
     assert set(fitted.auroc) == {"msp", "entropy", "energy", "max-logit", "gen"}
@@ -185,9 +191,7 @@ def test_statistics_from_data_of_their_own(world: World) -> None:
 
 def test_the_same_seed_gives_the_same_state(world: World) -> None:
     val = world.inside(600)
-    first, again, other = (
-        fit_state(val, promise=Promise(), score="msp", seed=seed).state for seed in (0, 0, 1)
-    )
+    first, again, other = (fit_state(val, promise=Promise(), score="msp", seed=seed).state for seed in (0, 0, 1))
     assert first == again != other
 
 
@@ -195,7 +199,7 @@ def test_auto_says_what_it_leaves_out(world: World) -> None:
     val = world.inside(300)
     assert val.labels is not None
     two = Outputs(val.logits, val.features, val.labels.clamp_max(1))
-    fitted = fit_state(two, promise=Promise(), classifiers=world.classifiers, foreign=[world.outside(50)])  # fmt: skip
+    fitted = fit_state(two, promise=Promise(), classifiers=world.classifiers, foreign=[world.outside(50)])
     assert "mds" not in fitted.auroc
     assert "vim" in fitted.auroc
     assert any("class 2 never occurs" in note for note in fitted.notes)

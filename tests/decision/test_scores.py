@@ -143,7 +143,7 @@ def test_agrees_with_pytorch_ood(kind: str, data: Data, double: None) -> None:
         theirs = reference.MCM(None, data.weight).predict_features(others)
         theirs = theirs + 1 if float(theirs.max()) <= 0 else theirs
     elif kind == "nci":
-        theirs = reference.NCI(nn.Identity(), head.float()).fit_features(x.float()).predict_features(others.float())  # fmt: skip
+        theirs = reference.NCI(nn.Identity(), head.float()).fit_features(x.float()).predict_features(others.float())
         close = 1e-4  # they compute in float32
     else:
         detector = reference.ViM(None, d=principal(WIDTH), w=data.weight, b=data.bias)
@@ -154,8 +154,14 @@ def test_agrees_with_pytorch_ood(kind: str, data: Data, double: None) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "detector"),
-    [("gen", "GEN"), ("msp", "MaxSoftmax"), ("max-logit", "MaxLogit"), ("energy", "EnergyBased"), ("entropy", "Entropy")],
-)  # fmt: skip
+    [
+        ("gen", "GEN"),
+        ("msp", "MaxSoftmax"),
+        ("max-logit", "MaxLogit"),
+        ("energy", "EnergyBased"),
+        ("entropy", "Entropy"),
+    ],
+)
 def test_scores_of_logits_agree_with_pytorch_ood(kind: str, detector: str, data: Data) -> None:
     z = data.other_logits / 10
     theirs = getattr(reference, detector)(None).predict_logits(z)
@@ -176,8 +182,10 @@ def test_gen_takes_the_hundred_largest() -> None:
     assert float(ON_LOGITS["gen"](sure, 1.0)) == 0
 
 
-@pytest.mark.parametrize(("batch", "rows"), [(1, 2048), (1, 50), (37, 50), (37, 37), (600, 250), (600, 2048)])  # fmt: skip
-def test_moments_do_not_depend_on_the_batches(batch: int, rows: int, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+@pytest.mark.parametrize(("batch", "rows"), [(1, 2048), (1, 50), (37, 50), (37, 37), (600, 250), (600, 2048)])
+def test_moments_do_not_depend_on_the_batches(
+    batch: int, rows: int, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hydrasurgeon.decision.scores.moments.ROWS", rows)
     accumulator = Accumulator(CLASSES, WIDTH)
     shifted = data.features + 1e4  # far from the origin, where naive sums lose their digits
@@ -243,11 +251,9 @@ def test_members_join_standardised(data: Data) -> None:
     inside = alone(held[:, :1], held_logits[:, :1])
     assert float(inside.mean()) == pytest.approx(0, abs=1e-12)
     assert float(inside.std(correction=0)) == pytest.approx(1, rel=1e-12)
-    torch.testing.assert_close(
-        scores_of("rmds", logits, both, joined), joined(both, logits), rtol=0, atol=0
-    )
+    torch.testing.assert_close(scores_of("rmds", logits, both, joined), joined(both, logits), rtol=0, atol=0)
     msp = scores_of("msp", logits, None, None, temperature=2.0)
-    torch.testing.assert_close(msp, 1 - (data.other_logits.softmax(-1).log() / 2).softmax(-1).amax(-1))  # fmt: skip
+    torch.testing.assert_close(msp, 1 - (data.other_logits.softmax(-1).log() / 2).softmax(-1).amax(-1))
 
 
 @pytest.mark.parametrize("kind", FITTED)
@@ -259,7 +265,9 @@ def test_float32_states_give_nearly_the_same(kind: str, data: Data) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gen", "rmds", "knn"])
-def test_scores_do_not_depend_on_how_many_are_scored_at_a_time(kind: str, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_scores_do_not_depend_on_how_many_are_scored_at_a_time(
+    kind: str, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = data.features[:, None], data.logits[:, None]
     there = data.other_logits[:, None], data.others[:, None]
     whole = scores_of(kind, *there, fit(kind, [data.evidence()], held) if kind in FITTED else None)
@@ -322,7 +330,7 @@ def test_nan_is_refused(what: str, data: Data) -> None:
 
 def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
     gathering = Gathering(data.weight, data.bias, seed=1, bank=100)
-    for x, z, y in zip(data.features.split(64), data.logits.split(64), data.labels.split(64), strict=True):  # fmt: skip
+    for x, z, y in zip(data.features.split(64), data.logits.split(64), data.labels.split(64), strict=True):
         gathering.add(x, z, y)
     evidence = gathering.evidence()
     assert evidence.features.shape == (100, WIDTH)
@@ -336,8 +344,8 @@ def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
 
 def test_statistics_of_a_thousand_classes_are_small() -> None:
     classes, width = 1000, 768
-    shapes = {"centre": width, "factor": width * width, "means": classes * width, "background": width * width}  # fmt: skip
-    stored = {kind: sum(4 * shapes[name] for name in STORED[kind]) for kind in ("mds", "rmds", "maha++")}  # fmt: skip
+    shapes = {"centre": width, "factor": width * width, "means": classes * width, "background": width * width}
+    stored = {kind: sum(4 * shapes[name] for name in STORED[kind]) for kind in ("mds", "rmds", "maha++")}
     assert max(stored.values()) <= 8_000_000
 
 

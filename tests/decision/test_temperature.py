@@ -76,7 +76,7 @@ def test_temperature_of_answers_that_are_sure_and_wrong() -> None:
     assert found == pytest.approx(20.0, rel=1e-4)
 
 
-def test_of_many_samples_a_random_part_tells_the_joint_constants(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_of_many_samples_a_random_part_tells_the_joint_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     z = members(6000)
     y = drawn(Joint(2.0, 0.5)(z))
     order = y.argsort()  # the first are all of one class

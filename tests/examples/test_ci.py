@@ -1,4 +1,5 @@
-"""examples/ci: what users copy into their repositories is made of commands that exist, and does what its README says."""
+"""examples/ci: what users copy into their repositories is made of commands that exist, and does what its README
+says."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_every_command_of_the_workflow_is_one_of_ours() -> None:
     workflow = yaml.safe_load((CI / "github-actions.yml").read_text(encoding="utf-8"))
     (job,) = workflow["jobs"].values()
     steps = [step["run"] for step in job["steps"] if "run" in step]
-    lines = [line for step in steps for line in step.splitlines() if line.startswith("hydrasurgeon")]  # fmt: skip
+    lines = [line for step in steps for line in step.splitlines() if line.startswith("hydrasurgeon")]
     assert [parsed(line) for line in lines] == STAGES
     (inspect,) = re.findall(r"\$\((hydrasurgeon .*?) \|", "\n".join(steps))
     assert parsed(inspect) == "inspect"
@@ -70,7 +71,7 @@ def test_every_command_of_the_pipeline_is_one_of_ours() -> None:
             needed = {substituted(d, {**params, "item": item}) for d in body["deps"]}
             assert needed <= made
             for out in body.get("outs", []):
-                made.add(substituted(out if isinstance(out, str) else next(iter(out)), {"item": item}))  # fmt: skip
+                made.add(substituted(out if isinstance(out, str) else next(iter(out)), {"item": item}))
     assert names == ["score", "prune", "prune", "prune", "fuse", "eval", "eval", "verify"]
 
 
@@ -108,7 +109,11 @@ def test_the_makefile(here: Path) -> None:
     report = json.loads((here / "build" / "report.json").read_text())
     assert report["results"][0]["members"] == 3
     assert json.loads((here / "build" / "verified.json").read_text())["holds"] is True
-    built = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (here / "build").iterdir() if path.suffix in (".json", ".safetensors")}  # fmt: skip
+    built = {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in (here / "build").iterdir()
+        if path.suffix in (".json", ".safetensors")
+    }
     # A second run does nothing; a touched backbone is scored again, and comes to the same end.
     assert said(shell(make, here)) == []
     (here / "backbone.safetensors").touch()
@@ -122,7 +127,7 @@ def test_the_makefile(here: Path) -> None:
     assert re.search(r"hydra: id.ece<=0, but it is 0\.\d+", broken.stderr)
     assert re.findall(r"^hydrasurgeon (\w+)", broken.stdout, re.MULTILINE) == ["eval"]
     # Another backbone is another hydra.
-    shutil.copy(str(files("hydrasurgeon") / "demo" / "independent-2.safetensors"), here / "backbone.safetensors")  # fmt: skip
+    shutil.copy(str(files("hydrasurgeon") / "demo" / "independent-2.safetensors"), here / "backbone.safetensors")
     (here / "backbone.safetensors").touch()
     assert sorted(said(shell(make, here))) == sorted([*STAGES, "eval"])
 
@@ -133,12 +138,21 @@ def test_the_dvc_pipeline(here: Path) -> None:
     if dvc is None:
         pytest.skip("needs dvc, on the path or named by $DVC")
     params = yaml.safe_load((here / "params.yaml").read_text())
-    params |= {"options": "--limit 48 --device cpu", "limits": {"ece": 0.9, "accuracy": 0.5, "auroc": 0.3}}  # fmt: skip
+    params |= {"options": "--limit 48 --device cpu", "limits": {"ece": 0.9, "accuracy": 0.5, "auroc": 0.3}}
     (here / "params.yaml").write_text(yaml.safe_dump(params))
     assert shell([dvc, "init", "--no-scm", "--quiet"], here).returncode == 0
     first = shell([dvc, "repro"], here)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert re.findall(r"Running stage '(\w+)", first.stdout) == ["score", "prune", "prune", "prune", "fuse", "eval", "hold", "verify"]  # fmt: skip
+    assert re.findall(r"Running stage '(\w+)", first.stdout) == [
+        "score",
+        "prune",
+        "prune",
+        "prune",
+        "fuse",
+        "eval",
+        "hold",
+        "verify",
+    ]
     assert json.loads((here / "build" / "verified.json").read_text())["holds"] is True
     (here / "backbone.safetensors").touch()
     again = shell([dvc, "repro"], here)

@@ -1,4 +1,5 @@
-"""examples/paper: every command of the pipelines is one of ours, and each runs whole on stand-ins; examples/predictions.py."""
+"""examples/paper: every command of the pipelines is one of ours, and each runs whole on stand-ins;
+examples/predictions.py."""
 
 from __future__ import annotations
 
@@ -83,8 +84,16 @@ def test_only_the_classifier_of_a_deep_ensemble_d_is_its_own(tmp_path: Path) -> 
     freeze = line.partition("--freeze ")[2].split()[0]
     data = FAMILIES["BERT"].data(tmp_path)
     fields = {"classifier": "fresh", "steps": "2", "warmup": "0", "lr": "0.01"}
-    hs.finetune(tmp_path / "single", data=data, recipe="sst2", set=fields, freeze=freeze, out=tmp_path / "t.safetensors", device="cpu")  # fmt: skip
-    before, after = (load_file(tmp_path / name) for name in ("single/model.safetensors", "t.safetensors"))  # fmt: skip
+    hs.finetune(
+        tmp_path / "single",
+        data=data,
+        recipe="sst2",
+        set=fields,
+        freeze=freeze,
+        out=tmp_path / "t.safetensors",
+        device="cpu",
+    )
+    before, after = (load_file(tmp_path / name) for name in ("single/model.safetensors", "t.safetensors"))
     moved = {name for name in before if not np.array_equal(before[name], after[name])}
     assert moved == {"classifier.weight", "classifier.bias"}
 
@@ -107,9 +116,16 @@ def test_predictions_of_any_method_are_evaluated(tmp_path: Path) -> None:
     foreign = rng.normal(size=(20, 5, 4)).astype(np.float32)
     inside, outside = rng.random(40), rng.random(20) + 0.4
     np.savez(
-        tmp_path / "answers.npz", logits=logits, labels=labels,
-        **{"scores.vilu": inside, "ood.birds.logits": foreign, "ood.birds.scores.vilu": outside, "ood.cars.scores.vilu": outside + 1},
-    )  # fmt: skip
+        tmp_path / "answers.npz",
+        logits=logits,
+        labels=labels,
+        **{
+            "scores.vilu": inside,
+            "ood.birds.logits": foreign,
+            "ood.birds.scores.vilu": outside,
+            "ood.cars.scores.vilu": outside + 1,
+        },
+    )
     file = tmp_path / "vilu.safetensors"
     assert convert(tmp_path / "answers.npz", file)[-1] == "scores.vilu"
     (result,) = hs.evaluate([], predictions_in=[file], ood_score="vilu").report.results

@@ -34,7 +34,7 @@ pytestmark = [
         pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"the extra serve is missing: {name}")
         for name in ("fastapi", "uvicorn", "prometheus_client")
     ),
-]  # fmt: skip
+]
 SERVER = Path(__file__).parents[2] / "examples" / "serve" / "server.py"
 ROOT = SERVER.parents[2]
 
@@ -47,7 +47,9 @@ def serving(path: Path, *options: str, said: Path | None = None) -> Iterator[str
         port = probe.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with nullcontext() if said is None else said.open("wb") as stderr:
-        server = subprocess.Popen([sys.executable, str(SERVER), str(path), "--port", str(port), *options], env=environment, stderr=stderr)  # fmt: skip
+        server = subprocess.Popen(
+            [sys.executable, str(SERVER), str(path), "--port", str(port), *options], env=environment, stderr=stderr
+        )
     address = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):
@@ -82,7 +84,7 @@ def calibrated(name: str, folder: Path) -> tuple[Path, str, float]:
     family = FAMILIES[name]
     family.write(folder / "source")
     data = family.data(folder, rows=96)
-    made = hs.calibrate(folder / "source", data=data, ood_score="energy", out=folder / "c.safetensors")  # fmt: skip
+    made = hs.calibrate(folder / "source", data=data, ood_score="energy", out=folder / "c.safetensors")
     assert made.manifest.decision is not None
     return made.path, data, made.manifest.decision.ood.threshold
 
@@ -116,7 +118,7 @@ def test_images_under_load(tmp_path: Path) -> None:
         pictures.append(buffer.getvalue())
     with serving(path, "--wait", "0.05") as address:
         with ThreadPoolExecutor(16) as clients:
-            answers = list(clients.map(lambda picture: post(address, picture, "image/png"), pictures * 3))  # fmt: skip
+            answers = list(clients.map(lambda picture: post(address, picture, "image/png"), pictures * 3))
         assert {status for status, _ in answers} == {200}
         for (_, row), right in zip(answers, rows * 3, strict=True):
             check(row, right, threshold)
@@ -125,7 +127,7 @@ def test_images_under_load(tmp_path: Path) -> None:
         assert seen["hydra_ood_score_count"] == 3 * len(pixels)
         # Those that came together ran together.
         assert seen["hydra_batch_size_count"] < 3 * len(pixels) / 2
-        counted = sum(value for name, value in seen.items() if name.startswith("hydra_answers_total"))  # fmt: skip
+        counted = sum(value for name, value in seen.items() if name.startswith("hydra_answers_total"))
         assert counted == 3 * len(pixels)
         refuses_images(address, pictures[0])
         assert post(address, pictures[0], "image/png")[0] == 200
@@ -146,11 +148,14 @@ def refuses_images(address: str, picture: bytes) -> None:
     assert post(address, claiming(picture, 7_000, 7_000), "image/png")[0] == 422
     status, answer = post(address, png(Image.new("1", (1, 4_000_000))), "image/png")
     assert (status, answer["detail"]) == (422, "the body: is a picture of 1 × 4000000 pixels")
-    assert post(address, chunk(picture, b"zTXt", b"k\0\0" + zlib.compress(b"0" * (80 << 20))), "image/png")[0] == 422  # fmt: skip
+    assert post(address, chunk(picture, b"zTXt", b"k\0\0" + zlib.compress(b"0" * (80 << 20))), "image/png")[0] == 422
     for cut in (8, 30, len(picture) // 2, len(picture) - 100):
         assert post(address, picture[:cut], "image/png")[0] == 422
     for at in range(33, len(picture) - 12, max(1, len(picture) // 40)):  # a byte of the data
-        assert post(address, picture[:at] + bytes([picture[at] ^ 0xFF]) + picture[at + 1 :], "image/png")[0] in (200, 422)  # fmt: skip
+        assert post(address, picture[:at] + bytes([picture[at] ^ 0xFF]) + picture[at + 1 :], "image/png")[0] in (
+            200,
+            422,
+        )
 
 
 def png(image: Image.Image) -> bytes:
@@ -161,7 +166,7 @@ def png(image: Image.Image) -> bytes:
 
 def chunk(picture: bytes, kind: bytes, content: bytes) -> bytes:
     """A PNG with one more chunk behind its header."""
-    made = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))  # fmt: skip
+    made = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
     return picture[:33] + made + picture[33:]
 
 
@@ -175,17 +180,19 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
     """By what `decide` says of each row, however rows fall into batches; and pictures of one pixel are answered."""
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
-    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
     data = family.data(tmp_path, rows=160)
-    path = hs.calibrate(hydra, data=data, ood_score="msp", cascade=True, budget=1.15, out=tmp_path / "c.safetensors").path  # fmt: skip
+    path = hs.calibrate(
+        hydra, data=data, ood_score="msp", cascade=True, budget=1.15, out=tmp_path / "c.safetensors"
+    ).path
     rows = expected_rows(path, data)
     going = sum(row["members_run"] == 3 for row in rows)
     assert 0 < going < len(rows)
     pictures = [png(Image.fromarray(each)) for each in np.load(data)["images"]]
     with serving(path, "--wait", "0.02") as address:
         with ThreadPoolExecutor(8) as clients:
-            answers = list(clients.map(lambda picture: post(address, picture, "image/png"), pictures))  # fmt: skip
+            answers = list(clients.map(lambda picture: post(address, picture, "image/png"), pictures))
         assert {status for status, _ in answers} == {200}
         assert [row["members_run"] for _, row in answers] == [row["members_run"] for row in rows]
         assert [row["label"] for _, row in answers] == [row["label"] for row in rows]
@@ -195,7 +202,7 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
         np.savez(tmp_path / "dot.npz", images=np.asarray(dot)[None])
         (right,) = expected_rows(path, str(tmp_path / "dot.npz"))
         status, row = post(address, png(dot), "image/png")
-        assert (status, row["label"], row["members_run"]) == (200, right["label"], right["members_run"])  # fmt: skip
+        assert (status, row["label"], row["members_run"]) == (200, right["label"], right["members_run"])
 
 
 def test_clients_that_go_away(tmp_path: Path) -> None:
@@ -207,7 +214,10 @@ def test_clients_that_go_away(tmp_path: Path) -> None:
         port = int(address.rpartition(":")[2])
         for part in (picture[:100], picture, picture[:100]):
             with socket.create_connection(("127.0.0.1", port)) as client:
-                head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(picture)}\r\n\r\n"  # fmt: skip
+                head = (
+                    "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length:"
+                    f" {len(picture)}\r\n\r\n"
+                )
                 client.sendall(head.encode() + part)
                 # A reset, as of a process that was killed.
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -228,12 +238,12 @@ def test_texts_and_a_full_queue(tmp_path: Path) -> None:
             status, row = post(address, body, "application/json; charset=utf-8")
             assert status == 200
             check(row, right, threshold)
-        for body in (b"{", b"[]", b'{"text": 3}', b'{"text": " "}', b'{"other": "x"}', b"[" * 100_000):  # fmt: skip
+        for body in (b"{", b"[]", b'{"text": 3}', b'{"text": " "}', b'{"other": "x"}', b"[" * 100_000):
             assert post(address, body, "application/json")[0] == 422
-        assert post(address, json.dumps({"text": "a " * 20_000}).encode(), "application/json")[0] == 413  # fmt: skip
+        assert post(address, json.dumps({"text": "a " * 20_000}).encode(), "application/json")[0] == 413
         assert post(address, bodies[0], "image/png")[0] == 415
         with ThreadPoolExecutor(24) as clients:
-            statuses = list(clients.map(lambda body: post(address, body, "application/json")[0], bodies * 25))  # fmt: skip
+            statuses = list(clients.map(lambda body: post(address, body, "application/json")[0], bodies * 25))
         # One may wait, one runs: who comes then is told to come again, and nobody is kept.
         assert set(statuses) <= {200, 503}
         assert 200 in statuses

@@ -61,22 +61,36 @@ def test_every_score_is_that_of_the_package(
         return torch.randn(shape, generator=generator)
 
     shapes = {
-        "centre": (WIDTH,), "factor": (WIDTH, WIDTH), "means": (CLASSES, WIDTH), "background": (WIDTH, WIDTH),
-        "origin": (WIDTH,), "rest": (WIDTH, 3), "alpha": (), "bank": (70, WIDTH), "mean": (WIDTH,),
-        "weight": (CLASSES, WIDTH), "classes": (CLASSES, WIDTH),
-    }  # fmt: skip
-    states = tuple({part: draw(*shapes[part]) for part in STORED.get(score, ())} for _ in range(members))  # fmt: skip
+        "centre": (WIDTH,),
+        "factor": (WIDTH, WIDTH),
+        "means": (CLASSES, WIDTH),
+        "background": (WIDTH, WIDTH),
+        "origin": (WIDTH,),
+        "rest": (WIDTH, 3),
+        "alpha": (),
+        "bank": (70, WIDTH),
+        "mean": (WIDTH,),
+        "weight": (CLASSES, WIDTH),
+        "classes": (CLASSES, WIDTH),
+    }
+    states = tuple({part: draw(*shapes[part]) for part in STORED.get(score, ())} for _ in range(members))
     fitted = None
     if score in STORED:
         fitted = EnsembleScore(score, states, (0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0)[:members])
     state = State(1.7, joint, OodRule(score, 0.4, 0.05, fitted), None, None, mixture=mixture)  # type: ignore[arg-type]
     record = {
-        "temperature": 1.7, "joint": None if joint is None else {"aleatoric": 0.7, "epistemic": 2.5},
-        "ood": {"score": score, "threshold": 0.4, "members": [
-            {"mean": mean, "deviation": each} for mean, each in zip((0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0), strict=False)
-        ]},
-    }  # fmt: skip
-    tensors = {f"{deciding.PREFIX}{m}.{part}": t for m, each in enumerate(states) for part, t in each.items()}  # fmt: skip
+        "temperature": 1.7,
+        "joint": None if joint is None else {"aleatoric": 0.7, "epistemic": 2.5},
+        "ood": {
+            "score": score,
+            "threshold": 0.4,
+            "members": [
+                {"mean": mean, "deviation": each}
+                for mean, each in zip((0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0), strict=False)
+            ],
+        },
+    }
+    tensors = {f"{deciding.PREFIX}{m}.{part}": t for m, each in enumerate(states) for part, t in each.items()}
     decides = deciding.Decides(Config(record, mixture), members, lambda: tensors)
     logits, features = draw(6, members, CLASSES), draw(6, members, WIDTH)
     told = decides(logits, features)
@@ -96,7 +110,7 @@ def made(folder: Path, family: Family, kind: str, score: str, *, rows: int = 90)
     if kind == "member":
         path = member(path, family, RAGGED, folder / "m.safetensors")
     elif kind == "hydra":
-        members = [member(path, family, each, folder / f"m{i}.safetensors") for i, each in enumerate(KEPTS)]  # fmt: skip
+        members = [member(path, family, each, folder / f"m{i}.safetensors") for i, each in enumerate(KEPTS)]
         path = hs.fuse(members, out=folder / "h.safetensors").path
     data = family.data(folder, rows=rows)
     return hs.calibrate(path, data=data, ood_score=score, out=f"{folder / 'ready'}/").path
@@ -134,11 +148,7 @@ def test_the_model_of_a_directory_decides(family: Family, kind: str, tmp_path: P
         # Stock transformers runs it too, and knows no state.
         from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
-        auto = (
-            AutoModelForSequenceClassification
-            if family.is_text
-            else AutoModelForImageClassification
-        )
+        auto = AutoModelForSequenceClassification if family.is_text else AutoModelForImageClassification
         plain = auto.from_pretrained(folder)
         assert "hydrasurgeon" not in type(plain).__module__
 
@@ -177,7 +187,7 @@ def test_a_pipeline_gives_calibrated_probabilities(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     folder = made(tmp_path, family, "hydra", "rmds")
     texts = ["good film", "a very very bad film"]
-    classify = pipeline("text-classification", model=str(folder), trust_remote_code=True, top_k=None)  # fmt: skip
+    classify = pipeline("text-classification", model=str(folder), trust_remote_code=True, top_k=None)
     by_label = [sorted(rows, key=lambda row: row["label"]) for rows in classify(texts)]
     found = torch.tensor([[row["score"] for row in rows] for rows in by_label])
     model = hs.load(folder, device="cpu")
@@ -211,9 +221,12 @@ def test_a_pipeline_in_a_process_without_us(name: str, kind: str, tmp_path: Path
     task = f"{'text' if family.is_text else 'image'}-classification"
     code = ALONE.format(task=task, folder=str(folder))
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
         env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     probs, score, flag = json.loads(done.stdout.splitlines()[-1])
     model = hs.load(folder, device="cpu")
     pixels = np.random.default_rng(5).integers(0, 255, (28, 28, 3), dtype=np.uint8)
@@ -242,9 +255,7 @@ def test_a_pipeline_in_a_process_without_us(name: str, kind: str, tmp_path: Path
         (lambda d: d["ood"].update(score="knn"), "lacks hydrasurgeon.decision.0.bank"),
     ],
 )
-def test_records_that_say_nonsense(
-    change: Callable[[dict[str, Any]], None], what: str, tmp_path: Path
-) -> None:
+def test_records_that_say_nonsense(change: Callable[[dict[str, Any]], None], what: str, tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     folder = made(tmp_path, family, "member", "mds")
     config = json.loads((folder / "config.json").read_text())

@@ -48,7 +48,7 @@ def test_transformers_loads_members_and_hydras(family: Family, tmp_path: Path) -
     expected = logits(pruned, inputs)
     torch.testing.assert_close(stock_logits(model, inputs), expected[:, 0], rtol=0, atol=1e-5)
 
-    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     tuned = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(members)]
     for name, parts in (("shared", members), ("tuned", tuned)):
         weights = None if name == "shared" else "5,2,1"
@@ -80,11 +80,15 @@ def test_a_pipeline_runs_a_hydra(tmp_path: Path) -> None:
 
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")
-    members = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    members = [
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     hydra = hs.fuse(members, out=f"{tmp_path / 'hydra'}/").path
     texts = ["good film", "a very very bad film"]
     classify = pipeline("text-classification", model=str(hydra), trust_remote_code=True, top_k=None)
-    found = torch.tensor([[row["score"] for row in sorted(rows, key=lambda row: row["label"])] for rows in classify(texts)])  # fmt: skip
+    found = torch.tensor(
+        [[row["score"] for row in sorted(rows, key=lambda row: row["label"])] for rows in classify(texts)]
+    )
     model = hs.load(hydra, device="cpu")
     expected = model.predict(model.transform.collate(texts))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -103,9 +107,12 @@ def test_the_modelling_file_does_not_need_us(tmp_path: Path) -> None:
         "print(json.dumps(m(torch.tensor([[0, 4, 8, 2]])).logits.tolist()))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
         env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
     expected = logits(pruned, torch.tensor([[0, 4, 8, 2]]))[:, 0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -140,14 +147,14 @@ def test_timm_loads_members_and_hydras(tmp_path: Path, name: str, kind: str) -> 
     if kind == "member":
         made = member(tmp_path / "source", family, RAGGED, f"{tmp_path / 'out'}/")
     else:
-        parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+        parts = [
+            member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+        ]
         made = hs.fuse(parts, out=f"{tmp_path / 'out'}/", weights="5,2,1").path
     expected = hs.load(made, device="cpu").predict(family.inputs())
-    order, pretrained = (
-        ("hydrasurgeon, timm", True) if kind == "member" else ("timm, hydrasurgeon", False)
-    )
-    code = TIMM.format(order=order, inputs=str(tmp_path / "inputs.pt"), folder=made, pretrained=pretrained)  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # fmt: skip
+    order, pretrained = ("hydrasurgeon, timm", True) if kind == "member" else ("timm, hydrasurgeon", False)
+    code = TIMM.format(order=order, inputs=str(tmp_path / "inputs.pt"), folder=made, pretrained=pretrained)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -164,12 +171,10 @@ def test_the_card_says_what_it_is_and_how_it_was_made(tmp_path: Path) -> None:
     data = family.data(tmp_path)
     hs.score(tmp_path / "source", method="taylor", data=data, keep=2, device="cpu")
     a = hs.prune(tmp_path / "source", method="taylor", keep=2, out=tmp_path / "a.safetensors").path
-    b = hs.prune(tmp_path / "source", method="random", keep=3, seed=4, out=tmp_path / "b.safetensors").path  # fmt: skip
+    b = hs.prune(tmp_path / "source", method="random", keep=3, seed=4, out=tmp_path / "b.safetensors").path
     card = (hs.fuse([a, b], out=f"{tmp_path / 'h'}/").path / "README.md").read_text()
     assert "keep different attention heads of one pretrained model (6, 9 of 12)" in card
     assert "`hydrasurgeon prune source --method random --keep 3 --seed 4`" in card
-    assert (
-        'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in card
-    )
+    assert 'AutoModelForSequenceClassification.from_pretrained("DIR", trust_remote_code=True)' in card
     assert "Nothing was recorded. `hydrasurgeon eval" in card
     assert str(tmp_path) not in card

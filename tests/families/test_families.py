@@ -62,7 +62,7 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("family", thoroughly())
 def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> None:
     """Training-free members (shared heads, a trunk), and tuned ones (nothing shared)."""
-    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     fused = hs.fuse(members, out=tmp_path / "hydra.safetensors")
     assert fused.manifest.fusion is not None
     assert fused.manifest.fusion.trunk == 1
@@ -80,7 +80,7 @@ def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> N
 def test_a_layer_may_be_empty_in_all_members(family: Family, tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     rows = ([[0, 1], [], [2]], [[1, 3], [], [0]])
-    parts = [member(tmp_path / "source", family, row, tmp_path / f"m{i}.safetensors") for i, row in enumerate(rows)]  # fmt: skip
+    parts = [member(tmp_path / "source", family, row, tmp_path / f"m{i}.safetensors") for i, row in enumerate(rows)]
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
     inputs = family.inputs(dtype=torch.float64)
     expected = torch.cat([logits(part, inputs, "float64") for part in parts], dim=1)
@@ -103,7 +103,7 @@ def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> No
 
 @pytest.mark.parametrize("family", TEXTS)
 def test_padding_changes_nothing(family: Family, source: Path, tmp_path: Path) -> None:
-    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
     inputs = family.inputs()
     wider = {
@@ -123,8 +123,7 @@ def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path:
     data = family.data(tmp_path)
     for method in ("taylor", "fisher"):
         found = [
-            hs.score(source, method=method, data=data, batch_size=size, device="cpu").result.values
-            for size in (5, 24)
+            hs.score(source, method=method, data=data, batch_size=size, device="cpu").result.values for size in (5, 24)
         ]
         assert found[0] is not None
         assert found[1] is not None
@@ -145,13 +144,17 @@ def test_all_five_stages(family: Family, source: Path, tmp_path: Path) -> None:
         assert [len(row) for row in rows] == [2] * LAYERS
     # Without dropout: a few steps must show in the loss, whatever the noise.
     options = {"steps": "24", "lr": "0.002", "batch_size": "8", "warmup": "0", "dropout": "0"}
-    tuned = hs.finetune(pruned.path, data=data, recipe=recipe, set=options, out=tmp_path / "t0.safetensors", device="cpu")  # fmt: skip
+    tuned = hs.finetune(
+        pruned.path, data=data, recipe=recipe, set=options, out=tmp_path / "t0.safetensors", device="cpu"
+    )
     assert tuned.manifest.kept == pruned.manifest.kept
     assert tuned.trained.steps == 24
     first, *_, last = tuned.trained.log
     assert last["loss"] < first["loss"]
     other = hs.prune(source, method="random", keep=2, seed=1, out=tmp_path / "m1.safetensors")
-    fused = hs.fuse([tuned.path, other.path], out=tmp_path / "h.safetensors", mlp="separate", check=data, tolerance=1e-5)  # fmt: skip
+    fused = hs.fuse(
+        [tuned.path, other.path], out=tmp_path / "h.safetensors", mlp="separate", check=data, tolerance=1e-5
+    )
     assert fused.agreement is not None
     assert fused.agreement.max_difference < 1e-5
     (result,) = hs.evaluate([fused.path], data=data, device="cpu").report.results
@@ -225,11 +228,19 @@ def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path
     ood = family.data(tmp_path / "ood", rows=15)
     orders = [
         hs.score(
-            pruned, method="circuit", data=data, ood=[ood], remove=4, search=search, batch_size=7, device="cpu",
-            tower=family.tower, out=tmp_path / f"{search}.safetensors",
+            pruned,
+            method="circuit",
+            data=data,
+            ood=[ood],
+            remove=4,
+            search=search,
+            batch_size=7,
+            device="cpu",
+            tower=family.tower,
+            out=tmp_path / f"{search}.safetensors",
         ).result.order
         for search in ("naive", "exact")
-    ]  # fmt: skip
+    ]
     assert orders[0] == orders[1]
     model = hs.load(pruned, device="cpu", dtype="float64")
     sites = [block.attention for block in model.anatomy.blocks]

@@ -46,13 +46,9 @@ def test_an_encoder_without_classifier_gets_one(tmp_path: Path, pooler: bool) ->
     data = FAMILIES["BERT"].data(tmp_path)
     with pytest.raises(DataError):
         hs.score(tmp_path / "b", method="taylor", data=data, device="cpu")
-    tuned = hs.finetune(
-        pruned.path, data=data, recipe="sst2", set={"steps": "2"}, out=tmp_path / "t", device="cpu"
-    )
+    tuned = hs.finetune(pruned.path, data=data, recipe="sst2", set={"steps": "2"}, out=tmp_path / "t", device="cpu")
     assert tuned.manifest.model.num_classes == 3
-    assert (
-        tuned.manifest.model.preprocess["max_length"] == 24
-    )  # the tokenizer's, below the recipe's
+    assert tuned.manifest.model.preprocess["max_length"] == 24  # the tokenizer's, below the recipe's
     names = load_file(tuned.path)
     assert names["classifier.weight"].shape == (3, 32)
     assert names["bert.pooler.dense.weight"].shape == (32, 32)
@@ -67,9 +63,7 @@ def test_old_names_and_pretraining_heads(tmp_path: Path) -> None:
     model = bare_bert(tmp_path / "b")
     tensors = {f"bert.{name}": value for name, value in model.state_dict().items()}
     tensors = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        ): value
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
         for name, value in tensors.items()
     }
     tensors["cls.predictions.bias"] = torch.zeros(14)
@@ -120,9 +114,7 @@ def test_what_cannot_be_cut_is_refused(tmp_path: Path, change: dict[str, Any], s
     with pytest.raises(SurgeryError, match=says) as refused:
         hs.prune(tmp_path / "b", method="magnitude", keep=2, out=tmp_path / "m.safetensors")
     if "model_type" in change:
-        assert "bert, roberta, electra, distilbert, mpnet, vit, deit, dinov2" in str(
-            refused.value.hint
-        )
+        assert "bert, roberta, electra, distilbert, mpnet, vit, deit, dinov2" in str(refused.value.hint)
     assert not (tmp_path / "m.safetensors").exists()
 
 
@@ -135,7 +127,7 @@ def test_texts_need_the_tokenizer_and_images_an_image_model(tmp_path: Path) -> N
     hs.score(tmp_path / "b", method="taylor", data=texts, device="cpu")
     # Scores are recorded beside the files; another tokenizer would make them lies.
     told = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
-    (tmp_path / "b" / "tokenizer_config.json").write_text(json.dumps({**told, "model_max_length": 7}))  # fmt: skip
+    (tmp_path / "b" / "tokenizer_config.json").write_text(json.dumps({**told, "model_max_length": 7}))
     with pytest.raises(ManifestError, match="another tokenizer"):
         open_checkpoint(tmp_path / "b")
     for name in ("heads.json", "tokenizer.json", "tokenizer_config.json"):
@@ -146,22 +138,15 @@ def test_texts_need_the_tokenizer_and_images_an_image_model(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["ViT", "DeiT", "DINOv2"])
 @pytest.mark.parametrize("stored", [True, False])
-def test_images_are_prepared_as_the_checkpoint_says(
-    tmp_path: Path, kind: str, stored: bool
-) -> None:
+def test_images_are_prepared_as_the_checkpoint_says(tmp_path: Path, kind: str, stored: bool) -> None:
     """The library's own processor against ours; resizing may differ by rounding, never by a pixel's place."""
-    from transformers import (
-        AutoImageProcessor,
-        BitImageProcessor,
-        DeiTImageProcessor,
-        ViTImageProcessor,
-    )
+    from transformers import AutoImageProcessor, BitImageProcessor, DeiTImageProcessor, ViTImageProcessor
 
     processors = {
         "ViT": ViTImageProcessor(size={"height": 28, "width": 28}),
         "DeiT": DeiTImageProcessor(size={"height": 32, "width": 32}, crop_size={"height": 28, "width": 28}),
         "DINOv2": BitImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28}, resample=3),
-    }  # fmt: skip
+    }
     FAMILIES[kind].write(tmp_path / "v")
     if stored:
         processors[kind].save_pretrained(tmp_path / "v")
@@ -179,9 +164,9 @@ def test_images_are_prepared_as_the_checkpoint_says(
 def test_inspecting_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     FAMILIES["DistilBERT"].write(tmp_path / "d")
     code = (
-        "import sys; from hydrasurgeon.stages.inspect import inspect; "
-        f"found = inspect({str(tmp_path / 'd')!r}); "
-        "print(found.manifest.model.arch, *(n for n in ('torch', 'transformers', 'open_clip', 'timm') if n in sys.modules))"
+        f"import sys; from hydrasurgeon.stages.inspect import inspect; found = inspect({str(tmp_path / 'd')!r});"
+        " print(found.manifest.model.arch, *(n for n in ('torch', 'transformers', 'open_clip', 'timm') if n in"
+        " sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["DistilBertForSequenceClassification"]
@@ -237,19 +222,21 @@ def test_parts_are_told_apart(tmp_path: Path, kind: str) -> None:
     tuned = []
     for seed in (1, 2):
         done = hs.finetune(
-            tmp_path / "s", data=data, recipe="sst2", set=plan, freeze="embedding,classifier", seed=seed,
-            out=tmp_path / f"t{seed}.safetensors", device="cpu",
-        )  # fmt: skip
+            tmp_path / "s",
+            data=data,
+            recipe="sst2",
+            set=plan,
+            freeze="embedding,classifier",
+            seed=seed,
+            out=tmp_path / f"t{seed}.safetensors",
+            device="cpu",
+        )
         tuned.append(load_file(done.path))
     assert tuned[0].keys() == before.keys()
     still = {name for name, tensor in before.items() if torch.equal(tensor, tuned[0][name])}
     outside = {name for name in before if ".layer." not in name}
-    assert still == {
-        n for n in outside if "embeddings" in n or "relative" in n or "classifier" in n
-    }
-    hydra = load_file(
-        hs.fuse([tmp_path / "t1", tmp_path / "t2"], out=tmp_path / "h.safetensors").path
-    )
+    assert still == {n for n in outside if "embeddings" in n or "relative" in n or "classifier" in n}
+    hydra = load_file(hs.fuse([tmp_path / "t1", tmp_path / "t2"], out=tmp_path / "h.safetensors").path)
     # A norm whose two copies happened to move alike is rightly stored once.
     layer = {n for n in before if ".layer.0." in n and not torch.equal(tuned[0][n], tuned[1][n])}
     averaged = {n for n in layer if n in hydra}
@@ -265,7 +252,10 @@ def test_parts_are_told_apart(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["RoBERTa", "DINOv2"])
 def test_bench_runs_hydras_of_texts_and_images(tmp_path: Path, kind: str) -> None:
     FAMILIES[kind].write(tmp_path / "s")
-    names = [hs.prune(tmp_path / "s", method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    names = [
+        hs.prune(tmp_path / "s", method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path
+        for s in (1, 2)
+    ]
     hydra = hs.load(hs.fuse(names, out=tmp_path / "h.safetensors").path, device="cpu")
     family = family_named("transformers")
     told = hydra.manifest.model
@@ -291,9 +281,13 @@ def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
     found = {}
     for method in ("taylor", "circuit-acc", "cahp"):
         feed = Feed.open(
-            opened, str(tmp_path / "texts.jsonl"), (), method=method, towers=("text",),
+            opened,
+            str(tmp_path / "texts.jsonl"),
+            (),
+            method=method,
+            towers=("text",),
             run=Run(device="cpu", batch_size=2),
-        )  # fmt: skip
+        )
         batches = list(feed.batches("x"))
         found[method] = [inputs["input_ids"].shape[1] - 2 for inputs, _ in batches]
         labels = torch.cat([truth for _, truth in batches]).tolist()

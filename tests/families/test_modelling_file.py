@@ -95,10 +95,11 @@ def test_a_config_without_heads(made: dict[str, Path], tmp_path: Path, value: An
         modelling.HydraModel.from_pretrained(tmp_path / "x", config=config)
 
 
-@pytest.mark.parametrize("table", [None, {}, [], {"bert.x": [0, 1]}, {"bert.{}": [2, 1]}, {"bert.{}": [1, 3]}, {"bert.{}": 0}, {"{}{}": [0, 1]}])  # fmt: skip
-def test_a_table_of_head_tensors_that_is_none(
-    made: dict[str, Path], tmp_path: Path, table: Any
-) -> None:
+@pytest.mark.parametrize(
+    "table",
+    [None, {}, [], {"bert.x": [0, 1]}, {"bert.{}": [2, 1]}, {"bert.{}": [1, 3]}, {"bert.{}": 0}, {"{}{}": [0, 1]}],
+)
+def test_a_table_of_head_tensors_that_is_none(made: dict[str, Path], tmp_path: Path, table: Any) -> None:
     with pytest.raises(ValueError, match=r"head_tensors|has shape"):
         loaded(retold(made["hydra"], tmp_path / "x", lambda told: told.update(head_tensors=table)))
 
@@ -106,12 +107,10 @@ def test_a_table_of_head_tensors_that_is_none(
 def test_weights_that_do_not_hold_the_heads_listed(made: dict[str, Path], tmp_path: Path) -> None:
     """A list that is right in form, and wrong for these weights."""
     with pytest.raises(ValueError, match=r"has shape \(32, 8\), not 3 heads of 8"):
-        loaded(retold(made["hydra"], tmp_path / "x", lambda told: told["members"][0].__setitem__(1, [0, 2])))  # fmt: skip
+        loaded(retold(made["hydra"], tmp_path / "x", lambda told: told["members"][0].__setitem__(1, [0, 2])))
 
 
-def test_a_hydra_with_a_tensor_missing_is_not_filled_up(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_hydra_with_a_tensor_missing_is_not_filled_up(made: dict[str, Path], tmp_path: Path) -> None:
     """transformers draws what is missing at random, and only warns."""
     shutil.copytree(made["hydra"], tmp_path / "x")
     tensors = load_file(tmp_path / "x" / "model.safetensors")

@@ -28,26 +28,56 @@ MEAN = FAMILIES["ModernBERT pooling by mean"]
 
 # answerdotai/ModernBERT-base as transformers 4.48 wrote it, and a classifier as version 5 does.
 BASE: dict[str, Any] = {
-    "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 50281,
-    "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0, "classifier_pooling": "mean",
-    "cls_token_id": 50281, "decoder_bias": True, "deterministic_flash_attn": False, "embedding_dropout": 0.0,
-    "eos_token_id": 50282, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "gradient_checkpointing": False,
-    "hidden_activation": "gelu", "hidden_size": 768, "initializer_cutoff_factor": 2.0, "initializer_range": 0.02,
-    "intermediate_size": 1152, "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0,
-    "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0, "model_type": "modernbert", "norm_bias": False,
-    "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 4, "pad_token_id": 50283,
-    "position_embedding_type": "absolute", "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32",
-    "transformers_version": "4.47.0.dev0", "vocab_size": 50368,
-}  # fmt: skip
+    "architectures": ["ModernBertForMaskedLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 50281,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_dropout": 0.0,
+    "classifier_pooling": "mean",
+    "cls_token_id": 50281,
+    "decoder_bias": True,
+    "deterministic_flash_attn": False,
+    "embedding_dropout": 0.0,
+    "eos_token_id": 50282,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "gradient_checkpointing": False,
+    "hidden_activation": "gelu",
+    "hidden_size": 768,
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "intermediate_size": 1152,
+    "layer_norm_eps": 1e-05,
+    "local_attention": 128,
+    "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 4,
+    "pad_token_id": 50283,
+    "position_embedding_type": "absolute",
+    "sep_token_id": 50282,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "transformers_version": "4.47.0.dev0",
+    "vocab_size": 50368,
+}
 LATER = {
     **{key: value for key, value in BASE.items() if not key.endswith("rope_theta")},
-    "architectures": ["ModernBertForSequenceClassification"], "id2label": {"0": "a", "1": "b"},
+    "architectures": ["ModernBertForSequenceClassification"],
+    "id2label": {"0": "a", "1": "b"},
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     "rope_parameters": {
         "full_attention": {"rope_theta": 80000.0, "rope_type": "default"},
         "sliding_attention": {"rope_theta": 5000.0, "rope_type": "default"},
     },
-}  # fmt: skip
+}
 
 
 def bare(config: dict[str, Any], classes: int = 2) -> Bare:
@@ -57,9 +87,7 @@ def bare(config: dict[str, Any], classes: int = 2) -> Bare:
     kind = transformers.ModernBertForSequenceClassification
     with torch.device("meta"):
         built = kind(kind.config_class(**config, num_labels=classes))
-    tensors = {
-        name: TensorInfo(name, "F32", tuple(p.shape), 0, 0) for name, p in built.named_parameters()
-    }
+    tensors = {name: TensorInfo(name, "F32", tuple(p.shape), 0, 0) for name, p in built.named_parameters()}
     return Bare(tensors, "here", config=config)
 
 
@@ -72,7 +100,7 @@ def test_configs_as_they_lie_on_the_hub(config: dict[str, Any]) -> None:
     family.check(model, family.towers(model), "here")
     assert family_of(model) is family
     record = family.config(model)
-    assert record.types == ("full_attention", "sliding_attention", "sliding_attention", "full_attention")  # fmt: skip
+    assert record.types == ("full_attention", "sliding_attention", "sliding_attention", "full_attention")
     thetas = (160000.0, 10000.0) if config is BASE else (80000.0, 5000.0)
     assert record.thetas == dict(zip(("full_attention", "sliding_attention"), thetas, strict=True))
     if config is LATER:
@@ -113,18 +141,20 @@ def test_a_masked_language_model_is_pruned_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classifier", ["keep", "zero"])
-def test_a_masked_language_models_head_goes_on_to_a_classifier(
-    tmp_path: Path, classifier: str
-) -> None:
+def test_a_masked_language_models_head_goes_on_to_a_classifier(tmp_path: Path, classifier: str) -> None:
     """As `from_pretrained` of a sequence classifier takes it: only the last layer is new."""
     import transformers
 
     stock = masked(tmp_path / "mlm")
     theirs = transformers.ModernBertForSequenceClassification.from_pretrained(tmp_path / "mlm")
     tuned = hs.finetune(
-        tmp_path / "mlm", data=FAMILY.data(tmp_path), recipe="sst2", out=tmp_path / "t.safetensors", device="cpu",
+        tmp_path / "mlm",
+        data=FAMILY.data(tmp_path),
+        recipe="sst2",
+        out=tmp_path / "t.safetensors",
+        device="cpu",
         set={"steps": "1", "lr": "1e-30", "classifier": classifier},
-    )  # fmt: skip
+    )
     assert tuned.manifest.model.num_classes == CLASSES
     assert "prediction_head" not in tuned.manifest.model.config
     tensors = load_file(tuned.path)
@@ -147,12 +177,16 @@ def test_an_encoder_alone_has_no_head_to_go_on(tmp_path: Path) -> None:
     ("change", "error", "says"),
     [
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, SurgeryError, "stretches its rotary positions"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, SurgeryError, "stretches its rotary"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},
+            SurgeryError,
+            "stretches its rotary",
+        ),
         ({"layer_types": ["full_attention"]}, CheckpointError, "lists 1 layers of 4"),
         ({"num_attention_heads": 256}, CheckpointError, "odd number of dimensions"),
         ({"problem_type": "regression"}, SurgeryError, "made for regression"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit(change: dict[str, Any], error: type[Exception], says: str) -> None:
     family = family_of_bare(Bare({}, "here", config=BASE), config_file="config.json")
     with pytest.raises(error, match=says):
@@ -176,12 +210,10 @@ def test_layers_turn_by_their_own_angles_and_see_their_own_window(tmp_path: Path
     for block, theta in zip(anatomy.blocks, (160000.0, 10000.0, 10000.0), strict=True):
         assert block.attention.rotate is not None
         speeds = theta ** (-torch.arange(half) / half)
-        turned = torch.complex(x[..., :half], x[..., half:]) * torch.exp(
-            1j * torch.arange(9)[:, None] * speeds
-        )
+        turned = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * torch.arange(9)[:, None] * speeds)
         expected = torch.cat([turned.real, turned.imag], dim=-1)
         torch.testing.assert_close(block.attention.rotate(x), expected, rtol=0, atol=1e-5)
-        torch.testing.assert_close(block.attention.rotate(x[:, :, :1]), expected[:, :, :1], rtol=0, atol=1e-5)  # fmt: skip
+        torch.testing.assert_close(block.attention.rotate(x[:, :, :1]), expected[:, :, :1], rtol=0, atol=1e-5)
     assert anatomy.blocks[0].attention.bias is None
     assert isinstance(anatomy.blocks[0].norm1, torch.nn.Identity)
     for block in anatomy.blocks[1:]:
@@ -231,14 +263,14 @@ def test_repairs_and_cahp_and_both_ways_of_running(family: Any, tmp_path: Path) 
     mask.write_text(json.dumps({"text": RAGGED}))
     plain = hs.prune(tmp_path / "source", mask=mask, out=tmp_path / "plain.safetensors").path
     mended = hs.prune(
-        tmp_path / "source", mask=mask, compensate="lstsq", data=data, out=tmp_path / "mended.safetensors", device="cpu",
-    ).path  # fmt: skip
+        tmp_path / "source", mask=mask, compensate="lstsq", data=data, out=tmp_path / "mended.safetensors", device="cpu"
+    ).path
     batch = hs.load(plain, device="cpu").transform.collate(
         [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
     )
     full = logits(tmp_path / "source", batch)
     assert (logits(mended, batch) - full).norm() < 0.8 * (logits(plain, batch) - full).norm()
-    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     hydra = hs.load(hs.fuse(parts, out=tmp_path / "h.safetensors").path, device="cpu")
     ways = []
     for mode in ("stacked", "apart"):

@@ -18,10 +18,16 @@ from hydrasurgeon.tuning.recipes import load_recipe
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("n.json", b"[" * 100_000), ("n.json", b"{}"), ("n.json", b"[1, 2]"), ("n.json", b"[NaN]"), ("n.json", b""), ("n.json", b'["\\ud800", "a"]'),
-        ("n.txt", b"\xff\xfe"), ("n.txt", b"x\n" * (9 << 20)),
+        ("n.json", b"[" * 100_000),
+        ("n.json", b"{}"),
+        ("n.json", b"[1, 2]"),
+        ("n.json", b"[NaN]"),
+        ("n.json", b""),
+        ("n.json", b'["\\ud800", "a"]'),
+        ("n.txt", b"\xff\xfe"),
+        ("n.txt", b"x\n" * (9 << 20)),
     ],
-)  # fmt: skip
+)
 def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)

@@ -12,11 +12,7 @@ from hydrasurgeon.families import FAMILIES
 
 PACKAGE = Path(hydrasurgeon.__file__).parent
 LIBRARIES = {"open_clip", "timm", "transformers"}
-ELSEWHERE = [
-    path
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path.relative_to(PACKAGE).parts[0] != "families"
-]
+ELSEWHERE = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] != "families"]
 
 
 @cache
@@ -47,7 +43,10 @@ def compared(tree: ast.AST) -> Iterator[str]:
 
 
 def test_the_search_finds_imports_and_comparisons() -> None:
-    tree = ast.parse("import timm.models\ndef f():\n    from open_clip import CLIP\n    import_module('timm')\n    x == 'timm' or y in ('hf', 2)")  # fmt: skip
+    tree = ast.parse(
+        "import timm.models\ndef f():\n    from open_clip import CLIP\n    import_module('timm')\n    x == 'timm' or y"
+        " in ('hf', 2)"
+    )
     assert list(imported(tree)) == ["timm.models", "open_clip", "timm"]
     assert set(compared(tree)) == {"timm", "hf", "2"}
 
@@ -81,10 +80,6 @@ def test_no_one_asks_which_family_it_is() -> None:
     found = []
     for path in ELSEWHERE:
         tree = parsed(path)
-        found += [f"{path.relative_to(PACKAGE)}: == {text}" for text in compared(tree) if text in LIBRARIES]  # fmt: skip
-        found += [
-            f"{path.relative_to(PACKAGE)}: {name}"
-            for name in imported(tree)
-            if name.startswith(tuple(own))
-        ]
+        found += [f"{path.relative_to(PACKAGE)}: == {text}" for text in compared(tree) if text in LIBRARIES]
+        found += [f"{path.relative_to(PACKAGE)}: {name}" for name in imported(tree) if name.startswith(tuple(own))]
     assert found == ["sharing/timm_entry.py: hydrasurgeon.families.timm_vit.registry"]

@@ -66,13 +66,7 @@ class RowsFamily(Family):
         config = dict(bare.config or {})
         preprocess = {"input_size": [3, 28, 28], "mean": [0.5] * 3, "std": [0.5] * 3}
         return Identified(
-            Model(
-                family=self.name,
-                arch="rows",
-                config=config,
-                num_classes=CLASSES,
-                preprocess=preprocess,
-            )
+            Model(family=self.name, arch="rows", config=config, num_classes=CLASSES, preprocess=preprocess)
         )
 
     def towers(self, model: Model) -> dict[str, Tower]:
@@ -93,9 +87,7 @@ class RowsFamily(Family):
             yield from (part.within(f"layers.{layer}", "vision", layer) for part in parts)
         yield from linear("head", model.num_classes, DIM, "classifier")
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         with torch.device("cpu" if fresh else "meta"):
             return Rows(model.num_classes, kept)
 
@@ -109,9 +101,7 @@ class RowsFamily(Family):
         )
 
     def _block(self, layer: Any, number: int) -> Block:
-        site = Attention(
-            "vision", number, layer.heads, HEAD_DIM, (layer.qkv,), layer.out, NONE, NONE, HEAD_DIM**-0.5
-        )  # fmt: skip
+        site = Attention("vision", number, layer.heads, HEAD_DIM, (layer.qkv,), layer.out, NONE, NONE, HEAD_DIM**-0.5)
         return Block(layer.norm1, site, NONE, layer.norm2, layer.mlp, NONE)
 
 
@@ -187,14 +177,22 @@ def test_all_five_stages(source: Path, images: Any, tmp_path: Path) -> None:
     hs.score(source, method="taylor", data=data, device="cpu")
     pruned = hs.prune(source, method="taylor", keep=2, out=tmp_path / "m0.safetensors")
     options = {"steps": "24", "lr": "0.002", "batch_size": "8", "warmup": "0"}
-    tuned = hs.finetune(pruned.path, data=data, recipe="scratch", set=options, freeze="embedding", out=tmp_path / "t0.safetensors", device="cpu")  # fmt: skip
+    tuned = hs.finetune(
+        pruned.path,
+        data=data,
+        recipe="scratch",
+        set=options,
+        freeze="embedding",
+        out=tmp_path / "t0.safetensors",
+        device="cpu",
+    )
     first, *_, last = tuned.trained.log
     assert last["loss"] < first["loss"]
     before, after = open_checkpoint(pruned.path).digests(), open_checkpoint(tuned.path).digests()
     still = {name for name in before if before[name] == after[name]}
     assert still == {"embed.weight", "embed.bias"}
     other = hs.prune(source, method="random", keep=2, seed=1, out=tmp_path / "m1.safetensors")
-    fused = hs.fuse([tuned.path, other.path], out=f"{tmp_path}/h/", mlp="separate", check=data, tolerance=1e-5)  # fmt: skip
+    fused = hs.fuse([tuned.path, other.path], out=f"{tmp_path}/h/", mlp="separate", check=data, tolerance=1e-5)
     assert (fused.path / "model.safetensors").is_file()  # a directory, in the family's layout
     (result,) = hs.evaluate([fused.path], data=data, device="cpu").report.results
     assert result.members == 2

@@ -19,7 +19,7 @@ TABLES = {
     "DINOv3": (r"cls_token|reg_token|patch_embed\.", r"head\.", r".*\.attn\.", r".*\.mlp\."),
     "EVA02": (r"cls_token|pos_embed|patch_embed\.", r"head\.", r".*\.attn\.", r".*\.mlp\."),
     "EVA02 with separate projections": (r"cls_token|pos_embed|patch_embed\.", r"head\.", r".*\.attn\.", r".*\.mlp\."),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -32,9 +32,7 @@ def test_what_is_frozen_stays(tmp_path: Path, name: str) -> None:
 
     def still(**options: object) -> set[str]:
         out = tmp_path / "t.safetensors"
-        hs.finetune(
-            tmp_path / "s", data=data, recipe="sst2", out=out, force=True, device="cpu", **options
-        )
+        hs.finetune(tmp_path / "s", data=data, recipe="sst2", out=out, force=True, device="cpu", **options)
         after = load_file(out)
         assert after.keys() == before.keys()
         return {each for each, tensor in before.items() if torch.equal(tensor, after[each])}

@@ -1,4 +1,5 @@
-"""Directories of pruned transformers and hydras in the library's own hands: saved again, trained by its Trainer, resumed."""
+"""Directories of pruned transformers and hydras in the library's own hands: saved again, trained by its Trainer,
+resumed."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ def hydra(folder: Path, name: str, *, tuned: tuple[int, ...] = ()) -> Path:
     """A hydra; the members whose numbers are in `tuned` have weights of their own, the others share."""
     family = FAMILIES[name]
     family.write(folder / "source")
-    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
-    parts = [tune(p, folder / f"t{i}.safetensors", seed=i) if i in tuned else p for i, p in enumerate(parts)]  # fmt: skip
+    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = [tune(p, folder / f"t{i}.safetensors", seed=i) if i in tuned else p for i, p in enumerate(parts)]
     return hs.fuse(parts, out=f"{folder}/h/", mlp="separate").path
 
 
 def answers(model: Any, inputs: Any) -> torch.Tensor:
     with torch.inference_mode():
-        return model.eval()(**inputs if isinstance(inputs, dict) else {"pixel_values": inputs}).logits  # fmt: skip
+        return model.eval()(**inputs if isinstance(inputs, dict) else {"pixel_values": inputs}).logits
 
 
 @pytest.mark.parametrize("family", thoroughly("BERT", "ModernBERT", "ViT", "DistilBERT", "MPNet"))
@@ -89,16 +90,22 @@ def test_trainer_resumes_a_hydra(tmp_path: Path) -> None:
 
     folder = hydra(tmp_path, "BERT", tuned=(1,))
     inputs = FAMILIES["BERT"].inputs(rows=4)
-    rows = [
-        {**{name: tensor[i % 4] for name, tensor in inputs.items()}, "labels": i % 3} for i in range(16)
-    ]  # fmt: skip
+    rows = [{**{name: tensor[i % 4] for name, tensor in inputs.items()}, "labels": i % 3} for i in range(16)]
 
     def trained(out: str, steps: int, resume: str | None = None) -> Any:
         model = opened(folder)
         arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path / out), max_steps=steps, save_steps=2, per_device_train_batch_size=4, report_to=[],
-            learning_rate=1e-2, lr_scheduler_type="constant", use_cpu=True, disable_tqdm=True, seed=0,
-        )  # fmt: skip
+            output_dir=str(tmp_path / out),
+            max_steps=steps,
+            save_steps=2,
+            per_device_train_batch_size=4,
+            report_to=[],
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=0,
+        )
         for part in model.modules():
             if isinstance(part, torch.nn.Dropout):
                 part.p = 0.0
@@ -111,8 +118,8 @@ def test_trainer_resumes_a_hydra(tmp_path: Path) -> None:
     first = str(tmp_path / "halves" / "checkpoint-2")
     resumed = trained("halves", 4, resume=first)
     for name, parameter in whole.named_parameters():
-        torch.testing.assert_close(dict(resumed.named_parameters())[name], parameter, rtol=0, atol=1e-6)  # fmt: skip
+        torch.testing.assert_close(dict(resumed.named_parameters())[name], parameter, rtol=0, atol=1e-6)
     start = dict(opened(folder).named_parameters())
-    assert any(not torch.equal(parameter, start[name]) for name, parameter in whole.named_parameters())  # fmt: skip
+    assert any(not torch.equal(parameter, start[name]) for name, parameter in whole.named_parameters())
     saved = opened(tmp_path / "halves" / "checkpoint-4")
     torch.testing.assert_close(answers(saved, inputs), answers(whole, inputs), rtol=0, atol=1e-5)

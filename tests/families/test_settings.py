@@ -1,4 +1,5 @@
-"""What a manifest or a library's config may say: typed, bounded, in agreement with itself, and nothing else reaches a library."""
+"""What a manifest or a library's config may say: typed, bounded, in agreement with itself, and nothing else reaches a
+library."""
 
 from __future__ import annotations
 
@@ -93,11 +94,19 @@ CONTRADICTIONS = [
     ("timm ViT", {"model__config__model_args__num_heads": 2}, r"towers\.vision\.heads is 4, model\.config says 2"),
     ("timm ViT", {"model__config__model_args__depth": 2}, r"towers\.vision\.layers is 3"),
     ("timm ViT", {"model__labels": ["a", "b"]}, "2 labels for 3 classes"),
-    ("timm ViT", {"model__preprocess__input_size": [1, 28, 28]}, "mean and std must be 1 numbers, one for each channel"),
+    (
+        "timm ViT",
+        {"model__preprocess__input_size": [1, 28, 28]},
+        "mean and std must be 1 numbers, one for each channel",
+    ),
     ("timm ViT", {"model__preprocess__input_size": [3, 56, 56]}, "the model reads 3×28×28"),
     ("timm ViT", {"model__config__model_args__embed_dim": 30}, "embed_dim 30 is not a multiple of num_heads 4"),
     ("timm ViT", {"model__config__model_args__class_token": False}, "global_pool is token"),
-    ("BERT", {"towers__text__heads": 8, "towers__text__head_dim": 4}, r"towers\.text\.heads is 8, model\.config says 4"),
+    (
+        "BERT",
+        {"towers__text__heads": 8, "towers__text__head_dim": 4},
+        r"towers\.text\.heads is 8, model\.config says 4",
+    ),
     ("BERT", {"model__config__num_attention_heads": 2}, r"towers\.text\.heads is 4"),
     ("BERT", {"model__config__hidden_size": 30}, "dim 30 is not a multiple of 4 heads"),
     ("BERT", {"model__config__model_type": "roberta"}, "is no classifier of type 'roberta'"),
@@ -117,7 +126,7 @@ CONTRADICTIONS = [
     ("OpenCLIP", {"model__config__zero_shot__templates": ["{label}"]}, "sha256 is not that of the templates"),
     ("OpenCLIP", {"model__config__zero_shot__templates": ["a photo"]}, "has no {label}"),
     ("OpenCLIP", {"model__preprocess__input_size": [3, 14, 14]}, "the model reads"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "changes", "says"), CONTRADICTIONS)
@@ -137,7 +146,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(
 
 def test_opening_asks_the_family(stocks: Callable[[str], Path], tmp_path: Path) -> None:
     """A model of four heads that says it has two ran with other heads, silently."""
-    path = hs.prune(stocks("timm ViT"), method="magnitude", keep=4, out=tmp_path / "m.safetensors").path  # fmt: skip
+    path = hs.prune(stocks("timm ViT"), method="magnitude", keep=4, out=tmp_path / "m.safetensors").path
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     manifest = changed(json.loads(metadata["hydrasurgeon"]), model__config__model_args__num_heads=2)
@@ -164,7 +173,7 @@ LOADERS = [
     ("BERT", "", {"trust_remote_code": True}),
     ("BERT", "", {"experts_implementation": "owner/kernel", "use_kernels": True}),
     ("ViT", "", {"backbone": "x", "use_timm_backbone": True}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "place", "extra"), LOADERS)
@@ -208,13 +217,18 @@ def test_timm_gets_the_tables_name_and_known_arguments_only(
 @pytest.mark.parametrize(
     "extra",
     [
-        {"norm_layer": "__import__"}, {"act_layer": "os.system"}, {"norm_layer": "batchnorm2d"}, {"block_fn": "Block"},
-        {"features_only": True}, {"drop_rate": 1}, {"patch_size": True}, {"img_size": [28]}, {"init_values": 0},
+        {"norm_layer": "__import__"},
+        {"act_layer": "os.system"},
+        {"norm_layer": "batchnorm2d"},
+        {"block_fn": "Block"},
+        {"features_only": True},
+        {"drop_rate": 1},
+        {"patch_size": True},
+        {"img_size": [28]},
+        {"init_values": 0},
     ],
-)  # fmt: skip
-def test_arguments_of_timm_that_are_not_in_the_table(
-    stocks: Callable[[str], Path], extra: dict[str, Any]
-) -> None:
+)
+def test_arguments_of_timm_that_are_not_in_the_table(stocks: Callable[[str], Path], extra: dict[str, Any]) -> None:
     (key,) = extra
     config = json.loads((stocks("timm ViT") / "config.json").read_text())
     config["model_args"] |= extra
@@ -223,12 +237,10 @@ def test_arguments_of_timm_that_are_not_in_the_table(
     words = ",".join(f"{name}={json.dumps(value)}" for name, value in extra.items())
     if "," not in words:
         with pytest.raises(UsageError, match=key):
-            open_checkpoint(stocks("timm ViT") / "model.safetensors", arch=f"timm:vit_tiny_patch16_224,{words}")  # fmt: skip
+            open_checkpoint(stocks("timm ViT") / "model.safetensors", arch=f"timm:vit_tiny_patch16_224,{words}")
 
 
-def identified(
-    family: str, stock: Path, config: Any, files: dict[str, str] | None = None
-) -> Identified:
+def identified(family: str, stock: Path, config: Any, files: dict[str, str] | None = None) -> Identified:
     """What a family makes of a directory with another config or other companions."""
     checkpoint = opened(stock)
     tensors: dict[str, TensorInfo] = dict(checkpoint.tensors.items())
@@ -266,7 +278,7 @@ HUGE = [
     ("timm ViT", "preprocess__unknown", 1),
     ("BERT", "preprocess__max_length", 10**12),
     ("BERT", "preprocess__files_sha256", "x"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "place", "value"), HUGE)
@@ -282,16 +294,12 @@ def test_sizes_are_bounded_before_anything_is_counted(
 
 def test_no_number_of_a_preprocess_record_is_nan() -> None:
     for bad in (float("nan"), float("inf")):
-        with pytest.raises(
-            CheckpointError, match=r"here: mean\.\d: Input should be a finite number"
-        ):
+        with pytest.raises(CheckpointError, match=r"here: mean\.\d: Input should be a finite number"):
             parse(Images, {"input_size": [3, 8, 8], "mean": [bad] * 3, "std": [1.0] * 3}, "here")
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_change_of_a_manifests_model_is_refused_or_understood(
-    stocks: Callable[[str], Path], name: str
-) -> None:
+def test_every_change_of_a_manifests_model_is_refused_or_understood(stocks: Callable[[str], Path], name: str) -> None:
     """All single changes, through both boundaries, and then through everything that loops over sizes."""
     manifest = manifest_of(stocks(name))
     manifest["scores"] = {}
@@ -313,17 +321,20 @@ def test_every_change_of_a_manifests_model_is_refused_or_understood(
 
 
 CONFIGS = {
-    "timm ViT": "config.json", "BERT": "config.json", "DistilBERT": "config.json", "MPNet": "config.json",
-    "DINOv2": "config.json", "DeiT": "config.json", "OpenCLIP": "open_clip_config.json",
-}  # fmt: skip
+    "timm ViT": "config.json",
+    "BERT": "config.json",
+    "DistilBERT": "config.json",
+    "MPNet": "config.json",
+    "DINOv2": "config.json",
+    "DeiT": "config.json",
+    "OpenCLIP": "open_clip_config.json",
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_change_of_a_config_is_refused_or_understood(
-    stocks: Callable[[str], Path], name: str
-) -> None:
+def test_every_change_of_a_config_is_refused_or_understood(stocks: Callable[[str], Path], name: str) -> None:
     config = json.loads((stocks(name) / CONFIGS[name]).read_text())
-    config |= {"preprocess_cfg": {"mean": [0.5] * 3, "interpolation": "bicubic"}} if name == "OpenCLIP" else {}  # fmt: skip
+    config |= {"preprocess_cfg": {"mean": [0.5] * 3, "interpolation": "bicubic"}} if name == "OpenCLIP" else {}
     config |= {"label_names": ["a", "b", "c"]} if name == "timm ViT" else {}
     family = opened(stocks(name)).manifest.model.family
     for what, new in mutations(config):
@@ -337,57 +348,60 @@ def test_every_change_of_a_config_is_refused_or_understood(
 
 COMPANIONS: dict[str, Any] = {
     "tokenizer_config.json": {
-        "tokenizer_class": "BertTokenizer", "model_max_length": 10**30, "do_lower_case": True, "strip_accents": None,
-        "added_tokens_decoder": {"1": {"content": "[PAD]", "special": True}}, "pad_token": {"content": "[PAD]", "__type": "AddedToken"},
-        "additional_special_tokens": ["a", {"content": "b"}], "truncation_side": "right",
+        "tokenizer_class": "BertTokenizer",
+        "model_max_length": 10**30,
+        "do_lower_case": True,
+        "strip_accents": None,
+        "added_tokens_decoder": {"1": {"content": "[PAD]", "special": True}},
+        "pad_token": {"content": "[PAD]", "__type": "AddedToken"},
+        "additional_special_tokens": ["a", {"content": "b"}],
+        "truncation_side": "right",
     },
     "special_tokens_map.json": {"cls_token": "[CLS]", "additional_special_tokens": ["a"]},
     "added_tokens.json": {"good": 4},
     "preprocessor_config.json": {
-        "size": {"height": 28, "width": 28}, "crop_size": 28, "resample": 3, "do_normalize": True, "do_center_crop": True,
-        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+        "size": {"height": 28, "width": 28},
+        "crop_size": 28,
+        "resample": 3,
+        "do_normalize": True,
+        "do_center_crop": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COMPANIONS)
-def test_every_change_of_a_companion_is_refused_or_understood(
-    stocks: Callable[[str], Path], name: str
-) -> None:
+def test_every_change_of_a_companion_is_refused_or_understood(stocks: Callable[[str], Path], name: str) -> None:
     stock = stocks("ViT" if name == "preprocessor_config.json" else "BERT")
     config = json.loads((stock / "config.json").read_text())
     value = COMPANIONS[name]
     identified("transformers", stock, config, {name: json.dumps(value)})
     texts_ = [(what, json.dumps(new)) for what, new in mutations(value)]
     for what, text in (*texts_, *texts(json.dumps(value))):
-        understood(
-            lambda text=text: identified("transformers", stock, config, {name: text}),
-            what,
-            f"here: {name}: ",
-        )
+        understood(lambda text=text: identified("transformers", stock, config, {name: text}), what, f"here: {name}: ")
 
 
 @pytest.mark.parametrize("name", ["timm ViT", "BERT", "OpenCLIP"])
-def test_some_changes_through_open_inspect_and_prune(
-    stocks: Callable[[str], Path], tmp_path: Path, name: str
-) -> None:
+def test_some_changes_through_open_inspect_and_prune(stocks: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     path = hs.prune(stocks(name), method="magnitude", keep=2, out=tmp_path / "m.safetensors").path
     manifest = json.loads(path.with_suffix(".heads.json").read_text())
     bare = tmp_path / "x.safetensors"
     save_file(load_file(path), bare)
     for what, new in sample({key: manifest[key] for key in ("model", "towers")}, 60, seed=0):
-        bare.with_suffix(".heads.json").write_text(json.dumps({**manifest, **new} if isinstance(new, dict) else new))  # fmt: skip
+        bare.with_suffix(".heads.json").write_text(json.dumps({**manifest, **new} if isinstance(new, dict) else new))
         understood(
             lambda: hs.prune(bare, method="random", keep=1, out=tmp_path / "o.safetensors", force=True),
-            what, str(tmp_path),
-        )  # fmt: skip
+            what,
+            str(tmp_path),
+        )
 
 
 def test_wrong_towers_of_clip_are_still_said_plainly(stocks: Callable[[str], Path]) -> None:
     with pytest.raises(SurgeryError, match="ResNet"):
-        identified("open_clip", stocks("OpenCLIP"), {"model_cfg": {**CLIP, "vision_cfg": {"layers": [3, 4, 6, 3]}}})  # fmt: skip
+        identified("open_clip", stocks("OpenCLIP"), {"model_cfg": {**CLIP, "vision_cfg": {"layers": [3, 4, 6, 3]}}})
     with pytest.raises(CheckpointError, match="model_cfg: pretrained: is not a setting"):
-        identified("open_clip", stocks("OpenCLIP"), {"model_cfg": {**CLIP, "pretrained": "laion2b"}})  # fmt: skip
+        identified("open_clip", stocks("OpenCLIP"), {"model_cfg": {**CLIP, "pretrained": "laion2b"}})
 
 
 def test_old_manifests_of_transformers_models_are_read(stocks: Callable[[str], Path]) -> None:

@@ -23,9 +23,14 @@ from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.run import Run
 
 FEW = (
-    "vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb", "eva02_tiny_patch14_224", "eva02_base_patch14_448",
-    "vit_pe_core_tiny_patch16_384", "vit_small_patch16_rope_ape_224", "vit_medium_patch16_rope_reg1_gap_256",
-)  # fmt: skip
+    "vit_small_patch16_dinov3",
+    "vit_small_plus_patch16_dinov3_qkvb",
+    "eva02_tiny_patch14_224",
+    "eva02_base_patch14_448",
+    "vit_pe_core_tiny_patch16_384",
+    "vit_small_patch16_rope_ape_224",
+    "vit_medium_patch16_rope_reg1_gap_256",
+)
 
 
 def from_timm(name: str) -> dict[str, tuple[int, ...]]:
@@ -103,9 +108,7 @@ def test_patches_are_rotated_and_other_tokens_are_not(name: str, tmp_path: Path)
     grid = (patches @ patches.T).unflatten(0, (4, 4)).unflatten(-1, (4, 4))
     torch.testing.assert_close(grid[:3, :3, :3, :3], grid[1:, 1:, 1:, 1:], rtol=0, atol=1e-5)
     assert (patches[0] - patches[-1]).abs().max() > 0.1
-    torch.testing.assert_close(
-        site.rotate(one.expand(1, 1, prefix + 3, -1))[0, 0], turned[: prefix + 3]
-    )
+    torch.testing.assert_close(site.rotate(one.expand(1, 1, prefix + 3, -1))[0, 0], turned[: prefix + 3])
 
 
 def test_images_of_another_size_turn_by_another_grid(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_images_of_another_size_turn_by_another_grid(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 42, 28)
     stock = timm.create_model(f"local-dir:{tmp_path / 'source'}", pretrained=True).eval()
     with torch.inference_mode():
-        torch.testing.assert_close(logits(tmp_path / "source", images)[:, 0], stock(images), rtol=0, atol=1e-5)  # fmt: skip
+        torch.testing.assert_close(logits(tmp_path / "source", images)[:, 0], stock(images), rtol=0, atol=1e-5)
     pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
     assert open_checkpoint(pruned).manifest.model.preprocess["input_size"] == [3, 42, 28]
 
@@ -140,7 +143,7 @@ def test_multiply_adds_by_hand(tmp_path: Path) -> None:
         assert macs(hs.load(path, device="cpu"), family.inputs()) == attention + mlp + rest
 
 
-@pytest.mark.parametrize("name", ["DINOv3 with biases and SwiGLU", "EVA02 with separate projections", "SigLIP"])  # fmt: skip
+@pytest.mark.parametrize("name", ["DINOv3 with biases and SwiGLU", "EVA02 with separate projections", "SigLIP"])
 def test_repairs_cahp_halves_and_both_ways_of_running(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     family.write(tmp_path / "source")
@@ -150,8 +153,8 @@ def test_repairs_cahp_halves_and_both_ways_of_running(name: str, tmp_path: Path)
     mask.write_text(json.dumps({"vision": RAGGED}))
     plain = hs.prune(tmp_path / "source", mask=mask, out=tmp_path / "plain.safetensors").path
     mended = hs.prune(
-        tmp_path / "source", mask=mask, compensate="lstsq", data=data, out=tmp_path / "mended.safetensors", device="cpu",
-    ).path  # fmt: skip
+        tmp_path / "source", mask=mask, compensate="lstsq", data=data, out=tmp_path / "mended.safetensors", device="cpu"
+    ).path
     from hydrasurgeon.data import open_data
     from hydrasurgeon.runtime.inference import logits_of
 
@@ -160,9 +163,9 @@ def test_repairs_cahp_halves_and_both_ways_of_running(name: str, tmp_path: Path)
         for path in (tmp_path / "source", plain, mended)
     )
     assert (repaired - full).norm() < 0.8 * (bare - full).norm()
-    high, low = logits(tmp_path / "source", inputs), logits(tmp_path / "source", inputs.bfloat16(), "bfloat16")  # fmt: skip
+    high, low = logits(tmp_path / "source", inputs), logits(tmp_path / "source", inputs.bfloat16(), "bfloat16")
     assert (low.float() - high).abs().max() < 0.1 * high.abs().max()
-    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     hydra = hs.load(hs.fuse(parts, out=tmp_path / "h.safetensors").path, device="cpu")
     ways = []
     for mode in ("stacked", "apart"):
@@ -176,15 +179,11 @@ def test_the_heads_of_an_attention_pool_stay_whole(tmp_path: Path) -> None:
     family = FAMILIES["SigLIP"]
     family.write(tmp_path / "source")
     opened = open_checkpoint(tmp_path / "source")
-    pool = {
-        name: weight for name, weight in opened.weights.items() if name.startswith("attn_pool.")
-    }
+    pool = {name: weight for name, weight in opened.weights.items() if name.startswith("attn_pool.")}
     assert len(pool) == 13
     assert all(weight.heads is None and weight.layer is None for weight in pool.values())
     model = hs.load(tmp_path / "source", device="cpu")
     assert [site.layer for site in model.anatomy.sites] == [0, 1, 2]
-    pruned = open_checkpoint(
-        member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
-    )
+    pruned = open_checkpoint(member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors"))
     for name in pool:
         assert (pruned.tensors.read(name) == opened.tensors.read(name)).all()

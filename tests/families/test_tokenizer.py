@@ -45,9 +45,7 @@ def vocabulary() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("files", ["tokenizer.json", "vocab.txt", "vocab.txt, cased"])
-def test_texts_become_what_transformers_makes_of_them(
-    bert: Path, tmp_path: Path, files: str
-) -> None:
+def test_texts_become_what_transformers_makes_of_them(bert: Path, tmp_path: Path, files: str) -> None:
     from transformers import AutoTokenizer
 
     given = files_of(bert) if files == "tokenizer.json" else vocabulary()
@@ -66,12 +64,10 @@ def test_texts_become_what_transformers_makes_of_them(
 def test_the_transform_goes_to_worker_processes(bert: Path) -> None:
     transform: Any = hs.load(bert, device="cpu").transform
     twin = pickle.loads(pickle.dumps(transform))
-    assert twin.collate(TEXTS)["input_ids"].tolist() == transform.collate(TEXTS)["input_ids"].tolist()  # fmt: skip
+    assert twin.collate(TEXTS)["input_ids"].tolist() == transform.collate(TEXTS)["input_ids"].tolist()
 
 
-def test_only_what_a_config_may_say_reaches_transformers(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_a_config_may_say_reaches_transformers(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
     stock, seen = transformers.AutoTokenizer.from_pretrained, {}
@@ -83,25 +79,30 @@ def test_only_what_a_config_may_say_reaches_transformers(
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", watched)
     hostile = saying(
-        files_of(bert), vocab_file="/etc/passwd", tokenizer_file="/etc/passwd", init_inputs=["/etc/passwd"],
-        name_or_path="owner/model", custom_object={"x": 1}, chat_template="{{ x }}", backend="custom",
-        tokenizer_class="EvilTokenizer", unk_token="[UNK]",
-    )  # fmt: skip
+        files_of(bert),
+        vocab_file="/etc/passwd",
+        tokenizer_file="/etc/passwd",
+        init_inputs=["/etc/passwd"],
+        name_or_path="owner/model",
+        custom_object={"x": 1},
+        chat_template="{{ x }}",
+        backend="custom",
+        tokenizer_class="EvilTokenizer",
+        unk_token="[UNK]",
+    )
     made = load_tokenizer(hostile, "bert", 100)
-    assert made(TEXTS)["input_ids"] == load_tokenizer(files_of(bert), "bert", 100)(TEXTS)["input_ids"]  # fmt: skip
-    assert set(seen) == {
-        "cls_token", "model_max_length", "pad_token", "sep_token", "tokenizer_class", "unk_token",
-    }  # fmt: skip
+    assert made(TEXTS)["input_ids"] == load_tokenizer(files_of(bert), "bert", 100)(TEXTS)["input_ids"]
+    assert set(seen) == {"cls_token", "model_max_length", "pad_token", "sep_token", "tokenizer_class", "unk_token"}
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"])  # fmt: skip
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"])
 def test_code_that_comes_along_is_refused(bert: Path, tmp_path: Path, name: str) -> None:
     """Who loads what we write is told to trust its code: ours, not a tokenizer's."""
     for path in bert.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "heads.json").unlink(missing_ok=True)
     told = json.loads((tmp_path / name).read_text()) if (tmp_path / name).exists() else {}
-    (tmp_path / name).write_text(json.dumps(told | {"auto_map": {"AutoTokenizer": ["owner/repo--evil.Evil", None]}}))  # fmt: skip
+    (tmp_path / name).write_text(json.dumps(told | {"auto_map": {"AutoTokenizer": ["owner/repo--evil.Evil", None]}}))
     with pytest.raises(CheckpointError, match=rf"{name}: runs code of its own") as refused:
         open_checkpoint(tmp_path)
     assert str(tmp_path) in refused.value.message
@@ -109,7 +110,7 @@ def test_code_that_comes_along_is_refused(bert: Path, tmp_path: Path, name: str)
 
 def test_a_class_that_nothing_describes_is_refused() -> None:
     files = saying(vocabulary(), tokenizer_class="BertJapaneseTokenizer")
-    with pytest.raises(CheckpointError, match=r"'BertJapaneseTokenizer' is not supported without tokenizer\.json"):  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"'BertJapaneseTokenizer' is not supported without tokenizer\.json"):
         check_tokenizer(files, "here")
 
 
@@ -120,9 +121,7 @@ def test_words_that_the_model_has_no_row_for(bert: Path) -> None:
         load_tokenizer(files_of(bert), "bert", len(VOCAB) - 1)
     far = json.loads(files["tokenizer.json"])
     far["model"]["vocab"]["plot"] = 10**9
-    with pytest.raises(
-        CheckpointError, match=r"tokenizer\.json has a word number 1000000000, the model"
-    ):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has a word number 1000000000, the model"):
         load_tokenizer({**files, "tokenizer.json": json.dumps(far)}, "bert", len(VOCAB) + 1)
     with pytest.raises(CheckpointError, match=r"has 14 words"):
         load_tokenizer(saying(files, added_tokens_decoder={"14": {"content": "new"}}), "bert", 14)
@@ -156,7 +155,7 @@ def replaced(pattern: dict[str, str], content: str, times: int = 1) -> dict[str,
 
 def template(single: list[Any], ids: list[int]) -> dict[str, Any]:
     word = {"id": "[CLS]", "ids": ids, "tokens": ["[CLS]"] * len(ids)}
-    return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {"[CLS]": word}}  # fmt: skip
+    return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {"[CLS]": word}}
 
 
 TEXT_ITSELF = {"Sequence": {"id": "A", "type_id": 0}}
@@ -172,12 +171,21 @@ CLS = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
         ("normalizer", replaced({"Regex": "x*"}, "yy", 4)),
         ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x"}] * 7}),
         ("normalizer", replaced({"String": "b"}, "b", 65)),
-        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * 30}),
+        (
+            "pre_tokenizer",
+            {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+                ]
+                * 30,
+            },
+        ),
         ("post_processor", template([CLS] * 100_000 + [TEXT_ITSELF], [0])),
         ("post_processor", template([CLS, TEXT_ITSELF], [0] * 100_000)),
         ("post_processor", template([TEXT_ITSELF] * 2, [0])),
     ],
-)  # fmt: skip
+)
 def test_a_text_does_not_grow_beyond_reason(bert: Path, part: str, value: dict[str, Any]) -> None:
     files = files_of(bert)
     whole = json.loads(files["tokenizer.json"]) | {part: value}
@@ -187,8 +195,23 @@ def test_a_text_does_not_grow_beyond_reason(bert: Path, part: str, value: dict[s
 
 def test_usual_steps_are_none_too_many(bert: Path) -> None:
     files = files_of(bert)
-    steps = [{"type": "NFKD"}, *replaced({"String": "``"}, '"')["normalizers"], *replaced({"Regex": " {2,}"}, " ")["normalizers"], {"type": "Lowercase"}]  # fmt: skip
-    whole = json.loads(files["tokenizer.json"]) | {"normalizer": {"type": "Sequence", "normalizers": steps}, "padding": {"strategy": {"Fixed": 1_000_000_000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1, "pad_type_id": 0, "pad_token": "[PAD]"}}  # fmt: skip
+    steps = [
+        {"type": "NFKD"},
+        *replaced({"String": "``"}, '"')["normalizers"],
+        *replaced({"Regex": " {2,}"}, " ")["normalizers"],
+        {"type": "Lowercase"},
+    ]
+    whole = json.loads(files["tokenizer.json"]) | {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "padding": {
+            "strategy": {"Fixed": 1_000_000_000},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 1,
+            "pad_type_id": 0,
+            "pad_token": "[PAD]",
+        },
+    }
     made = load_tokenizer({**files, "tokenizer.json": json.dumps(whole)}, "bert", 100)
     assert made("GOOD   film")["input_ids"] == [0, 4, 8, 2]
 
@@ -198,13 +221,13 @@ def test_texts_that_a_tokenizer_breaks_down_on(bert: Path) -> None:
     files = files_of(bert)
     whole = json.loads(files["tokenizer.json"]) | {"normalizer": replaced({"Regex": "(a+)+$"}, "b")}
     text = json.dumps(whole)
-    transform = Tokenize(lambda: load_tokenizer({**files, "tokenizer.json": text}, "bert", 100), max_length=8)  # fmt: skip
+    transform = Tokenize(lambda: load_tokenizer({**files, "tokenizer.json": text}, "bert", 100), max_length=8)
     assert transform.collate(["good film"])["input_ids"].tolist() == [[0, 4, 8, 2]]
     with pytest.raises(CheckpointError, match=r"tokenizer cannot read these texts: .*[Rr]etry"):
         transform.collate(["a" * 30 + "!"])
 
 
-@pytest.mark.parametrize(("name", "content"), [("tokenizer.json", "{}"), ("tokenizer.json", "[1"), ("vocab.txt", "")])  # fmt: skip
+@pytest.mark.parametrize(("name", "content"), [("tokenizer.json", "{}"), ("tokenizer.json", "[1"), ("vocab.txt", "")])
 def test_the_command_says_which_file_it_is(
     bert: Path, tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,9 +242,7 @@ def test_the_command_says_which_file_it_is(
     assert name in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_what_tokenizers_would_print_is_refused(
-    bert: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_tokenizers_would_print_is_refused(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of a field that it does not know it says so on the terminal, in the file's own characters."""
     files = files_of(bert)
     told = json.loads(files["tokenizer.json"])

@@ -54,7 +54,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        with pytest.raises(OutputError, match=r"rows\.jsonl\.partial: cannot be written \(the disk is full\)"):  # fmt: skip
+        with pytest.raises(OutputError, match=r"rows\.jsonl\.partial: cannot be written \(the disk is full\)"):
             grow(tmp_path / "rows.jsonl")
     growing = Growing(tmp_path / "rows.jsonl", WHO, step=2, force=False)
     growing.close()

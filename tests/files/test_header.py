@@ -110,7 +110,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "an escape in a name": ({"a\x1b[2J": TWO["a"]}, "not a name"),
     "a line break in a name": ({"a\nb": TWO["a"]}, "not a name"),
     "a right-to-left name": ({"a\u202eb": TWO["a"]}, "not a name"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -143,10 +143,7 @@ def test_hostile_lengths(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7)])
 def test_what_the_library_writes_is_read(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    arrays = {
-        "x": np.arange(np.prod(shape, dtype=int), dtype="f4").reshape(shape),
-        "y": np.ones(3, dtype="i8"),
-    }
+    arrays = {"x": np.arange(np.prod(shape, dtype=int), dtype="f4").reshape(shape), "y": np.ones(3, dtype="i8")}
     save_file(arrays, tmp_path / "x.safetensors", metadata={"a": "b"})
     file = TensorFile(tmp_path / "x.safetensors")
     for name, array in arrays.items():

@@ -14,23 +14,43 @@ def test_every_kind_of_option_is_printed_as_it_is_typed() -> None:
     entry = step(
         "score",
         args={
-            "method": "circuit-avg", "data": Path("/elsewhere/val.npz"), "ood": ["a.npz", "/elsewhere/b.npz"],
-            "limit": 9, "skip_bad": True, "arch": None, "set": {"lr": "1e-3", "steps": "2"},
+            "method": "circuit-avg",
+            "data": Path("/elsewhere/val.npz"),
+            "ood": ["a.npz", "/elsewhere/b.npz"],
+            "limit": 9,
+            "skip_bad": True,
+            "arch": None,
+            "set": {"lr": "1e-3", "steps": "2"},
         },
         inputs=[VIT],
         seed=3,
-    )  # fmt: skip
+    )
     assert command_line(entry) == [
-        "score", "vit.safetensors", "--method", "circuit-avg", "--data", "val.npz", "--ood", "a.npz", "--ood", "b.npz",
-        "--limit", "9", "--skip-bad", "--set", "lr=1e-3", "--set", "steps=2", "--seed", "3",
-    ]  # fmt: skip
+        "score",
+        "vit.safetensors",
+        "--method",
+        "circuit-avg",
+        "--data",
+        "val.npz",
+        "--ood",
+        "a.npz",
+        "--ood",
+        "b.npz",
+        "--limit",
+        "9",
+        "--skip-bad",
+        "--set",
+        "lr=1e-3",
+        "--set",
+        "steps=2",
+        "--seed",
+        "3",
+    ]
 
 
 def test_other_places_and_an_output() -> None:
     entry = step("fuse", args={"mlp": "average"}, inputs=[VIT, VIT], seed=0)
-    assert command_line(entry, inputs=["a/1", "-b"], out="h") == [
-        "fuse", "a/1", "./-b", "--mlp", "average", "-o", "h",
-    ]  # fmt: skip
+    assert command_line(entry, inputs=["a/1", "-b"], out="h") == ["fuse", "a/1", "./-b", "--mlp", "average", "-o", "h"]
 
 
 def test_no_absolute_path_is_recorded() -> None:

@@ -87,9 +87,18 @@ MEMBER: dict[str, tuple[Change, str]] = {
     "score empty": (put("scores", value={"taylor": {}}), "values or an order"),
     "score NaN": (put("scores", value={"taylor": {"values": {"vision": [[float("nan")] * 8] * 6}}}), "NaN"),
     "score infinite": (put("scores", value={"taylor": {"values": {"vision": [[float("inf")] * 8] * 6}}}), "Infinity"),
-    "score of too few layers": (put("scores", value={"t": {"values": {"vision": [[0.5] * 8] * 5}}}), "no value for every head"),
-    "score of too few heads": (put("scores", value={"t": {"values": {"vision": [[0.5] * 7] * 6}}}), "no value for every head"),
-    "score of another tower": (put("scores", value={"t": {"values": {"text": [[0.5] * 8] * 6}}}), "no value for every head"),
+    "score of too few layers": (
+        put("scores", value={"t": {"values": {"vision": [[0.5] * 8] * 5}}}),
+        "no value for every head",
+    ),
+    "score of too few heads": (
+        put("scores", value={"t": {"values": {"vision": [[0.5] * 7] * 6}}}),
+        "no value for every head",
+    ),
+    "score of another tower": (
+        put("scores", value={"t": {"values": {"text": [[0.5] * 8] * 6}}}),
+        "no value for every head",
+    ),
     "order of a layer beyond": (put("scores", value={"c": {"order": [["vision", 6, 0]]}}), "has no head vision 6 0"),
     "order of a head beyond": (put("scores", value={"c": {"order": [["vision", 0, 8]]}}), "has no head vision 0 8"),
     "order of another tower": (put("scores", value={"c": {"order": [["text", 0, 0]]}}), "has no head text 0 0"),
@@ -111,7 +120,7 @@ MEMBER: dict[str, tuple[Change, str]] = {
     "versions": (put("history", 0, "versions", value={"numpy": 2}), "history.0.versions"),
     "input hash": (put("history", 0, "inputs", value=[{"name": "x", "sha256": "../x"}]), "history.0.inputs"),
     "rows negative": (put("history", 0, "data", value=[{"spec": "x", "rows": -1, "sha256": SHA}]), "history.0.data"),
-}  # fmt: skip
+}
 
 HYDRA: dict[str, tuple[Change, str]] = {
     "one member": (lambda m: m["members"].__delitem__(slice(1, None)), "members"),
@@ -128,15 +137,9 @@ HYDRA: dict[str, tuple[Change, str]] = {
         put("fusion", "weights", value=[1.5, -0.5]),
         "member 1 has the weight -0.5, which is not positive",
     ),
-    "weights zero": (
-        put("fusion", "weights", value=[1.0, 0.0]),
-        "member 1 has the weight 0, which is not positive",
-    ),
+    "weights zero": (put("fusion", "weights", value=[1.0, 0.0]), "member 1 has the weight 0, which is not positive"),
     "weights all zero": (put("fusion", "weights", value=[0.0, 0.0]), "member 0 has the weight 0"),
-    "weights of another sum": (
-        put("fusion", "weights", value=[0.5, 0.6]),
-        "add up to 1.1, not to 1",
-    ),
+    "weights of another sum": (put("fusion", "weights", value=[0.5, 0.6]), "add up to 1.1, not to 1"),
     "weights too many": (put("fusion", "weights", value=[0.1] * 10), "10 weights for"),
     "weights none": (put("fusion", "weights", value=[]), "fusion.weights"),
     "weights a text": (put("fusion", "weights", value="0.5,0.5"), "fusion.weights"),

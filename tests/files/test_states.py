@@ -37,7 +37,7 @@ def test_a_search_with_a_new_folder_as_output_is_resumed(
     tiny: MAKE, images: SPEC, tmp_path: Path, command: str
 ) -> None:
     path, data = tiny(), images()
-    options: dict[str, Any] = {"method": "circuit", "objective": "acc", "data": data, "device": "cpu", "remove": 2}  # fmt: skip
+    options: dict[str, Any] = {"method": "circuit", "objective": "acc", "data": data, "device": "cpu", "remove": 2}
     run: Callable[..., Any] = getattr(hs, command)
     whole = run(path, out=f"{tmp_path}/whole/", **options).path
     with pytest.raises(Killed):
@@ -45,9 +45,7 @@ def test_a_search_with_a_new_folder_as_output_is_resumed(
     assert not (tmp_path / "cut").exists()
     assert (tmp_path / "cut.circuit-acc.search.json").exists()
     cut = run(path, out=f"{tmp_path}/cut/", **options).path
-    assert {p.name: p.read_bytes() for p in cut.iterdir()} == {
-        p.name: p.read_bytes() for p in whole.iterdir()
-    }
+    assert {p.name: p.read_bytes() for p in cut.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
     assert not list(tmp_path.glob("*.search.json"))
 
 
@@ -61,7 +59,7 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
     for write in (lambda: trained.write_text("mine"), lambda: save_file({}, trained)):
         write()
         before = trained.read_bytes()
-        refusals: dict[str, type[HydraError]] = {"": OutputError, "force": OutputError, "resume": CheckpointError}  # fmt: skip
+        refusals: dict[str, type[HydraError]] = {"": OutputError, "force": OutputError, "resume": CheckpointError}
         for option, error in refusals.items():
             more: dict[str, Any] = {option: True} if option else {}
             with pytest.raises(error, match=r"t\.training.*is no state of an interrupted training"):
@@ -73,14 +71,23 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        ({FORMAT: "kept.state/1"}, "was written by another version of hydrasurgeon (kept.state/1; this version reads kept.state/2)"),
-        ({FORMAT: "kept.state/3", "sha256": "0", "more": "x"}, "was written by another version of hydrasurgeon (kept.state/3; "),
+        (
+            {FORMAT: "kept.state/1"},
+            "was written by another version of hydrasurgeon (kept.state/1; this version reads kept.state/2)",
+        ),
+        (
+            {FORMAT: "kept.state/3", "sha256": "0", "more": "x"},
+            "was written by another version of hydrasurgeon (kept.state/3; ",
+        ),
         ({FORMAT: "kept.state/2"}, "is damaged (it does not say what a state says)"),
-        ({FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""}, "is damaged (its format is 'others.state/1'"),
+        (
+            {FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""},
+            "is damaged (its format is 'others.state/1'",
+        ),
         ({FORMAT: 2}, "is damaged"),
         ([], "is damaged"),
     ],
-)  # fmt: skip
+)
 def test_a_state_of_another_version(says: Any, words: str, tmp_path: Path) -> None:
     """Told by its format, whatever else that version says."""
 
@@ -90,13 +97,11 @@ def test_a_state_of_another_version(says: Any, words: str, tmp_path: Path) -> No
     state = Kept(tmp_path / "t.json", {})
     with pytest.raises(CheckpointError) as refused, state.judged():
         state.position(says, most=1000)
-    assert refused.value.message.startswith(f"{tmp_path}/t.json: the state of an interrupted training {words}")  # fmt: skip
+    assert refused.value.message.startswith(f"{tmp_path}/t.json: the state of an interrupted training {words}")
     assert refused.value.hint == "Delete t.json: the training then starts over."
 
 
-def test_an_interrupted_run_is_not_started_over_by_mistake(
-    tiny: MAKE, images: SPEC, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_is_not_started_over_by_mistake(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": images(), "recipe": "demo", "set": SHORT, "device": "cpu"}
     path, out, state = tiny(), tmp_path / "t.safetensors", tmp_path / "t.training.safetensors"
     with pytest.raises(Killed):
@@ -125,7 +130,9 @@ def test_a_state_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", fails)
-        with pytest.raises(OutputError, match=r"m.search.json: the state of the search cannot be removed \(Input/output error\)") as refused:  # fmt: skip
+        with pytest.raises(
+            OutputError, match=r"m.search.json: the state of the search cannot be removed \(Input/output error\)"
+        ) as refused:
             clear(path, work, next=DONE)
     assert refused.value.hint == DONE
     clear(path, work, next=DONE)
@@ -134,8 +141,6 @@ def test_a_state_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_resuming_nothing_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """It begins, so that a job's command is the same each time it is started, and says that it did."""
-    tuned = hs.finetune(
-        tiny(), data=images(), recipe="demo", set=SHORT, out=tmp_path / "t", resume=True
-    )
+    tuned = hs.finetune(tiny(), data=images(), recipe="demo", set=SHORT, out=tmp_path / "t", resume=True)
     assert tuned.notes == ("nothing was left to resume: trained from the beginning",)
     assert open_checkpoint(tuned.path).manifest.history[-1].command == "finetune"

@@ -11,28 +11,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hydrasurgeon.files import tensors as module
-from hydrasurgeon.files.tensors import (
-    Planned,
-    TensorFile,
-    Tensors,
-    hashed,
-    whole,
-    write_tensors,
-)
+from hydrasurgeon.files.tensors import Planned, TensorFile, Tensors, hashed, whole, write_tensors
 
 
-def test_parts_make_the_file_that_one_piece_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_make_the_file_that_one_piece_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGE_BYTES", 100)
     rng = np.random.default_rng(0)
     arrays = {f"t{i}": rng.integers(0, 99, (5, i), dtype="u4") for i in (0, 1, 4, 9, 40, 3)}
 
     def planned(make: Callable[[Any], Any]) -> list[Planned]:
-        return [
-            Planned(name, "F32", array.shape, lambda array=array: make(array))
-            for name, array in arrays.items()
-        ]
+        return [Planned(name, "F32", array.shape, lambda array=array: make(array)) for name, array in arrays.items()]
 
     entries = [
         write_tensors(tmp_path / "one", planned(whole), lambda _: {}),
@@ -57,9 +45,7 @@ def test_rows_and_blocks_are_the_tensor(tmp_path: Path, monkeypatch: pytest.Monk
     assert [part.view("f4").tolist() for part in tensors.rows("one")] == [[2.5]]
 
 
-def test_a_mistake_in_a_part_reaches_the_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_in_a_part_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         yield np.zeros(3, dtype="u4")
         raise RuntimeError("halfway")

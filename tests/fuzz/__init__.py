@@ -1,1 +1,2 @@
-"""Hostile inputs by the nine ways in which files enter, counted and seeded; `python -m fuzz` runs them by the million."""
+"""Hostile inputs by the nine ways in which files enter, counted and seeded; `python -m fuzz` runs them by the
+million."""

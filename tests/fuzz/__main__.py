@@ -23,52 +23,22 @@ def main() -> int:
     from fuzz.kinds import KINDS
 
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
+    parser.add_argument("--count", type=int, default=20_000, help="inputs in process, over all kinds by their shares")
     parser.add_argument(
-        "--count",
-        type=int,
-        default=20_000,
-        help="inputs in process, over all kinds by their shares",
+        "--commands", type=int, help="inputs through the command, in process (default: a 200th of count)"
     )
     parser.add_argument(
-        "--commands",
-        type=int,
-        help="inputs through the command, in process (default: a 200th of count)",
+        "--processes", type=int, help="inputs through a process of its own (default: a 4000th of count)"
     )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        help="inputs through a process of its own (default: a 4000th of count)",
-    )
-    parser.add_argument(
-        "--kind", action="append", choices=list(KINDS), help="only this kind; repeatable"
-    )
-    parser.add_argument(
-        "--each", type=int, default=0, help="so many of each kind first, whatever its share"
-    )
+    parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; repeatable")
+    parser.add_argument("--each", type=int, default=0, help="so many of each kind first, whatever its share")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument(
-        "--add", action="store_true", help="go on behind the seeds that the result file has"
-    )
+    parser.add_argument("--add", action="store_true", help="go on behind the seeds that the result file has")
     parser.add_argument("--workers", type=int, default=max(1, min(os.cpu_count() or 1, 8)))
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=_folder(),
-        help="where sandboxes are laid out; best in memory",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help=f"the result file (for all of make fuzz: {RESULTS.relative_to(ROOT)})",
-    )
-    parser.add_argument(
-        "--retry",
-        action="store_true",
-        help="the result file's failures again, after they were mended",
-    )
-    parser.add_argument(
-        "--replay", metavar="KIND:SEED[:WAY]", help="one input again, with its traceback"
-    )
+    parser.add_argument("--folder", type=Path, default=_folder(), help="where sandboxes are laid out; best in memory")
+    parser.add_argument("--out", type=Path, help=f"the result file (for all of make fuzz: {RESULTS.relative_to(ROOT)})")
+    parser.add_argument("--retry", action="store_true", help="the result file's failures again, after they were mended")
+    parser.add_argument("--replay", metavar="KIND:SEED[:WAY]", help="one input again, with its traceback")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.replay:
@@ -84,17 +54,17 @@ def main() -> int:
         "library": options.count,
         "command": options.count // 200 if options.commands is None else options.commands,
         "process": options.count // 4000 if options.processes is None else options.processes,
-    }  # fmt: skip
+    }
     record = Record(options.out, first=options.first, add=options.add)
     jobs = []
     for way, amount in amounts.items():
         for kind in kinds:
-            share = max(options.each, amount * kind.share // whole) if way == "library" else -(-amount // len(kinds))  # fmt: skip
+            share = max(options.each, amount * kind.share // whole) if way == "library" else -(-amount // len(kinds))
             first = record.next_seed(kind.name, way)
             jobs += [
                 (at - first >= options.each, runner.Job(kind.name, way, at, min(at + runner.CHUNK, first + share)))
                 for at in range(first, first + share, runner.CHUNK)
-            ]  # fmt: skip
+            ]
     jobs.sort(key=lambda each: each[0])
     tallies: dict[tuple[str, str], runner.Tally] = defaultdict(runner.Tally)
     started = recorded = time.monotonic()
@@ -115,7 +85,8 @@ def main() -> int:
     failures = [failure for tally in tallies.values() for failure in tally.failures]
     for (kind, way), tally in tallies.items():
         print(
-            f"{kind:12} {way:8} {tally.count:8,} inputs, {1000 * tally.seconds / max(1, tally.count):7.2f} ms each, {dict(sorted(tally.outcomes.items()))}"
+            f"{kind:12} {way:8} {tally.count:8,} inputs, {1000 * tally.seconds / max(1, tally.count):7.2f} ms each,"
+            f" {dict(sorted(tally.outcomes.items()))}"
         )
     _show(failures)
     record.write(tallies)
@@ -147,16 +118,10 @@ def _show(failures: list[Any]) -> None:
     places = Counter((f.kind, f.where, f.problem.split(":")[0][:90]) for f in failures)
     for (kind, where, problem), count in places.most_common():
         one = min(
-            (
-                f
-                for f in failures
-                if (f.kind, f.where, f.problem.split(":")[0][:90]) == (kind, where, problem)
-            ),
+            (f for f in failures if (f.kind, f.where, f.problem.split(":")[0][:90]) == (kind, where, problem)),
             key=lambda f: f.seed,
         )
-        print(
-            f"{count:6} {kind:12} {where:60} {one.problem[:160]}   --replay {kind}:{one.seed}:{one.way}"
-        )
+        print(f"{count:6} {kind:12} {where:60} {one.problem[:160]}   --replay {kind}:{one.seed}:{one.way}")
 
 
 if __name__ == "__main__":

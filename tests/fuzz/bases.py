@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Bases", "Checkpoint", "packed", "unpacked"]
-
 MASKS: tuple[dict[str, list[list[int]]], ...] = (
-    {"vision": [[0, 2, 3], [], [1]]}, {"vision": [[0, 2], [1, 3], [1]]}, {"vision": [[0, 1, 2, 3], [0], [0, 1]]},
-)  # fmt: skip
+    {"vision": [[0, 2, 3], [], [1]]},
+    {"vision": [[0, 2], [1, 3], [1]]},
+    {"vision": [[0, 1, 2, 3], [0], [0, 1]]},
+)
 
 
 def unpacked(content: bytes) -> tuple[dict[str, Any], bytes]:
@@ -68,8 +68,7 @@ class Bases:
         from tiny_families import FAMILIES
 
         return {
-            name: {path.name: path for path in self.directory(name).iterdir()}
-            for name in self.families or FAMILIES
+            name: {path.name: path for path in self.directory(name).iterdir()} for name in self.families or FAMILIES
         }
 
     @cached_property
@@ -79,10 +78,7 @@ class Bases:
         if not made.exists():
             self._make_checkpoints(self.folder / ".files")
             (self.folder / ".files").rename(made)
-        return tuple(
-            Checkpoint(path.stem, *unpacked(path.read_bytes()))
-            for path in sorted(made.glob("*.safetensors"))
-        )
+        return tuple(Checkpoint(path.stem, *unpacked(path.read_bytes())) for path in sorted(made.glob("*.safetensors")))
 
     def checkpoint(self, name: str) -> Checkpoint:
         return next(base for base in self.checkpoints if base.name == name)
@@ -103,8 +99,7 @@ class Bases:
             work = self.folder / ".paired"
             work.mkdir(parents=True)
             members = [
-                with_changes(self.path(f"member-{i}"), work / f"pairs-{i}.safetensors", seed=i)
-                for i in range(2)
+                with_changes(self.path(f"member-{i}"), work / f"pairs-{i}.safetensors", seed=i) for i in range(2)
             ]
             hs.fuse(members, weights="2,1", out=work / "hydra.safetensors")
             work.rename(made)
@@ -126,35 +121,24 @@ class Bases:
         hs.score(vit, method="random", out=scored)
         members = [pruned(scored, f"member-{i}", mask) for i, mask in enumerate(MASKS)]
         hs.fuse(members, out=folder / "hydra.safetensors")
-        tuned = [
-            _moved(path, folder / f"tuned-{i}.safetensors") for i, path in enumerate(members[:2])
-        ]
+        tuned = [_moved(path, folder / f"tuned-{i}.safetensors") for i, path in enumerate(members[:2])]
         hs.fuse(tuned, out=folder / "hydra-tuned.safetensors", mlp="separate")
         if not self.families or "BERT" in self.families:
             bert = self.directory("BERT")
-            texts = [
-                pruned(bert, f"text-{i}", {"text": mask["vision"]})
-                for i, mask in enumerate(MASKS[:2])
-            ]
+            texts = [pruned(bert, f"text-{i}", {"text": mask["vision"]}) for i, mask in enumerate(MASKS[:2])]
             hs.fuse(texts, out=folder / "hydra-text.safetensors")
         if not self.families or "OpenCLIP" in self.families:
             clip = self.folder / "small-clip"
             _small_clip(clip)
             both = {"vision": [[0, 1], [0]], "text": [[0], [0, 1]]}
-            pairs = [
-                pruned(clip, f"clip-{i}", mask)
-                for i, mask in enumerate((both, {**both, "text": [[1], []]}))
-            ]
+            pairs = [pruned(clip, f"clip-{i}", mask) for i, mask in enumerate((both, {**both, "text": [[1], []]}))]
             hs.fuse(pairs, out=folder / "hydra-clip.safetensors")
         if not self.families or "ModernBERT" in self.families:
             modern = self.directory("ModernBERT")
             pruned(modern, "modernbert", {"text": MASKS[0]["vision"]})
         for name in ("EVA02", "DINOv3"):
             if not self.families or name in self.families:
-                eva = [
-                    pruned(self.directory(name), f"{name.lower()}-{i}", mask)
-                    for i, mask in enumerate(MASKS[:2])
-                ]
+                eva = [pruned(self.directory(name), f"{name.lower()}-{i}", mask) for i, mask in enumerate(MASKS[:2])]
                 hs.fuse(eva, out=folder / f"hydra-{name.lower()}.safetensors")
         self._calibrate(folder)
 
@@ -166,18 +150,29 @@ class Bases:
 
         data = FAMILIES["timm ViT"].data(folder, rows=90)
         kinds: tuple[tuple[str, str, dict[str, Any]], ...] = (
-            ("member-0", "gen", {}), ("hydra", "rmds", {"conformal": "raps"}),
-            ("member-1", "vim", {}), ("hydra-tuned", "nci", {"conformal": "aps"}),
-        )  # fmt: skip
+            ("member-0", "gen", {}),
+            ("hydra", "rmds", {"conformal": "raps"}),
+            ("member-1", "vim", {}),
+            ("hydra-tuned", "nci", {"conformal": "aps"}),
+        )
         for source, score, more in kinds[:2] if self.families else kinds:
             made = hs.calibrate(
-                folder / f"{source}.safetensors", data=data, ood_score=score, out=folder / f"decided-{source}.safetensors", **more
-            )  # fmt: skip
+                folder / f"{source}.safetensors",
+                data=data,
+                ood_score=score,
+                out=folder / f"decided-{source}.safetensors",
+                **more,
+            )
             assert made.decision.ood.score == score
         if not self.families:
             hs.calibrate(
-                folder / "hydra-tuned.safetensors", data=data, ood_score="msp", cascade=True, max_drop=5, out=folder / "decided-cascade.safetensors"
-            )  # fmt: skip
+                folder / "hydra-tuned.safetensors",
+                data=data,
+                ood_score="msp",
+                cascade=True,
+                max_drop=5,
+                out=folder / "decided-cascade.safetensors",
+            )
         Path(data).unlink()
 
 
@@ -193,8 +188,11 @@ def _small_clip(folder: Path) -> None:
     """An OpenCLIP model without the 49,408 tokens of its vocabulary, which would be most of the file."""
     from tiny_families import write_clip
 
-    write_clip(folder, config={
-        "embed_dim": 8,
-        "vision_cfg": {"image_size": 14, "patch_size": 7, "layers": 2, "width": 16, "head_width": 8},
-        "text_cfg": {"context_length": 12, "width": 16, "heads": 2, "layers": 2, "vocab_size": 50},
-    })  # fmt: skip
+    write_clip(
+        folder,
+        config={
+            "embed_dim": 8,
+            "vision_cfg": {"image_size": 14, "patch_size": 7, "layers": 2, "width": 16, "head_width": 8},
+            "text_cfg": {"context_length": 12, "width": 16, "heads": 2, "layers": 2, "vocab_size": 50},
+        },
+    )

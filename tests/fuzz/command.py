@@ -13,8 +13,6 @@ from pathlib import Path
 
 from fuzz.guard import Outcome
 
-__all__ = ["run_apart", "run_here"]
-
 PRINTABLE = {"\n", "\t"}
 
 
@@ -34,17 +32,19 @@ def run_apart(arguments: list[str], folder: Path, *, seconds: float) -> Outcome:
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "hydrasurgeon", *arguments], cwd=folder, capture_output=True, timeout=seconds, check=False
-        )  # fmt: skip
+            [sys.executable, "-m", "hydrasurgeon", *arguments],
+            cwd=folder,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Outcome(-1, f"ran for more than {seconds:g} seconds")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     if peak > before and peak > 2 << 20:
         return Outcome(-1, f"took {peak >> 10} MB")
     if done.returncode < 0:
-        return Outcome(
-            -1, f"died of signal {-done.returncode} after {time.monotonic() - started:.1f} s"
-        )
+        return Outcome(-1, f"died of signal {-done.returncode} after {time.monotonic() - started:.1f} s")
     out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
     return judged(done.returncode, out, err, json_out="--json" in arguments)
 

@@ -20,22 +20,58 @@ from typing import Any
 import hydrasurgeon
 from hydrasurgeon.errors import HydraError
 
-__all__ = ["Attempt", "Fifo", "Link", "Outcome", "Sandbox", "place"]
-
 MADE = {
-    "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown", "os.utime",
-    "shutil.rmtree", "shutil.copyfile", "shutil.move",
-}  # fmt: skip
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.symlink",
+    "os.link",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "os.utime",
+    "shutil.rmtree",
+    "shutil.copyfile",
+    "shutil.move",
+}
 NEVER = {
-    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "socket.connect",
-    "socket.getaddrinfo", "socket.bind", "socket.sendto", "pickle.find_class", "webbrowser.open", "urllib.Request", "http.client.connect",
-}  # fmt: skip
-# Where an interpreter and its libraries read from, whatever the input; and what may be opened to see that it is no file.
-READABLE = ("/proc", "/dev/zero", "/sys", "/usr", "/lib", "/dev/null", "/dev/urandom", "/etc/mime.types", "/etc/localtime", "/etc/ssl", "/etc/nsswitch.conf")  # fmt: skip
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "os.forkpty",
+    "socket.connect",
+    "socket.getaddrinfo",
+    "socket.bind",
+    "socket.sendto",
+    "pickle.find_class",
+    "webbrowser.open",
+    "urllib.Request",
+    "http.client.connect",
+}
+# Where an interpreter and its libraries read from, whatever the input; and what may be opened to see that it is no
+# file.
+READABLE = (
+    "/proc",
+    "/dev/zero",
+    "/sys",
+    "/usr",
+    "/lib",
+    "/dev/null",
+    "/dev/urandom",
+    "/etc/mime.types",
+    "/etc/localtime",
+    "/etc/ssl",
+    "/etc/nsswitch.conf",
+)
 # libtiff says on the terminal what it finds wrong, and Pillow cannot stop it.
 DECODER = re.compile(
     r"(?:\w*(?:TIFF|Decode|Deflate|Fax|LZW|LZMA|ZIP|ZSTD|LERC|WebP|Log[Ll]|Pixar|Predictor|Thunder|NeXT|PackBits|fetch|JPEG)\w*"
-    r"|tempfile\.tif|MissingRequired|EstimateStripByteCounts|CheckDirCount|ChopUpSingleUncompressedStrip|allocChoppedUpStripArrays|setByteArray): [ -~]+"
+    r"|tempfile\.tif|MissingRequired|EstimateStripByteCounts|CheckDirCount|ChopUpSingleUncompressedStrip|allocChoppedUpStripArrays|setByteArray):"
+    r" [ -~]+"
 )
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -101,9 +137,7 @@ class _Watch:
     def _opened(self, path: Any, mode: Any, flags: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
             return
-        writes = (
-            bool(flags & WRITES) if isinstance(flags, int) else bool(set(mode or "r") & set("wax+"))
-        )
+        writes = bool(flags & WRITES) if isinstance(flags, int) else bool(set(mode or "r") & set("wax+"))
         if self._inside(path):
             return
         name = os.path.realpath(os.fsdecode(path))
@@ -115,9 +149,7 @@ class _Watch:
         name = os.fsdecode(path)
         if "\0" in name:
             return True  # no file can be called so
-        return ((os.path.realpath if self.links else os.path.abspath)(name) + os.sep).startswith(
-            self.roots
-        )
+        return ((os.path.realpath if self.links else os.path.abspath)(name) + os.sep).startswith(self.roots)
 
 
 _watch = _Watch()
@@ -127,28 +159,19 @@ _hooked = False
 class Sandbox:
     """A folder in which one attempt after the other is laid out and watched."""
 
-    def __init__(
-        self, root: Path, *, readable: tuple[Path, ...] = (), printed: Callable[[], str] = str
-    ) -> None:
+    def __init__(self, root: Path, *, readable: tuple[Path, ...] = (), printed: Callable[[], str] = str) -> None:
         """`printed` gives what reached the terminal since it was asked last."""
         global _hooked
         self.root, self.printed = root, printed
         self.inside, self.out, self.tmp = root / "in", root / "out", root / "tmp"
         for folder in (self.inside, self.out, self.tmp):
             folder.mkdir(parents=True, exist_ok=True)
-        self.roots = tuple(
-            os.path.realpath(folder) + os.sep for folder in (self.inside, self.out, self.tmp)
-        )
+        self.roots = tuple(os.path.realpath(folder) + os.sep for folder in (self.inside, self.out, self.tmp))
         # Decoys: what an input may name with ../ is there to be read.
         (root / "outside.json").write_text("{}")
         (root / "outside.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
         package = Path(hydrasurgeon.__file__).resolve().parents[1]
-        library = {
-            sys.prefix,
-            sys.base_prefix,
-            sys.exec_prefix,
-            *(p for p in sys.path if "site-packages" in p),
-        }
+        library = {sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if "site-packages" in p)}
         self.readable = (*READABLE, *library, str(package), *map(str, readable))
         if not _hooked:
             sys.addaudithook(_watch)
@@ -181,14 +204,9 @@ class Sandbox:
         return self._judged(attempt, lambda: run_here(arguments), writes=attempt.writes)
 
     def arguments(self, attempt: Attempt) -> list[str]:
-        return [
-            part.replace("{}", str(self.inside)).replace("{out}", str(self.out))
-            for part in attempt.command
-        ]
+        return [part.replace("{}", str(self.inside)).replace("{out}", str(self.out)) for part in attempt.command]
 
-    def _judged(
-        self, attempt: Attempt, call: Callable[[], object], *, writes: bool = False
-    ) -> Outcome:
+    def _judged(self, attempt: Attempt, call: Callable[[], object], *, writes: bool = False) -> Outcome:
         self.lay_out(attempt)
         before = None if writes else self._seen()
         self.printed()
@@ -229,9 +247,7 @@ class Sandbox:
     def clear(self) -> None:
         for folder in (self.inside, self.out, self.tmp):
             for entry in os.scandir(folder):
-                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(
-                    entry.path
-                )
+                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[list[str]]:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fuzz.runner import Tally
 
-__all__ = ["Record"]
-
 LIBRARIES = (
     "torch",
     "numpy",
@@ -87,11 +85,14 @@ class Record:
 
 def _counted(tally: Tally) -> dict[str, Any]:
     return {
-        "inputs": tally.count, "outcomes": {str(code): n for code, n in sorted(tally.outcomes.items())},
+        "inputs": tally.count,
+        "outcomes": {str(code): n for code, n in sorted(tally.outcomes.items())},
         "failures": [{"seed": f.seed, "problem": f.problem, "where": f.where} for f in tally.failures[:SHOWN]],
-        "failed": len(tally.failures), "seconds": round(tally.seconds, 1), "slowest_seconds": round(tally.slowest, 2),
+        "failed": len(tally.failures),
+        "seconds": round(tally.seconds, 1),
+        "slowest_seconds": round(tally.slowest, 2),
         "peak_mb": tally.peak >> 10,
-    }  # fmt: skip
+    }
 
 
 def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         "outcomes": {code: one["outcomes"].get(code, 0) + other["outcomes"].get(code, 0) for code in codes},
         "seconds": round(one["seconds"] + other["seconds"], 1),
         **{name: max(one[name], other[name]) for name in ("slowest_seconds", "peak_mb")},
-    }  # fmt: skip
+    }
 
 
 def _processor() -> str:
@@ -110,7 +111,4 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -22,8 +22,6 @@ from fuzz.bases import Bases
 from fuzz.guard import Outcome, Sandbox, place
 from fuzz.kinds import KINDS, Kind
 
-__all__ = ["Failure", "Job", "Tally", "memory_limit", "prepare", "replay", "run"]
-
 SECONDS = 10
 """Longer than this is a hang; what others had the cores for does not count."""
 MEMORY = 2 << 30
@@ -173,9 +171,7 @@ def _work(folder: Path, slot: int, jobs: Any, results: Any, now: Any) -> None:
             if outcome.problem is None:
                 tally.outcomes[outcome.code] += 1
             else:
-                tally.failures.append(
-                    Failure(job.kind, job.way, seed, outcome.problem, outcome.where)
-                )
+                tally.failures.append(Failure(job.kind, job.way, seed, outcome.problem, outcome.where))
             tally.slowest, tally.peak = max(tally.slowest, seconds), peak
         tally.seconds = time.monotonic() - started
         now[2 * slot] = -1
@@ -237,9 +233,7 @@ def _warm_up(bases: Bases, sandbox: Sandbox) -> None:
                     sandbox.clear()
 
 
-def run(
-    folder: Path, jobs: list[Job], workers: int, *, progress: Any = None
-) -> Iterator[tuple[Job, Tally]]:
+def run(folder: Path, jobs: list[Job], workers: int, *, progress: Any = None) -> Iterator[tuple[Job, Tally]]:
     """All jobs; one whose process dies or stops answering is a failure of its seed, and goes on behind it."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
@@ -255,9 +249,7 @@ def run(
 
     def start(slot: int) -> None:
         queue = context.Queue()
-        process = context.Process(
-            target=_work, args=(folder, slot, queue, results, now), daemon=True
-        )
+        process = context.Process(target=_work, args=(folder, slot, queue, results, now), daemon=True)
         now[2 * slot] = -1
         process.start()
         pool[slot] = process, queue, None
@@ -284,11 +276,7 @@ def run(
                 waiting.append(job)
             else:
                 last = _log(folder, slot).read_text(errors="replace").strip()[-300:]
-                problem = (
-                    "stopped answering"
-                    if stuck
-                    else f"the process died (exit code {process.exitcode}): {last}"
-                )
+                problem = "stopped answering" if stuck else f"the process died (exit code {process.exitcode}): {last}"
                 lost = Tally(failures=[Failure(job.kind, job.way, seed, problem)])
                 for first, last in ((seed + 1, job.last), (job.first, seed)):
                     if first < last:
@@ -308,9 +296,7 @@ def replay(folder: Path, kind: str, way: str, seed: int) -> None:
     attempt = KINDS[kind].attempt(seed, bases)
     outcome, seconds = judge(KINDS[kind], way, seed, bases, sandbox)
     sandbox.lay_out(attempt)
-    print(
-        f"{outcome}\n{seconds:.2f} s, files in {sandbox.inside}, hydrasurgeon {' '.join(sandbox.arguments(attempt))}"
-    )
+    print(f"{outcome}\n{seconds:.2f} s, files in {sandbox.inside}, hydrasurgeon {' '.join(sandbox.arguments(attempt))}")
     if way == "library":
         try:
             attempt.call(sandbox.inside, sandbox.out)

@@ -26,7 +26,18 @@ from fuzz.kinds import KINDS
 from fuzz.record import Record
 from hydrasurgeon.errors import DataError
 
-EXAMPLES = {"headers": 100, "manifests": 40, "configs": 30, "datasets": 40, "predictions": 60, "states": 30, "builds": 30, "choices": 60, "pairs": 30, "images": 100}  # fmt: skip
+EXAMPLES = {
+    "headers": 100,
+    "manifests": 40,
+    "configs": 30,
+    "datasets": 40,
+    "predictions": 60,
+    "states": 30,
+    "builds": 30,
+    "choices": 60,
+    "pairs": 30,
+    "images": 100,
+}
 COMMANDS = 2
 
 
@@ -47,18 +58,11 @@ def sandbox(tmp_path: Path, bases: Bases, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_hostile_inputs_end_in_success_or_a_message(
-    name: str, sandbox: Sandbox, bases: Bases
-) -> None:
+def test_hostile_inputs_end_in_success_or_a_message(name: str, sandbox: Sandbox, bases: Bases) -> None:
     kind = KINDS[name]
     kind.attempt(0, bases)  # what it starts from is made before anything is watched
 
-    @settings(
-        max_examples=EXAMPLES[name],
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=EXAMPLES[name], derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
     def attempt(random: Random) -> None:
         outcome = sandbox.run(kind.drawn(random, bases))
@@ -128,16 +132,23 @@ def _bad(what: str, folder: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        "an exception", "the interpreter's end", "a file outside", "a secret read", "a link followed", "a name above", "a warning",
-        "its input changed", "a temporary file left", "a process", "a pickle", "a socket", "a long message",
+        "an exception",
+        "the interpreter's end",
+        "a file outside",
+        "a secret read",
+        "a link followed",
+        "a name above",
+        "a warning",
+        "its input changed",
+        "a temporary file left",
+        "a process",
+        "a pickle",
+        "a socket",
+        "a long message",
     ],
-)  # fmt: skip
+)
 def test_what_no_input_may_do_is_noticed(sandbox: Sandbox, what: str) -> None:
-    attempt = Attempt(
-        {"x": b"x", "link": Link("../outside.json")},
-        lambda folder, out: _bad(what, folder, out),
-        (),
-    )
+    attempt = Attempt({"x": b"x", "link": Link("../outside.json")}, lambda folder, out: _bad(what, folder, out), ())
     assert sandbox.run(attempt).problem is not None
 
 
@@ -164,7 +175,7 @@ def test_results_add_up(tmp_path: Path) -> None:
     }
     Record(path, first=10, add=False).write(tallies)
     again = Record(path, first=0, add=True)
-    assert [again.next_seed(kind, "library") for kind in ("headers", "images", "states")] == [17, 11, 0]  # fmt: skip
+    assert [again.next_seed(kind, "library") for kind in ("headers", "images", "states")] == [17, 11, 0]
     assert again.next_seed("headers", "command") == 10
     failed = runner.Failure("headers", "library", 20, "KeyError: x")
     more = {

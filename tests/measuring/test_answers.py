@@ -22,16 +22,14 @@ def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("elements", [1, 100, 1 << 20])
-def test_pieces_of_any_size_make_the_metrics_of_the_whole(
-    elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_any_size_make_the_metrics_of_the_whole(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ELEMENTS", elements)
     z, labels = logits(), torch.arange(257) % 5
     reading = Reading(1.7, conformal=Conformal("lac", 0.9, 0.8))
     probs = metrics.mean_probs(z, 1.7)
     expected = metrics.probability_metrics(probs, labels)
     measured = summary(answers(z, labels, reading), reading)
-    assert {name: getattr(measured, name) for name in expected} == pytest.approx(expected, abs=1e-14)  # fmt: skip
+    assert {name: getattr(measured, name) for name in expected} == pytest.approx(expected, abs=1e-14)
     sets = Conformal("lac", 0.9, 0.8).sets(probs)
     assert measured.coverage == selective.set_coverage(sets, labels)
     assert measured.set_size == selective.set_size(sets)
@@ -67,9 +65,7 @@ def test_a_shifted_set_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", ["msp", "entropy", "energy", "max-logit", "mi", "gen"])
-def test_scores_by_pieces_are_those_of_the_whole(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_by_pieces_are_those_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from hydrasurgeon.measuring import reading
 
     whole = metrics.ood_score(logits(), kind, 1.3)
@@ -112,8 +108,6 @@ def test_a_histogram_counts_every_sample_once() -> None:
     assert [sum(each) for each in shares] == pytest.approx([1, 1])
     assert shares[1][-1] == 1
     # The fewer the samples, the fewer the bars.
-    assert [
-        len(curves.histogram([torch.rand(n), torch.rand(9000)])[2][0]) for n in (3, 125, 9000)
-    ] == [8, 10, 40]
+    assert [len(curves.histogram([torch.rand(n), torch.rand(9000)])[2][0]) for n in (3, 125, 9000)] == [8, 10, 40]
     flat = curves.histogram([torch.zeros(3)])
     assert flat[0] < 0 < flat[1]

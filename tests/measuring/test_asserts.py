@@ -1,4 +1,5 @@
-"""eval --assert: limits are read before any work, looked up in the report, and broken ones are named with their values."""
+"""eval --assert: limits are read before any work, looked up in the report, and broken ones are named with their
+values."""
 
 from __future__ import annotations
 
@@ -13,13 +14,7 @@ import torch
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed, UsageError
-from hydrasurgeon.measuring.asserts import (
-    check_paths,
-    judged,
-    parse_assertion,
-    paths_of,
-    require,
-)
+from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, paths_of, require
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.report import Asserted, Cost, Result
 from hydrasurgeon.measuring.results import rehearsed, result
@@ -42,7 +37,7 @@ SPEC = Callable[..., str]
         ("hf:me/model:shift.fog:5.accuracy>=0", ("hf:me/model", "shift.fog:5.accuracy", ">=", 0.0)),
         ("sets.CIFAR100.accuracy>0.5", (None, "sets.CIFAR100.accuracy", ">", 0.5)),
     ],
-)  # fmt: skip
+)
 def test_grammar(text: str, parts: tuple[str | None, str, str, float]) -> None:
     found = parse_assertion(text)
     assert (found.result, found.path, found.operator, found.limit) == parts
@@ -50,9 +45,26 @@ def test_grammar(text: str, parts: tuple[str | None, str, str, float]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "id.ece", "id.ece<=", "<=0.02", "id.ece=0.02", "id.ece!=0.02", "id.ece=<0.02", "id.ece<=low", "id.ece<=nan",
-     "id.ece<=inf", "0.02>=id.ece", "0<id.ece<1", "ece<=0.02", "hydra:ece<=0.02", "name==3", "id.<=3", "identity.x<=3"],
-)  # fmt: skip
+    [
+        "",
+        "id.ece",
+        "id.ece<=",
+        "<=0.02",
+        "id.ece=0.02",
+        "id.ece!=0.02",
+        "id.ece=<0.02",
+        "id.ece<=low",
+        "id.ece<=nan",
+        "id.ece<=inf",
+        "0.02>=id.ece",
+        "0<id.ece<1",
+        "ece<=0.02",
+        "hydra:ece<=0.02",
+        "name==3",
+        "id.<=3",
+        "identity.x<=3",
+    ],
+)
 def test_what_is_no_assertion(text: str) -> None:
     with pytest.raises(UsageError, match="--assert") as refused:
         parse_assertion(text)
@@ -63,7 +75,11 @@ def measured(name: str, *, cost: bool = True) -> Result:
     torch.manual_seed(0)
     logits, labels = torch.randn(20, 2, 3), torch.arange(20) % 3
     foreign = (OodSet("mnist", "far", logits[:7]), OodSet("a.b", "near", logits[7:]))
-    shifted = (ShiftSet("fog", 5, logits, labels), ShiftSet("fog", 1, logits, labels), ShiftSet("sketch", None, logits, labels))  # fmt: skip
+    shifted = (
+        ShiftSet("fog", 5, logits, labels),
+        ShiftSet("fog", 1, logits, labels),
+        ShiftSet("sketch", None, logits, labels),
+    )
     about = Cost(params=7, macs=9, latency_ms=None) if cost else None
     return result(Predictions(name, "hydra", logits, labels, foreign, shifted, about))
 
@@ -88,7 +104,7 @@ def test_what_is_rehearsed_has_the_paths_of_what_is_measured() -> None:
     """So an unknown path is refused before the work, whatever is evaluated."""
     before = rehearsed(
         "m", labelled_sets(["d.npz"], None), ["far:mnist=x", "near:b=y"], ["fog:5=z", "fog:1=z", "sketch=z"]
-    )  # fmt: skip
+    )
     found = measured("m")
     expected = {path.replace("ood.a.b.", "ood.b.") for path in paths_of(found)}
     assert set(paths_of(before)) == expected
@@ -99,17 +115,24 @@ def test_what_is_rehearsed_has_the_paths_of_what_is_measured() -> None:
 def test_names_and_values_of_the_broken() -> None:
     results = [measured("a"), measured("b", cost=False)]
     ece = results[0].id.ece
-    limits = [parse_assertion(t) for t in ("id.ece<=0", "b:id.accuracy>=0", "cost.macs<=9", "id.ece>=0")]  # fmt: skip
+    limits = [parse_assertion(t) for t in ("id.ece<=0", "b:id.accuracy>=0", "cost.macs<=9", "id.ece>=0")]
     outcome = judged(limits, results)
     assert [(o.assertion, o.result, o.holds) for o in outcome] == [
-        ("id.ece<=0", "a", False), ("id.ece<=0", "b", False), ("b:id.accuracy>=0", "b", True),
-        ("cost.macs<=9", "a", True), ("cost.macs<=9", "b", False), ("id.ece>=0", "a", True), ("id.ece>=0", "b", True),
-    ]  # fmt: skip
+        ("id.ece<=0", "a", False),
+        ("id.ece<=0", "b", False),
+        ("b:id.accuracy>=0", "b", True),
+        ("cost.macs<=9", "a", True),
+        ("cost.macs<=9", "b", False),
+        ("id.ece>=0", "a", True),
+        ("id.ece>=0", "b", True),
+    ]
     with pytest.raises(CheckFailed, match="3 of 7 assertions do not hold") as failed:
         require(outcome)
     assert failed.value.details == (
-        f"a: id.ece<=0, but it is {ece:.6g}", f"b: id.ece<=0, but it is {ece:.6g}", "b: cost.macs<=9, but it was not measured",
-    )  # fmt: skip
+        f"a: id.ece<=0, but it is {ece:.6g}",
+        f"b: id.ece<=0, but it is {ece:.6g}",
+        "b: cost.macs<=9, but it was not measured",
+    )
     require(outcome[2:4])
 
 
@@ -142,15 +165,19 @@ def test_unknown_ones_are_refused_with_what_there_is() -> None:
         ("shift.fog.accuracy>=0", "no shift.fog.accuracy", "shift.fog:5.accuracy, "),
         ("b:cost.macs<=9", "no cost.macs", "diversity.mi"),
         ("c:id.ece<=0.02", "no result is called c", "There are a, b."),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError, match=says) as refused:
             check_paths([parse_assertion(text)], results)
         assert hint in str(refused.value.hint)
 
 
 def test_in_the_command(
-    tiny: Callable[..., Path], images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    tiny: Callable[..., Path],
+    images: SPEC,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     tiny()
     images()
     monkeypatch.chdir(tmp_path)
@@ -164,7 +191,7 @@ def test_in_the_command(
     report = json.loads(out)
     assert [a["holds"] for a in report["asserts"]] == [True, True, False]
     accuracy = report["results"][0]["id"]["accuracy"]
-    assert report["asserts"][2] == {"assertion": "id.accuracy>1", "result": "vit", "value": accuracy, "holds": False}  # fmt: skip
+    assert report["asserts"][2] == {"assertion": "id.accuracy>1", "result": "vit", "value": accuracy, "holds": False}
     assert "error: 1 of 3 assertions does not hold" in err
     assert f"vit: id.accuracy>1, but it is {accuracy:.6g}" in err
     again = ["eval", "--predictions-in", "p.safetensors", "--assert"]
@@ -176,14 +203,21 @@ def test_in_the_command(
 
 @pytest.mark.parametrize(
     ("option", "specs", "says"),
-    [("--ood", ("near:a=data.npz", "far:a=data.npz"), "--ood: a is there twice"),
-     ("--shift", ("a:1=data.npz", "a:1=data.npz"), "--shift: a:1 is there twice"),
-     ("--shift", ("a=data.npz", "a=data.npz"), "--shift: a is there twice")],
-)  # fmt: skip
+    [
+        ("--ood", ("near:a=data.npz", "far:a=data.npz"), "--ood: a is there twice"),
+        ("--shift", ("a:1=data.npz", "a:1=data.npz"), "--shift: a:1 is there twice"),
+        ("--shift", ("a=data.npz", "a=data.npz"), "--shift: a is there twice"),
+    ],
+)
 def test_a_name_is_of_one_set(
-    tiny: Callable[..., Path], images: SPEC, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    option: str, specs: tuple[str, str], says: str,
-) -> None:  # fmt: skip
+    tiny: Callable[..., Path],
+    images: SPEC,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    option: str,
+    specs: tuple[str, str],
+    says: str,
+) -> None:
     """A report and a predictions file would hold the second under the name of the first."""
     monkeypatch.chdir(tmp_path)
     tiny(), images()
@@ -193,12 +227,21 @@ def test_a_name_is_of_one_set(
 
 @pytest.mark.parametrize(
     ("limit", "says"),
-    [("id.ece=1", "--assert id.ece=1"), ("ood.others.auroc>=0", "Did you mean ood.other.auroc?"), ("vit2:id.ece<=1", "There are vit.")],
-)  # fmt: skip
+    [
+        ("id.ece=1", "--assert id.ece=1"),
+        ("ood.others.auroc>=0", "Did you mean ood.other.auroc?"),
+        ("vit2:id.ece<=1", "There are vit."),
+    ],
+)
 def test_refused_before_any_work(
-    tiny: Callable[..., Path], images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], limit: str, says: str,
-) -> None:  # fmt: skip
+    tiny: Callable[..., Path],
+    images: SPEC,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limit: str,
+    says: str,
+) -> None:
     def never(*_: object) -> None:
         raise AssertionError("a model was run")
 
@@ -215,4 +258,4 @@ def test_several_data_sets(tiny: Callable[..., Path], images: SPEC) -> None:
     report = hs.evaluate([model], data=sets, asserts=limits, limit=10).report
     assert report.asserts is not None
     assert [a.holds for a in report.asserts] == [True, False, True]
-    assert "asserts" not in json.loads(hs.evaluate([model], data=sets[0], limit=10).report.to_json())  # fmt: skip
+    assert "asserts" not in json.loads(hs.evaluate([model], data=sets[0], limit=10).report.to_json())

@@ -56,7 +56,7 @@ def test_intervals_resample_the_same_rows_of_both() -> None:
     for name, (low, high) in found.items():
         sign = -100 if name == "fpr95" else 100
         drops = [sign * (slowly(at(other, i))[name] - slowly(at(one, i))[name]) for i in range(40)]
-        ends = torch.tensor(drops, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))  # fmt: skip
+        ends = torch.tensor(drops, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
         assert (low, high) == pytest.approx(tuple(ends.tolist()), abs=1e-5)
     same = intervals(one, one, seed=0, repeats=10)
     assert set(same.values()) == {(0.0, 0.0)}

@@ -31,7 +31,10 @@ def test_planned_counted_and_single(family: Family, tmp_path: Path) -> None:
     whole = as_classifier(open_checkpoint(tmp_path / "source"), device="cpu", lean=True)
     plan = cost_model(LoadedBackbone(open_checkpoint(tmp_path / "source"), device="cpu"), inputs)
     for number, kepts in enumerate((KEPTS, TRUNKED)):
-        paths = [member(tmp_path / "source", family, rows, tmp_path / f"m{number}{i}.safetensors") for i, rows in enumerate(kepts)]  # fmt: skip
+        paths = [
+            member(tmp_path / "source", family, rows, tmp_path / f"m{number}{i}.safetensors")
+            for i, rows in enumerate(kepts)
+        ]
         fused = hs.fuse(paths, out=tmp_path / "hydra.safetensors", force=True)
         model = hs.load(fused.path, device="cpu")
         parts = [Part(each.kept) for each in model.manifest.members]
@@ -53,7 +56,9 @@ def test_all_rows_through_count_what_runs(tmp_path: Path) -> None:
     """Counted while the cascade runs, with every row open."""
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
-    paths = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(TRUNKED)]  # fmt: skip
+    paths = [
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(TRUNKED)
+    ]
     model = hs.load(hs.fuse(paths, out=tmp_path / "hydra.safetensors").path, device="cpu")
     inputs = family.inputs(4)
     model.state = open_gate((1, 2, 0))

@@ -32,9 +32,7 @@ def member(path: Path, kept: object, out: Path) -> Path:
 @pytest.fixture
 def pair(tiny: MAKE, tmp_path: Path) -> tuple[Path, Path]:
     whole = tiny()
-    return member(whole, A, tmp_path / "a.safetensors"), member(
-        whole, B, tmp_path / "b.safetensors"
-    )
+    return member(whole, A, tmp_path / "a.safetensors"), member(whole, B, tmp_path / "b.safetensors")
 
 
 def written_out(a: set[int], b: set[int], size: int) -> float:
@@ -49,14 +47,7 @@ def written_out(a: set[int], b: set[int], size: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ({0, 1, 2}, {2, 3}),
-        ({0}, {0}),
-        ({0, 1}, {2, 3, 4}),
-        ({0, 1, 2, 3}, {1}),
-        ({5}, set(range(9))),
-    ],
+    ("a", "b"), [({0, 1, 2}, {2, 3}), ({0}, {0}), ({0, 1}, {2, 3, 4}), ({0, 1, 2, 3}, {1}), ({5}, set(range(9)))]
 )
 def test_divergence_is_the_definition(a: set[int], b: set[int]) -> None:
     assert divergence(len(a), len(b), len(a & b)) == pytest.approx(written_out(a, b, 10), abs=1e-12)
@@ -89,9 +80,7 @@ def test_ragged_and_empty_layers(pair: tuple[Path, Path]) -> None:
     heads_b = {4 * la + h for la, row in enumerate(B["vision"]) for h in row}
     everything = set(range(12))
     assert found.kept.jsd == pytest.approx(written_out(heads_a, heads_b, 12))
-    assert found.removed.jsd == pytest.approx(
-        written_out(everything - heads_a, everything - heads_b, 12)
-    )
+    assert found.removed.jsd == pytest.approx(written_out(everything - heads_a, everything - heads_b, 12))
 
 
 def test_it_is_symmetric_and_zero_with_itself(pair: tuple[Path, Path]) -> None:
@@ -146,5 +135,8 @@ def test_on_the_command_line(pair: tuple[Path, Path], capsys: pytest.CaptureFixt
 
 def test_no_torch(pair: tuple[Path, Path]) -> None:
     a, b = (str(p) for p in pair)
-    code = f"import sys\nfrom hydrasurgeon.cli.app import run\nassert run(['compare', {a!r}, {b!r}]) == 0\nassert 'torch' not in sys.modules"
+    code = (
+        f"import sys\nfrom hydrasurgeon.cli.app import run\nassert run(['compare', {a!r}, {b!r}]) == 0\nassert 'torch'"
+        " not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

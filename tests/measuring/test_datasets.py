@@ -42,7 +42,7 @@ def test_what_was_not_looked_at_for_duplicates_is_said() -> None:
 def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None:
     path = tiny()
     members = [path, hs.prune(path, method="random", keep=2).path]
-    specs = [images("a.npz", rows=30), f"second={images('b.npz', rows=50, seed=4)}", f"third={images('c.npz', seed=9)}"]  # fmt: skip
+    specs = [images("a.npz", rows=30), f"second={images('b.npz', rows=50, seed=4)}", f"third={images('c.npz', seed=9)}"]
     ood = [images("ood.npz", seed=7, labels=False)]
     together = hs.evaluate(members, data=specs, ood=ood, device="cpu").report
     for spec, name in zip(specs, ("a", "second", "third"), strict=True):
@@ -62,7 +62,7 @@ def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None
     fixed = hs.evaluate(members, data=specs[1], ensemble=True, device="cpu").report.results[0]
     assert ensemble.sets is not None
     assert ensemble.sets[1].nll == fixed.id.nll
-    cool = hs.evaluate(members, data=specs, ensemble=True, temperature=3, device="cpu").report.results[0]  # fmt: skip
+    cool = hs.evaluate(members, data=specs, ensemble=True, temperature=3, device="cpu").report.results[0]
     assert cool.sets is not None
     assert cool.sets[1].nll != ensemble.sets[1].nll
     assert cool.sets[1].accuracy == ensemble.sets[1].accuracy
@@ -71,9 +71,7 @@ def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None
 def test_one_data_set_has_the_keys_it_always_had(tiny: MAKE, images: SPEC) -> None:
     report = json.loads(hs.evaluate([tiny()], data=images(), device="cpu").report.to_json())
     (found,) = report["results"]
-    assert set(found) == {
-        "name", "kind", "members", "id", "ood", "ood_average", "shift", "diversity", "cost"
-    }  # fmt: skip
+    assert set(found) == {"name", "kind", "members", "id", "ood", "ood_average", "shift", "diversity", "cost"}
     assert report["settings"]["data"] == "data.npz"
     assert "sets" not in report["settings"]
 
@@ -96,12 +94,12 @@ def folders(home: Path, names: tuple[str, ...]) -> str:
 
 
 def test_each_data_set_has_its_own_class_names(clip: Path, tmp_path: Path) -> None:
-    animals, things = folders(tmp_path / "animals", NAMES), folders(tmp_path / "things", ("cup", "jar", "pen", "key"))  # fmt: skip
+    animals, things = folders(tmp_path / "animals", NAMES), folders(tmp_path / "things", ("cup", "jar", "pen", "key"))
     codes = folders(tmp_path / "codes", ("n001", "n002"))
     options: dict[str, Any] = {"device": "cpu"}
     found = hs.evaluate(
         [clip], data=[animals, things, f"in1k={codes}"], classes=["data", "in1k=tench,goldfish"], **options
-    ).report  # fmt: skip
+    ).report
     (result,) = found.results
     assert result.sets is not None
     for each, spec, classes in zip(
@@ -114,11 +112,9 @@ def test_each_data_set_has_its_own_class_names(clip: Path, tmp_path: Path) -> No
     assert len({found.settings["classes_sha256"], *hashes}) == 3
 
 
-def test_the_command_prints_a_column_for_each(
-    tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_column_for_each(tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tiny())
-    line = ["eval", path, "--data", f"easy={images()}", "--data", images("b.npz", seed=2), "--device", "cpu"]  # fmt: skip
+    line = ["eval", path, "--data", f"easy={images()}", "--data", images("b.npz", seed=2), "--device", "cpu"]
     assert run(line) == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
@@ -133,11 +129,22 @@ def test_the_command_prints_a_column_for_each(
 def test_names_of_data_sets(tmp_path: Path) -> None:
     odd = tmp_path / "k=v.npz"
     odd.touch()
-    given = ["torchvision:CIFAR100:test", "hf:org/food101:validation", "imagenet/val", "b=x/y.npz", str(odd), "l.txt@ROOT"]  # fmt: skip
+    given = [
+        "torchvision:CIFAR100:test",
+        "hf:org/food101:validation",
+        "imagenet/val",
+        "b=x/y.npz",
+        str(odd),
+        "l.txt@ROOT",
+    ]
     assert [(s.name, s.spec) for s in labelled_sets(given, None)] == [
-        ("CIFAR100", given[0]), ("food101", given[1]), ("val", given[2]), ("b", "x/y.npz"), ("k=v", str(odd)),
+        ("CIFAR100", given[0]),
+        ("food101", given[1]),
+        ("val", given[2]),
+        ("b", "x/y.npz"),
+        ("k=v", str(odd)),
         ("l", "l.txt@ROOT"),
-    ]  # fmt: skip
+    ]
     with pytest.raises(UsageError, match="val is there twice"):
         labelled_sets(["a/val", "b/val"], None)
     with pytest.raises(UsageError, match="data is given already"):

@@ -25,14 +25,16 @@ VIT = FAMILIES["timm ViT"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
     VIT.write(folder / "source")
-    paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(paths)]
     hydra = hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path
     for name, rows in (("val", 120), ("test", 60)):
         Path(VIT.data(folder, rows=rows)).rename(folder / f"{name}.npz")
     noise = np.random.default_rng(3).integers(0, 255, (40, 28, 28, 3), dtype=np.uint8)
     np.savez(folder / "noise.npz", images=noise)
-    hs.calibrate(hydra, data=str(folder / "val.npz"), ood_score="mds", cascade=True, budget=1.6, out=folder / "c.safetensors")  # fmt: skip
+    hs.calibrate(
+        hydra, data=str(folder / "val.npz"), ood_score="mds", cascade=True, budget=1.6, out=folder / "c.safetensors"
+    )
     return folder
 
 
@@ -44,7 +46,9 @@ def decided(model: hs.Classifier, path: Path, **how: Any) -> tuple[Any, Any]:
 def test_the_cascades_row(folder: Path) -> None:
     test, noise = folder / "test.npz", folder / "noise.npz"
     path = folder / "c.safetensors"
-    report = hs.evaluate([path], data=str(test), ood=[f"far:noise={noise}"], cascade=True, batch_size=16, shift=[f"again={test}"]).report  # fmt: skip
+    report = hs.evaluate(
+        [path], data=str(test), ood=[f"far:noise={noise}"], cascade=True, batch_size=16, shift=[f"again={test}"]
+    ).report
     part, whole = report.results
     assert (part.name, whole.name) == ("c", "c (full)")
     assert report.settings["cascade"] is True
@@ -60,8 +64,8 @@ def test_the_cascades_row(folder: Path) -> None:
         assert row.shift[0].accuracy == pytest.approx(float(right))
         nll = -found.probs.gather(1, batch.labels[:, None]).log().mean()
         assert row.id.nll == pytest.approx(float(nll), abs=1e-5)
-        assert row.ood[0].auroc == pytest.approx(auroc(found.ood_score, outside.ood_score), abs=2e-3)  # fmt: skip
-        assert row.id.coverage == pytest.approx(float(found.sets.gather(1, batch.labels[:, None]).double().mean()))  # fmt: skip
+        assert row.ood[0].auroc == pytest.approx(auroc(found.ood_score, outside.ood_score), abs=2e-3)
+        assert row.id.coverage == pytest.approx(float(found.sets.gather(1, batch.labels[:, None]).double().mean()))
     found, batch = decided(model, test)
     share = float((found.members_run == 3).double().mean())
     assert part.cost is not None
@@ -75,14 +79,21 @@ def test_the_cascades_row(folder: Path) -> None:
     # One member alone disagrees with nobody.
     assert part.diversity.mi < whole.diversity.mi
     assert "expected_macs" not in whole.model_dump()["cost"]
-    again = hs.evaluate([path], data=str(test), ood=[f"far:noise={noise}"], batch_size=16).report.results[0]  # fmt: skip
+    again = hs.evaluate([path], data=str(test), ood=[f"far:noise={noise}"], batch_size=16).report.results[0]
     assert again.id == whole.id
     assert again.ood == whole.ood
 
 
 def test_the_page_compares_the_cascade_with_its_own_hydra(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "r.html"
-    report = hs.evaluate([folder / "c.safetensors"], data=str(folder / "test.npz"), cascade=True, batch_size=16, html=page, reference="c (full)").report  # fmt: skip
+    report = hs.evaluate(
+        [folder / "c.safetensors"],
+        data=str(folder / "test.npz"),
+        cascade=True,
+        batch_size=16,
+        html=page,
+        reference="c (full)",
+    ).report
     part, whole = report.results
     text = page.read_text(encoding="utf-8")
     assert "<h1>Beside c (full): c is " in text
@@ -95,8 +106,16 @@ def test_the_page_compares_the_cascade_with_its_own_hydra(folder: Path, tmp_path
 
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["eval", str(folder / "c.safetensors"), "--data", str(folder / "test.npz"), "--cascade", "--device", "cpu"]  # fmt: skip
-    assert run([*arguments, "--assert", "c:cost.expected_macs>0", "--assert", "c (full):id.n==60", "--json", "-"]) == 0  # fmt: skip
+    arguments = [
+        "eval",
+        str(folder / "c.safetensors"),
+        "--data",
+        str(folder / "test.npz"),
+        "--cascade",
+        "--device",
+        "cpu",
+    ]
+    assert run([*arguments, "--assert", "c:cost.expected_macs>0", "--assert", "c (full):id.n==60", "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
     assert [row["name"] for row in rows] == ["c", "c (full)"]
     assert run(arguments) == 0
@@ -115,19 +134,25 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_it_does_not_go_with(folder: Path, keywords: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=f"does not go with {what}"):
-        hs.evaluate([folder / "c.safetensors"], data=str(folder / "test.npz"), cascade=True, **keywords)  # fmt: skip
+        hs.evaluate([folder / "c.safetensors"], data=str(folder / "test.npz"), cascade=True, **keywords)
 
 
 def test_a_file_without_a_cascade(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"hydra\.safetensors has no cascade"):
-        hs.evaluate([folder / "c.safetensors", folder / "hydra.safetensors"], data=str(folder / "test.npz"), cascade=True)  # fmt: skip
+        hs.evaluate(
+            [folder / "c.safetensors", folder / "hydra.safetensors"], data=str(folder / "test.npz"), cascade=True
+        )
 
 
 def test_bench_times_batches_of_real_data(folder: Path) -> None:
     path, data = folder / "c.safetensors", str(folder / "test.npz")
-    benched = hs.bench([path], backbone=folder / "source", cascade=True, data=data, batch="1,20", runs=1, device="cpu")  # fmt: skip
+    benched = hs.bench([path], backbone=folder / "source", cascade=True, data=data, batch="1,20", runs=1, device="cpu")
     kinds = {each.name: each.kind for each in benched.results}
-    assert kinds == {"source": "backbone" if "backbone" in kinds.values() else "single", "c": "cascade", "c (full)": "hydra"}  # fmt: skip
+    assert kinds == {
+        "source": "backbone" if "backbone" in kinds.values() else "single",
+        "c": "cascade",
+        "c (full)": "hydra",
+    }
     single, part, whole = benched.results
     assert single.macs < part.macs < whole.macs
     assert [point.batch for point in part.points] == [1, 20]

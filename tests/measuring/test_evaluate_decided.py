@@ -31,13 +31,21 @@ def ready(tmp_path: Path) -> Path:
     VIT.data(tmp_path, rows=90)
     noise = np.random.default_rng(1).integers(0, 255, (30, 28, 28, 3), dtype=np.uint8)
     np.savez(tmp_path / "noise.npz", images=noise)
-    hs.calibrate(tmp_path / "source", data=str(tmp_path / "data.npz"), out=tmp_path / "c.safetensors", ood_score="rmds", coverage=0.6)  # fmt: skip
+    hs.calibrate(
+        tmp_path / "source",
+        data=str(tmp_path / "data.npz"),
+        out=tmp_path / "c.safetensors",
+        ood_score="rmds",
+        coverage=0.6,
+    )
     return tmp_path
 
 
 def test_the_state_is_in_use(ready: Path) -> None:
     data, noise = str(ready / "data.npz"), str(ready / "noise.npz")
-    report = hs.evaluate([ready / "c"], data=data, ood=[f"near:noise={noise}"], predictions=ready / "p.safetensors").report  # fmt: skip
+    report = hs.evaluate(
+        [ready / "c"], data=data, ood=[f"near:noise={noise}"], predictions=ready / "p.safetensors"
+    ).report
     (found,) = report.results
     assert (report.settings["temperature"], report.settings["ood_score"]) == ("decision",) * 2
     model = hs.load(ready / "c", device="cpu")
@@ -58,7 +66,7 @@ def test_the_state_is_in_use(ready: Path) -> None:
     assert found.ood[0].auroc == pytest.approx(expected, abs=2e-3)
     stored = load_file(ready / "p.safetensors")
     torch.testing.assert_close(stored["scores.rmds"], inside.ood_score, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(stored["ood.noise.scores.rmds"], outside.ood_score, rtol=1e-4, atol=1e-4)  # fmt: skip
+    torch.testing.assert_close(stored["ood.noise.scores.rmds"], outside.ood_score, rtol=1e-4, atol=1e-4)
 
 
 def test_options_override_the_state(ready: Path) -> None:
@@ -97,15 +105,44 @@ def test_a_score_that_was_not_fitted(ready: Path) -> None:
         hs.evaluate([ready / "c"], data=data, ci=1.5)
 
 
-def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ready)
-    line = ["eval", "c", "--data", "data.npz", "--ood", "noise.npz", "--ci", "0.9", "--assert", "id.coverage>=0.1", "--assert", "id.ci.nll.0>=0", "--assert", "id.mis_auroc>=0", "--assert", "ood_average.far.ci.fpr95.1<=1"]  # fmt: skip
+    line = [
+        "eval",
+        "c",
+        "--data",
+        "data.npz",
+        "--ood",
+        "noise.npz",
+        "--ci",
+        "0.9",
+        "--assert",
+        "id.coverage>=0.1",
+        "--assert",
+        "id.ci.nll.0>=0",
+        "--assert",
+        "id.mis_auroc>=0",
+        "--assert",
+        "ood_average.far.ci.fpr95.1<=1",
+    ]
     assert run([*line, "--json", "-"]) == 0
     (found,) = json.loads(capfd.readouterr().out)["results"]
     assert set(found["id"]) == {
-        "accuracy", "brier", "nll", "ece", "aece", "n", "aurc", "augrc", "cov5", "smece", "mis_auroc",
-        "coverage", "set_size", "ci",
-    }  # fmt: skip
+        "accuracy",
+        "brier",
+        "nll",
+        "ece",
+        "aece",
+        "n",
+        "aurc",
+        "augrc",
+        "cov5",
+        "smece",
+        "mis_auroc",
+        "coverage",
+        "set_size",
+        "ci",
+    }
     for name in ("accuracy", "nll", "ece", "aurc", "cov5"):
         low, high = found["id"]["ci"][name]
         assert low <= found["id"][name] + 0.05
@@ -117,22 +154,21 @@ def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
 
 
 def test_what_is_not_used_is_said(ready: Path) -> None:
-    """A validation set that nothing is fitted to is not even read; a state that does not fit what is run is left alone, with a note."""
+    """A validation set that nothing is fitted to is not even read; a state that does not fit what is run is left alone,
+    with a note."""
     data, model = str(ready / "data.npz"), ready / "c"
     done = hs.evaluate([model], data=data, val="gone.npz")
-    assert done.notes == (
-        "--val: not read, for nothing is fitted to it; --temperature fit would be",
-    )
+    assert done.notes == ("--val: not read, for nothing is fitted to it; --temperature fit would be",)
     assert done.report.settings["temperature"] == "decision"
     both = hs.evaluate([model, ready / "source"], data=data, ensemble=True)
     alone = "c.safetensors: the decision state is left alone: it was fitted to"
     assert both.notes == (f"{alone} this model's answers, not the ensemble's",)
-    assert hs.evaluate([model, ready / "source"], data=data, ensemble=True, no_decision=True).notes == ()  # fmt: skip
+    assert hs.evaluate([model, ready / "source"], data=data, ensemble=True, no_decision=True).notes == ()
     opened = [open_checkpoint(model)]
     passes = EvaluateArguments(data=data, mc_dropout=3)
     assert [*unused(opened, passes)] == [f"{alone} answers without dropout"]
     assert decision_of(opened, passes) is None
     with pytest.raises(UsageError, match="--mc-dropout 0: must be at least 1"):
         hs.evaluate([model], data=data, mc_dropout=0)
-    with pytest.raises(UsageError, match="--predictions: holds what a model answers, and none is run"):  # fmt: skip
+    with pytest.raises(UsageError, match="--predictions: holds what a model answers, and none is run"):
         hs.evaluate([], predictions_in=[ready / "p"], predictions=ready / "q")

@@ -25,23 +25,27 @@ Tensors = dict[str, torch.Tensor]
 def tensors() -> Tensors:
     generator = torch.Generator().manual_seed(0)
     return {
-        "logits": torch.randn(6, 2, 3, generator=generator), "labels": torch.arange(6) % 3,
-        "ood.a.logits": torch.randn(4, 2, 3, generator=generator), "ood.b.logits": torch.randn(5, 2, 3, generator=generator),
-        "shift.fog.1.logits": torch.randn(4, 2, 3, generator=generator), "shift.fog.1.labels": torch.tensor([0, 1, 2, 0]),
-    }  # fmt: skip
+        "logits": torch.randn(6, 2, 3, generator=generator),
+        "labels": torch.arange(6) % 3,
+        "ood.a.logits": torch.randn(4, 2, 3, generator=generator),
+        "ood.b.logits": torch.randn(5, 2, 3, generator=generator),
+        "shift.fog.1.logits": torch.randn(4, 2, 3, generator=generator),
+        "shift.fog.1.labels": torch.tensor([0, 1, 2, 0]),
+    }
 
 
 ABOUT: dict[str, Any] = {
-    "name": "theirs", "kind": "hydra", "ood": [["a", "near"]], "shift": [["fog", 1]],
+    "name": "theirs",
+    "kind": "hydra",
+    "ood": [["a", "near"]],
+    "shift": [["fog", 1]],
     "cost": {"params": 10, "macs": 100},
-}  # fmt: skip
+}
 
 
 def write(path: Path, *, about: Any = ABOUT, **changes: torch.Tensor | None) -> Path:
     """A good file with some tensors replaced or left out."""
-    changed = {
-        name: tensor for name, tensor in {**tensors(), **changes}.items() if tensor is not None
-    }
+    changed = {name: tensor for name, tensor in {**tensors(), **changes}.items() if tensor is not None}
     text = about if isinstance(about, str) else json.dumps(about)
     save_file(changed, path, metadata={"hydrasurgeon.predictions": text})
     return path
@@ -80,18 +84,30 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     ("labels of booleans", {"labels": torch.ones(6, dtype=torch.bool)}, "needs integer labels"),
     ("too few labels", {"labels": torch.arange(3)}, "one for each of the 6 rows"),
     ("labels in a column", {"labels": torch.arange(6)[:, None]}, "needs integer labels"),
-    ("a label of no class", {"labels": torch.tensor([0, 1, 3, 0, 0, 0])}, "row 2 has the label 3; labels must lie in 0-2"),
+    (
+        "a label of no class",
+        {"labels": torch.tensor([0, 1, 3, 0, 0, 0])},
+        "row 2 has the label 3; labels must lie in 0-2",
+    ),
     ("a negative label", {"labels": torch.tensor([0, 1, 2, 0, -1, 0], dtype=torch.int8)}, "row 4 has the label -1"),
-    ("other classes for OOD", {"ood.a.logits": torch.randn(4, 2, 5)}, "ood.a.logits has 2 members and 5 classes, logits has 2 and 3"),
+    (
+        "other classes for OOD",
+        {"ood.a.logits": torch.randn(4, 2, 5)},
+        "ood.a.logits has 2 members and 5 classes, logits has 2 and 3",
+    ),
     ("other members for OOD", {"ood.b.logits": torch.randn(4, 3, 3)}, "ood.b.logits has 3 members and 3 classes"),
     ("a shift without labels", {"shift.fog.1.labels": None}, "tensor shift.fog.1.labels is missing"),
     ("a shift with too few labels", {"shift.fog.1.labels": torch.tensor([0])}, "needs integer shift.fog.1.labels"),
-    ("a shift of other classes", {"shift.fog.1.logits": torch.randn(4, 2, 9)}, "shift.fog.1.logits has 2 members and 9 classes"),
+    (
+        "a shift of other classes",
+        {"shift.fog.1.logits": torch.randn(4, 2, 9)},
+        "shift.fog.1.logits has 2 members and 9 classes",
+    ),
     ("a shift with a label of no class", {"shift.fog.1.labels": torch.tensor([0, 1, 7, 0])}, "row 2 has the label 7"),
     ("an OOD set that is not there", {"ood.a.logits": None}, "tensor ood.a.logits is missing"),
     ("a name that moves the cursor", {"ood.\x1b[2J.logits": torch.randn(4, 2, 3)}, "is not a name"),
     ("a name of blanks", {"ood. .logits": torch.randn(4, 2, 3)}, "is no name of a set"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "changes", "says"), MISTAKES, ids=[m[0] for m in MISTAKES])
@@ -122,7 +138,7 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
     ("no cost", {"cost": {}}, "cost.params: Field required"),
     ("a cost beyond 64 bits", {"cost": {"params": 2**70, "macs": 1}}, "cost.params"),
     ("a negative cost", {"cost": {"params": -1, "macs": 1}}, "greater than or equal to 0"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +154,7 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
 def test_weights_of_other_members(weights: Any, says: str, tmp_path: Path) -> None:
     logits = torch.zeros(4, 2, 3)
     labels = torch.zeros(4, dtype=torch.int64)
-    path = write(tmp_path / "p.safetensors", about={"weights": weights}, logits=logits, labels=labels)  # fmt: skip
+    path = write(tmp_path / "p.safetensors", about={"weights": weights}, logits=logits, labels=labels)
     with pytest.raises(DataError, match=says):
         read_predictions(path)
 
@@ -172,7 +188,7 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 
 def test_scores_beside_logits_are_left_alone(tmp_path: Path) -> None:
-    more = {"scores.rmds": torch.randn(6), "ood.a.scores.rmds": torch.randn(4), "ood.a.scores.logits": torch.randn(4)}  # fmt: skip
+    more = {"scores.rmds": torch.randn(6), "ood.a.scores.rmds": torch.randn(4), "ood.a.scores.logits": torch.randn(4)}
     path = write(tmp_path / "p.safetensors", **more)
     plain = write(tmp_path / "q.safetensors")
     assert result(read_predictions(path)) == result(read_predictions(plain))
@@ -180,14 +196,18 @@ def test_scores_beside_logits_are_left_alone(tmp_path: Path) -> None:
 
 def test_tensors_that_are_not_read_are_named(tmp_path: Path) -> None:
     more = {
-        "logit": torch.zeros(6, 3), "ood.a.score.msp": torch.zeros(4), "ood.c.logit": torch.zeros(2, 3),
-        "shift.fog.2.logits": torch.zeros(4, 2, 3), "label": torch.zeros(6),
-    }  # fmt: skip
+        "logit": torch.zeros(6, 3),
+        "ood.a.score.msp": torch.zeros(4),
+        "ood.c.logit": torch.zeros(2, 3),
+        "shift.fog.2.logits": torch.zeros(4, 2, 3),
+        "label": torch.zeros(6),
+    }
     path = write(tmp_path / "p.safetensors", **more)
     (note,) = hs.evaluate([], predictions_in=[path]).notes
     assert note.startswith(
-        "p.safetensors: holds tensors that are not read: label, logit, ood.a.score.msp (did you mean ood.a.scores.msp?), "
-        "ood.c.logit (did you mean ood.c.logits?), 1 more; those that are read are called logits, labels, "
+        "p.safetensors: holds tensors that are not read: label, logit, ood.a.score.msp (did you mean"
+        " ood.a.scores.msp?), ood.c.logit (did you mean ood.c.logits?), 1 more; those that are read are called logits,"
+        " labels, "
     )
     assert "shifted sets are those that its description lists" in note
     plain = write(tmp_path / "q.safetensors", **{"scores.mine": torch.zeros(6)})
@@ -197,11 +217,11 @@ def test_tensors_that_are_not_read_are_named(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_is_missing_under_its_name(tmp_path: Path) -> None:
-    for name, misspelt in (("labels", "label"), ("logits", "logit"), ("ood.a.logits", "ood.a.logit")):  # fmt: skip
+    for name, misspelt in (("labels", "label"), ("logits", "logit"), ("ood.a.logits", "ood.a.logit")):
         path = write(tmp_path / "p.safetensors", **{name: None, misspelt: torch.zeros(6)})
         with pytest.raises(DataError) as refused:
             read_predictions(path)
-        assert f"tensor {name} is missing (it holds {misspelt}, which is not read)" in refused.value.message  # fmt: skip
+        assert f"tensor {name} is missing (it holds {misspelt}, which is not read)" in refused.value.message
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
@@ -227,7 +247,7 @@ def test_temperatures_that_leave_no_probabilities(tmp_path: Path, temperature: s
 
 @pytest.mark.parametrize(
     "line", [{"ood": ["\x1b[2J=d.npz"]}, {"shift": ["fog:²=d.npz"]}, {"shift": [f"fog:{'9' * 5000}=d.npz"]}]
-)  # fmt: skip
+)
 def test_names_of_sets_on_the_command_line(
     tiny: Callable[..., Path], images: Callable[..., str], line: dict[str, list[str]]
 ) -> None:
@@ -235,10 +255,10 @@ def test_names_of_sets_on_the_command_line(
         hs.evaluate([tiny()], data=images(), **line)  # type: ignore[arg-type]
 
 
-def test_what_is_written_can_be_read(tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path) -> None:  # fmt: skip
+def test_what_is_written_can_be_read(tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path) -> None:
     out = tmp_path / "p.safetensors"
     spec = images()
-    hs.evaluate([tiny()], data=spec, ood=[f"near:n={spec}"], shift=[f"fog:2={spec}"], predictions=out, device="cpu")  # fmt: skip
+    hs.evaluate([tiny()], data=spec, ood=[f"near:n={spec}"], shift=[f"fog:2={spec}"], predictions=out, device="cpu")
     found = read_predictions(out)
     assert torch.equal(found.logits, load_file(out)["logits"])
     assert [s.name for s in found.ood] == ["n"]

@@ -38,7 +38,7 @@ def named(tiny: MAKE) -> Callable[[str], Checkpoint]:
     return lambda path: replace(opened, path=Path(path))
 
 
-def test_a_table_and_its_page_tell_them_apart(runs: list[Path], images: SPEC, tmp_path: Path) -> None:  # fmt: skip
+def test_a_table_and_its_page_tell_them_apart(runs: list[Path], images: SPEC, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     report = hs.evaluate(runs, data=images(), html=page, reference="b/model").report
     assert [row.name for row in report.results] == ["a/model", "b/model"]
@@ -59,7 +59,7 @@ def test_predictions_of_the_same_name(runs: list[Path], images: SPEC, tmp_path: 
     files = [tmp_path / name / "model.safetensors" for name in ("right", "wrong")]
     page = tmp_path / "r.md"
     rows = hs.evaluate(runs[:1], data=images(), predictions_in=files, markdown=page).report.results
-    assert [row.name for row in rows] == ["model", "model (right/model.safetensors)", "model (wrong/model.safetensors)"]  # fmt: skip
+    assert [row.name for row in rows] == ["model", "model (right/model.safetensors)", "model (wrong/model.safetensors)"]
     assert [row.id.accuracy for row in rows[1:]] == [1, 0]
     better, worse = page.read_text(encoding="utf-8").splitlines()[:2]
     assert better.startswith("- **Better**: `model (right/model.safetensors)`")
@@ -84,7 +84,17 @@ def test_bench_measures_both(runs: list[Path]) -> None:
         (["/x/a.safetensors", "/x/a.safetensors"], ["a", "a"]),
         ([f"{os.getcwd()}/a.safetensors", "a.safetensors"], ["a", "a"]),
     ],
-    ids=["other names", "one apart", "folders alike", "at the root", "a folder beside a file", "one file twice", "one file, named in two ways"],
-)  # fmt: skip
-def test_as_few_folders_as_tell_them_apart(paths: list[str], names: list[str], named: Callable[[str], Checkpoint]) -> None:  # fmt: skip
+    ids=[
+        "other names",
+        "one apart",
+        "folders alike",
+        "at the root",
+        "a folder beside a file",
+        "one file twice",
+        "one file, named in two ways",
+    ],
+)
+def test_as_few_folders_as_tell_them_apart(
+    paths: list[str], names: list[str], named: Callable[[str], Checkpoint]
+) -> None:
     assert [name_of([each]) for each in told_apart([named(path) for path in paths])] == names

@@ -1,4 +1,5 @@
-"""Intervals of OOD detection: rows that are drawn are measured as `metrics` measures them, and the report holds what that comes to."""
+"""Intervals of OOD detection: rows that are drawn are measured as `metrics` measures them, and the report holds what
+that comes to."""
 
 from __future__ import annotations
 
@@ -28,18 +29,18 @@ def predictions(rows: int = 200) -> Predictions:
     logits = torch.randn(rows, 2, 4, generator=generator)
     logits[torch.arange(rows), :, labels] += 2
     outside = torch.randn(120, 2, 4, generator=generator)
-    sets = (OodSet("a", "near", outside), OodSet("b", "far", 0.5 * outside[:70]), OodSet("c", "far", outside[:60]))  # fmt: skip
+    sets = (OodSet("a", "near", outside), OodSet("b", "far", 0.5 * outside[:70]), OodSet("c", "far", outside[:60]))
     return Predictions("m", "hydra", logits, labels, sets)
 
 
-@pytest.mark.parametrize(("n", "m", "digits"), [(200, 120, 5), (30, 40, 0), (1, 1, 0), (50, 19, 1), (7, 21, 0)])  # fmt: skip
+@pytest.mark.parametrize(("n", "m", "digits"), [(200, 120, 5), (30, 40, 0), (1, 1, 0), (50, 19, 1), (7, 21, 0)])
 def test_counting_gives_what_sorting_gives(n: int, m: int, digits: int) -> None:
     generator = torch.Generator().manual_seed(n)
     inside = torch.randn(n, generator=generator).double().round(decimals=digits)
     outside = (torch.randn(m, generator=generator).double() + 0.5).round(decimals=digits)
     ranked = Ranked(inside, outside)
     for draw in range(20):
-        rows = [torch.randint(k, (k,), generator=generator) if draw else torch.arange(k) for k in (n, m)]  # fmt: skip
+        rows = [torch.randint(k, (k,), generator=generator) if draw else torch.arange(k) for k in (n, m)]
         expected = metrics.ood_metrics(inside[rows[0]], outside[rows[1]])
         assert ranked.metrics(*rows) == pytest.approx(expected, abs=1e-12)
 
@@ -49,7 +50,7 @@ def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None
     inside, outside = row.scores["msp"], [each.scores["msp"] for each in row.foreign]
 
     def slow(rows: torch.Tensor, *chosen: torch.Tensor) -> dict[str, float]:
-        sets = [metrics.ood_metrics(inside[rows], o[c]) for o, c in zip(outside, chosen, strict=True)]  # fmt: skip
+        sets = [metrics.ood_metrics(inside[rows], o[c]) for o, c in zip(outside, chosen, strict=True)]
         one = {f"{at} {name}": each[name] for at, each in enumerate(sets) for name in NAMES}
         return one | {f"far {name}": (sets[1][name] + sets[2][name]) / 2 for name in NAMES}
 
@@ -87,7 +88,10 @@ def test_the_report_holds_them_where_they_were_asked_for() -> None:
 def test_the_page_s_table_shows_them() -> None:
     row = measured(0.9)
     table = grids(Report(settings={}, results=(row,)))[1]
-    for column, ci in ((Column("FPR95", "lower", "a (near)"), row.ood[0].ci), (Column("FPR95", "lower", "mean, far"), row.ood_average["far"].ci)):  # fmt: skip
+    for column, ci in (
+        (Column("FPR95", "lower", "a (near)"), row.ood[0].ci),
+        (Column("FPR95", "lower", "mean, far"), row.ood_average["far"].ci),
+    ):
         cell = table.rows[0][table.columns.index(column)]
         assert ci is not None
         assert (cell.low, cell.high) == tuple(f"{end:.3f}" for end in ci["fpr95"])

@@ -1,4 +1,5 @@
-"""eval --html, --markdown, --latex: one file that holds all it shows, says what is better, and takes names for names."""
+"""eval --html, --markdown, --latex: one file that holds all it shows, says what is better, and takes names for
+names."""
 
 from __future__ import annotations
 
@@ -40,10 +41,20 @@ def write(path: Path, sharpness: float, *, name: str, **changes: Any) -> Path:
     logits = torch.randn(200, 2, 4, generator=generator)
     logits[torch.arange(200), :, labels] += sharpness
     foreign = torch.randn(90, 2, 4, generator=generator)
-    tensors = {"logits": logits, "labels": labels, "ood.near <$set$>.logits": foreign, "ood.far.logits": foreign / 2}  # fmt: skip
-    tensors |= {f"shift.fog.{s}.{what}": t for s in (1, 5) for what, t in (("logits", logits / s), ("labels", labels))}  # fmt: skip
-    about = {"name": name, "kind": "hydra", "ood": [["near <$set$>", "near"], ["far", "far"]], "shift": [["fog", 1], ["fog", 5]], "cost": {"params": int(1e6 * sharpness), "macs": int(1e7 * sharpness)}}  # fmt: skip
-    save_file({k: v.clone() for k, v in {**tensors, **changes}.items()}, path, metadata={"hydrasurgeon.predictions": json.dumps(about)})  # fmt: skip
+    tensors = {"logits": logits, "labels": labels, "ood.near <$set$>.logits": foreign, "ood.far.logits": foreign / 2}
+    tensors |= {f"shift.fog.{s}.{what}": t for s in (1, 5) for what, t in (("logits", logits / s), ("labels", labels))}
+    about = {
+        "name": name,
+        "kind": "hydra",
+        "ood": [["near <$set$>", "near"], ["far", "far"]],
+        "shift": [["fog", 1], ["fog", 5]],
+        "cost": {"params": int(1e6 * sharpness), "macs": int(1e7 * sharpness)},
+    }
+    save_file(
+        {k: v.clone() for k, v in {**tensors, **changes}.items()},
+        path,
+        metadata={"hydrasurgeon.predictions": json.dumps(about)},
+    )
     return path
 
 
@@ -98,7 +109,7 @@ def page(files: list[Path], path: Path, **options: Any) -> tuple[Page, str]:
 def test_one_file_that_asks_for_nothing(files: list[Path], tmp_path: Path) -> None:
     parsed, text = page(files, tmp_path / "r.html")
     assert len(text) < 300_000
-    assert not [a for _, attributes in parsed.tags for a in attributes if a in ("src", "style") or a.startswith("on")]  # fmt: skip
+    assert not [a for _, attributes in parsed.tags for a in attributes if a in ("src", "style") or a.startswith("on")]
     assert all(a["href"].startswith("#") for a in parsed.all("a"))
     assert "http" not in re.sub(r'http-equiv="Content', "", text)
     # The policy names this style and this script, by their hashes.
@@ -122,14 +133,14 @@ def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
     parsed, _ = page(files, tmp_path / "r.html")
     charts = parsed.all("svg")
     assert len(charts) > 10
-    assert all(svg["role"] == "img" and len(str(svg["aria-label"])) > 20 and svg["tabindex"] == "0" for svg in charts)  # fmt: skip
+    assert all(svg["role"] == "img" and len(str(svg["aria-label"])) > 20 and svg["tabindex"] == "0" for svg in charts)
     assert len(parsed.all("desc")) == len(charts)
     # No level of headings is left out, and no two charts of a section have one caption.
     levels = [int(tag[1]) for tag, _ in parsed.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
     # Nor have two regions of the page one name: a table stands in a section that may be called like it.
-    named = [*parsed.said("h2"), *(str(a["aria-label"]) for a in parsed.all("div") if a.get("role") == "region")]  # fmt: skip
+    named = [*parsed.said("h2"), *(str(a["aria-label"]) for a in parsed.all("div") if a.get("role") == "region")]
     assert "Under distribution shift" in named
     assert len(set(named)) == len(named)
     captions = parsed.said("figcaption")
@@ -142,10 +153,7 @@ def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
 
 def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
     parsed, text = page(files, tmp_path / "r.html")
-    assert (
-        "".join(parsed.said("h1"))
-        == f"Beside base: {NASTY} is better; weak is better in some and worse in others."
-    )
+    assert "".join(parsed.said("h1")) == f"Beside base: {NASTY} is better; weak is better in some and worse in others."
     badges = [a["class"] for a in parsed.all("span") if str(a.get("class")).startswith("badge")]
     assert badges == ["badge reference", "badge better", "badge mixed"]
     assert "Worse than" not in text.partition("<h2>weak")[0]
@@ -165,7 +173,7 @@ def test_other_samples_are_not_compared(files: list[Path], tmp_path: Path) -> No
 
 def test_long_names_and_many_models_leave_room_for_the_verdict(tmp_path: Path) -> None:
     long = ["vit-of-a-long-line-" * 5 + end for end in ("first", "second")]
-    pair = [write(tmp_path / f"{at}.safetensors", 1.0 + at, name=name) for at, name in enumerate(long)]  # fmt: skip
+    pair = [write(tmp_path / f"{at}.safetensors", 1.0 + at, name=name) for at, name in enumerate(long)]
     parsed, text = page(pair, tmp_path / "r.html")
     heading = "".join(parsed.said("h1"))
     assert len(heading) < 160
@@ -179,16 +187,14 @@ def test_long_names_and_many_models_leave_room_for_the_verdict(tmp_path: Path) -
     assert all(f'<th scope="row">{name}</th>' in text for name in alike)
     many = [write(tmp_path / f"m{at}.safetensors", 1.0 + at, name=f"m{at}") for at in range(6)]
     parsed, _ = page(many, tmp_path / "many.html")
-    assert "".join(parsed.said("h1")).startswith(
-        "Beside m0: 4 models are better; m1 is better in some"
-    )
+    assert "".join(parsed.said("h1")).startswith("Beside m0: 4 models are better; m1 is better in some")
 
 
 def test_ticks_differ_and_lie_beside_the_label() -> None:
     chart = Chart.of("t", "s", x=(0, 1.5), y=(0.33712, 0.33855))
     chart.axes("cost", "NLL")
-    texts = re.findall(r'<text class="tick" x="([^"]+)"[^>]*text-anchor="end">([^<]*)<', "".join(chart.pieces))  # fmt: skip
-    assert [text for _, text in texts] == ["0.33725", "0.33750", "0.33775", "0.33800", "0.33825", "0.33850"]  # fmt: skip
+    texts = re.findall(r'<text class="tick" x="([^"]+)"[^>]*text-anchor="end">([^<]*)<', "".join(chart.pieces))
+    assert [text for _, text in texts] == ["0.33725", "0.33750", "0.33775", "0.33800", "0.33825", "0.33850"]
     # Digits of some 6.6 px end at x; the label takes the first 16.
     assert all(float(x) - 6.6 * len(text) > 15 for x, text in texts)
     assert chart.x(0) == float(texts[0][0]) + 6
@@ -199,7 +205,12 @@ def test_ticks_differ_and_lie_beside_the_label() -> None:
 def test_no_axis_reaches_beyond_what_can_be(tmp_path: Path) -> None:
     pair = [write(tmp_path / f"{at}.safetensors", 60.0 + at, name=f"m{at}") for at in range(2)]
     _, text = page(pair, tmp_path / "r.html")
-    charts = {name: re.findall(r'text-anchor="end">([^<]*)<', each) for each in text.split("<figure>") if " against cost<" in each for name in [re.sub("<.*", "", each.removeprefix("<figcaption>"))]}  # fmt: skip
+    charts = {
+        name: re.findall(r'text-anchor="end">([^<]*)<', each)
+        for each in text.split("<figure>")
+        if " against cost<" in each
+        for name in [re.sub("<.*", "", each.removeprefix("<figcaption>"))]
+    }
     assert max(float(tick) for tick in charts["Accuracy ↑ against cost"]) == 100
     assert min(float(tick) for tick in charts["ECE ↓ against cost"]) == 0
 
@@ -207,9 +218,9 @@ def test_no_axis_reaches_beyond_what_can_be(tmp_path: Path) -> None:
 def test_many_foreign_sets_are_two_lines_of_a_histogram(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(5)
     more = {f"ood.{name}.logits": torch.randn(30, 1, 4, generator=generator) for name in "defgh"}
-    tensors = {"logits": torch.randn(60, 1, 4, generator=generator), "labels": torch.arange(60) % 4, **more}  # fmt: skip
-    about = {"name": "m", "kind": "member", "ood": [[n, "near" if n in "de" else "far"] for n in "defgh"]}  # fmt: skip
-    save_file(tensors, tmp_path / "m.safetensors", metadata={"hydrasurgeon.predictions": json.dumps(about)})  # fmt: skip
+    tensors = {"logits": torch.randn(60, 1, 4, generator=generator), "labels": torch.arange(60) % 4, **more}
+    about = {"name": "m", "kind": "member", "ood": [[n, "near" if n in "de" else "far"] for n in "defgh"]}
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"hydrasurgeon.predictions": json.dumps(about)})
     parsed, _ = page([tmp_path / "m.safetensors"], tmp_path / "r.html")
     legend = [text for tag, text in parsed.texts if tag == "span"]
     assert "near (2 sets)" in legend
@@ -219,7 +230,18 @@ def test_many_foreign_sets_are_two_lines_of_a_histogram(tmp_path: Path) -> None:
 
 def test_amounts_have_units() -> None:
     counts = (0, 999, 1000, 25_312, 999_499, 999_500, 1.35e6, 1.1e9, 17.58e9, 2e12)
-    assert [amount(count) for count in counts] == ["0", "999", "1 k", "25.3 k", "999 k", "1 M", "1.35 M", "1.1 G", "17.6 G", "2 T"]  # fmt: skip
+    assert [amount(count) for count in counts] == [
+        "0",
+        "999",
+        "1 k",
+        "25.3 k",
+        "999 k",
+        "1 M",
+        "1.35 M",
+        "1.1 G",
+        "17.6 G",
+        "2 T",
+    ]
 
 
 def few(path: Path, rows: int, sharpness: float, foreign: int, name: str) -> Path:
@@ -229,21 +251,28 @@ def few(path: Path, rows: int, sharpness: float, foreign: int, name: str) -> Pat
     logits = torch.randn(rows, 1, 4, generator=generator)
     logits[torch.arange(rows), :, labels] += sharpness
     outside = torch.randn(foreign, 1, 4, generator=generator) / sharpness
-    save_file({"logits": logits, "labels": labels, "ood.far.logits": outside}, path, metadata={"hydrasurgeon.predictions": json.dumps({"name": name, "kind": "member"})})  # fmt: skip
+    save_file(
+        {"logits": logits, "labels": labels, "ood.far.logits": outside},
+        path,
+        metadata={"hydrasurgeon.predictions": json.dumps({"name": name, "kind": "member"})},
+    )
     return path
 
 
 def test_a_few_samples_decide_nothing(tmp_path: Path) -> None:
     # Every resample of one sample is that sample: the interval would be a point, and anything a difference.
-    for rows, says in ((1, "1 sample cannot tell it from a"), (19, "19 samples cannot tell it from a")):  # fmt: skip
-        pair = [few(tmp_path / f"{name}{rows}.safetensors", rows, sharp, 30, name) for name, sharp in (("a", 1.0), ("b", 9.0))]  # fmt: skip
+    for rows, says in ((1, "1 sample cannot tell it from a"), (19, "19 samples cannot tell it from a")):
+        pair = [
+            few(tmp_path / f"{name}{rows}.safetensors", rows, sharp, 30, name)
+            for name, sharp in (("a", 1.0), ("b", 9.0))
+        ]
         parsed, text = page(pair, tmp_path / f"{rows}.html")
         assert says in text
         assert "b is not compared" in "".join(parsed.said("h1"))
         assert "may have answered for other samples" in text
     assert "on 19 labelled samples, with 1 foreign set of 30 samples" in text
     # Nor do a few foreign ones decide who detects them.
-    pair = [few(tmp_path / f"{name}.safetensors", 40, sharp, 3, name) for name, sharp in (("a", 1.0), ("b", 9.0))]  # fmt: skip
+    pair = [few(tmp_path / f"{name}.safetensors", 40, sharp, 3, name) for name, sharp in (("a", 1.0), ("b", 9.0))]
     _, text = page(pair, tmp_path / "foreign.html")
     (words,) = re.findall(r"<p>(Better than a[^<]*)</p>", text)
     assert "OOD" not in words
@@ -260,12 +289,16 @@ def test_checkpoints_bring_heads_and_history(
     tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
 ) -> None:
     source = tiny()
-    members = [hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    members = [
+        hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)
+    ]
     hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
     evaluation = hs.evaluate([source, hydra], data=images(), html=tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     parsed = Page(text)
-    manifests = [json.loads(Path(f"{str(p).removesuffix('.safetensors')}.heads.json").read_text()) for p in (source, hydra)]  # fmt: skip
+    manifests = [
+        json.loads(Path(f"{str(p).removesuffix('.safetensors')}.heads.json").read_text()) for p in (source, hydra)
+    ]
     for manifest in manifests:
         assert manifest["weights_sha256"] in text
     for step in manifests[1]["history"]:
@@ -281,7 +314,10 @@ def test_heads_of_many_members_are_counted(
     tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
 ) -> None:
     source = tiny()
-    members = [hs.prune(source, method="random", keep=k, seed=k, out=tmp_path / f"m{at}.safetensors").path for at, k in enumerate((1, 2, 3, 2, 1, 2, 3))]  # fmt: skip
+    members = [
+        hs.prune(source, method="random", keep=k, seed=k, out=tmp_path / f"m{at}.safetensors").path
+        for at, k in enumerate((1, 2, 3, 2, 1, 2, 3))
+    ]
     seven = hs.fuse(members, out=tmp_path / "seven.safetensors").path
     two = hs.fuse(members[:2], out=tmp_path / "two.safetensors").path
     hs.evaluate([two, seven], data=images(), html=tmp_path / "r.html")
@@ -300,21 +336,16 @@ def test_heads_of_many_members_are_counted(
 
 
 def test_a_large_map_of_heads_can_be_read(tiny: Callable[..., Path]) -> None:
-    source = tiny(arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=24,depth=11,num_heads=24,num_classes=5")  # fmt: skip
+    source = tiny(
+        arch="timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=24,depth=11,num_heads=24,num_classes=5"
+    )
     svg = head_maps("m", open_checkpoint(source).manifest)
     width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0])
     sizes = {float(size) for size in re.findall(r'font-size="([0-9.]+)"', svg)}
     # On a phone it is shown some 330 px wide.
     assert width > 600
     assert min(sizes) * 330 / width >= 11
-    assert [int(n) for n in re.findall(r'text-anchor="end"[^>]*>(\d+)<', svg)] == [
-        0,
-        2,
-        4,
-        6,
-        8,
-        10,
-    ]
+    assert [int(n) for n in re.findall(r'text-anchor="end"[^>]*>(\d+)<', svg)] == [0, 2, 4, 6, 8, 10]
 
 
 def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
@@ -330,7 +361,7 @@ def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
     assert any("<small>" in cell for cell in underlined)  # beside its interval
     two = grids(hs.evaluate([], predictions_in=files[:2]).report)[0]
     assert [row[at].rank for row in two.rows] == ["", "best"]  # the second of two is the worst
-    tied = [write(tmp_path / f"t{at}.safetensors", sharp, name=f"t{at}") for at, sharp in enumerate((1.0, 1.0, 3.0))]  # fmt: skip
+    tied = [write(tmp_path / f"t{at}.safetensors", sharp, name=f"t{at}") for at, sharp in enumerate((1.0, 1.0, 3.0))]
     three = grids(hs.evaluate([], predictions_in=tied).report)[0]
     assert [row[at].rank for row in three.rows] == ["", "", "best"]  # nor are two that tie
     alike = grids(hs.evaluate([], predictions_in=[files[0], files[0]]).report)[0]
@@ -338,7 +369,7 @@ def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
 
 
 def test_markdown_and_latex(files: list[Path], tmp_path: Path) -> None:
-    hs.evaluate([], predictions_in=files, markdown=tmp_path / "r.md", latex=tmp_path / "r.tex", ci=0.9)  # fmt: skip
+    hs.evaluate([], predictions_in=files, markdown=tmp_path / "r.md", latex=tmp_path / "r.tex", ci=0.9)
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
     assert text.startswith("- **Better**: `")
     assert "### In distribution\n\n|  | accuracy ↑ | Brier ↓ |" in text
@@ -357,14 +388,12 @@ def test_markdown_and_latex(files: list[Path], tmp_path: Path) -> None:
     assert r"\textbackslash{}\{x\}" in tex
     assert _tex("ن--ŁŻ") == r"\hsunicode{0646}{ن}-{}-ŁŻ"
     # Every number stands in one part of its table.
-    assert sum(len(part.partition("}")[0]) - 1 for part in tex.split(r"\begin{tabular}{")[1:]) == sum(len(t.columns) for t in tables)  # fmt: skip
+    assert sum(len(part.partition("}")[0]) - 1 for part in tex.split(r"\begin{tabular}{")[1:]) == sum(
+        len(t.columns) for t in tables
+    )
     for table in tex.split(r"\begin{tabular}{")[1:]:
         columns = len(table.partition("}")[0])
-        rows = [
-            line
-            for line in table.splitlines()
-            if line.endswith(r" \\") and "multicolumn" not in line
-        ]
+        rows = [line for line in table.splitlines() if line.endswith(r" \\") and "multicolumn" not in line]
         assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [columns] * 4
 
 
@@ -375,7 +404,13 @@ def test_names_that_latex_would_take_for_its_own(tmp_path: Path) -> None:
     hs.evaluate([], predictions_in=files, latex=tmp_path / "r.tex")
     rows = (tmp_path / "r.tex").read_text(encoding="utf-8").partition(r"\midrule")[2].splitlines()
     heads = [row.partition(" &")[0] for row in rows[1:6]]
-    assert heads == ["{[}bold{]}", "{*}star{*}", "models-{}-a-{}-{}-b", r"\textasciigrave{}q\textquotesingle{}\textquotesingle{}", r"\$x\$"]  # fmt: skip
+    assert heads == [
+        "{[}bold{]}",
+        "{*}star{*}",
+        "models-{}-a-{}-{}-b",
+        r"\textasciigrave{}q\textquotesingle{}\textquotesingle{}",
+        r"\$x\$",
+    ]
 
 
 def test_a_set_called_mean_is_not_the_mean(tmp_path: Path) -> None:
@@ -383,11 +418,22 @@ def test_a_set_called_mean_is_not_the_mean(tmp_path: Path) -> None:
     right = torch.nn.functional.one_hot(labels, 4).float()[:, None]
     shifted = {"fog": right, "mean": right.flip(-1)}  # all right, all wrong
     about = {"name": "m", "shift": [["fog", 1], ["mean", 1]]}
-    tensors = {"logits": right, "labels": labels, **{f"shift.{n}.1.labels": labels for n in shifted}, **{f"shift.{n}.1.logits": t for n, t in shifted.items()}}  # fmt: skip
-    save_file({n: t.clone() for n, t in tensors.items()}, tmp_path / "p.safetensors", metadata={"hydrasurgeon.predictions": json.dumps(about)})  # fmt: skip
+    tensors = {
+        "logits": right,
+        "labels": labels,
+        **{f"shift.{n}.1.labels": labels for n in shifted},
+        **{f"shift.{n}.1.logits": t for n, t in shifted.items()},
+    }
+    save_file(
+        {n: t.clone() for n, t in tensors.items()},
+        tmp_path / "p.safetensors",
+        metadata={"hydrasurgeon.predictions": json.dumps(about)},
+    )
     report = hs.evaluate([], predictions_in=[tmp_path / "p.safetensors"]).report
     table = grids(report)[-1]
-    accuracies = {c.group: cell.text for c, cell in zip(table.columns, table.rows[0], strict=True) if c.name == "accuracy"}  # fmt: skip
+    accuracies = {
+        c.group: cell.text for c, cell in zip(table.columns, table.rows[0], strict=True) if c.name == "accuracy"
+    }
     assert accuracies == {"mean of all": "0.500", "fog": "1.000", "mean": "0.000"}
 
 
@@ -396,10 +442,18 @@ def test_a_set_called_mean_is_not_the_mean(tmp_path: Path) -> None:
 def test_latex_takes_every_name_and_no_table_leaves_the_page(tmp_path: Path) -> None:
     names = ["base", NASTY, "نموذج 模型 🐍", "a--b -- c", "long-" * 30]
     sets = {f"ood.{name}.logits": torch.randn(40, 2, 4) for name in (*"cdefgh", "模型 <b>&")}
-    files = [write(tmp_path / f"{at}.safetensors", 1.0 + at, name=name, **sets) for at, name in enumerate(names)]  # fmt: skip
+    files = [write(tmp_path / f"{at}.safetensors", 1.0 + at, name=name, **sets) for at, name in enumerate(names)]
     hs.evaluate([], predictions_in=files, latex=tmp_path / "r.tex", ci=0.9)
-    (tmp_path / "page.tex").write_text(r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs}\begin{document}\input{r.tex}\end{document}")  # fmt: skip
-    done = subprocess.run(["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"], cwd=tmp_path, capture_output=True, check=False, timeout=100)  # fmt: skip
+    (tmp_path / "page.tex").write_text(
+        r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs}\begin{document}\input{r.tex}\end{document}"
+    )
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        timeout=100,
+    )
     log = done.stdout.decode(errors="replace")
     if "booktabs.sty' not found" in log:
         pytest.skip("this LaTeX has no booktabs")
@@ -409,9 +463,7 @@ def test_latex_takes_every_name_and_no_table_leaves_the_page(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["markdown", "latex"])
-def test_on_stdout_instead_of_the_tables(
-    kind: str, files: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_stdout_instead_of_the_tables(kind: str, files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     # Without a word behind it, it is printed; the next word may be a file of predictions.
     assert run(["eval", f"--{kind}", "--predictions-in", str(files[0])]) == 0
     printed = capsys.readouterr().out
@@ -420,9 +472,7 @@ def test_on_stdout_instead_of_the_tables(
     assert capsys.readouterr().out == printed
 
 
-def test_a_page_on_stdout(
-    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_on_stdout(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "r.html"
     assert run(["eval", "--predictions-in", str(files[0]), "--html", str(page)]) == 0
     capsys.readouterr()
@@ -438,7 +488,7 @@ def test_what_is_refused(files: list[Path], tmp_path: Path) -> None:
         hs.evaluate([], predictions_in=files, html=taken)
     assert taken.read_text() == "mine"
     hs.evaluate([], predictions_in=files, html=taken, force=True)
-    with pytest.raises(UsageError, match=r"--reference bse: no result is called so \(did you mean base\?\)"):  # fmt: skip
+    with pytest.raises(UsageError, match=r"--reference bse: no result is called so \(did you mean base\?\)"):
         hs.evaluate([], predictions_in=files, html=tmp_path / "s.html", reference="bse")
     assert not (tmp_path / "s.html").exists()
     with pytest.raises(UsageError, match="what a report compares with"):
@@ -458,25 +508,40 @@ def test_values_that_are_not_finite_are_counted(files: list[Path], tmp_path: Pat
     logits[17, 1, 3] = logits[17, 0, 0] = float("nan")
     logits[40, 0, 1] = -float("inf")
     path = write(tmp_path / "n.safetensors", 1.0, name="n", logits=logits)
-    with pytest.raises(DataError, match=r"logits holds values that are not finite: 2 NaN and 1 infinite of 1,600, in 2 of 200 rows; the first in row 17, member 0, class 0"):  # fmt: skip
+    with pytest.raises(
+        DataError,
+        match=(
+            r"logits holds values that are not finite: 2 NaN and 1 infinite of 1,600, in 2 of 200 rows; the first in"
+            r" row 17, member 0, class 0"
+        ),
+    ):
         hs.evaluate([], predictions_in=[path])
 
 
 def test_foreign_data_that_is_not_foreign_is_told(
-    tiny: Callable[..., Path], images: Callable[..., str], files: list[Path], tmp_path: Path,
+    tiny: Callable[..., Path],
+    images: Callable[..., str],
+    files: list[Path],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     import numpy as np
 
     source, data = tiny(), images()
     mixed = np.load(images("other.npz", seed=7, rows=20))["images"]
     np.savez(tmp_path / "mixed.npz", images=np.concatenate([mixed, np.load(data)["images"][3:6]]))
-    evaluation = hs.evaluate([source], data=data, ood=[f"far:mixed={tmp_path / 'mixed.npz'}", f"far:clean={images('clean.npz', seed=9)}"], predictions=tmp_path / "p.safetensors", html=tmp_path / "r.html")  # fmt: skip
+    evaluation = hs.evaluate(
+        [source],
+        data=data,
+        ood=[f"far:mixed={tmp_path / 'mixed.npz'}", f"far:clean={images('clean.npz', seed=9)}"],
+        predictions=tmp_path / "p.safetensors",
+        html=tmp_path / "r.html",
+    )
     (note,) = evaluation.notes
     assert note.startswith("OOD set mixed: 3 of its 23 samples are in data.npz too, byte for byte")
     assert "OOD set mixed: 3 of its 23 samples" in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert run(["eval", "--predictions-in", str(tmp_path / "p.safetensors")]) == 0
-    assert "note: vit: OOD set mixed: 3 of its 23 rows have the very logits" in capsys.readouterr().err  # fmt: skip
+    assert "note: vit: OOD set mixed: 3 of its 23 rows have the very logits" in capsys.readouterr().err
     assert hs.evaluate([], predictions_in=files).notes == ()
 
 

@@ -10,10 +10,7 @@ from browser import Browser, chromium
 
 import hydrasurgeon as hs
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(chromium() is None, reason="no Chromium is installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="no Chromium is installed")]
 NASTY = '<script>document.title="owned"</script><img src=x onerror="document.title=1">&"\''
 LONG = "a-name-without-end-" * 20
 COVERED = """(() => {
@@ -45,14 +42,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def page(tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path) -> Path:
     """A report with all that one can hold: heads, OOD sets, shifts, several sets, hostile and long names."""
     source = tiny()
-    files = [hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    files = [hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)]
     hydra = hs.fuse(files, out=tmp_path / f"{NASTY.replace('/', '|')}.safetensors").path
-    long = hs.prune(source, method="random", keep=1, out=tmp_path / f"{LONG[:200]}.safetensors").path  # fmt: skip
+    long = hs.prune(source, method="random", keep=1, out=tmp_path / f"{LONG[:200]}.safetensors").path
     hs.evaluate(
-        [source, hydra, long], data=[f"one={images()}", f"two={images('two.npz', seed=4)}"],
+        [source, hydra, long],
+        data=[f"one={images()}", f"two={images('two.npz', seed=4)}"],
         ood=[f"near:<b onerror>&={images('near.npz', seed=5)}", f"far:{LONG}={images('far.npz', seed=6)}"],
-        shift=[f"noise:{s}={images(f's{s}.npz', seed=s)}" for s in (1, 2)], ci=0.9, html=tmp_path / "r.html",
-    )  # fmt: skip
+        shift=[f"noise:{s}={images(f's{s}.npz', seed=s)}" for s in (1, 2)],
+        ci=0.9,
+        html=tmp_path / "r.html",
+    )
     return tmp_path / "r.html"
 
 
@@ -73,7 +73,13 @@ def test_the_report_in_a_browser(browser: Browser, page: Path) -> None:
     assert browser.value("document.querySelectorAll('img').length") == 0
     assert "onerror" in browser.value("document.body.innerText")
     # The policy lets no other script run, not even one that is there.
-    assert browser.value("(() => { const s = document.createElement('script'); s.textContent = 'window.owned = 1'; document.body.append(s); return typeof window.owned; })()") == "undefined"  # fmt: skip
+    assert (
+        browser.value(
+            "(() => { const s = document.createElement('script'); s.textContent = 'window.owned = 1';"
+            " document.body.append(s); return typeof window.owned; })()"
+        )
+        == "undefined"
+    )
     browser.errors.clear()  # which was said
 
 
@@ -81,10 +87,17 @@ def test_charts_of_odd_values_can_be_read(
     browser: Browser, tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
 ) -> None:
     # Many heads and layers, values that differ in their fourth digit, a model that costs next to nothing, one sample.
-    arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=24,depth={},num_heads=24,num_classes=5"  # fmt: skip
-    models = [tiny("large.safetensors", arch=arch.format(24)), tiny("small.safetensors", arch=arch.format(1))]  # fmt: skip
+    arch = (
+        "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=24,depth={},num_heads=24,num_classes=5"
+    )
+    models = [tiny("large.safetensors", arch=arch.format(24)), tiny("small.safetensors", arch=arch.format(1))]
     for rows in (1, 40):
-        hs.evaluate(models, data=images(f"{rows}.npz", rows=rows), ood=[f"far:x={images('x.npz', seed=6, rows=rows)}"], html=tmp_path / f"{rows}.html")  # fmt: skip
+        hs.evaluate(
+            models,
+            data=images(f"{rows}.npz", rows=rows),
+            ood=[f"far:x={images('x.npz', seed=6, rows=rows)}"],
+            html=tmp_path / f"{rows}.html",
+        )
         for width in (1280, 390):
             browser.open(tmp_path / f"{rows}.html", width=width, dark=False)
             assert browser.value("document.body.scrollWidth") <= width
@@ -105,7 +118,10 @@ def test_keys_reach_what_a_pointer_reaches(browser: Browser, page: Path) -> None
             browser.key("ArrowRight")
             assert not browser.value("document.getElementById('tip').hidden")
             told.append(browser.value("document.getElementById('tip').textContent"))
-            box = browser.value("(() => { const b = document.getElementById('tip').getBoundingClientRect(); return [b.left, b.right, b.top]; })()")  # fmt: skip
+            box = browser.value(
+                "(() => { const b = document.getElementById('tip').getBoundingClientRect(); return [b.left, b.right,"
+                " b.top]; })()"
+            )
             assert box[0] >= 0
             assert box[1] <= 1280
         assert len(set(told)) == 3
@@ -118,10 +134,10 @@ def test_a_screen_reader_finds_names(browser: Browser, page: Path) -> None:
     browser.open(page, width=1280, dark=False)
     browser.send("Accessibility.enable")
     nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
-    roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]  # fmt: skip
+    roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
     for role in ("image", "table", "region", "heading", "listitem", "link"):
         assert any(each == role for each, _ in roles), role
-    unnamed = [role for role, name in roles if role in ("image", "table", "region", "heading", "link") and not name]  # fmt: skip
+    unnamed = [role for role, name in roles if role in ("image", "table", "region", "heading", "link") and not name]
     assert unnamed == []
     headers = [node["role"]["value"] for node in nodes if not node["ignored"]]
     assert {"columnheader", "rowheader"} <= set(headers)

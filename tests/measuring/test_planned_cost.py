@@ -14,15 +14,7 @@ from tiny_members import member
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, single
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.measuring.planned_cost import (
-    CostModel,
-    Part,
-    TimeModel,
-    cost_model,
-    own_tensors,
-    stored,
-    timed,
-)
+from hydrasurgeon.measuring.planned_cost import CostModel, Part, TimeModel, cost_model, own_tensors, stored, timed
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 
@@ -48,11 +40,7 @@ def plan(path: Path, source: Path) -> Part:
     """The member that lies in a file, as `Part` speaks of it."""
     opened, backbone = open_checkpoint(path), open_checkpoint(source)
     kept = single(opened).kept
-    repaired = {
-        name: opened.tensors.read(name)
-        for name, weight in backbone.weights.items()
-        if weight.part == "output"
-    }
+    repaired = {name: opened.tensors.read(name) for name, weight in backbone.weights.items() if weight.part == "output"}
     return Part(kept, own_tensors(backbone, kept, repaired))
 
 
@@ -63,7 +51,7 @@ def random_rows(random: Random) -> list[Rows]:
     plans = [
         common + [sorted(random.sample(range(HEADS), random.randint(0, HEADS))) for _ in range(LAYERS - trunk)]
         for _ in range(members)
-    ]  # fmt: skip
+    ]
     return plans if all(any(rows) for rows in plans) else random_rows(random)
 
 
@@ -98,7 +86,7 @@ def check_all(plans: list[list[Rows]], family: Family, folder: Path) -> None:
     for at, rows in enumerate(plans):
         for row in rows:
             if str(row) not in members:
-                members[str(row)] = member(source, family, row, folder / f"m{len(members)}.safetensors")  # fmt: skip
+                members[str(row)] = member(source, family, row, folder / f"m{len(members)}.safetensors")
         paths = [members[str(row)] for row in rows]
         parts = [plan(path, source) for path in paths]
         assert not any(part.own for part in parts)
@@ -115,29 +103,28 @@ def check_all(plans: list[list[Rows]], family: Family, folder: Path) -> None:
         pytest.param("BERT", "mean", marks=pytest.mark.slow),
     ],
 )
-def test_repaired_layers_are_counted_where_they_are_stored(
-    name: str, how: str, tmp_path: Path
-) -> None:
+def test_repaired_layers_are_counted_where_they_are_stored(name: str, how: str, tmp_path: Path) -> None:
     """Two repairs of one prefix are equal and shared; a repaired layer beside a plain one is not."""
     family, source = FAMILIES[name], tmp_path / "source"
     family.write(source)
     data = family.data(tmp_path)
     cost = opened_cost(source, family)
-    rows = {"a": [FULL, [0, 1], [1]], "b": [FULL, [0, 1], [0, 1]], "c": [[2, 3], [2], FULL], "d": [FULL, FULL, [0, 1]]}  # fmt: skip
-    plain = {key: member(source, family, row, tmp_path / f"{key}.safetensors") for key, row in rows.items()}  # fmt: skip
+    rows = {"a": [FULL, [0, 1], [1]], "b": [FULL, [0, 1], [0, 1]], "c": [[2, 3], [2], FULL], "d": [FULL, FULL, [0, 1]]}
+    plain = {key: member(source, family, row, tmp_path / f"{key}.safetensors") for key, row in rows.items()}
     mended = {
         key.upper(): hs.prune(
-            source, mask=tmp_path / f"{key}.safetensors.mask.json", compensate=how, data=data,
+            source,
+            mask=tmp_path / f"{key}.safetensors.mask.json",
+            compensate=how,
+            data=data,
             out=tmp_path / f"{key}-{how}.safetensors",
         ).path
         for key in rows
-    }  # fmt: skip
+    }
     paths = plain | mended
     parts = {key: plan(path, source) for key, path in paths.items()}
     assert all(parts[key].own for key in mended)
-    for at, chosen in enumerate(
-        ("A", "AB", "Aa", "AA", "ABa", "AC", "Ac", "ACd", "Dd", "DDd", "BcD")
-    ):
+    for at, chosen in enumerate(("A", "AB", "Aa", "AA", "ABa", "AC", "Ac", "ACd", "Dd", "DDd", "BcD")):
         expected = built([paths[key] for key in chosen], family, tmp_path / f"{at}.safetensors")
         planned = [parts[key] for key in chosen]
         assert (cost.macs(planned), cost.params(planned)) == expected, chosen
@@ -156,10 +143,10 @@ def test_a_model_of_cost_is_read_again(tmp_path: Path) -> None:
 
 def test_times_are_fitted_without_negative_parts() -> None:
     layers, work = [3, 3, 6, 9, 5], [100, 50, 160, 300, 90]
-    exact = TimeModel.fitted(layers, work, [2 + 0.5 * n + 0.01 * w for n, w in zip(layers, work, strict=True)])  # fmt: skip
+    exact = TimeModel.fitted(layers, work, [2 + 0.5 * n + 0.01 * w for n, w in zip(layers, work, strict=True)])
     found = torch.tensor([exact.start, exact.layer, exact.mac, exact.error])
     torch.testing.assert_close(found, torch.tensor([2, 0.5, 0.01, 0]), rtol=0, atol=1e-6)
-    falling = TimeModel.fitted(layers, work, [10 - 0.1 * n + 0.01 * w for n, w in zip(layers, work, strict=True)])  # fmt: skip
+    falling = TimeModel.fitted(layers, work, [10 - 0.1 * n + 0.01 * w for n, w in zip(layers, work, strict=True)])
     assert falling.layer == 0
     assert min(falling.start, falling.mac) > 0
     assert 0 < falling.error < 0.1

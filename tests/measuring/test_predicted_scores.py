@@ -1,4 +1,5 @@
-"""Predictions files with OOD scores of their own: as columns, and as a foreign method's AUROC; refused by name when not whole."""
+"""Predictions files with OOD scores of their own: as columns, and as a foreign method's AUROC; refused by name when not
+whole."""
 
 from __future__ import annotations
 
@@ -28,10 +29,15 @@ def tensors() -> Tensors:
         return torch.randn(shape, generator=generator)
 
     return {
-        "logits": draw(40, 3), "labels": torch.arange(40) % 3, "scores.vilu": draw(40), "scores.dist.v2": draw(40).half(),
-        "ood.a.logits": draw(30, 3), "ood.a.scores.vilu": draw(30) + 1, "ood.a.scores.dist.v2": draw(30),
+        "logits": draw(40, 3),
+        "labels": torch.arange(40) % 3,
+        "scores.vilu": draw(40),
+        "scores.dist.v2": draw(40).half(),
+        "ood.a.logits": draw(30, 3),
+        "ood.a.scores.vilu": draw(30) + 1,
+        "ood.a.scores.dist.v2": draw(30),
         "ood.b.scores.vilu": draw(20).double() - 1,
-    }  # fmt: skip
+    }
 
 
 def write(path: Path, **changes: torch.Tensor | None) -> Path:
@@ -67,14 +73,19 @@ def test_scores_are_columns_beside_functions_of_the_logits(tmp_path: Path) -> No
     assert only.scores is not None
     assert list(only.scores) == ["dist.v2", "vilu"]
     for name, value in only.scores.items():
-        assert value == pytest.approx(auroc(own[f"ood.a.scores.{name}"], own[f"scores.{name}"]), abs=1e-9)  # fmt: skip
+        assert value == pytest.approx(auroc(own[f"ood.a.scores.{name}"], own[f"scores.{name}"]), abs=1e-9)
     msp = {name: 1 - own[name].softmax(-1).amax(-1) for name in ("ood.a.logits", "logits")}
     assert only.auroc == pytest.approx(auroc(msp["ood.a.logits"], msp["logits"]), abs=1e-6)
     (every,) = hs.evaluate([], predictions_in=[path], ood_score="all").report.results
     assert every.ood[0].scores is not None
-    assert set(every.ood[0].scores) == {"entropy", "energy", "max-logit", "mi", "gen", "dist.v2", "vilu"}  # fmt: skip
+    assert set(every.ood[0].scores) == {"entropy", "energy", "max-logit", "mi", "gen", "dist.v2", "vilu"}
     # A score by the name of a function of the logits comes before it.
-    own_msp = write(tmp_path / "msp.safetensors", ood__b__scores__vilu=None, scores__msp=own["scores.vilu"], ood__a__scores__msp=own["ood.a.scores.vilu"])  # fmt: skip
+    own_msp = write(
+        tmp_path / "msp.safetensors",
+        ood__b__scores__vilu=None,
+        scores__msp=own["scores.vilu"],
+        ood__a__scores__msp=own["ood.a.scores.vilu"],
+    )
     (named,) = hs.evaluate([], predictions_in=[own_msp]).report.results
     assert named.ood[0].auroc == only.scores["vilu"]
 
@@ -85,23 +96,26 @@ def test_our_own_file_keeps_its_fitted_score(tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     data = family.data(tmp_path, rows=90)
     foreign = tmp_path / "noise.npz"
-    np.savez(foreign, images=np.random.default_rng(1).integers(0, 255, (25, 28, 28, 3), dtype=np.uint8))  # fmt: skip
-    made = hs.calibrate(tmp_path / "source", data=data, ood_score="mds", out=tmp_path / "c.safetensors").path  # fmt: skip
+    np.savez(foreign, images=np.random.default_rng(1).integers(0, 255, (25, 28, 28, 3), dtype=np.uint8))
+    made = hs.calibrate(tmp_path / "source", data=data, ood_score="mds", out=tmp_path / "c.safetensors").path
     out = tmp_path / "p.safetensors"
-    (first,) = hs.evaluate([made], data=data, ood=[f"far:n={foreign}"], predictions=out).report.results  # fmt: skip
+    (first,) = hs.evaluate([made], data=data, ood=[f"far:n={foreign}"], predictions=out).report.results
     (again,) = hs.evaluate([], predictions_in=[out], ood_score="mds").report.results
     assert again.ood == first.ood
     read = read_predictions(out)
     assert set(read.scores) == {"mds"}
     assert torch.equal(read.scores["mds"], load_file(out)["scores.mds"])
-    with pytest.raises(UsageError, match=r"--ood-score rmds: .* holds no such score \(did you mean"):  # fmt: skip
+    with pytest.raises(UsageError, match=r"--ood-score rmds: .* holds no such score \(did you mean"):
         hs.evaluate([], predictions_in=[out], ood_score="rmds")
 
 
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"ood__a__scores__vilu": torch.zeros(29)}, r"ood\.a\.scores\.vilu must be floating-point \[sample\], one for each of 30 samples, found F32 \(29,\)"),
+        (
+            {"ood__a__scores__vilu": torch.zeros(29)},
+            r"ood\.a\.scores\.vilu must be floating-point \[sample\], one for each of 30 samples, found F32 \(29,\)",
+        ),
         ({"scores__vilu": torch.zeros(40, 1)}, r"scores\.vilu must be floating-point \[sample\], one for each of 40"),
         ({"scores__vilu": torch.zeros(40, dtype=torch.int64)}, "found I64"),
         ({"ood__b__scores__vilu": torch.zeros(0)}, r"found F32 \(0,\)"),
@@ -114,36 +128,32 @@ def test_our_own_file_keeps_its_fitted_score(tmp_path: Path) -> None:
         ({f"scores__s{i}": torch.zeros(40) for i in range(MAX_SCORES)}, "more than 100 scores"),
         ({"logits": None}, "tensor logits is missing"),
     ],
-)  # fmt: skip
-def test_scores_that_are_none(
-    changes: dict[str, torch.Tensor | None], what: str, tmp_path: Path
-) -> None:
+)
+def test_scores_that_are_none(changes: dict[str, torch.Tensor | None], what: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=what):
         read_predictions(write(tmp_path / "p.safetensors", **changes))
 
 
 def test_a_score_that_is_not_there(tmp_path: Path) -> None:
     path = write(tmp_path / "p.safetensors")
-    with pytest.raises(
-        UsageError, match="has no logits of b, of which it is a function"
-    ) as refused:
+    with pytest.raises(UsageError, match="has no logits of b, of which it is a function") as refused:
         hs.evaluate([], predictions_in=[path])
     assert refused.value.hint == "Available: vilu."
-    with pytest.raises(UsageError, match=r"--ood-score dist\.v2: .* holds no such score of OOD set b$"):  # fmt: skip
+    with pytest.raises(UsageError, match=r"--ood-score dist\.v2: .* holds no such score of OOD set b$"):
         hs.evaluate([], predictions_in=[path], ood_score="dist.v2")
     outside = {f"ood__{name}__scores__{{}}": rows for name, rows in (("a", 30), ("b", 20))}
-    foreign = write(tmp_path / "f.safetensors", **{name.format("only"): torch.rand(rows) for name, rows in outside.items()})  # fmt: skip
-    with pytest.raises(UsageError, match=r"--ood-score only: .* holds no such score of the labelled set$"):  # fmt: skip
+    foreign = write(
+        tmp_path / "f.safetensors", **{name.format("only"): torch.rand(rows) for name, rows in outside.items()}
+    )
+    with pytest.raises(UsageError, match=r"--ood-score only: .* holds no such score of the labelled set$"):
         hs.evaluate([], predictions_in=[foreign], ood_score="only")
-    bare = write(tmp_path / "q.safetensors", ood__b__scores__vilu=None, ood__b__scores__w=torch.zeros(3))  # fmt: skip
+    bare = write(tmp_path / "q.safetensors", ood__b__scores__vilu=None, ood__b__scores__w=torch.zeros(3))
     with pytest.raises(UsageError, match="has no logits of b") as refused:
         hs.evaluate([], predictions_in=[bare], ood_score="all")
     assert refused.value.hint == "Available: none."
 
 
-def test_the_command_takes_a_name_that_only_the_file_knows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_a_name_that_only_the_file_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "p.safetensors")
     assert run(["eval", "--predictions-in", str(path), "--ood-score", "vilu", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)

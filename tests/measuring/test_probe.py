@@ -37,7 +37,9 @@ def model_of(path: Path) -> tuple[Any, Any]:
     module = live_module(opened).double().requires_grad_(False)
     with torch.no_grad():
         for parameter in module.parameters():  # far from zero, so that every term counts
-            parameter.add_(0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))  # fmt: skip
+            parameter.add_(
+                0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            )
     return module, opened.family.anatomy(module)
 
 
@@ -103,9 +105,7 @@ def test_batches_do_not_matter(tiny: MAKE) -> None:
     module, anatomy = model_of(tiny(arch=SMALLEST))
     weights = Weights.of(anatomy.sites)
     removal = weights.removal([Head("vision", 0, 0)])
-    one, many = (
-        curvature(module, weights, in_batches(s), removal, draws=1, seed=0) for s in (7, 2)
-    )
+    one, many = (curvature(module, weights, in_batches(s), removal, draws=1, seed=0) for s in (7, 2))
     assert torch.allclose(flat(one.gradient), flat(many.gradient), atol=1e-12)
     assert one.along == pytest.approx(many.along, abs=1e-12)
     assert all(not p.requires_grad for p in module.parameters())
@@ -148,9 +148,7 @@ def test_means_by_head(tiny: MAKE) -> None:
     qkv, out = values[0], values[1]
     for head in range(2):
         rows = [slice(4 * part + 2 * head, 4 * part + 2 * head + 2) for part in range(3)]
-        parts = [qkv[row].reshape(-1) for row in rows] + [
-            out[:, 2 * head : 2 * head + 2].reshape(-1)
-        ]
+        parts = [qkv[row].reshape(-1) for row in rows] + [out[:, 2 * head : 2 * head + 2].reshape(-1)]
         assert means["vision", 0][head] == pytest.approx(float(torch.cat(parts).mean()), abs=1e-12)
 
 
@@ -160,7 +158,7 @@ def test_separation_against_numpy(tiny: MAKE) -> None:
     vectors: dict[int, list[Tensor]] = {}
     for block in anatomy.blocks:
         site = block.attention
-        site.out.register_forward_pre_hook(lambda _, a, layer=site.layer: vectors.setdefault(layer, []).append(a[0]))  # fmt: skip
+        site.out.register_forward_pre_hook(lambda _, a, layer=site.layer: vectors.setdefault(layer, []).append(a[0]))
     generator = torch.Generator().manual_seed(0)
     inside = torch.randn(60, 1, 28, 28, generator=generator, dtype=torch.float64)
     outside = 0.5 + 2 * torch.randn(30, 1, 28, 28, generator=generator, dtype=torch.float64)
@@ -173,7 +171,7 @@ def test_separation_against_numpy(tiny: MAKE) -> None:
         shown[::7] = True
         pairs = zip(data.split(16), index.split(16), strict=True)
         seen.append(head_moments(module, anatomy, pairs, shown))
-        slow.append({k: torch.cat(v)[:, 0].unflatten(-1, (4, 8)).numpy() for k, v in vectors.items()})  # fmt: skip
+        slow.append({k: torch.cat(v)[:, 0].unflatten(-1, (4, 8)).numpy() for k, v in vectors.items()})
     for layer in range(3):
         here, there = (each["vision", layer] for each in seen)
         a, b = (each[layer] for each in slow)
@@ -183,7 +181,7 @@ def test_separation_against_numpy(tiny: MAKE) -> None:
             apart = a[:, head].mean(axis=0) - b[:, head].mean(axis=0)
             assert euclidean[head] == pytest.approx(float(np.linalg.norm(apart)), rel=1e-9)
             precision = np.linalg.inv(np.cov(a[:, head], rowvar=False))
-            assert mahalanobis[head] == pytest.approx(float(np.sqrt(apart @ precision @ apart)), rel=1e-6)  # fmt: skip
+            assert mahalanobis[head] == pytest.approx(float(np.sqrt(apart @ precision @ apart)), rel=1e-6)
 
 
 def test_moments_far_from_zero() -> None:
@@ -230,14 +228,21 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     spec = family.data(tmp_path)
     foreign = tmp_path / ("foreign.jsonl" if family.is_text else "foreign.npz")
     if family.is_text:
-        foreign.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("a the a", "very dull plot plot") * 5))  # fmt: skip
+        foreign.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("a the a", "very dull plot plot") * 5))
     else:
         pixels = np.random.default_rng(1).integers(0, 256, (10, 28, 28, 3), dtype=np.uint8)
         np.savez(foreign, images=pixels)
     report = hs.probe(
-        folder, data=spec, ood=[f"far={foreign}"], draws=2, method="magnitude", keep=2,
-        corrupt=["all:5"], json=tmp_path / "p.json", device="cpu",
-    )  # fmt: skip
+        folder,
+        data=spec,
+        ood=[f"far={foreign}"],
+        draws=2,
+        method="magnitude",
+        keep=2,
+        corrupt=["all:5"],
+        json=tmp_path / "p.json",
+        device="cpu",
+    )
     about = report.proposition
     member = hs.prune(folder, method="magnitude", keep=2, out=tmp_path / "m.safetensors")
     kept = set(all_heads(member.manifest.kept))
@@ -250,7 +255,7 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     assert set(about.hessian.heads) == set(towers)
     (each,) = report.separation
     assert set(each.mahalanobis) == {family.tower}
-    values = [v for rows in (each.euclidean, each.mahalanobis) for row in rows[family.tower] for v in row]  # fmt: skip
+    values = [v for rows in (each.euclidean, each.mahalanobis) for row in rows[family.tower] for v in row]
     assert len(values) == 2 * 3 * 4
     assert all(v is not None and v > 0 for v in values)
     assert report.pictured is not None
@@ -263,12 +268,7 @@ def test_a_member_and_the_same_bytes(tiny: MAKE, images: SPEC, tmp_path: Path) -
     mask = tmp_path / "mask.json"
     mask.write_text(json.dumps({"vision": [[0, 2], [], [1, 2, 3]]}))
     member = hs.prune(tiny(), mask=mask, out=tmp_path / "m.safetensors").path
-    options = {
-        "data": images(),
-        "ood": [images("far.npz", seed=9, labels=False)],
-        "draws": 1,
-        "remove": 1,
-    }
+    options = {"data": images(), "ood": [images("far.npz", seed=9, labels=False)], "draws": 1, "remove": 1}
     outputs = []
     for name in ("a", "b"):
         hs.probe(member, **options, json=tmp_path / f"{name}.json", plot=tmp_path / f"{name}.png")
@@ -277,11 +277,15 @@ def test_a_member_and_the_same_bytes(tiny: MAKE, images: SPEC, tmp_path: Path) -
     report = json.loads(outputs[0][0])
     for rows in (report["proposition"]["hessian"]["heads"], report["separation"][0]["euclidean"]):
         assert [[v is not None for v in row] for row in rows["vision"]] == [
-            [True, False, True, False], [False] * 4, [False, True, True, True],
-        ]  # fmt: skip
+            [True, False, True, False],
+            [False] * 4,
+            [False, True, True, True],
+        ]
     assert len(report["proposition"]["removed"]) == 1
     last = report["separation"][0]["euclidean"]["vision"][2]
-    assert report["separation"][0]["last_layer"]["euclidean"] == pytest.approx(np.mean([v for v in last if v is not None]))  # fmt: skip
+    assert report["separation"][0]["last_layer"]["euclidean"] == pytest.approx(
+        np.mean([v for v in last if v is not None])
+    )
 
 
 def test_which_heads_matter(tiny: MAKE, images: SPEC) -> None:
@@ -289,12 +293,7 @@ def test_which_heads_matter(tiny: MAKE, images: SPEC) -> None:
     path, spec = tiny(), images()
     scored = hs.score(path, method="circuit", objective="acc", data=spec, remove=4, device="cpu")
     order = [tuple(head) for head in scored.result.order]
-    options = {
-        "data": spec,
-        "ood": [images("far.npz", labels=False)],
-        "draws": 1,
-        "corrupt": ["fog:3"],
-    }
+    options = {"data": spec, "ood": [images("far.npz", labels=False)], "draws": 1, "corrupt": ["fog:3"]}
     report = hs.probe(path, method="circuit", objective="acc", remove=2, **options)
     assert report.pictured.least[:4] == tuple(order)
     assert set(report.proposition.removed) == set(order[:2])
@@ -328,7 +327,7 @@ def test_noisy_data_of_ones_own(tiny: MAKE, images: SPEC) -> None:
 
 def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
-    members = [hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path for s in (0, 1)]  # fmt: skip
+    members = [hs.prune(path, method="random", keep=2, seed=s, out=tmp_path / f"{s}.safetensors").path for s in (0, 1)]
     hydra = hs.fuse(members, out=tmp_path / "h.safetensors").path
     with pytest.raises(SurgeryError, match=r"probe: h\.safetensors is a hydra"):
         hs.probe(hydra, data=spec)
@@ -345,7 +344,7 @@ def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
         ({"data": spec, "method": "circuit", "objective": "ood"}, UsageError, "has no circuit-ood scores"),
         ({"data": images("few.npz", rows=8), "ood": [spec]}, DataError, "no covariance of 8 dimensions"),
         ({"data": spec, "ood": [f"a={spec}", f"near:a={spec}"]}, UsageError, "a is there twice"),
-    ]  # fmt: skip
+    ]
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
             hs.probe(path, **options)
@@ -358,7 +357,20 @@ def test_foreign_data_that_is_not_foreign_is_told(
     data, other = images(), images("other.npz", seed=7, rows=20, labels=False)
     mixed = np.concatenate([np.load(other)["images"], np.load(data)["images"][3:6]])
     np.savez(tmp_path / "mixed.npz", images=mixed)
-    line = ["probe", str(tiny()), "--data", data, "--method", "random", "--draws", "1", "--corrupt", "fog:1", "--device", "cpu"]  # fmt: skip
+    line = [
+        "probe",
+        str(tiny()),
+        "--data",
+        data,
+        "--method",
+        "random",
+        "--draws",
+        "1",
+        "--corrupt",
+        "fog:1",
+        "--device",
+        "cpu",
+    ]
     line += ["--ood", f"far:mixed={tmp_path / 'mixed.npz'}", "--ood", f"far:clean={other}"]
     assert run([*line, "--json", str(tmp_path / "p.json")]) == 0
     (note,) = json.loads((tmp_path / "p.json").read_text())["notes"]
@@ -368,10 +380,24 @@ def test_foreign_data_that_is_not_foreign_is_told(
     assert "note:" not in capsys.readouterr().err
 
 
-def test_one_draw_shows_no_error(
-    tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["probe", str(tiny()), "--data", images(), "--method", "magnitude", "--corrupt", "contrast:1", "--limit", "8", "--device", "cpu", "--json", str(tmp_path / "p.json"), "--force"]  # fmt: skip
+def test_one_draw_shows_no_error(tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = [
+        "probe",
+        str(tiny()),
+        "--data",
+        images(),
+        "--method",
+        "magnitude",
+        "--corrupt",
+        "contrast:1",
+        "--limit",
+        "8",
+        "--device",
+        "cpu",
+        "--json",
+        str(tmp_path / "p.json"),
+        "--force",
+    ]
     assert run([*line, "--draws", "1"]) == 0
     assert json.loads((tmp_path / "p.json").read_text())["proposition"]["hessian"]["error"] is None
     shown = capsys.readouterr().out
@@ -387,15 +413,23 @@ def test_on_the_command_line(tiny: MAKE, images: SPEC, capsys: pytest.CaptureFix
     line = ["probe", path, "--data", spec, "--draws", "2", "--keep", "2", "--device", "cpu"]
     assert run([*line, "--ood", f"far={images('far.npz', labels=False)}"]) == 0
     shown = capsys.readouterr().out
-    for part in ("Proposition 1, 6 heads removed by taylor", "∇L_noisy·δθ ≥ 0", "the gap widens", "distance of far", "layer 2", "most important by taylor"):  # fmt: skip
+    for part in (
+        "Proposition 1, 6 heads removed by taylor",
+        "∇L_noisy·δθ ≥ 0",
+        "the gap widens",
+        "distance of far",
+        "layer 2",
+        "most important by taylor",
+    ):
         assert part in shown
     assert max(map(cell_len, shown.splitlines())) <= 80
     assert run([*line, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "hydrasurgeon.probe/1"
 
 
-def test_a_picture_of_two_towers_has_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """Of CLIP one tower alone has separations: their map stands beside those of both, and every map is as high as its row."""
+def test_a_picture_of_two_towers_has_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CLIP one tower alone has separations: their map stands beside those of both, and every map is as high as its
+    row."""
     from types import SimpleNamespace as Record
 
     from hydrasurgeon.measuring.probing import plot
@@ -405,8 +439,9 @@ def test_a_picture_of_two_towers_has_no_holes(tmp_path: Path, monkeypatch: pytes
     heads = {"vision": [[1.0, 2.0]] * 2, "text": [[0.0, -1.0]] * 2}
     report = Record(
         proposition=Record(hessian=Record(heads=heads)),
-        separation=[Record(name="far", mahalanobis={"vision": heads["vision"]})], pictured=None,
-    )  # fmt: skip
+        separation=[Record(name="far", mahalanobis={"vision": heads["vision"]})],
+        pictured=None,
+    )
     plot.draw_probe(Record(report=report, points={"far": {}}), tmp_path / "p.png")  # type: ignore[arg-type]
     (page,) = pages
     page.draw_without_rendering()

@@ -58,7 +58,7 @@ def test_ties_count_by_their_mean() -> None:
     for order in itertools.permutations(range(5)):
         right = torch.tensor([True, False, True, True, False])[list(order)]
         shuffled = sure[list(order)]
-        found.add((round(selective.aurc(shuffled, right) or 0, 12), round(selective.augrc(shuffled, right) or 0, 12)))  # fmt: skip
+        found.add((round(selective.aurc(shuffled, right) or 0, 12), round(selective.augrc(shuffled, right) or 0, 12)))
     # wrong so far: 0, 1/3, 2/3, 1, 2
     risk = [0, 1 / 6, 2 / 9, 1 / 4, 2 / 5]
     aurc = sum((a + b) / 2 for a, b in itertools.pairwise(risk)) / 4
@@ -111,7 +111,7 @@ def test_bootstrap_intervals_are_those_of_a_mean() -> None:
     values = torch.randn(400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def measure(rows: Tensor) -> dict[str, float | None]:
-        return {"mean": float(values[rows].mean()), "never": None, "sometimes": float("nan") if rows[0] % 2 else 1.0}  # fmt: skip
+        return {"mean": float(values[rows].mean()), "never": None, "sometimes": float("nan") if rows[0] % 2 else 1.0}
 
     found = bootstrap(measure, 400, level=0.9)
     half = 1.6449 * float(values.std()) / 20

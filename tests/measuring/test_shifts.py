@@ -26,7 +26,7 @@ SPEC = Callable[..., str]
 
 
 def one(*accuracies: tuple[str, int | None, float], name: str = "m") -> Result:
-    shift = tuple(ShiftResult(name=n, severity=s, accuracy=a, brier=1 - a) for n, s, a in accuracies)  # fmt: skip
+    shift = tuple(ShiftResult(name=n, severity=s, accuracy=a, brier=1 - a) for n, s, a in accuracies)
     plain = result(Predictions(name, "hydra", torch.eye(2)[:, None], torch.arange(2)))
     return plain.model_copy(update={"shift": shift, "shift_average": averaged(shift)})
 
@@ -36,7 +36,7 @@ def test_averages_by_hand() -> None:
     average = row.shift_average
     assert average is not None
     assert list(average.severities) == [1, 2]
-    assert average.severities[1].model_dump() == pytest.approx({"accuracy": 0.65, "brier": 0.35, "sets": 2})  # fmt: skip
+    assert average.severities[1].model_dump() == pytest.approx({"accuracy": 0.65, "brier": 0.35, "sets": 2})
     assert average.severities[2].accuracy == 0.6
     assert average.accuracy == pytest.approx((0.65 + 0.6) / 2)
     assert average.mce is None
@@ -47,7 +47,7 @@ def test_corruption_errors_beside_the_first_row() -> None:
     first = one(("fog", 1, 0.8), ("fog", 2, 0.6), ("snow", 1, 0.5))
     second = one(("fog", 1, 0.9), ("fog", 2, 0.8), ("snow", 1, 0.25))
     rows = with_mce([first, second])
-    assert [row.shift_average.mce for row in rows] == pytest.approx([1.0, (0.3 / 0.6 + 0.75 / 0.5) / 2])  # fmt: skip
+    assert [row.shift_average.mce for row in rows] == pytest.approx([1.0, (0.3 / 0.6 + 0.75 / 0.5) / 2])
     others = with_mce([first, one(("fog", 1, 0.8)), one()])
     assert others[1].shift_average.mce is None
     assert others[2].shift_average is None
@@ -57,7 +57,7 @@ def test_corruption_errors_beside_the_first_row() -> None:
 
 
 def test_why_there_is_no_corruption_error() -> None:
-    first, flawless = one(("fog", 1, 0.8)), one(("fog", 1, 1.0), ("snow", 1, 1.0), ("frost", 1, 0.5))  # fmt: skip
+    first, flawless = one(("fog", 1, 0.8)), one(("fog", 1, 1.0), ("snow", 1, 1.0), ("frost", 1, 0.5))
     second, other = one(("fog", 1, 0.5), name="b"), one(("snow", 1, 0.5), name="c")
     divided = "mCE is not defined: m, the first row, whose errors it divides by,"
     wanted: list[tuple[list[Result], list[str]]] = [
@@ -66,7 +66,7 @@ def test_why_there_is_no_corruption_error() -> None:
         ([flawless], [f"{divided} makes no error under fog, snow"]),
         ([one(), second], [f"{divided} was measured under no shift of known severity"]),
         ([first, other, second], ["mCE is not defined for c: measured under other shifts than m, the first row"]),
-    ]  # fmt: skip
+    ]
     for rows, notes in wanted:
         assert lacking_mce(with_mce(rows)) == notes
 
@@ -82,10 +82,14 @@ def test_eval_says_that_the_first_row_is_without_errors(tmp_path: Path) -> None:
 
     logits, labels = torch.eye(2)[:, None], torch.arange(2)
     for name, wrong in (("good", logits), ("bad", logits.flip(0))):
-        write_predictions(Predictions(name, "hydra", logits, labels, shift=(ShiftSet("fog", 1, wrong, labels),)), tmp_path / name)  # fmt: skip
+        write_predictions(
+            Predictions(name, "hydra", logits, labels, shift=(ShiftSet("fog", 1, wrong, labels),)), tmp_path / name
+        )
     shown = hs.evaluate([], predictions_in=[tmp_path / "good", tmp_path / "bad"])
     assert shown.report.results[1].shift_average.mce is None
-    assert shown.notes == ("mCE is not defined: good, the first row, whose errors it divides by, makes no error under fog",)  # fmt: skip
+    assert shown.notes == (
+        "mCE is not defined: good, the first row, whose errors it divides by, makes no error under fog",
+    )
     assert hs.evaluate([], predictions_in=[tmp_path / "bad", tmp_path / "good"]).notes == ()
 
 
@@ -97,10 +101,10 @@ def test_corruptions_are_the_sets_they_would_be(tiny: MAKE, images: SPEC, tmp_pa
     stored = np.stack([np.asarray(samples.read(i)) for i in range(len(samples))])
     np.savez(tmp_path / "fog.npz", images=stored, labels=parent.labels)
     out = tmp_path / "p.safetensors"
-    made = hs.evaluate([model], data=spec, corrupt=["fog:3", "contrast"], predictions=out, batch_size=7)  # fmt: skip
+    made = hs.evaluate([model], data=spec, corrupt=["fog:3", "contrast"], predictions=out, batch_size=7)
     given = hs.evaluate([model], data=spec, shift=[f"fog:3={tmp_path / 'fog.npz'}"]).report
     row, other = made.report.results[0], given.results[0]
-    assert [(s.name, s.severity) for s in row.shift] == [("fog", 3), *(("contrast", s) for s in range(1, 6))]  # fmt: skip
+    assert [(s.name, s.severity) for s in row.shift] == [("fog", 3), *(("contrast", s) for s in range(1, 6))]
     assert row.shift[0].accuracy == other.shift[0].accuracy
     assert row.shift[0].brier == pytest.approx(other.shift[0].brier, abs=1e-6)
     assert made.report.settings["corrupt"] == ["fog:3", "contrast"]
@@ -119,7 +123,7 @@ def test_severities_of_stored_data_are_those_of_corruptions() -> None:
     """Any name, for any data may be shifted; but what is averaged by severity has one of the five."""
     assert parse_shift("camera:5=d.npz") == ("camera", 5, "d.npz")
     assert parse_shift("camera=d.npz") == ("camera", None, "d.npz")
-    for entry in ("fg:9=d.npz", "blur:0=d.npz", "blur:-1=d.npz", "fog:=d.npz", "fog:much=d.npz", "fog:2.5=d.npz"):  # fmt: skip
+    for entry in ("fg:9=d.npz", "blur:0=d.npz", "blur:-1=d.npz", "fog:=d.npz", "fog:much=d.npz", "fog:2.5=d.npz"):
         with pytest.raises(UsageError, match="no such severity") as refused:
             parse_shift(entry)
         assert "Severities are 1 to 5" in str(refused.value.hint)
@@ -130,19 +134,17 @@ def test_texts(tmp_path: Path) -> None:
 
     family = FAMILIES["BERT"]
     family.write(tmp_path / "bert")
-    row = hs.evaluate([tmp_path / "bert"], data=family.data(tmp_path), corrupt=["all:2"]).report.results[0]  # fmt: skip
+    row = hs.evaluate([tmp_path / "bert"], data=family.data(tmp_path), corrupt=["all:2"]).report.results[0]
     assert [(s.name, s.severity) for s in row.shift] == [("typos", 2), ("word_dropout", 2)]
     with pytest.raises(UsageError, match="--corrupt fog: spoils images, the data holds texts"):
         hs.evaluate([tmp_path / "bert"], data=family.data(tmp_path), corrupt=["fog"])
 
 
-def test_on_the_command_line(
-    tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_the_command_line(tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The table, the JSON, a limit on an average; what cannot be is refused before anything runs."""
     model, spec, out = str(tiny()), images(), tmp_path / "r.json"
-    line = ["eval", model, "--data", spec, "--corrupt", "all:2", "--corrupt", "fog:5", "--json", str(out)]  # fmt: skip
-    limit = ["--assert", "shift_average.severities.5.accuracy>=0", "--assert", "shift.fog:5.brier<=2"]  # fmt: skip
+    line = ["eval", model, "--data", spec, "--corrupt", "all:2", "--corrupt", "fog:5", "--json", str(out)]
+    limit = ["--assert", "shift_average.severities.5.accuracy>=0", "--assert", "shift.fog:5.brier<=2"]
     assert run([*line, *limit, "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert "under shift, by severity" in shown
@@ -151,18 +153,8 @@ def test_on_the_command_line(
     assert {key: level["sets"] for key, level in average["severities"].items()} == {"2": 15, "5": 1}
     wrong = {
         ("--corrupt", "foog"): "did you mean fog",
-        (
-            "--corrupt",
-            "fog:1",
-            "--shift",
-            f"fog:1={spec}",
-        ): "--corrupt fog:1: --shift fog:1 is given too",
-        (
-            "--corrupt",
-            "fog",
-            "--assert",
-            "shift_average.severities.6.accuracy>0",
-        ): "the report has no",
+        ("--corrupt", "fog:1", "--shift", f"fog:1={spec}"): "--corrupt fog:1: --shift fog:1 is given too",
+        ("--corrupt", "fog", "--assert", "shift_average.severities.6.accuracy>0"): "the report has no",
     }
     for more, message in wrong.items():
         assert run(["eval", model, "--data", spec, *more]) == 2

@@ -24,8 +24,12 @@ def bash(line: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         ["bash", "-c", f'hs() {{ "{sys.executable}" -m hydrasurgeon "$@"; }}\n{line}'],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path} | env, capture_output=True, text=True, encoding="utf-8",
-    )  # fmt: skip
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path} | env,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def test_ascii_loses_nothing(here: Path) -> None:
 def test_a_closed_stdout_is_quiet(here: Path) -> None:
     done = bash("hs prune --method random --keep 2 vit -o m >&-; echo $? >&2", here)
     assert done.stderr == "0\n"
-    whole = bash("hs prune --method random --keep 2 vit -o n; cmp m.safetensors n.safetensors", here)  # fmt: skip
+    whole = bash("hs prune --method random --keep 2 vit -o n; cmp m.safetensors n.safetensors", here)
     assert whole.returncode == 0
     done = bash("hs inspect gone <&- >&- 2>&-", here)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
@@ -77,9 +81,7 @@ def test_a_reader_who_goes_early_hides_no_error(here: Path) -> None:
 def test_a_pipe_has_no_width(here: Path) -> None:
     """Not even where the shell that made it has one."""
     name = "m" * 150
-    done = bash(
-        f"hs prune --method random --keep 2 vit -o {name} && hs inspect {name}", here, COLUMNS="40"
-    )
+    done = bash(f"hs prune --method random --keep 2 vit -o {name} && hs inspect {name}", here, COLUMNS="40")
     assert done.stdout.splitlines()[0] == f"{name}.safetensors: 6 heads removed, 6 kept"
     assert f"{name}.safetensors" in done.stdout.splitlines()[4]
     about = bash(f"hs inspect {name} --json", here, COLUMNS="40")
@@ -98,7 +100,7 @@ def test_a_narrow_terminal_breaks_between_words(here: Path) -> None:
         env.pop(name, None)
     with subprocess.Popen(
         [sys.executable, "-m", "hydrasurgeon", "inspect", "m"], cwd=here, env=env, stdout=child, stdin=child
-    ):  # fmt: skip
+    ):
         os.close(child)
         said = b""
         while True:

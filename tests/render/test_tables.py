@@ -88,12 +88,13 @@ hydra
 def test_columns_that_come_again_where_a_group_is_parted() -> None:
     names = ("dtype", "batch", "milliseconds", "samples/s", "peak MB")
     speed = tuple(Column(n, "speed", repeat=n in ("dtype", "batch")) for n in names)
-    table = Table("", speed, (Row("m", ("f32", "1", "2.5", "400", "7")), Row("", ("f32", "4", "5", "800", "8"))))  # fmt: skip
+    table = Table("", speed, (Row("m", ("f32", "1", "2.5", "400", "7")), Row("", ("f32", "4", "5", "800", "8"))))
     folded = at(40, table)
     assert folded.count("dtype") == folded.count("batch") == 2
     assert [line.split() for line in folded.splitlines() if line.startswith("m")] == [
-        ["m", "f32", "1", "2.5", "400"], ["m", "f32", "1", "7"],
-    ]  # fmt: skip
+        ["m", "f32", "1", "2.5", "400"],
+        ["m", "f32", "1", "7"],
+    ]
 
 
 def test_a_part_without_anything_in_a_row_leaves_it_out() -> None:
@@ -111,8 +112,13 @@ numbers = st.floats(0, 99).map(lambda value: f"{value:.3f}")
 
 @given(st.data(), st.integers(1, 120))
 def test_no_number_is_ever_cut(data: st.DataObject, width: int) -> None:
-    columns = tuple(Column(data.draw(names), data.draw(st.sampled_from(["", "near", "far"]))) for _ in range(data.draw(st.integers(1, 6))))  # fmt: skip
-    rows = tuple(Row(data.draw(names), tuple(data.draw(numbers) for _ in columns)) for _ in range(data.draw(st.integers(1, 4))))  # fmt: skip
+    columns = tuple(
+        Column(data.draw(names), data.draw(st.sampled_from(["", "near", "far"])))
+        for _ in range(data.draw(st.integers(1, 6)))
+    )
+    rows = tuple(
+        Row(data.draw(names), tuple(data.draw(numbers) for _ in columns)) for _ in range(data.draw(st.integers(1, 4)))
+    )
     table = Table("t", columns, rows)
     lines = [line.plain for line in table_lines(table, width)]
     words = " ".join(lines).split()
@@ -135,7 +141,7 @@ def test_no_number_is_ever_cut(data: st.DataObject, width: int) -> None:
         ([None], ["–"]),
     ],
 )
-def test_costs_have_as_many_decimals_in_each_row(values: list[float | None], shown: list[str]) -> None:  # fmt: skip
+def test_costs_have_as_many_decimals_in_each_row(values: list[float | None], shown: list[str]) -> None:
     assert cells("MACs M", values) == shown
 
 

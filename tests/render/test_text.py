@@ -81,8 +81,14 @@ def manifest(kind: str = "member", score: Score | None = None) -> Manifest:
         fusion=Fusion.model_construct(mlp="average", trunk=0) if hydra else None,
         scores={EVIL: score or Score.model_construct(values={EVIL: ((1.0, 2.0),)})},
         weights_sha256="0" * 64,
-        history=(Step.model_construct(command=EVIL, args={EVIL: EVIL, "k": {EVIL: EVIL}}, inputs=(Input.model_construct(name=EVIL, sha256=EVIL),)),),
-    )  # fmt: skip
+        history=(
+            Step.model_construct(
+                command=EVIL,
+                args={EVIL: EVIL, "k": {EVIL: EVIL}},
+                inputs=(Input.model_construct(name=EVIL, sha256=EVIL),),
+            ),
+        ),
+    )
 
 
 def result() -> Result:
@@ -90,11 +96,18 @@ def result() -> Result:
     foreign = OodAverage(auroc=0.9, fpr95=0.1, aupr=0.8, aupr_id=0.7)
     sets = tuple({"name": name, "n": 10, **quality} for name in (EVIL, "b"))
     return Result(
-        name=EVIL, kind=EVIL, members=1, id=IdResult(n=10, **quality),
-        ood=({"name": EVIL, "group": "far", "n": 3, **foreign.model_dump()},), ood_average={"far": foreign, "all": foreign},
-        shift=(), diversity=Diversity(mi=0.0, disagreement=0.0), cost=Cost(params=1, macs=2, latency_ms=None),
-        sets=sets, sets_average=quality,
-    )  # fmt: skip
+        name=EVIL,
+        kind=EVIL,
+        members=1,
+        id=IdResult(n=10, **quality),
+        ood=({"name": EVIL, "group": "far", "n": 3, **foreign.model_dump()},),
+        ood_average={"far": foreign, "all": foreign},
+        shift=(),
+        diversity=Diversity(mi=0.0, disagreement=0.0),
+        cost=Cost(params=1, macs=2, latency_ms=None),
+        sets=sets,
+        sets_average=quality,
+    )
 
 
 def scored(score: Score | None = None) -> Scored:
@@ -105,7 +118,15 @@ ORDER = Score.model_construct(order=((EVIL, 0, 1),), trace=(0.5,), settings={"no
 
 
 def bench() -> Benched:
-    point = Point(batch=1, dtype=EVIL, latency_ms=1.0, throughput=1.0, peak_bytes=1, ratio=None, **{k: 1 for k in ("runs",) if k in Point.model_fields})  # fmt: skip
+    point = Point(
+        batch=1,
+        dtype=EVIL,
+        latency_ms=1.0,
+        throughput=1.0,
+        peak_bytes=1,
+        ratio=None,
+        **{k: 1 for k in ("runs",) if k in Point.model_fields},
+    )
     contender = Contender(name=EVIL, kind=EVIL, params=1, macs=1, macs_ratio=1.0, points=(point,))
     return Benched(machine={}, settings={}, results=(contender,), notes=(EVIL,))
 
@@ -117,19 +138,25 @@ def comparison() -> Comparison:
 
 
 SHOWS: dict[str, Callable[[], object]] = {
-    "inspect": lambda: render.inspected(Inspection(Path(EVIL), manifest(), 1, 1, 1, 1, (EVIL,), True, EVIL), json=False),
-    "inspect hydra": lambda: render.inspected(Inspection(Path(EVIL), manifest("hydra"), 1, 0, 2, 1, ("F32",), True, None), json=False),
+    "inspect": lambda: render.inspected(
+        Inspection(Path(EVIL), manifest(), 1, 1, 1, 1, (EVIL,), True, EVIL), json=False
+    ),
+    "inspect hydra": lambda: render.inspected(
+        Inspection(Path(EVIL), manifest("hydra"), 1, 0, 2, 1, ("F32",), True, None), json=False
+    ),
     "compare": lambda: render.compared(comparison(), json=False),
     "score, values": lambda: render.scored(scored(), json=False, quiet=False),
     "score, order": lambda: render.scored(scored(ORDER), json=False, quiet=False),
     "prune": lambda: render.pruned(Pruned(Path(EVIL), manifest(), 1, (EVIL,), EVIL), json=False, quiet=False),
     "fuse": lambda: render.fused(Fused(Path(EVIL), manifest("hydra"), 2, 1, None, EVIL), json=False, quiet=False),
-    "eval": lambda: render.evaluated(Evaluation(Report(settings={}, results=(result(), result())), (EVIL,), (Path(EVIL),)), json=False, quiet=False),
+    "eval": lambda: render.evaluated(
+        Evaluation(Report(settings={}, results=(result(), result())), (EVIL,), (Path(EVIL),)), json=False, quiet=False
+    ),
     "bench": lambda: render.benched(bench(), json=False, quiet=False),
     "export": lambda: render.exported(Export(Path(EVIL), 1, (EVIL,), (EVIL,), 0.0, 17), json=False, quiet=False),
     "failed": lambda: render.failed(CheckFailed(EVIL, hint=EVIL, details=(EVIL,))),
     "say": lambda: render.say(EVIL, style="bold"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", SHOWS)
@@ -157,9 +184,7 @@ def test_json_is_ascii_and_strict(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out) == {"name": EVIL, "numbers": [None, [None, 1.5]], EVIL: 1}
 
 
-def test_progress_says_what_it_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_says_what_it_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("hydrasurgeon.render.bar.PLAIN_EVERY_SECONDS", 0.0)
     with render.progress(False) as tick:
         assert tick is not None
@@ -176,18 +201,25 @@ def test_progress_says_how_long_it_will_take(
     with render.progress(False) as tick:
         assert tick is not None
         for seconds, what, done, total in (
-            (0, "reading", 1, 4), (1, "reading", 4, 4), (10, "search", 0, 800), (40, "search", 10, 800), (80, "search", 20, 800),
+            (0, "reading", 1, 4),
+            (1, "reading", 4, 4),
+            (10, "search", 0, 800),
+            (40, "search", 10, 800),
+            (80, "search", 20, 800),
             (4000, "search", 790, 800),
-        ):  # fmt: skip
+        ):
             now[0] = seconds
             tick(what, done, total)
     assert capsys.readouterr().err.splitlines() == [
-        "search: 0/800", "search: 10/800, 39:30 left", "search: 20/800, 45:30 left", "search: 790/800, 0:51 left",
-    ]  # fmt: skip
+        "search: 0/800",
+        "search: 10/800, 39:30 left",
+        "search: 20/800, 45:30 left",
+        "search: 790/800, 0:51 left",
+    ]
     assert [duration(s) for s in (0.4, 59.6, 3599, 3600.2)] == ["0:00", "1:00", "59:59", "1:00:00"]
 
 
-@pytest.mark.parametrize("name", ["d[/red].safetensors", "run[lr=0.1].safetensors", "e\x1b[2J.safetensors"])  # fmt: skip
+@pytest.mark.parametrize("name", ["d[/red].safetensors", "run[lr=0.1].safetensors", "e\x1b[2J.safetensors"])
 def test_paths_are_no_markup(
     tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -202,7 +234,7 @@ def test_paths_are_no_markup(
     assert visible(f"gone {name}") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["inspect", EVIL], ["inspect", f"--{EVIL}"], [EVIL], ["eval", "x", "--limit", EVIL]])  # fmt: skip
+@pytest.mark.parametrize("words", [["inspect", EVIL], ["inspect", f"--{EVIL}"], [EVIL], ["eval", "x", "--limit", EVIL]])
 def test_words_of_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) in (2, 3)
     said = capsys.readouterr().err

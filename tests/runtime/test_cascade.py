@@ -27,16 +27,14 @@ ROWS = 7
 
 def state(gate: Gate, first: int = 1) -> State:
     """A decision state with other numbers for rows that stop early than for those that go on."""
-    cascade = Cascade(
-        ORDER, first, gate, 1.7, 0.31, Conformal("lac", 0.8, 0.55), None
-    )  # fmt: skip
+    cascade = Cascade(ORDER, first, gate, 1.7, 0.31, Conformal("lac", 0.8, 0.55), None)
     rule = OodRule("msp", 0.4, 0.05)
     return State(0.8, Joint(0.9, 1.4), rule, Conformal("lac", 0.8, 0.7), None, cascade)
 
 
-def hydra(folder: Path, family: Family, *, tuned: bool = True, dtype: str = "float64") -> hs.Classifier:  # fmt: skip
+def hydra(folder: Path, family: Family, *, tuned: bool = True, dtype: str = "float64") -> hs.Classifier:
     family.write(folder / "source")
-    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     if tuned:
         parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(parts)]
     fused = hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate")
@@ -129,7 +127,7 @@ def test_float32_keeps_five_digits(tmp_path: Path) -> None:
     slow = torch.stack([each.softmax(-1).mean(0) for each in slowly(model, inputs, ROWS)])
     torch.testing.assert_close(whole, slow, rtol=0, atol=1e-5)
     torch.testing.assert_close(model.predict(inputs, cascade=True), slow, rtol=0, atol=1e-5)
-    torch.testing.assert_close(model.predict(row(inputs, 2), cascade=True), slow[2:3], rtol=0, atol=1e-5)  # fmt: skip
+    torch.testing.assert_close(model.predict(row(inputs, 2), cascade=True), slow[2:3], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("tuned", [False, True])
@@ -151,7 +149,7 @@ def test_a_gate_that_lets_everything_through_is_the_hydra(tuned: bool, tmp_path:
         torch.testing.assert_close(found.probs, plain.probs, rtol=0, atol=1e-6)
     model.state = state(Gate("msp", low=2.0))
     assert model.decide(inputs).members_run.tolist() == [1] * ROWS
-    torch.testing.assert_close(model.predict(inputs, cascade=True), logits[:, 2].softmax(-1).float(), rtol=0, atol=1e-6)  # fmt: skip
+    torch.testing.assert_close(model.predict(inputs, cascade=True), logits[:, 2].softmax(-1).float(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("score", "first"), [("msp", 1), ("disagreement", 2)])
@@ -194,13 +192,13 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
     generator = torch.Generator().manual_seed(0)
     parts = {"centre": (32,), "factor": (32, 32), "means": (3, 32)}
-    fits = tuple({name: torch.randn(shape, generator=generator) for name, shape in parts.items()} for _ in range(3))  # fmt: skip
+    fits = tuple({name: torch.randn(shape, generator=generator) for name, shape in parts.items()} for _ in range(3))
     fitted = EnsembleScore("mds", fits, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
     with torch.inference_mode(), reading(model) as read:
         logits, features = (each.float() for each in read(inputs))
 
     def standard(m: int) -> torch.Tensor:
-        return (FITTED["mds"].score(fits[m], features[:, m], logits[:, m]) - fitted.means[m]) / fitted.deviations[m]  # fmt: skip
+        return (FITTED["mds"].score(fits[m], features[:, m], logits[:, m]) - fitted.means[m]) / fitted.deviations[m]
 
     first = standard(ORDER[0]).double()
     ordered = first.sort().values
@@ -209,9 +207,7 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     found = model.decide(inputs)
     assert sorted(found.members_run.tolist()) == [1] * 4 + [3] * 3
     model.module.going_on = 1.0
-    torch.testing.assert_close(
-        model.decide(inputs).ood_score, found.ood_score, rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(model.decide(inputs).ood_score, found.ood_score, rtol=1e-6, atol=1e-6)
     mean = torch.stack([standard(m).double() for m in range(3)]).mean(0)
     expected = torch.where(found.members_run == 3, mean, first)
     torch.testing.assert_close(found.ood_score.double(), expected, rtol=1e-4, atol=1e-4)
@@ -270,7 +266,7 @@ def test_rows_that_keep_going_on_are_answered_in_one_pass(tmp_path: Path) -> Non
     passes: list[Any] = []
     for part in (model.module, first, rest):
         part.finish = partial(_counted, passes, part, part.finish)
-    for gate, expected in ((Gate("msp", low=-1.0), [first, rest]), (Gate("msp", low=2.0), [model.module])):  # fmt: skip
+    for gate, expected in ((Gate("msp", low=-1.0), [first, rest]), (Gate("msp", low=2.0), [model.module])):
         model.state = state(gate)
         model.predict(inputs, cascade=True)
         assert passes == expected

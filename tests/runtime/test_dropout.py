@@ -18,7 +18,14 @@ from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.dropout import MonteCarlo, dropping, sampled
 from hydrasurgeon.tuning.start import fresh
 
-IMAGES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 28, "patch_size": 7}  # fmt: skip
+IMAGES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 28,
+    "patch_size": 7,
+}
 TIMM = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,embed_dim=32,depth=2,num_heads=4,num_classes=3"
 
 
@@ -28,9 +35,7 @@ def vit(folder: Path, **rates: float) -> Path:
 
 
 def of(path: Path, passes: int = 4, seed: int = 0, arch: str | None = None) -> torch.nn.Module:
-    return sampled(
-        open_checkpoint(path, arch=arch), passes, seed=seed, device="cpu", dtype="float32"
-    )
+    return sampled(open_checkpoint(path, arch=arch), passes, seed=seed, device="cpu", dtype="float32")
 
 
 @torch.no_grad()
@@ -75,7 +80,7 @@ def test_timm_takes_its_rates_from_its_arguments(tmp_path: Path) -> None:
     plain, dropped = tmp_path / "plain.safetensors", tmp_path / "dropped.safetensors"
     fresh(TIMM, plain)
     fresh(f"{TIMM},proj_drop_rate=0.1,attn_drop_rate=0.1", dropped)
-    with pytest.raises(SurgeryError, match="has no dropout that --mc-dropout could turn on") as refused:  # fmt: skip
+    with pytest.raises(SurgeryError, match="has no dropout that --mc-dropout could turn on") as refused:
         of(plain)
     # This file's manifest says how it was made: no --arch can change that.
     assert "--arch" not in str(refused.value.hint)
@@ -92,7 +97,9 @@ def test_timm_takes_its_rates_from_its_arguments(tmp_path: Path) -> None:
 def test_eval_reports_passes_as_members(tmp_path: Path) -> None:
     path = vit(tmp_path / "vit", hidden_dropout_prob=0.2)
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "data.npz", images=rng.integers(0, 255, (12, 28, 28, 3), dtype=np.uint8), labels=np.arange(12) % 3)  # fmt: skip
+    np.savez(
+        tmp_path / "data.npz", images=rng.integers(0, 255, (12, 28, 28, 3), dtype=np.uint8), labels=np.arange(12) % 3
+    )
     data = str(tmp_path / "data.npz")
     logits = tmp_path / "logits.safetensors"
     report = hs.evaluate([path], data=data, mc_dropout=4, predictions=logits, device="cpu").report
@@ -116,19 +123,27 @@ def test_a_row_of_passes_is_told_from_the_plain_models(tmp_path: Path) -> None:
     for name in ("one", "other"):
         vit(tmp_path / name, hidden_dropout_prob=0.2)
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "data.npz", images=rng.integers(0, 255, (24, 28, 28, 3), dtype=np.uint8), labels=np.arange(24) % 3)  # fmt: skip
-    data, logits, page = str(tmp_path / "data.npz"), tmp_path / "plain.safetensors", tmp_path / "page.md"  # fmt: skip
+    np.savez(
+        tmp_path / "data.npz", images=rng.integers(0, 255, (24, 28, 28, 3), dtype=np.uint8), labels=np.arange(24) % 3
+    )
+    data, logits, page = str(tmp_path / "data.npz"), tmp_path / "plain.safetensors", tmp_path / "page.md"
     hs.evaluate([tmp_path / "one"], data=data, predictions=logits, device="cpu")
     paths = [tmp_path / "one", tmp_path / "other"]
     report = hs.evaluate(
-        paths, data=data, mc_dropout=2, predictions_in=[logits], markdown=page, device="cpu",
-        reference="other (2 passes)", asserts=["one (2 passes):members==2", "one:members==1"],
-    ).report  # fmt: skip
+        paths,
+        data=data,
+        mc_dropout=2,
+        predictions_in=[logits],
+        markdown=page,
+        device="cpu",
+        reference="other (2 passes)",
+        asserts=["one (2 passes):members==2", "one:members==1"],
+    ).report
     assert [row.name for row in report.results] == ["one (2 passes)", "other (2 passes)", "one"]
     assert report.asserts is not None
     assert all(each.holds for each in report.asserts)
     assert "do not tell it from other (2 passes)" in page.read_text()
-    (single,) = hs.evaluate([tmp_path / "one"], data=data, mc_dropout=1, device="cpu").report.results  # fmt: skip
+    (single,) = hs.evaluate([tmp_path / "one"], data=data, mc_dropout=1, device="cpu").report.results
     assert single.name == "one (1 pass)"
-    with pytest.raises(UsageError, match=r"no result is called so \(did you mean one \(2 passes\)"):  # fmt: skip
-        hs.evaluate([tmp_path / "one"], data=data, mc_dropout=2, markdown=page, reference="one (2 pases)", force=True)  # fmt: skip
+    with pytest.raises(UsageError, match=r"no result is called so \(did you mean one \(2 passes\)"):
+        hs.evaluate([tmp_path / "one"], data=data, mc_dropout=2, markdown=page, reference="one (2 pases)", force=True)

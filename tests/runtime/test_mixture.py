@@ -1,4 +1,5 @@
-"""Weighted members against plain loops in numpy: predict, decide, cascades, eval and predictions files, files and directories."""
+"""Weighted members against plain loops in numpy: predict, decide, cascades, eval and predictions files, files and
+directories."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ VIT = FAMILIES["timm ViT"]
 
 def members_of(family: Family, folder: Path) -> list[Path]:
     family.write(folder / "source")
-    return [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    return [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -51,7 +52,7 @@ def mean(each: list[Any], weights: tuple[float, ...]) -> Any:
 
 @pytest.mark.parametrize("family", thoroughly())
 def test_every_family_answers_as_a_loop_over_members(family: Family, tmp_path: Path) -> None:
-    path = hs.fuse(members_of(family, tmp_path), out=tmp_path / "h.safetensors", weights="5,2,1").path  # fmt: skip
+    path = hs.fuse(members_of(family, tmp_path), out=tmp_path / "h.safetensors", weights="5,2,1").path
     model, inputs = hs.load(path, device="cpu", dtype="float64"), family.inputs(dtype=torch.float64)
     with torch.inference_mode():
         z = model(inputs).numpy()
@@ -60,7 +61,7 @@ def test_every_family_answers_as_a_loop_over_members(family: Family, tmp_path: P
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     equal = np.array([np.mean([softmax(one) for one in row], axis=0) for row in z])
     assert np.abs(found - equal).max() > 1e-4  # the weights matter
-    model.state = State(1.0, None, OodRule("msp", 0.5, 0.05), Conformal("lac", 0.9, 0.5), None, mixture=model.mixture)  # fmt: skip
+    model.state = State(1.0, None, OodRule("msp", 0.5, 0.05), Conformal("lac", 0.9, 0.5), None, mixture=model.mixture)
     said = model.decide(inputs)
     np.testing.assert_allclose(said.probs.numpy(), expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(said.ood_score.numpy(), 1 - expected.max(axis=1), rtol=0, atol=1e-6)
@@ -82,7 +83,7 @@ def test_a_file_without_weights_is_what_it_was(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def z() -> torch.Tensor:
-    return 3 * torch.randn(40, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # fmt: skip
+    return 3 * torch.randn(40, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def test_scores_and_diversity_by_loops(z: torch.Tensor) -> None:
@@ -97,7 +98,7 @@ def test_scores_and_diversity_by_loops(z: torch.Tensor) -> None:
         "max-logit": [-mean(list(row), WEIGHTS).max() for row in rows],
         "mi": [entropy(m) - mean([entropy(one) for one in row], WEIGHTS) for m, row in zip(mixed, p, strict=True)],
         "gen": [sum((x * (1 - x)) ** 0.1 for x in row) for row in mixed],
-    }  # fmt: skip
+    }
     assert set(expected) == set(ON_LOGITS)
     for kind, values in expected.items():
         found = metrics.ood_score(z, kind, mixture=WEIGHTS)
@@ -106,7 +107,7 @@ def test_scores_and_diversity_by_loops(z: torch.Tensor) -> None:
     votes = rows.argmax(axis=-1)
     pairs = [(0, 1), (0, 2), (1, 2)]
     of_pair = {pair: WEIGHTS[pair[0]] * WEIGHTS[pair[1]] for pair in pairs}
-    apart = [sum(of_pair[i, j] for i, j in pairs if v[i] != v[j]) / sum(of_pair.values()) for v in votes]  # fmt: skip
+    apart = [sum(of_pair[i, j] for i, j in pairs if v[i] != v[j]) / sum(of_pair.values()) for v in votes]
     found = metrics.disagreements(z, WEIGHTS)
     np.testing.assert_allclose(found.numpy(), apart, rtol=0, atol=1e-12)
     alike = metrics.disagreements(z, (1 / 3, 1 / 3, 1 / 3))
@@ -116,11 +117,14 @@ def test_scores_and_diversity_by_loops(z: torch.Tensor) -> None:
 def test_the_joint_calibration_has_them_in_both_means(z: torch.Tensor) -> None:
     joint = Joint(0.7, 2.5)
     centre = [mean(list(row), WEIGHTS) for row in z.numpy()]
-    expected = [mean([softmax((c + 2.5 * (one - c)) / 0.7) for one in row], WEIGHTS) for c, row in zip(centre, z.numpy(), strict=True)]  # fmt: skip
+    expected = [
+        mean([softmax((c + 2.5 * (one - c)) / 0.7) for one in row], WEIGHTS)
+        for c, row in zip(centre, z.numpy(), strict=True)
+    ]
     np.testing.assert_allclose(joint(z, WEIGHTS).numpy(), expected, rtol=0, atol=1e-12)
     labels = torch.where(torch.arange(40) % 3 == 0, torch.arange(40) % 5, z[:, 0].argmax(dim=-1))
     best = fit_joint(z, labels, WEIGHTS)
-    near = [Joint(best.aleatoric * a, best.epistemic * e) for a, e in ((1.02, 1), (0.98, 1), (1, 1.02), (1, 0.98))]  # fmt: skip
+    near = [Joint(best.aleatoric * a, best.epistemic * e) for a, e in ((1.02, 1), (0.98, 1), (1, 1.02), (1, 0.98))]
     losses = [metrics.nll(each(z, WEIGHTS), labels) for each in (best, *near)]
     assert losses[0] == min(losses)
     assert metrics.nll(fit_joint(z, labels)(z, WEIGHTS), labels) > losses[0]
@@ -148,27 +152,32 @@ def test_one_good_member_among_two_of_noise_is_calibrated_by_its_weight() -> Non
 
 def test_a_cascade_weighs_those_that_ran(tmp_path: Path) -> None:
     """Two members first: their weights are brought to the sum 1; then all."""
-    model = hs.load(hs.fuse(members_of(VIT, tmp_path), out=tmp_path / "h.safetensors", weights=[5, 2, 1]).path, device="cpu", dtype="float64")  # fmt: skip
+    model = hs.load(
+        hs.fuse(members_of(VIT, tmp_path), out=tmp_path / "h.safetensors", weights=[5, 2, 1]).path,
+        device="cpu",
+        dtype="float64",
+    )
     inputs = VIT.inputs(7, torch.float64)
     with torch.inference_mode():
         z = model(inputs)
     order, two = (2, 0, 1), (1 / 6, 5 / 6)
     scores = metrics.ood_score(z[:, [2, 0]], "msp", mixture=two)
     bound = float(scores.sort().values[3:5].mean())
-    cascade = Cascade(order, 2, Gate("msp", low=bound), 1.7, 0.31, Conformal("lac", 0.8, 0.55), None)  # fmt: skip
+    cascade = Cascade(order, 2, Gate("msp", low=bound), 1.7, 0.31, Conformal("lac", 0.8, 0.55), None)
     model.state = replace(
-        State(0.8, Joint(0.9, 1.4), OodRule("msp", 0.4, 0.05), Conformal("lac", 0.8, 0.7), None, cascade), mixture=model.mixture
-    )  # fmt: skip
+        State(0.8, Joint(0.9, 1.4), OodRule("msp", 0.4, 0.05), Conformal("lac", 0.8, 0.7), None, cascade),
+        mixture=model.mixture,
+    )
     going = scores >= bound
     assert going.sum() == 3
-    early, late = metrics.mean_probs(z[:, [2, 0]], mixture=two), metrics.mean_probs(z, mixture=WEIGHTS)  # fmt: skip
+    early, late = metrics.mean_probs(z[:, [2, 0]], mixture=two), metrics.mean_probs(z, mixture=WEIGHTS)
     expected = torch.where(going[:, None], late, early)
-    torch.testing.assert_close(model.predict(inputs, cascade=True).double(), expected, rtol=0, atol=1e-6)  # fmt: skip
+    torch.testing.assert_close(model.predict(inputs, cascade=True).double(), expected, rtol=0, atol=1e-6)
     said = model.decide(inputs)
     calm = replace(model.state, temperature=1.7, joint=None, mixture=two, cascade=None)
     right = torch.where(going[:, None], model.state.probs(z), calm.probs(z[:, [2, 0]]))
     torch.testing.assert_close(said.probs, right, rtol=0, atol=1e-6)
-    doubts = torch.where(going, decide(model.state, z, None).epistemic, decide(calm, z[:, [2, 0]], None).epistemic)  # fmt: skip
+    doubts = torch.where(going, decide(model.state, z, None).epistemic, decide(calm, z[:, [2, 0]], None).epistemic)
     torch.testing.assert_close(said.epistemic, doubts, rtol=0, atol=1e-6)
 
 
@@ -180,12 +189,12 @@ def test_eval_and_its_predictions_file_have_them(tmp_path: Path) -> None:
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors", weights="5,2,1").path
     far = [f"far:noise={tmp_path / 'noise.npz'}"]
     stored = tmp_path / "p.safetensors"
-    ours = hs.evaluate([hydra], data=data, ood=far, ood_score="all", predictions=stored).report.results[0]  # fmt: skip
+    ours = hs.evaluate([hydra], data=data, ood=far, ood_score="all", predictions=stored).report.results[0]
     again = hs.evaluate([], predictions_in=[stored], ood_score="all").report.results[0]
     assert (again.id, again.ood, again.diversity) == (ours.id, ours.ood, ours.diversity)
     tensors = load_file(stored)
     logits, labels = tensors["logits"], tensors["labels"]
-    assert ours.id.nll == pytest.approx(metrics.nll(metrics.mean_probs(logits, mixture=WEIGHTS), labels), abs=1e-9)  # fmt: skip
+    assert ours.id.nll == pytest.approx(metrics.nll(metrics.mean_probs(logits, mixture=WEIGHTS), labels), abs=1e-9)
     assert ours.id.nll != pytest.approx(metrics.nll(metrics.mean_probs(logits), labels), abs=1e-5)
     assert ours.diversity is not None
     assert ours.diversity.mi == pytest.approx(float(mutual_information(logits, WEIGHTS).mean()))
@@ -201,7 +210,7 @@ def test_eval_and_its_predictions_file_have_them(tmp_path: Path) -> None:
 def test_predict_and_calibrate_have_them(tmp_path: Path) -> None:
     hydra = hs.fuse(members_of(VIT, tmp_path), out=tmp_path / "h.safetensors", weights="5,2,1").path
     data = VIT.data(tmp_path, rows=60)
-    ready = hs.calibrate(hydra, data=data, out=tmp_path / "c.safetensors", ood_score="msp", cascade=True).path  # fmt: skip
+    ready = hs.calibrate(hydra, data=data, out=tmp_path / "c.safetensors", ood_score="msp", cascade=True).path
     manifest = open_checkpoint(ready).manifest
     assert manifest.fusion is not None
     assert manifest.fusion.weights == WEIGHTS
@@ -230,7 +239,7 @@ def test_weights_that_fuse_was_not_given_are_refused(tmp_path: Path) -> None:
     opened = open_checkpoint(hydra)
     manifest: Any = opened.manifest
     for weights in (None, (0.5, 0.25, 0.25)):
-        other = manifest.model_copy(update={"fusion": manifest.fusion.model_copy(update={"weights": weights})})  # fmt: skip
+        other = manifest.model_copy(update={"fusion": manifest.fusion.model_copy(update={"weights": weights})})
         with pytest.raises(Disagreement, match="other weights of the members"):
             check_hydra(opened, other)
 

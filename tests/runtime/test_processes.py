@@ -23,8 +23,9 @@ def no_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_switches")
 @pytest.mark.parametrize("old", [True, False])
-def test_threads_of_an_old_group_run_before_it_ends(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """As gloo's do, which want Python's lock to free what they sent while the end of the group waits for them with it."""
+def test_threads_of_an_old_group_run_before_it_ends(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gloo's do, which want Python's lock to free what they sent while the end of the group waits for them with
+    it."""
     done, ended = threading.Event(), threading.Event()
     waits = threading.Event()
     freed: list[bool] = []

@@ -77,9 +77,12 @@ def test_repaired_tensors_are_those_of_the_file(how: str, tmp_path: Path) -> Non
     opened = open_checkpoint(source)
     member(source, family, RAGGED, tmp_path / "plain.safetensors")
     path = hs.prune(
-        source, mask=tmp_path / "plain.safetensors.mask.json", compensate=how, data=family.data(tmp_path),
+        source,
+        mask=tmp_path / "plain.safetensors.mask.json",
+        compensate=how,
+        data=family.data(tmp_path),
         out=tmp_path / "m.safetensors",
-    ).path  # fmt: skip
+    ).path
     written = open_checkpoint(path)
     outputs = [name for name, weight in opened.weights.items() if weight.part == "output"]
     backbone = LoadedBackbone(opened, device="cpu")

@@ -42,11 +42,11 @@ def runner(path: Path) -> Any:
 
 def hydra(folder: Path, family: Family, *, tuned: bool) -> hs.Classifier:
     family.write(folder / "source")
-    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     if tuned:
         parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(parts)]
     weights = "5,2,1" if tuned else None
-    return hs.load(hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate", weights=weights).path, device="cpu")  # fmt: skip
+    return hs.load(hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate", weights=weights).path, device="cpu")
 
 
 def state(gate: Gate, first: int = 1) -> State:
@@ -70,8 +70,15 @@ def some(inputs: Any, at: slice) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "tuned", "first", "score"),
-    [("timm ViT", False, 1, "msp"), ("timm ViT", True, 2, "disagreement"), ("BERT", False, 1, "entropy"), ("BERT", True, 1, "msp"), ("MPNet", False, 1, "msp"), ("OpenCLIP", False, 1, "msp")],
-)  # fmt: skip
+    [
+        ("timm ViT", False, 1, "msp"),
+        ("timm ViT", True, 2, "disagreement"),
+        ("BERT", False, 1, "entropy"),
+        ("BERT", True, 1, "msp"),
+        ("MPNet", False, 1, "msp"),
+        ("OpenCLIP", False, 1, "msp"),
+    ],
+)
 def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model = hydra(tmp_path, family, tuned=tuned)
@@ -89,7 +96,11 @@ def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_pat
         batch = some(inputs, at)
         answers, right, sure = run(fed(batch)), model.decide(batch, cascade=True), clear[at]
         assert answers["went_on"][sure].tolist() == (right.members_run == 3)[sure].tolist()
-        for key, value in (("probabilities", right.probs), ("uncertainty", right.total), ("ood_score", right.ood_score)):  # fmt: skip
+        for key, value in (
+            ("probabilities", right.probs),
+            ("uncertainty", right.total),
+            ("ood_score", right.ood_score),
+        ):
             np.testing.assert_allclose(answers[key][sure], value.numpy()[sure], rtol=0, atol=1e-5)
     assert 0.3 < float((scores >= bound).double().mean()) < 0.5
 
@@ -105,7 +116,7 @@ def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
         (tmp_path / "c.rest.onnx").write_bytes(made.rest)
         answers = runner(tmp_path / "c.onnx")(fed(inputs))
         assert answers["went_on"].mean() == share
-        np.testing.assert_allclose(answers["probabilities"], model.decide(inputs).probs.numpy(), rtol=0, atol=1e-5)  # fmt: skip
+        np.testing.assert_allclose(answers["probabilities"], model.decide(inputs).probs.numpy(), rtol=0, atol=1e-5)
     assert model.state is not None
     model.state = replace(model.state, cascade=replace(model.state.cascade, gate=Gate("msp")))  # type: ignore[type-var]
     with pytest.raises(SurgeryError, match="lets every row through"):
@@ -117,9 +128,13 @@ def test_the_command_and_a_triton_repository(tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     hydra(tmp_path, family, tuned=False)
     path = hs.calibrate(
-        tmp_path / "hydra.safetensors", data=family.data(tmp_path, rows=160), ood_score="msp", cascade=True, budget=1.15,
+        tmp_path / "hydra.safetensors",
+        data=family.data(tmp_path, rows=160),
+        ood_score="msp",
+        cascade=True,
+        budget=1.15,
         out=tmp_path / "c.safetensors",
-    ).path  # fmt: skip
+    ).path
     made = export(path, cascade=True)
     assert (made.path, made.beside) == (tmp_path / "c.first.onnx", tmp_path / "c.rest.onnx")
     model = hs.load(path, device="cpu")
@@ -148,8 +163,8 @@ def triton(folder: Path) -> Any:
             return self.values
 
     class Request:
-        def __init__(self, model_name: str, inputs: list[Tensor], requested_output_names: list[str]) -> None:  # fmt: skip
-            self.path, self.inputs, self.names = folder / f"c.{model_name}.onnx", inputs, requested_output_names  # fmt: skip
+        def __init__(self, model_name: str, inputs: list[Tensor], requested_output_names: list[str]) -> None:
+            self.path, self.inputs, self.names = folder / f"c.{model_name}.onnx", inputs, requested_output_names
 
         def exec(self) -> Response:
             session = onnxruntime.InferenceSession(self.path.read_bytes())
@@ -167,12 +182,19 @@ def triton(folder: Path) -> Any:
         return next(each for each in holder.inputs if each.name == name)
 
     backend = SimpleNamespace(
-        Tensor=Tensor, InferenceRequest=Request, InferenceResponse=Response, TritonModelException=RuntimeError,
-        get_input_tensor_by_name=by_name, get_output_tensor_by_name=by_name,
-    )  # fmt: skip
+        Tensor=Tensor,
+        InferenceRequest=Request,
+        InferenceResponse=Response,
+        TritonModelException=RuntimeError,
+        get_input_tensor_by_name=by_name,
+        get_output_tensor_by_name=by_name,
+    )
     place = RUNNER.parent / "triton" / "cascade"
     config = (place / "config.pbtxt").read_text()
-    parameters = {key: {"string_value": value} for key, value in re.findall(r'key: "(\w+)" value: { string_value: "([^"]*)"', config)}  # fmt: skip
+    parameters = {
+        key: {"string_value": value}
+        for key, value in re.findall(r'key: "(\w+)" value: { string_value: "([^"]*)"', config)
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "triton_python_backend_utils", backend)
         spec = importlib.util.spec_from_file_location("triton_model", place / "1" / "model.py")

@@ -67,7 +67,14 @@ def test_the_hub_reads_it(folder: Path, images: Callable[..., str]) -> None:
 
 def test_other_data_make_no_entry(folder: Path, images: Callable[..., str]) -> None:
     (result,) = hs.evaluate([folder], data=images()).report.results
-    for spec in ("demo:test", "data.npz", "hf:mnist:test", "torchvision:MNIST:test", "hf:a/b/c/d:test", "hf:a/../b:test"):  # fmt: skip
+    for spec in (
+        "demo:test",
+        "data.npz",
+        "hf:mnist:test",
+        "torchvision:MNIST:test",
+        "hf:a/b/c/d:test",
+        "hf:a/../b:test",
+    ):
         assert entry(result, DataRecord(spec=spec, rows=40, sha256="0" * 64)) is None
 
 
@@ -104,7 +111,7 @@ def test_it_does_not_keep_a_directory_from_being_replaced(folder: Path, bands: s
 
 def test_card_and_results_are_pushed_as_one_commit(
     hub: FakeHub, folder: Path, bands: str, images: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     source = folder.parent / "vit.safetensors"
     hs.prune(source, method="random", keep=2, out=f"{folder}/", force=True, push_to_hub="me/x")
     repo = hub.repos["me/x"]
@@ -125,11 +132,9 @@ def test_card_and_results_are_pushed_as_one_commit(
     assert repo.files["README.md"] == (folder / "README.md").read_bytes()
 
 
-def test_a_push_is_refused_before_any_work(
-    hub: FakeHub, folder: Path, images: Callable[..., str]
-) -> None:
+def test_a_push_is_refused_before_any_work(hub: FakeHub, folder: Path, images: Callable[..., str]) -> None:
     before = (folder / "README.md").read_bytes()
-    other = hs.prune(folder.parent / "vit.safetensors", method="random", keep=2, out=f"{folder.parent / 'other'}/").path  # fmt: skip
+    other = hs.prune(folder.parent / "vit.safetensors", method="random", keep=2, out=f"{folder.parent / 'other'}/").path
     hub.repos["me/x"] = Repo()
     for folders, options, says in (
         ([folder], {"push_to_hub": "me/x"}, "eval uploads model cards"),

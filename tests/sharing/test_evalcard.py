@@ -26,7 +26,7 @@ SPEC = Callable[..., str]
 def pair(tiny: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
     """A member and a hydra, as directories."""
     source = tiny()
-    files = [hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)]  # fmt: skip
+    files = [hs.prune(source, method="random", keep=2, seed=s, out=tmp_path / f"m{s}.safetensors").path for s in (1, 2)]
     lone = hs.prune(files[0], mask=tmp_path / "m1.heads.json", out=f"{tmp_path / 'member'}/").path
     return lone, hs.fuse(files, out=f"{tmp_path / 'hydra'}/").path
 
@@ -35,17 +35,18 @@ def between(card: str) -> str:
     return card.partition(BEGIN)[2].partition(END)[0]
 
 
-def test_each_card_gets_its_own_figures(
-    pair: tuple[Path, Path], images: SPEC, tmp_path: Path
-) -> None:
+def test_each_card_gets_its_own_figures(pair: tuple[Path, Path], images: SPEC, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for folder in pair for path in folder.iterdir()}
     left = pair[0] / ".README.md.0123abcd.part"  # of a run that was killed
     left.write_text("half a card")
     options = {
         "data": images(),
-        "ood": [f"near:held|out={images('near.npz', seed=5)}", f"far:f={images('far.npz', rows=30, seed=6, labels=False)}"],
+        "ood": [
+            f"near:held|out={images('near.npz', seed=5)}",
+            f"far:f={images('far.npz', rows=30, seed=6, labels=False)}",
+        ],
         "shift": [f"noise:3={images('shifted.npz', seed=7)}"],
-    }  # fmt: skip
+    }
     found = hs.evaluate([tmp_path / "m1", *pair], card=True, **options)
     assert found.cards == tuple(folder / "README.md" for folder in pair)
     sha256 = {}
@@ -55,7 +56,7 @@ def test_each_card_gets_its_own_figures(
         i, near, far = result.id, *result.ood
         numbers = " | ".join(f"{v:.4f}" for v in (i.accuracy, i.brier, i.nll, i.ece, i.aece))
         assert f"| {numbers} |" in section
-        assert f"| `held\\x7cout` | near | 40 | {near.auroc:.4f} | {near.fpr95:.4f} | {near.aupr:.4f} |" in section  # fmt: skip
+        assert f"| `held\\x7cout` | near | 40 | {near.auroc:.4f} | {near.fpr95:.4f} | {near.aupr:.4f} |" in section
         assert f"| `f` | far | 30 | {far.auroc:.4f} | {far.fpr95:.4f} | {far.aupr:.4f} |" in section
         assert f"| mean, all |  |  | {result.ood_average['all'].auroc:.4f} |" in section
         assert "mean, near" not in section  # of one set, that is the set
@@ -64,8 +65,11 @@ def test_each_card_gets_its_own_figures(
         assert ("members disagree on" in section) == (result.kind == "hydra")
         sha256[folder] = re.findall(r"`(\w+\.npz)`, (\d+) samples, sha256 ([0-9a-f]{64})", section)
         assert [(name, rows) for name, rows, _ in sha256[folder]] == [
-            ("data.npz", "40"), ("near.npz", "40"), ("far.npz", "30"), ("shifted.npz", "40"),
-        ]  # fmt: skip
+            ("data.npz", "40"),
+            ("near.npz", "40"),
+            ("far.npz", "30"),
+            ("shifted.npz", "40"),
+        ]
         assert str(tmp_path) not in card
         # The hub's own reader finds the same figures in the front matter.
         read = {e.metric_type: e for e in ModelCard(card).data.eval_results}
@@ -75,7 +79,7 @@ def test_each_card_gets_its_own_figures(
         # All else is as it was: the rest of the card, the weights, the manifest.
         old = before[folder / "README.md"].decode()
         assert old.partition(BEGIN)[0] == re.sub(r"model-index: .*\n", "", card).partition(BEGIN)[0]
-        assert [p for p in folder.iterdir() if before.get(p) != p.read_bytes()] == [folder / "README.md"]  # fmt: skip
+        assert [p for p in folder.iterdir() if before.get(p) != p.read_bytes()] == [folder / "README.md"]
         open_checkpoint(folder).digests()
     assert sha256[pair[0]] == sha256[pair[1]]
 
@@ -87,7 +91,7 @@ def test_several_data_sets_stand_in_one_table(pair: tuple[Path, Path], images: S
     (result,) = report.results
     assert result.sets is not None
     assert result.sets_average is not None
-    for name, found in (*((f"`{s.name}` | {s.n}", s) for s in result.sets), ("mean | ", result.sets_average)):  # fmt: skip
+    for name, found in (*((f"`{s.name}` | {s.n}", s) for s in result.sets), ("mean | ", result.sets_average)):
         assert f"| {name} | {found.accuracy:.4f} | {found.brier:.4f} |" in section
     assert "- also `two`: `other.npz`, 40 samples" in section
 
@@ -122,7 +126,7 @@ def test_what_people_wrote_stays(pair: tuple[Path, Path], images: SPEC) -> None:
 
 
 def test_a_temperature_names_its_data(pair: tuple[Path, Path], images: SPEC) -> None:
-    hs.evaluate([pair[0]], data=images(), val=images("val.npz", seed=8), temperature="fit", card=True)  # fmt: skip
+    hs.evaluate([pair[0]], data=images(), val=images("val.npz", seed=8), temperature="fit", card=True)
     section = between((pair[0] / "README.md").read_text())
     assert "temperature fit" in section
     assert "- temperature: `val.npz`, 40 samples" in section
@@ -130,10 +134,14 @@ def test_a_temperature_names_its_data(pair: tuple[Path, Path], images: SPEC) -> 
 
 def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_path: Path) -> None:
     """What was fitted, and on which data; and by which of two checkpoints in one run it was used."""
-    val, train, foreign = images("val.npz", rows=120, seed=8), images("train.npz", rows=60, seed=2), images("f|o`o.npz", rows=40, seed=6)  # fmt: skip
+    val, train, foreign = (
+        images("val.npz", rows=120, seed=8),
+        images("train.npz", rows=60, seed=2),
+        images("f|o`o.npz", rows=40, seed=6),
+    )
     made = hs.calibrate(
         pair[1], data=val, fit_data=train, ood=[foreign], id_flagged=0.1, coverage=0.8, out=f"{tmp_path / 'ready'}/"
-    )  # fmt: skip
+    )
     decision, ood = made.decision, made.decision.ood
     card = (made.path / "README.md").read_text()
     section = card.partition("## When it answers\n")[2].partition("\n## ")[0]
@@ -141,22 +149,30 @@ def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_pat
         assert f"- temperature {decision.temperature:.3f} (NLL " in section
     else:
         assert f"- joint calibration, aleatoric {decision.joint.aleatoric:.3f}" in section
-    assert f"- OOD score {ood.score}, the best on foreign and perturbed data; unfamiliar above {ood.threshold:.4g}, where 10 % of" in section  # fmt: skip
+    assert (
+        f"- OOD score {ood.score}, the best on foreign and perturbed data; unfamiliar above {ood.threshold:.4g}, where"
+        " 10 % of" in section
+    )
     assert "- lac prediction sets that hold the true label in 80 % of cases" in section
     assert "- it answers always: no risk was promised" in section
     assert "- fitted on 60 samples, certified on 60 others" in section
     records = made.manifest.history[-1].data
     for use, data, name in zip(
         ("calibration: half of it fits, half certifies", "OOD score fitted on", "OOD score chosen by"),
-        records, ("`val.npz`", "`train.npz`", r"``f\x7co`o.npz``"), strict=True,
-    ):  # fmt: skip
+        records,
+        ("`val.npz`", "`train.npz`", r"``f\x7co`o.npz``"),
+        strict=True,
+    ):
         assert f"- {use}: {name}, {data.rows} rows, sha256 `{data.sha256[:12]}`…" in section
     assert "When it answers" not in (pair[1] / "README.md").read_text()
     result, plain = hs.evaluate([made.path, pair[0]], data=images(), card=True).report.results
     section = between((made.path / "README.md").read_text())
     assert "temperature of the decision state, OOD score of the decision state (OOD" in section
     assert result.id.coverage is not None
-    assert f"hold the true label in {100 * result.id.coverage:.1f} % of cases, and {result.id.set_size:.2f} labels" in section  # fmt: skip
+    assert (
+        f"hold the true label in {100 * result.id.coverage:.1f} % of cases, and {result.id.set_size:.2f} labels"
+        in section
+    )
     assert plain.id.coverage is None
     section = between((pair[0] / "README.md").read_text())
     assert "temperature 1.0, OOD score msp" in section
@@ -167,21 +183,30 @@ def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_pat
 
 def test_a_promised_risk_is_told() -> None:
     abstain = {"threshold": 0.75, "risk": 0.02, "delta": 0.1, "bound": 0.019, "coverage": 0.625}
-    decision = Decision.model_validate({
-        "temperature": 2, "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "option"},
-        "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5}, "abstain": abstain, "fitted": 20, "certified": 20,
-    })  # fmt: skip
-    assert "answers from a probability of 0.750 on, 62.5 % of samples: at most 2 % of them wrong, with confidence 90 %" in decision_lines(decision)  # fmt: skip
+    decision = Decision.model_validate(
+        {
+            "temperature": 2,
+            "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "option"},
+            "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5},
+            "abstain": abstain,
+            "fitted": 20,
+            "certified": 20,
+        }
+    )
+    assert (
+        "answers from a probability of 0.750 on, 62.5 % of samples: at most 2 % of them wrong, with confidence 90 %"
+        in decision_lines(decision)
+    )
 
 
 def test_texts_too(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     family.write(tmp_path / "s")
-    members = [member(tmp_path / "s", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    members = [member(tmp_path / "s", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     hydra = hs.fuse(members, out=f"{tmp_path / 'h'}/").path
     data = family.data(tmp_path)
     hs.evaluate([hydra], data=data, card=True, device="cpu")
-    assert ModelCard((hydra / "README.md").read_text()).data.eval_results[0].task_type == "text-classification"  # fmt: skip
+    assert ModelCard((hydra / "README.md").read_text()).data.eval_results[0].task_type == "text-classification"
     # The directory still loads, scores and evaluates: cards are nobody's weights.
     assert hs.evaluate([hydra], data=data, device="cpu").report.results[0].id.n == 24
 
@@ -199,9 +224,7 @@ def test_refused_before_any_work(pair: tuple[Path, Path], images: SPEC, tmp_path
     assert (stranger / "README.md").read_text() == "# Theirs\n"
 
 
-def test_the_command_says_where(
-    pair: tuple[Path, Path], images: SPEC, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_where(pair: tuple[Path, Path], images: SPEC, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["eval", str(pair[1]), "--data", images(), "--card"]) == 0
     assert f"written into {pair[1] / 'README.md'}" in capsys.readouterr().out
 
@@ -214,7 +237,7 @@ def test_corruptions_stand_by_severity(pair: tuple[Path, Path], images: SPEC) ->
     for at, level in levels.items():
         assert f"| {at} | {level.sets} | {level.accuracy:.4f} | {level.brier:.4f} |" in section
     assert section.count("`fog`") == 0
-    assert re.search(r"- corrupted on the way: `data.npz, 16 corruptions of it`, 10 samples", section)  # fmt: skip
+    assert re.search(r"- corrupted on the way: `data.npz, 16 corruptions of it`, 10 samples", section)
     hs.evaluate([pair[0]], data=images(rows=10), corrupt=["fog:4"], card=True)
     section = between((pair[0] / "README.md").read_text())
     assert "| `fog` | 4 |" in section

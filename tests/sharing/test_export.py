@@ -25,7 +25,10 @@ from hydrasurgeon.sharing.onnx_session import quiet
 from hydrasurgeon.stages.export import export
 
 # Each captures two graphs, which takes seconds.
-EACH = [pytest.param(f, id=n.replace(" ", "-"), marks=() if n == "timm ViT" else pytest.mark.slow) for n, f in FAMILIES.items()]  # fmt: skip
+EACH = [
+    pytest.param(f, id=n.replace(" ", "-"), marks=() if n == "timm ViT" else pytest.mark.slow)
+    for n, f in FAMILIES.items()
+]
 
 
 def made_of(family: Family, folder: Path) -> tuple[Path, Path]:
@@ -33,7 +36,7 @@ def made_of(family: Family, folder: Path) -> tuple[Path, Path]:
     source = folder / "source"
     family.write(source)
     pruned = member(source, family, RAGGED, folder / "m.safetensors")
-    parts = [member(source, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    parts = [member(source, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     return pruned, hs.fuse(parts, out=folder / "hydra.safetensors", weights="5,2,1").path
 
 
@@ -67,7 +70,11 @@ def test_torch_reads_its_own_file_alike(family: Family, tmp_path: Path) -> None:
         facts = {"hydrasurgeon.json": ""}
         program = torch.export.load(made.path, extra_files=facts)
         weighted = {"hydrasurgeon.member_weights"} if path.stem == "hydra" else set()
-        assert set(json.loads(facts["hydrasurgeon.json"])) == {"hydrasurgeon.labels", "hydrasurgeon.weights_sha256", *weighted}  # fmt: skip
+        assert set(json.loads(facts["hydrasurgeon.json"])) == {
+            "hydrasurgeon.labels",
+            "hydrasurgeon.weights_sha256",
+            *weighted,
+        }
         model = hs.load(path, device="cpu")
         for rows in (1, 5):  # neither is the size of the batch it was captured with
             some = [tensor[:rows] for tensor in tensors]
@@ -86,8 +93,18 @@ def test_onnxruntime_reports_to_nobody(tmp_path: Path) -> None:
     pruned, _ = made_of(FAMILIES["timm ViT"], tmp_path)
     folder = tmp_path / "temporary"
     folder.mkdir()
-    free = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}  # fmt: skip
-    words = [sys.executable, "-m", "hydrasurgeon", "export", str(pruned), "--format", "onnx", "-o", str(tmp_path / "x.onnx")]  # fmt: skip
+    free = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}
+    words = [
+        sys.executable,
+        "-m",
+        "hydrasurgeon",
+        "export",
+        str(pruned),
+        "--format",
+        "onnx",
+        "-o",
+        str(tmp_path / "x.onnx"),
+    ]
     subprocess.run(words, env=free | {"TMPDIR": str(folder)}, check=True, capture_output=True)
     assert (tmp_path / "x.onnx").is_file()
     assert [path.name for path in folder.glob(".ses*")] == []
@@ -130,8 +147,9 @@ def test_a_compiled_package_agrees(tmp_path: Path) -> None:
 
 
 def test_compiling_tells_nothing_of_cuda() -> None:
-    """Of what torch's own compiler logs, a machine without a GPU does not hear that it has none; and no less besides."""
-    logger, heard = logging.getLogger("torch.utils.cpp_extension"), logging.handlers.BufferingHandler(9)  # fmt: skip
+    """Of what torch's own compiler logs, a machine without a GPU does not hear that it has none; and no less
+    besides."""
+    logger, heard = logging.getLogger("torch.utils.cpp_extension"), logging.handlers.BufferingHandler(9)
     logger.addHandler(heard)
     try:
         with pt2.without_cuda_warning():
@@ -228,9 +246,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @onnx_writes
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_without_an_onnx_package(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_onnx_package(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     FAMILIES["timm ViT"].write(tmp_path / "v")
     with pytest.raises(MissingDependency, match=f"needs {package}, which") as refused:

@@ -40,11 +40,18 @@ def parts(seed: int) -> dict[str, torch.Tensor]:
         return torch.randn(shape, generator=generator)
 
     return {
-        "centre": draw(WIDTH), "factor": draw(WIDTH, WIDTH), "means": draw(CLASSES, WIDTH),
-        "background": draw(WIDTH, WIDTH), "origin": draw(WIDTH), "rest": draw(WIDTH, 4), "alpha": torch.tensor(1.3),
-        "bank": nn.functional.normalize(draw(60, WIDTH), dim=-1), "mean": draw(WIDTH), "weight": draw(CLASSES, WIDTH),
+        "centre": draw(WIDTH),
+        "factor": draw(WIDTH, WIDTH),
+        "means": draw(CLASSES, WIDTH),
+        "background": draw(WIDTH, WIDTH),
+        "origin": draw(WIDTH),
+        "rest": draw(WIDTH, 4),
+        "alpha": torch.tensor(1.3),
+        "bank": nn.functional.normalize(draw(60, WIDTH), dim=-1),
+        "mean": draw(WIDTH),
+        "weight": draw(CLASSES, WIDTH),
         "classes": nn.functional.normalize(draw(CLASSES, WIDTH), dim=-1),
-    }  # fmt: skip
+    }
 
 
 class Decides(nn.Module):
@@ -60,11 +67,7 @@ class Decides(nn.Module):
 @exports
 @pytest.mark.parametrize(
     ("score", "members"),
-    [
-        pytest.param(s, m, marks=() if (s, m) == ("rmds", 3) else pytest.mark.slow)
-        for s in SCORES
-        for m in (1, 3)
-    ],
+    [pytest.param(s, m, marks=() if (s, m) == ("rmds", 3) else pytest.mark.slow) for s in SCORES for m in (1, 3)],
 )
 def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     """What is behind logits and features, alone: there nothing is rounded to float32."""
@@ -78,14 +81,14 @@ def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     generator = torch.Generator().manual_seed(9)
     logits, features = (torch.randn(7, members, n, generator=generator) for n in (CLASSES, WIDTH))
     free = {0: torch.export.Dim.DYNAMIC}
-    program = torch.export.export(Decides(state), (logits[:2], features[:2]), dynamic_shapes=(free, free), strict=False)  # fmt: skip
+    program = torch.export.export(Decides(state), (logits[:2], features[:2]), dynamic_shapes=(free, free), strict=False)
     outputs = ("probabilities", "uncertainty", "ood_score", "unfamiliar", "x", "y")
     content = sharing.described(sharing.converted(program, ("logits", "features"), outputs), {})
     proto = onnx.load_from_string(content)
     # Not in float64 in the oldest onnxruntime that is allowed.
     assert "ReduceL2" not in {node.op_type for node in proto.graph.node}
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])  # fmt: skip
-    probs, total, value, flag, *_ = session.run(None, {"logits": logits.numpy(), "features": features.numpy()})  # fmt: skip
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    probs, total, value, flag, *_ = session.run(None, {"logits": logits.numpy(), "features": features.numpy()})
     right = state.ood_score(logits, features)
     assert value.dtype == np.float64
     np.testing.assert_allclose(value, right.numpy(), rtol=1e-12, atol=1e-13)
@@ -100,7 +103,7 @@ def calibrated(folder: Path, family: Family, score: str, *, kind: str) -> Path:
     family.write(folder / "source")
     path = folder / "source"
     if kind == "hydra":
-        members = [member(path, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+        members = [member(path, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
         path = hs.fuse(members, out=folder / "hydra.safetensors").path
     data = family.data(folder, rows=160)
     return hs.calibrate(path, data=data, ood_score=score, out=folder / "c.safetensors").path
@@ -110,9 +113,9 @@ def check(path: Path, family: Family, folder: Path, rows: int = 5) -> onnxruntim
     made = export(path, out=folder / "c.onnx", force=True)
     assert made.outputs == ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
     assert made.max_difference < 1e-4
-    session = onnxruntime.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])  # fmt: skip
+    session = onnxruntime.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])
     inputs = family.inputs(rows)
-    fed = {k: v.numpy() for k, v in inputs.items()} if family.is_text else {"pixel_values": inputs.numpy()}  # fmt: skip
+    fed = {k: v.numpy() for k, v in inputs.items()} if family.is_text else {"pixel_values": inputs.numpy()}
     logits, probs, total, score, flag = session.run(list(made.outputs), fed)
     model = hs.load(path, device="cpu")
     decided = model.decide(inputs)
@@ -130,8 +133,7 @@ def check(path: Path, family: Family, folder: Path, rows: int = 5) -> onnxruntim
 @exports
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "score", "kind"),
-    [("timm ViT", "rmds", "hydra"), ("BERT", "vim", "single"), ("OpenCLIP", "mcm", "single")],
+    ("name", "score", "kind"), [("timm ViT", "rmds", "hydra"), ("BERT", "vim", "single"), ("OpenCLIP", "mcm", "single")]
 )
 def test_onnxruntime_decides_alike(name: str, score: str, kind: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
@@ -153,8 +155,7 @@ def test_onnxruntime_decides_alike(name: str, score: str, kind: str, tmp_path: P
 @exports
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("score", "kind"),
-    [(s, k) for s in SCORES for k in ("single", "hydra") if (s, k) != ("mi", "single")],
+    ("score", "kind"), [(s, k) for s in SCORES for k in ("single", "hydra") if (s, k) != ("mi", "single")]
 )
 def test_every_score_in_a_whole_model(score: str, kind: str, tmp_path: Path) -> None:
     family = FAMILIES["OpenCLIP" if score == "mcm" else "timm ViT"]
@@ -170,9 +171,7 @@ def test_a_joint_calibration_is_in_the_graph(tmp_path: Path) -> None:
     decision = open_checkpoint(path).manifest.decision
     assert decision is not None
     joint = {**decision.model_dump(), "joint": {"aleatoric": 0.7, "epistemic": 2.5}}
-    check(
-        edited(path, tmp_path / "j.safetensors", lambda _, t: t, decision=joint), family, tmp_path
-    )
+    check(edited(path, tmp_path / "j.safetensors", lambda _, t: t, decision=joint), family, tmp_path)
 
 
 @exports

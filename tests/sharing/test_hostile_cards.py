@@ -12,15 +12,7 @@ from markdown_it import MarkdownIt
 from hydrasurgeon.checkpoints.card import BEGIN, END, model_card
 from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.decided import Decision
-from hydrasurgeon.files.manifest import (
-    DataRecord,
-    Input,
-    Model,
-    Score,
-    SingleManifest,
-    Step,
-    Tower,
-)
+from hydrasurgeon.files.manifest import DataRecord, Input, Model, Score, SingleManifest, Step, Tower
 from hydrasurgeon.measuring.report import Result
 from hydrasurgeon.sharing.measured_card import with_measured
 
@@ -38,10 +30,16 @@ NAMES = [
     "",
 ]
 FIGURES = {"accuracy": 0.9, "brier": 0.1, "nll": 0.2, "ece": 0.01, "aece": 0.02}
-DECISION = Decision.model_validate({
-    "temperature": 1.5, "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "ood", "auroc": {"<b>": 0.5}},
-    "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5}, "nll": {"# h": 1.0}, "fitted": 20, "certified": 20,
-})  # fmt: skip
+DECISION = Decision.model_validate(
+    {
+        "temperature": 1.5,
+        "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "ood", "auroc": {"<b>": 0.5}},
+        "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5},
+        "nll": {"# h": 1.0},
+        "fitted": 20,
+        "certified": 20,
+    }
+)
 USAGE = Usage(library="timm", task="image-classification", code="import timm")
 
 
@@ -56,31 +54,37 @@ def card(name: str) -> str:
         scores={name: Score.model_construct(order=((name, 0, 1),), trace=(0.5,), data=(data,))},
         weights_sha256="0" * 64,
         history=(
-            Step.model_construct(command=name, args={"key": name}, inputs=(Input.model_construct(name=name, sha256=name),), data=(data,)),
+            Step.model_construct(
+                command=name, args={"key": name}, inputs=(Input.model_construct(name=name, sha256=name),), data=(data,)
+            ),
             Step.model_construct(command="calibrate", args={"data": name, "ood": [name]}, inputs=(), data=(data, data)),
         ),
         decision=DECISION,
-    )  # fmt: skip
+    )
     return model_card(manifest, USAGE)
 
 
 def measured(text: str, name: str) -> str:
     foreign: dict[str, Any] = {"auroc": 0.9, "fpr95": 0.1, "aupr": 0.8, "aupr_id": 0.7}
-    result = Result.model_validate({
-        "name": name, "kind": "member", "members": 1, "id": {"n": 3, **FIGURES},
-        "ood": [{"name": name, "group": "far", "n": 3, **foreign}], "ood_average": {"far": foreign, "all": foreign},
-        "shift": [{"name": name, "severity": 1, "accuracy": 0.5, "brier": 0.5}],
-        "diversity": {"mi": 0.0, "disagreement": 0.0}, "cost": None,
-        "sets": [{"name": each, "n": 3, **FIGURES} for each in (name, "b")], "sets_average": FIGURES,
-    })  # fmt: skip
-    settings = {
-        "temperature": "1",
-        "ood_score": "msp",
-        "limit": None,
-        "seed": 0,
-        "dtype": "float32",
-    }
-    return with_measured(text, result, {"in distribution": DataRecord.model_construct(spec=name, rows=3, sha256="0")}, settings)  # fmt: skip
+    result = Result.model_validate(
+        {
+            "name": name,
+            "kind": "member",
+            "members": 1,
+            "id": {"n": 3, **FIGURES},
+            "ood": [{"name": name, "group": "far", "n": 3, **foreign}],
+            "ood_average": {"far": foreign, "all": foreign},
+            "shift": [{"name": name, "severity": 1, "accuracy": 0.5, "brier": 0.5}],
+            "diversity": {"mi": 0.0, "disagreement": 0.0},
+            "cost": None,
+            "sets": [{"name": each, "n": 3, **FIGURES} for each in (name, "b")],
+            "sets_average": FIGURES,
+        }
+    )
+    settings = {"temperature": "1", "ood_score": "msp", "limit": None, "seed": 0, "dtype": "float32"}
+    return with_measured(
+        text, result, {"in distribution": DataRecord.model_construct(spec=name, rows=3, sha256="0")}, settings
+    )
 
 
 def parsed(text: str) -> list[Any]:
@@ -93,7 +97,7 @@ def parsed(text: str) -> list[Any]:
 def test_a_name_changes_no_structure(name: str) -> None:
     first, plain = measured(card(name), name), measured(card("plain"), "plain")
     for text, other in ((card(name), card("plain")), (first, plain)):
-        assert [t.type for t in parsed(text) if t.type != "text"] == [t.type for t in parsed(other) if t.type != "text"]  # fmt: skip
+        assert [t.type for t in parsed(text) if t.type != "text"] == [t.type for t in parsed(other) if t.type != "text"]
         html = [t.content.strip() for t in parsed(text) if t.type.startswith("html")]
         assert html == [t.content.strip() for t in parsed(other) if t.type.startswith("html")]
         assert not [t for t in parsed(text) if t.type in ("link_open", "image")]

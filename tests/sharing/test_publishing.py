@@ -27,11 +27,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.mark.parametrize(
     ("kind", "spec"),
-    [
-        ("BERT", "hf"),
-        ("timm ViT", "timm"),
-        pytest.param("OpenCLIP", "open_clip", marks=pytest.mark.slow),
-    ],
+    [("BERT", "hf"), ("timm ViT", "timm"), pytest.param("OpenCLIP", "open_clip", marks=pytest.mark.slow)],
 )
 def test_what_is_pushed_is_the_directory_and_loads_from_the_hub(
     hub: FakeHub, tmp_path: Path, kind: str, spec: str
@@ -55,7 +51,7 @@ def test_what_is_pushed_is_the_directory_and_loads_from_the_hub(
     there = hs.load(f"{spec}:me/pruned", device="cpu", **options)
     assert torch.equal(here.predict(inputs), there.predict(inputs))
     # From a file, the same directory; only the weights' header tells more (a lone file keeps its tokenizer).
-    hs.prune(tmp_path / "source", out=tmp_path / "file.safetensors", mask=mask, push_to_hub="me/file")  # fmt: skip
+    hs.prune(tmp_path / "source", out=tmp_path / "file.safetensors", mask=mask, push_to_hub="me/file")
     weights = {n for n in repo.files if n.endswith(".safetensors")}
     assert set(hub.repos["me/file"].files) == set(repo.files)
     for name in set(repo.files) - weights - {"README.md"}:
@@ -64,9 +60,7 @@ def test_what_is_pushed_is_the_directory_and_loads_from_the_hub(
     assert torch.equal(here.predict(inputs), again.predict(inputs))
 
 
-def test_stock_transformers_loads_a_pushed_hydra(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stock_transformers_loads_a_pushed_hydra(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers.dynamic_module_utils as dynamic
     from transformers import AutoModelForSequenceClassification
 
@@ -74,7 +68,9 @@ def test_stock_transformers_loads_a_pushed_hydra(
     monkeypatch.setattr(sys, "path", [*sys.path])
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")
-    members = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    members = [
+        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
     fused = hs.fuse(members, out=tmp_path / "h.safetensors", push_to_hub="me/hydra", private=True)
     assert hub.repos["me/hydra"].private
     assert fused.hub is not None
@@ -95,7 +91,7 @@ def test_stock_timm_loads_a_pushed_member(hub: FakeHub, tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     made = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
-    hs.prune(made, mask=tmp_path / "m.heads.json", out=tmp_path / "n.safetensors", push_to_hub="me/vit")  # fmt: skip
+    hs.prune(made, mask=tmp_path / "m.heads.json", out=tmp_path / "n.safetensors", push_to_hub="me/vit")
     torch.save(family.inputs(), tmp_path / "inputs.pt")
     code = (
         "import json, torch, hydrasurgeon, timm\n"
@@ -103,10 +99,18 @@ def test_stock_timm_loads_a_pushed_member(hub: FakeHub, tmp_path: Path) -> None:
         f"print(json.dumps(model(torch.load({str(tmp_path / 'inputs.pt')!r})).tolist()))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin",
-             "NO_PROXY": "127.0.0.1", "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "PATH": "/usr/bin:/bin",
+            "NO_PROXY": "127.0.0.1",
+            "PYTHONPATH": ":".join(sys.path),
+        },
+    )
     found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
     torch.testing.assert_close(found, logits(made, family.inputs())[:, 0], rtol=0, atol=1e-5)
 
@@ -115,9 +119,14 @@ def test_a_tuned_member_is_pushed(
     hub: FakeHub, tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
 ) -> None:
     made = hs.finetune(
-        tiny(), data=images(), recipe="demo", set={"steps": "1"}, out=tmp_path / "t.safetensors",
-        device="cpu", push_to_hub="me/tuned",
-    )  # fmt: skip
+        tiny(),
+        data=images(),
+        recipe="demo",
+        set={"steps": "1"},
+        out=tmp_path / "t.safetensors",
+        device="cpu",
+        push_to_hub="me/tuned",
+    )
     assert made.hub == f"{hub.url}/me/tuned"
     assert hub.repos["me/tuned"].files["model.safetensors"] == made.path.read_bytes()
 
@@ -127,7 +136,7 @@ def test_a_failed_check_pushes_nothing(
 ) -> None:
     members = [tiny(f"v{s}.safetensors", seed=s) for s in (1, 2)]
     with pytest.raises(Exception, match="allowed is 0"):
-        hs.fuse(members, out=tmp_path / "h.safetensors", check=images(), tolerance=0, push_to_hub="me/h")  # fmt: skip
+        hs.fuse(members, out=tmp_path / "h.safetensors", check=images(), tolerance=0, push_to_hub="me/h")
     assert "me/h" not in hub.repos
 
 
@@ -149,9 +158,15 @@ LINE = "prune --method random --keep 2 vit -o out --push-to-hub {}"
     ],
 )
 def test_it_is_refused_before_any_work(
-    hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], token: str | None, line: str, says: str,
-) -> None:  # fmt: skip
+    hub: FakeHub,
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    token: str | None,
+    line: str,
+    says: str,
+) -> None:
     tiny()
     hub.repos["me/public"] = Repo()
     monkeypatch.chdir(tmp_path)
@@ -169,9 +184,7 @@ def test_it_is_refused_before_any_work(
     assert not any(asked.startswith("POST") for asked in hub.asked)
 
 
-def test_a_namespace_of_others_keeps_the_local_result(
-    hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_namespace_of_others_keeps_the_local_result(hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "m.safetensors"
     with pytest.raises(OutputError, match=r"may not write there.*under others") as refused:
         hs.prune(tiny(), method="random", keep=2, out=out, push_to_hub="others/x")
@@ -182,7 +195,7 @@ def test_a_namespace_of_others_keeps_the_local_result(
     line = line.replace("DIR/", f"{tmp_path / 'dir'}/").replace("others/x", "me/x")
     assert run(line.split()[1:]) == 0
     assert "heads.json" in hub.repos["me/x"].files
-    assert hs.load(tmp_path / "dir", device="cpu").manifest.kept == hs.load(out, device="cpu").manifest.kept  # fmt: skip
+    assert hs.load(tmp_path / "dir", device="cpu").manifest.kept == hs.load(out, device="cpu").manifest.kept
 
 
 def test_an_upload_that_breaks_off_keeps_the_local_result(
@@ -201,19 +214,20 @@ def test_an_upload_that_breaks_off_keeps_the_local_result(
     assert f"uploaded to {hub.url}/me/x" in capsys.readouterr().out
 
 
-def test_no_network(
-    hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_network(hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UsageError, match="the hub cannot be reached"):
-        hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m.safetensors", push_to_hub="me/x")  # fmt: skip
+        hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m.safetensors", push_to_hub="me/x")
     assert not (tmp_path / "m.safetensors").exists()
 
 
 def test_json_says_where_and_quiet_says_nothing(
-    hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    hub: FakeHub,
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     tiny()
     monkeypatch.chdir(tmp_path)
     assert run([*LINE.format("me/a").split(), "--json"]) == 0

@@ -28,7 +28,10 @@ def predictions(tmp_path: Path) -> list[Path]:
     for seed, name in enumerate(("one", "two")):
         generator = torch.Generator().manual_seed(seed)
         logits, foreign = torch.randn(30, 1, 4, generator=generator), torch.randn(20, 1, 4)
-        save_file({"logits": logits, "labels": torch.arange(30) % 4, "ood.a,b.logits": foreign}, tmp_path / f"{name}.safetensors")  # fmt: skip
+        save_file(
+            {"logits": logits, "labels": torch.arange(30) % 4, "ood.a,b.logits": foreign},
+            tmp_path / f"{name}.safetensors",
+        )
         paths.append(tmp_path / f"{name}.safetensors")
     return paths
 
@@ -71,9 +74,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Calls]:
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_run_for_each_result(
-    name: str, client: Callable[[str], Calls], predictions: list[Path]
-) -> None:
+def test_a_run_for_each_result(name: str, client: Callable[[str], Calls], predictions: list[Path]) -> None:
     calls = client(name)
     report = hs.evaluate([], predictions_in=predictions, log=f"{name}:mine").report
     assert [about for what, about in calls if what == "project"] == ["mine", "mine"]
@@ -93,7 +94,7 @@ def test_what_a_client_prints_is_none_of_the_report(
     client: Callable[[str], Calls], predictions: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     client("trackio")
-    assert run(["eval", "--predictions-in", str(predictions[0]), "--log", "trackio", "--json", "-"]) == 0  # fmt: skip
+    assert run(["eval", "--predictions-in", str(predictions[0]), "--log", "trackio", "--json", "-"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["results"][0]["name"] == "one"
     assert "* project initialized" in printed.err
@@ -132,14 +133,20 @@ def test_what_is_refused_before_the_work(predictions: list[Path], tmp_path: Path
 
 @pytest.mark.parametrize(("said", "counts"), [(None, "true"), ("false", "false")])
 def test_mlflow_reports_its_use_to_nobody(
-    said: str | None, counts: str, client: Callable[[str], Calls], predictions: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    said: str | None,
+    counts: str,
+    client: Callable[[str], Calls],
+    predictions: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Unless the user wants that."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", said or "")
     if said is None:
         monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
     client("mlflow")
     seen: list[str | None] = []
-    monkeypatch.setattr(sys.modules["mlflow"], "set_experiment", lambda project: seen.append(os.environ.get("MLFLOW_DISABLE_TELEMETRY")))  # fmt: skip
+    monkeypatch.setattr(
+        sys.modules["mlflow"], "set_experiment", lambda project: seen.append(os.environ.get("MLFLOW_DISABLE_TELEMETRY"))
+    )
     hs.evaluate([], predictions_in=predictions[:1], log="mlflow")
     assert seen == [counts]

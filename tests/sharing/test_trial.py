@@ -29,15 +29,19 @@ def prepared(tmp_path: Path) -> tuple[Path, str, str]:
     """A model, labelled data, and noise."""
     FAMILY.write(tmp_path / "v")
     rng = np.random.default_rng(1)
-    np.savez(tmp_path / "noise.npz", images=rng.integers(0, 256, (24, 28, 28, 3), dtype=np.uint8), labels=np.arange(24) % CLASSES)  # fmt: skip
+    np.savez(
+        tmp_path / "noise.npz",
+        images=rng.integers(0, 256, (24, 28, 28, 3), dtype=np.uint8),
+        labels=np.arange(24) % CLASSES,
+    )
     return tmp_path / "v", FAMILY.data(tmp_path), str(tmp_path / "noise.npz")
 
 
 def test_the_model_is_measured_as_eval_measures_it(prepared: Any) -> None:
     path, data, noise = prepared
     model = hs.load(path, device="cpu")
-    opened = trial.opened_trial(model.manifest.model, check=data, ood=[f"noise={noise}"], limit=None)  # fmt: skip
-    compared = trial.checked(model, opened, trial.in_torch(model), tolerance=0.0)  # fmt: skip
+    opened = trial.opened_trial(model.manifest.model, check=data, ood=[f"noise={noise}"], limit=None)
+    compared = trial.checked(model, opened, trial.in_torch(model), tolerance=0.0)
     assert compared.before == compared.after
     report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
     assert report.ood is not None
@@ -57,10 +61,10 @@ def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
 
     # As often right as before, and always sure of it.
     wrong = 1 - trial.measured(too_sure, model, opened)["accuracy"]
-    with pytest.raises(CheckFailed, match=rf": ece: 0\.\d+ before, {wrong:.4f} in the file$") as said:  # fmt: skip
+    with pytest.raises(CheckFailed, match=rf": ece: 0\.\d+ before, {wrong:.4f} in the file$") as said:
         trial.checked(model, opened, too_sure, tolerance=0.01)
     assert said.value.exit_code == 1
-    assert trial.checked(model, opened, too_sure, tolerance=1.0).after["ece"] == pytest.approx(wrong)  # fmt: skip
+    assert trial.checked(model, opened, too_sure, tolerance=1.0).after["ece"] == pytest.approx(wrong)
 
 
 @pytest.mark.parametrize("where", ["data.npz", "noise.npz"])
@@ -69,7 +73,7 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
     """Of foreign samples too, whose AUROC would be better for it."""
     path, data, noise = prepared
     model = hs.load(path, device="cpu")
-    opened = trial.opened_trial(model.manifest.model, check=data, ood=[f"noise={noise}"], limit=None)  # fmt: skip
+    opened = trial.opened_trial(model.manifest.model, check=data, ood=[f"noise={noise}"], limit=None)
     samples = {"data.npz": opened.samples, "noise.npz": opened.foreign["noise"]}[where]
     first = next(iter(Batches(samples, model.transform, batch_size=1)))
 
@@ -80,7 +84,7 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
         (probs if what == "probabilities" else scores)[row] = float("nan")
         return probs, scores
 
-    with pytest.raises(CheckFailed, match=rf"the file answers NaN for 1 of 24 samples of .*{where}$"):  # fmt: skip
+    with pytest.raises(CheckFailed, match=rf"the file answers NaN for 1 of 24 samples of .*{where}$"):
         trial.checked(model, opened, spoiled, tolerance=1.0)
 
 
@@ -97,7 +101,7 @@ def test_a_program_is_tried_without_a_temporary_folder(
     assert made.checked.after == pytest.approx(made.checked.before, abs=1e-6)
     inputs = FAMILY.inputs(rows=5)
     _, probs = torch.export.load(made.path).module()(inputs)
-    torch.testing.assert_close(probs, hs.load(path, device="cpu").predict(inputs), rtol=0, atol=1e-6)  # fmt: skip
+    torch.testing.assert_close(probs, hs.load(path, device="cpu").predict(inputs), rtol=0, atol=1e-6)
 
 
 @exports
@@ -108,7 +112,19 @@ def test_a_file_is_tried(format: str, prepared: Any, tmp_path: Path, capsys: Any
     data = FAMILY.data(tmp_path, rows=160)
     path = hs.calibrate(path, data=data, ood_score="rmds", out=tmp_path / "c.safetensors").path
     out = tmp_path / f"c.{format}"
-    line = ["export", str(path), "--format", format, "-o", str(out), "--check", data, "--ood", f"noise={noise}", "--json"]  # fmt: skip
+    line = [
+        "export",
+        str(path),
+        "--format",
+        format,
+        "-o",
+        str(out),
+        "--check",
+        data,
+        "--ood",
+        f"noise={noise}",
+        "--json",
+    ]
     assert run(line) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["int8"] is None

@@ -35,13 +35,13 @@ def test_a_hydra(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     data = images()
     hs.score(tmp_path / "vit", method="taylor", data=data)
     for seed in (1, 2):
-        hs.prune(tmp_path / "vit", method="taylor", sample="2/6", seed=seed, out=tmp_path / f"m{seed}")  # fmt: skip
+        hs.prune(tmp_path / "vit", method="taylor", sample="2/6", seed=seed, out=tmp_path / f"m{seed}")
     path = hs.fuse([tmp_path / "m1", tmp_path / "m2"], out=tmp_path / "hydra").path
     bill = document(path)
     model = bill["metadata"]["component"]
     assert model["type"] == "machine-learning-model"
     assert model["hashes"][0]["content"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert {file["name"] for file in model["components"]} == {"hydra.safetensors", "hydra.heads.json"}  # fmt: skip
+    assert {file["name"] for file in model["components"]} == {"hydra.safetensors", "hydra.heads.json"}
     manifest = open_checkpoint(path).manifest
     ancestors = {a["name"]: a["hashes"][0]["content"] for a in model["pedigree"]["ancestors"]}
     assert ancestors == {
@@ -55,7 +55,7 @@ def test_a_hydra(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     assert parts["data", "data.npz"]["hashes"][0]["content"] == record.sha256
     card = model["modelCard"]["modelParameters"]
     assert card["datasets"] == [{"ref": parts["data", "data.npz"]["bom-ref"]}]
-    assert (card["task"], card["modelArchitecture"]) == ("image-classification", "timm:vit_tiny_patch16_224")  # fmt: skip
+    assert (card["task"], card["modelArchitecture"]) == ("image-classification", "timm:vit_tiny_patch16_224")
     torch = next(e.versions["torch"] for e in manifest.history if "torch" in e.versions)
     assert parts["library", "torch"]["purl"] == f"pkg:pypi/torch@{torch}"
     facts = {p["name"]: p["value"] for p in model["properties"]}
@@ -142,10 +142,7 @@ def test_without_the_package(tiny: MAKE, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_command(
-    tiny: MAKE,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny: MAKE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny()
     monkeypatch.chdir(tmp_path)

@@ -22,14 +22,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.criteria.together import answers as answering
 from hydrasurgeon.criteria.together.choice import Choice
 from hydrasurgeon.criteria.together.mixing import Weighed
-from hydrasurgeon.errors import (
-    CheckpointError,
-    DataError,
-    HydraError,
-    OutputError,
-    SurgeryError,
-    UsageError,
-)
+from hydrasurgeon.errors import CheckpointError, DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.measuring.planned_cost import stored
@@ -60,12 +53,18 @@ class Task:
     def __init__(self, folder: Path, family: Family = VIT) -> None:
         self.folder = folder
         family.write(folder / "source")
-        self.backbone = hs.score(folder / "source", method="random", out=folder / "vit.safetensors").path  # fmt: skip
-        self.data, self.val = (images(folder, name, seed) for name, seed in (("train", 1), ("val", 2)))  # fmt: skip
+        self.backbone = hs.score(folder / "source", method="random", out=folder / "vit.safetensors").path
+        self.data, self.val = (images(folder, name, seed) for name, seed in (("train", 1), ("val", 2)))
         self.ood = images(folder, "ood", 3, 50, labelled=False)
 
     def build(self, out: str = "hydra", **more: Any) -> Any:
-        settings: dict[str, Any] = {"criteria": "taylor,magnitude", "candidates": 8, "ood": [self.ood], "score_limit": 40, "batch_size": 32}  # fmt: skip
+        settings: dict[str, Any] = {
+            "criteria": "taylor,magnitude",
+            "candidates": 8,
+            "ood": [self.ood],
+            "score_limit": 40,
+            "batch_size": 32,
+        }
         settings |= {"data": self.data, "val": self.val, "budget": "macs=2"} | more
         name = out if out.endswith("/") else f"{out}.safetensors"
         return hs.build(self.backbone, out=f"{self.folder}/{name}", **settings)
@@ -87,7 +86,7 @@ def test_what_is_built_is_what_was_chosen(task: Task) -> None:
     cost = built.rows[-1].cost
     assert cost["macs"] == macs(model, picture) / macs(whole, picture) <= 2.5
     assert cost["params"] == stored(opened) / stored(open_checkpoint(task.backbone))
-    assert [row.cost["macs"] <= most for row, most in zip(built.front, (1.9, 2.5), strict=True)] == [True, True]  # fmt: skip
+    assert [row.cost["macs"] <= most for row, most in zip(built.front, (1.9, 2.5), strict=True)] == [True, True]
     assert built.rows[0].name == "single model"
     assert built.rows[0].cost == {"macs": 1.0, "params": 1.0}
 
@@ -98,21 +97,17 @@ def test_answers_are_those_of_the_files(task: Task) -> None:
     predictions = task.folder / "p.safetensors"
     hs.evaluate([built.path], data=task.val, ood=[f"near:x={task.ood}"], predictions=predictions)
     said = read_predictions(predictions)
-    stored = [read_predictions(p) for p in (task.folder / "hydra.build" / "answers").iterdir()]  # fmt: skip
+    stored = [read_predictions(p) for p in (task.folder / "hydra.build" / "answers").iterdir()]
     assert len(stored) >= 9
     for member in range(3):
-        nearest = min(stored, key=lambda p: float((p.logits[:, 0] - said.logits[:, member]).abs().max()))  # fmt: skip
+        nearest = min(stored, key=lambda p: float((p.logits[:, 0] - said.logits[:, member]).abs().max()))
         torch.testing.assert_close(nearest.logits[:, 0], said.logits[:, member], atol=1e-5, rtol=0)
-        torch.testing.assert_close(
-            nearest.ood[0].logits[:, 0], said.ood[0].logits[:, member], atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(nearest.ood[0].logits[:, 0], said.ood[0].logits[:, member], atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weighed", [False, True])
-def test_the_script_makes_the_same_bytes(
-    weighed: bool, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_makes_the_same_bytes(weighed: bool, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     if weighed:  # whatever the samples say
         monkeypatch.setattr(Weighed, "taken", True)
     built = task.build(weights="fit", members=2) if weighed else task.build()
@@ -126,7 +121,10 @@ def test_the_script_makes_the_same_bytes(
         words = line.replace('"$work"', str(work)).replace(str(built.path), str(again)).split()[1:]
         assert run([*words, "--quiet"]) == 0, line
     assert again.read_bytes() == built.path.read_bytes()
-    assert again.with_suffix("").with_suffix(".heads.json").read_bytes() == built.path.with_suffix("").with_suffix(".heads.json").read_bytes()  # fmt: skip
+    assert (
+        again.with_suffix("").with_suffix(".heads.json").read_bytes()
+        == built.path.with_suffix("").with_suffix(".heads.json").read_bytes()
+    )
 
 
 def test_nothing_runs_twice(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +135,9 @@ def test_nothing_runs_twice(task: Task, monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError("a candidate ran again")
 
     monkeypatch.setattr(answering.Cache, "_run", refuse)
-    again = task.build("other", cache=task.folder / "hydra.build", objective="nll", budget="params=1.5", calibrate=False)  # fmt: skip
+    again = task.build(
+        "other", cache=task.folder / "hydra.build", objective="nll", budget="params=1.5", calibrate=False
+    )
     assert again.rows[0].worth == first.rows[0].worth
     same = task.build(force=True)
     assert same.rows == first.rows
@@ -165,7 +165,11 @@ def test_a_killed_search_goes_on(task: Task, monkeypatch: pytest.MonkeyPatch) ->
     # Within a chunk, too: who runs beside whom shows in the last bits.
     sorted((task.folder / "killed.build" / "answers").iterdir())[0].unlink()
     work = task.folder / "killed.build"
-    for left in (".scored.safetensors.exclusive.lock", ".scored.heads.json.01234567.part", "answers/.a.safetensors.89abcdef.part"):  # fmt: skip
+    for left in (
+        ".scored.safetensors.exclusive.lock",
+        ".scored.heads.json.01234567.part",
+        "answers/.a.safetensors.89abcdef.part",
+    ):
         (work / left).write_text("half")
     manifest = (work / "scored.heads.json").read_bytes()
     (work / "scored.heads.json").unlink()
@@ -175,7 +179,7 @@ def test_a_killed_search_goes_on(task: Task, monkeypatch: pytest.MonkeyPatch) ->
     for row, expected in zip(again.rows, whole.rows, strict=True):
         assert row.worth == expected.worth
     kept = {p.name: p.read_bytes() for p in (task.folder / "whole.build" / "answers").iterdir()}
-    assert kept == {p.name: p.read_bytes() for p in (task.folder / "killed.build" / "answers").iterdir()}  # fmt: skip
+    assert kept == {p.name: p.read_bytes() for p in (task.folder / "killed.build" / "answers").iterdir()}
     assert again.members == whole.members
 
 
@@ -188,9 +192,21 @@ def test_a_dry_run_writes_the_work_folder_alone(task: Task) -> None:
 
 def test_a_dry_run_adds_the_suffix_that_a_build_does(task: Task) -> None:
     """In Python a `Path` is a name as it stands: pathlib has dropped the slash."""
-    how: dict[str, Any] = {"data": task.data, "val": task.val, "criteria": "magnitude", "candidates": 2, "calibrate": False, "batch_size": 32}  # fmt: skip
-    planned = [hs.build(task.backbone, out=out, dry_run=True, cache=task.folder / "work", **how).script for out in (task.folder / "h", Path(f"{task.folder}/h/"), f"{task.folder}/h/")]  # fmt: skip
-    assert [f"/h{end}" in script for script, end in zip(planned, (".safetensors\n", ".safetensors\n", "/\n"), strict=True)] == [True] * 3  # fmt: skip
+    how: dict[str, Any] = {
+        "data": task.data,
+        "val": task.val,
+        "criteria": "magnitude",
+        "candidates": 2,
+        "calibrate": False,
+        "batch_size": 32,
+    }
+    planned = [
+        hs.build(task.backbone, out=out, dry_run=True, cache=task.folder / "work", **how).script
+        for out in (task.folder / "h", Path(f"{task.folder}/h/"), f"{task.folder}/h/")
+    ]
+    assert [
+        f"/h{end}" in script for script, end in zip(planned, (".safetensors\n", ".safetensors\n", "/\n"), strict=True)
+    ] == [True] * 3
     built = hs.build(task.backbone, out=task.folder / "h", cache=task.folder / "work", **how)
     assert built.path == task.folder / "h.safetensors"
     assert built.script == planned[0]
@@ -222,13 +238,31 @@ def test_what_the_tuning_says_is_said(tmp_path: Path) -> None:
     """Once, though several members are tuned by the recipe whose dropout has no place in the model."""
     dinov2_without_dropout()
     task = Task(tmp_path, FAMILIES["DINOv2"])
-    (tmp_path / "drops.toml").write_text('optimizer = "adamw"\nlr = 1e-4\nepochs = 1\nbatch_size = 32\ndropout = 0.1\n')  # fmt: skip
-    built = task.build(tune=str(tmp_path / "drops.toml"), criteria="magnitude", candidates=2, members=2, budget="macs=9", limit=30, calibrate=False)  # fmt: skip
-    note = "the recipe's dropout=0.1 is left out: no layer of Dinov2ForImageClassification has dropout"  # fmt: skip
+    (tmp_path / "drops.toml").write_text('optimizer = "adamw"\nlr = 1e-4\nepochs = 1\nbatch_size = 32\ndropout = 0.1\n')
+    built = task.build(
+        tune=str(tmp_path / "drops.toml"),
+        criteria="magnitude",
+        candidates=2,
+        members=2,
+        budget="macs=9",
+        limit=30,
+        calibrate=False,
+    )
+    note = "the recipe's dropout=0.1 is left out: no layer of Dinov2ForImageClassification has dropout"
     assert [each for each in built.notes if "dropout" in each] == [note]
     assert note in built.to_json()["notes"]
     # What is there is not tuned again, but what was said of it is said.
-    again = task.build("again", cache=tmp_path / "hydra.build", tune=str(tmp_path / "drops.toml"), criteria="magnitude", candidates=2, members=2, budget="macs=9", limit=30, calibrate=False)  # fmt: skip
+    again = task.build(
+        "again",
+        cache=tmp_path / "hydra.build",
+        tune=str(tmp_path / "drops.toml"),
+        criteria="magnitude",
+        candidates=2,
+        members=2,
+        budget="macs=9",
+        limit=30,
+        calibrate=False,
+    )
     assert again.notes == built.notes
 
 
@@ -253,7 +287,7 @@ def test_weights_are_taken_where_they_help(task: Task, monkeypatch: pytest.Monke
         assert fusion.weights == pytest.approx(np.array(record["fitted"]) / sum(record["fitted"]))
         assert built.rows[-2].name == "the choice, all members alike"
         assert built.rows[-2].worth == plain.rows[-1].worth != built.rows[-1].worth
-        assert record["gain"] == pytest.approx(_avg(built.rows[-1]) - _avg(plain.rows[-1]), abs=0.05)  # fmt: skip
+        assert record["gain"] == pytest.approx(_avg(built.rows[-1]) - _avg(plain.rows[-1]), abs=0.05)
 
 
 def _avg(row: Any) -> float:
@@ -313,10 +347,8 @@ def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyP
         ({"tune": "nope"}, UsageError, "nope"),
         ({"members": 3, "budget": "macs=1.01"}, SurgeryError, "no 3 candidates cost at most macs=1.01"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_built(
-    more: dict[str, Any], error: type[HydraError], says: str, task: Task
-) -> None:
+)
+def test_what_cannot_be_built(more: dict[str, Any], error: type[HydraError], says: str, task: Task) -> None:
     with pytest.raises(error) as caught:
         task.build(**more)
     assert says in f"{caught.value.message} {caught.value.hint}"
@@ -370,21 +402,29 @@ def _state(path: Path, position: Any) -> None:
 
 
 def test_a_work_folder_that_somebody_changed(task: Task) -> None:
-    few: dict[str, Any] = {"criteria": "magnitude", "candidates": 3, "calibrate": False, "force": True}  # fmt: skip
+    few: dict[str, Any] = {"criteria": "magnitude", "candidates": 3, "calibrate": False, "force": True}
     task.build(**few)
     work = task.folder / "hydra.build"
     first = sorted((work / "answers").iterdir())[0]
     changes: list[tuple[Path, Any, str]] = [
-        (first, lambda: _said(first, logits=torch.rand(40, 1, 3), labels=torch.arange(40) % 3), "answers other samples than the rest"),
+        (
+            first,
+            lambda: _said(first, logits=torch.rand(40, 1, 3), labels=torch.arange(40) % 3),
+            "answers other samples than the rest",
+        ),
         (first, lambda: _said(first, labels=torch.zeros(90, dtype=torch.int64)), "answers other samples than the rest"),
         (first, lambda: _said(first, **{"ood.0.logits": torch.rand(9, 1, 3)}), "answers other samples than the rest"),
         (first, lambda: _said(first, logits=torch.full((90, 1, 3), math.nan)), "the next build makes it anew"),
         (first, lambda: first.write_text("mine"), "the next build makes it anew"),
         (work / "build.json", lambda: _state(work / "build.json", []), "damaged"),
         (work / "build.json", lambda: _state(work / "build.json", {}), "damaged"),
-        (work / "build.json", lambda: _state(work / "build.json", {"time": {"start": -1, "layer": 0, "mac": 0, "error": 0}}), "damaged"),
+        (
+            work / "build.json",
+            lambda: _state(work / "build.json", {"time": {"start": -1, "layer": 0, "mac": 0, "error": 0}}),
+            "damaged",
+        ),
         (work / "build.json", lambda: (work / "build.json").write_text("[" * 9999), f"Delete {work}"),
-    ]  # fmt: skip
+    ]
     for path, change, says in changes:
         before = path.read_bytes()
         change()
@@ -398,9 +438,7 @@ def test_a_work_folder_that_somebody_changed(task: Task) -> None:
         task.build(**few)
 
 
-def test_a_budget_that_nothing_is_within_costs_no_search(
-    task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_that_nothing_is_within_costs_no_search(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering.Cache, "fill", lambda *_: pytest.fail("candidates ran"))
     with pytest.raises(SurgeryError, match="the cheapest candidate costs macs=0"):
         task.build(budget="macs=0.1")
@@ -424,22 +462,35 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     family.write(tmp_path / "source")
     built = hs.build(
-        tmp_path / "source", data=family.data(tmp_path), val=family.data(tmp_path / "val", rows=27, seed=1), out=tmp_path / "h.safetensors",
-        ood=[family.data(tmp_path / "foreign", rows=31, seed=2)], criteria="taylor,headmap,magnitude", candidates=10, members=2, budget="macs=3", calibrate=False,
+        tmp_path / "source",
+        data=family.data(tmp_path),
+        val=family.data(tmp_path / "val", rows=27, seed=1),
+        out=tmp_path / "h.safetensors",
+        ood=[family.data(tmp_path / "foreign", rows=31, seed=2)],
+        criteria="taylor,headmap,magnitude",
+        candidates=10,
+        members=2,
+        budget="macs=3",
+        calibrate=False,
         batch_size=27,
-    )  # fmt: skip
+    )
     assert built.objective == "avg"
     assert 0 < built.rows[-1].worth["auroc"] < 1
-    (result,) = hs.evaluate([built.path], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu").report.results  # fmt: skip
+    (result,) = hs.evaluate(
+        [built.path], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu"
+    ).report.results
     assert result.members == 2
-    (single,) = hs.evaluate([tmp_path / "source"], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu").report.results  # fmt: skip
+    (single,) = hs.evaluate(
+        [tmp_path / "source"], data=str(tmp_path / "val" / Path(family.data(tmp_path)).name), device="cpu"
+    ).report.results
     assert result.cost is not None
     assert single.cost is not None
-    held = [sum(math.prod(t.shape) for t in open_checkpoint(path).tensors.values()) for path in (built.path, tmp_path / "source")]  # fmt: skip
+    held = [
+        sum(math.prod(t.shape) for t in open_checkpoint(path).tensors.values())
+        for path in (built.path, tmp_path / "source")
+    ]
     assert built.rows[-1].cost["params"] == held[0] / held[1]
-    assert built.rows[-1].cost["macs"] == pytest.approx(
-        result.cost.macs / single.cost.macs, rel=0.1
-    )  # of another text
+    assert built.rows[-1].cost["macs"] == pytest.approx(result.cost.macs / single.cost.macs, rel=0.1)  # of another text
 
 
 @pytest.mark.slow
@@ -455,8 +506,8 @@ def test_a_backbone_in_bfloat16(dtype: str, task: Task) -> None:
     built = task.build(members=2, budget="macs=3", calibrate=False, dtype=dtype)
     tensors = open_checkpoint(built.path).tensors
     assert {tensors[name].dtype for name in tensors} == {"BF16"}
-    (result,) = hs.evaluate([built.path], data=task.val, device="cpu", batch_size=32, dtype=dtype).report.results  # fmt: skip
-    rows = [answering.shuffled(read_predictions(path)) for path in (task.folder / "hydra.build" / "answers").iterdir()]  # fmt: skip
+    (result,) = hs.evaluate([built.path], data=task.val, device="cpu", batch_size=32, dtype=dtype).report.results
+    rows = [answering.shuffled(read_predictions(path)) for path in (task.folder / "hydra.build" / "answers").iterdir()]
     assert all(torch.isfinite(each.val).all() for each in rows)
     again = task.build("again", members=2, budget="macs=3", calibrate=False, dtype=dtype)
     assert again.members == built.members
@@ -468,15 +519,40 @@ def test_a_backbone_in_bfloat16(dtype: str, task: Task) -> None:
 def test_two_processes_share_the_candidates(task: Task) -> None:
     alone = task.build("alone")
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydrasurgeon",
-        "build", task.backbone.name, "--data", task.data, "--val", task.val, "--ood", task.ood, "--budget", "macs=2",
-        "--criteria", "taylor,magnitude", "--candidates", "8", "--score-limit", "40", "--batch-size", "32",
-        "-o", "both.safetensors", "--quiet",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "hydrasurgeon",
+        "build",
+        task.backbone.name,
+        "--data",
+        task.data,
+        "--val",
+        task.val,
+        "--ood",
+        task.ood,
+        "--budget",
+        "macs=2",
+        "--criteria",
+        "taylor,magnitude",
+        "--candidates",
+        "8",
+        "--score-limit",
+        "40",
+        "--batch-size",
+        "32",
+        "-o",
+        "both.safetensors",
+        "--quiet",
+    ]
     done = subprocess.run(command, cwd=task.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     both = task.folder / "both.safetensors"
-    assert open_checkpoint(both).manifest.weights_sha256 == open_checkpoint(alone.path).manifest.weights_sha256  # fmt: skip
+    assert open_checkpoint(both).manifest.weights_sha256 == open_checkpoint(alone.path).manifest.weights_sha256
 
 
 LATE = """
@@ -502,10 +578,23 @@ def test_the_first_process_waits_for_the_others_to_read(task: Task) -> None:
     (task.folder / "late.py").write_text(LATE)
     done = subprocess.run(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "late.py",
-            "score", task.backbone.name, "--method", "magnitude", "--quiet",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "late.py",
+            "score",
+            task.backbone.name,
+            "--method",
+            "magnitude",
+            "--quiet",
         ],
-        cwd=task.folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=task.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "magnitude" in open_checkpoint(task.backbone).manifest.scores

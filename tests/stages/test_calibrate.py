@@ -25,7 +25,7 @@ from hydrasurgeon.files.manifest import sidecar
 VIT = FAMILIES["timm ViT"]
 
 
-def images(folder: Path, name: str = "val", rows: int = 120, seed: int = 0, noise: bool = False) -> str:  # fmt: skip
+def images(folder: Path, name: str = "val", rows: int = 120, seed: int = 0, noise: bool = False) -> str:
     rng = np.random.default_rng(seed)
     truth = np.arange(rows) % 3
     pixels = rng.integers(0, 100, (rows, 28, 28, 3), dtype=np.uint8)
@@ -40,7 +40,7 @@ def images(folder: Path, name: str = "val", rows: int = 120, seed: int = 0, nois
 
 def hydra(folder: Path, family: Family = VIT) -> Path:
     family.write(folder / "source")
-    paths = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    paths = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     return hs.fuse(paths, out=folder / "hydra.safetensors").path
 
 
@@ -67,7 +67,9 @@ def test_what_is_stored_is_whole_and_hashed(made: Path) -> None:
     assert len(decision.ood.members) == 3
     assert (decision.fitted, decision.certified) == (60, 60)
     own = [name for name in opened.tensors if name.startswith(PREFIX)]
-    assert own == sorted(f"{PREFIX}{m}.{part}" for m in range(3) for part in ("background", "centre", "factor", "means"))  # fmt: skip
+    assert own == sorted(
+        f"{PREFIX}{m}.{part}" for m in range(3) for part in ("background", "centre", "factor", "means")
+    )
     opened.digests()
     checks = hs.verify(made).checks
     assert all(check.holds is not False for check in checks)
@@ -83,10 +85,18 @@ def test_what_is_stored_is_whole_and_hashed(made: Path) -> None:
 
 def test_the_same_arguments_give_the_same_bytes(made: Path) -> None:
     folder = made.parent
-    again = hs.calibrate(folder / "hydra.safetensors", data=str(folder / "val.npz"), out=folder / "again.safetensors", ood_score="rmds", risk=0.9)  # fmt: skip
+    again = hs.calibrate(
+        folder / "hydra.safetensors",
+        data=str(folder / "val.npz"),
+        out=folder / "again.safetensors",
+        ood_score="rmds",
+        risk=0.9,
+    )
     assert again.path.read_bytes() == made.read_bytes()
     # Calibrating what is calibrated starts from the plain weights.
-    twice = hs.calibrate(made, data=str(folder / "val.npz"), out=folder / "twice.safetensors", ood_score="rmds", risk=0.9)  # fmt: skip
+    twice = hs.calibrate(
+        made, data=str(folder / "val.npz"), out=folder / "twice.safetensors", ood_score="rmds", risk=0.9
+    )
     assert [s.command for s in twice.manifest.history].count("calibrate") == 1
     assert twice.manifest.decision == again.manifest.decision
     assert twice.manifest.weights_sha256 == again.manifest.weights_sha256
@@ -150,7 +160,7 @@ def test_decide_follows_from_the_files_own_numbers(made: Path) -> None:
         p = (mean.log() / decision.temperature).softmax(-1)
     else:
         z = logits.mean(1, keepdim=True)
-        p = ((z + decision.joint.epistemic * (logits - z)) / decision.joint.aleatoric).softmax(-1).mean(1)  # fmt: skip
+        p = ((z + decision.joint.epistemic * (logits - z)) / decision.joint.aleatoric).softmax(-1).mean(1)
     torch.testing.assert_close(found.probs, p)
     assert torch.equal(found.unfamiliar, found.ood_score > decision.ood.threshold)
     assert decision.abstain is not None
@@ -165,7 +175,7 @@ def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
     path = hydra(tmp_path, family)
     data = family.data(tmp_path, rows=90)
     for source, score in ((tmp_path / "source", "auto"), (path, "vim")):
-        result = hs.calibrate(source, data=data, out=tmp_path / "c.safetensors", ood_score=score, force=True)  # fmt: skip
+        result = hs.calibrate(source, data=data, out=tmp_path / "c.safetensors", ood_score=score, force=True)
         model = hs.load(result.path, device="cpu")
         found = model.decide(family.inputs())
         assert torch.isfinite(found.ood_score).all()
@@ -179,8 +189,11 @@ def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
 def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
     data = images(tmp_path)
-    plain = [member(tmp_path / "source", VIT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
-    ready = [hs.calibrate(p, data=data, out=tmp_path / f"c{i}.safetensors", ood_score="mds" if i else "msp").path for i, p in enumerate(plain)]  # fmt: skip
+    plain = [member(tmp_path / "source", VIT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    ready = [
+        hs.calibrate(p, data=data, out=tmp_path / f"c{i}.safetensors", ood_score="mds" if i else "msp").path
+        for i, p in enumerate(plain)
+    ]
     fused = hs.fuse(ready, out=tmp_path / "from-ready.safetensors")
     assert len(fused.notes) == 3
     assert all("decision state is dropped" in note for note in fused.notes)
@@ -197,7 +210,7 @@ def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
     assert not [name for name in open_checkpoint(cut.path).tensors if name.startswith(PREFIX)]
     assert all(check.holds is not False for check in hs.verify(cut.path).checks)
     recipe = {"steps": "1"}
-    tuned = hs.finetune(ready[1], data=data, recipe="demo", set=recipe, out=tmp_path / "t.safetensors")  # fmt: skip
+    tuned = hs.finetune(ready[1], data=data, recipe="demo", set=recipe, out=tmp_path / "t.safetensors")
     assert any("decision state is dropped" in note for note in tuned.notes)
     assert tuned.manifest.decision is None
     assert all(check.holds is not False for check in hs.verify(tuned.path).checks)
@@ -206,9 +219,12 @@ def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
 def test_auto_takes_foreign_data_where_there_are_any(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
     found = hs.calibrate(
-        tmp_path / "source", data=images(tmp_path), fit_data=images(tmp_path, "train", seed=5),
-        ood=[images(tmp_path, "noise", noise=True)], out=tmp_path / "c.safetensors",
-    )  # fmt: skip
+        tmp_path / "source",
+        data=images(tmp_path),
+        fit_data=images(tmp_path, "train", seed=5),
+        ood=[images(tmp_path, "noise", noise=True)],
+        out=tmp_path / "c.safetensors",
+    )
     assert found.decision.ood.chosen_by == "ood"
     ood = found.decision.ood
     assert ood.auroc[ood.score] > 0.5
@@ -217,7 +233,7 @@ def test_auto_takes_foreign_data_where_there_are_any(tmp_path: Path) -> None:
 
 def test_samples_that_are_both_fitted_on_and_certified_by_are_counted(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
-    data, train, noise = images(tmp_path), images(tmp_path, "train", seed=5), images(tmp_path, "noise", noise=True)  # fmt: skip
+    data, train, noise = images(tmp_path), images(tmp_path, "train", seed=5), images(tmp_path, "noise", noise=True)
     inputs = {"ood_score": "auto", "ood": [noise], "out": tmp_path / "c.safetensors", "force": True}
     clean = hs.calibrate(tmp_path / "source", data=data, fit_data=train, **inputs)
     assert not any("byte for byte" in note for note in clean.notes)
@@ -229,18 +245,27 @@ def test_samples_that_are_both_fitted_on_and_certified_by_are_counted(tmp_path: 
     np.savez(noise, images=pixels)
     notes = hs.calibrate(tmp_path / "source", data=data, fit_data=train, **inputs).notes
     assert notes[:2] == (
-        "--fit-data train.npz: 3 of its 120 samples are in val.npz too, byte for byte; what certifies must be neither what was fitted on nor foreign",
-        "--ood noise.npz: 1 of its 120 samples are in val.npz too, byte for byte; what certifies must be neither what was fitted on nor foreign",
-    )  # fmt: skip
+        (
+            "--fit-data train.npz: 3 of its 120 samples are in val.npz too, byte for byte; what certifies must be"
+            " neither what was fitted on nor foreign"
+        ),
+        (
+            "--ood noise.npz: 1 of its 120 samples are in val.npz too, byte for byte; what certifies must be neither"
+            " what was fitted on nor foreign"
+        ),
+    )
 
 
 def test_data_that_no_score_is_fitted_to_is_said(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
     data, train = images(tmp_path), images(tmp_path, "train", seed=5)
-    source, inputs = tmp_path / "source", {"data": data, "fit_data": train, "out": tmp_path / "c.safetensors", "force": True}  # fmt: skip
+    source, inputs = (
+        tmp_path / "source",
+        {"data": data, "fit_data": train, "out": tmp_path / "c.safetensors", "force": True},
+    )
     note = "--fit-data: changes nothing, for --ood-score msp is a function of the logits alone"
     assert note in hs.calibrate(source, ood_score="msp", **inputs).notes
-    assert not any("changes nothing" in each for each in hs.calibrate(source, ood_score="rmds", **inputs).notes)  # fmt: skip
+    assert not any("changes nothing" in each for each in hs.calibrate(source, ood_score="rmds", **inputs).notes)
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -255,7 +280,7 @@ def test_refusals(tmp_path: Path) -> None:
     more = np.load(images(tmp_path, "more", seed=7))
     both = {key: np.concatenate([np.load(data)[key], more[key]]) for key in ("images", "labels")}
     np.savez(tmp_path / "both.npz", **both)
-    with pytest.raises(DataError, match=r"--fit-data .*both.npz: holds all samples of --data .*val.npz"):  # fmt: skip
+    with pytest.raises(DataError, match=r"--fit-data .*both.npz: holds all samples of --data .*val.npz"):
         hs.calibrate(source, fit_data=str(tmp_path / "both.npz"), ood_score="rmds", **target)
     with pytest.raises(DataError, match="cannot promise a risk"):
         hs.calibrate(source, risk=0.01, ood_score="msp", **target)
@@ -278,7 +303,7 @@ def test_refusals(tmp_path: Path) -> None:
         hs.calibrate(source, ood_score="msp", **target)
 
 
-def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     VIT.write(tmp_path / "source")
     images(tmp_path)
     monkeypatch.chdir(tmp_path)

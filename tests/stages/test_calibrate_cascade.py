@@ -33,12 +33,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hydra with a cascade that costs at most so much, and the data it was fitted on."""
     folder = tmp_path_factory.mktemp("cascaded")
     VIT.write(folder / "source")
-    paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    paths = [member(folder / "source", VIT, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     path = hs.fuse(paths, out=folder / "hydra.safetensors").path
     Path(VIT.data(folder, rows=ROWS)).rename(folder / "val.npz")
     noise = np.random.default_rng(3).integers(0, 255, (60, 28, 28, 3), dtype=np.uint8)
     np.savez(folder / "noise.npz", images=noise)
-    hs.calibrate(path, data=str(folder / "val.npz"), ood=[str(folder / "noise.npz")], ood_score="msp", risk=0.9, cascade=True, budget=1.15, out=folder / "c.safetensors")  # fmt: skip
+    hs.calibrate(
+        path,
+        data=str(folder / "val.npz"),
+        ood=[str(folder / "noise.npz")],
+        ood_score="msp",
+        risk=0.9,
+        cascade=True,
+        budget=1.15,
+        out=folder / "c.safetensors",
+    )
     return folder
 
 
@@ -96,7 +105,13 @@ def test_the_record_follows_from_the_model_and_the_data(made: Path) -> None:
 
 def test_the_hydras_own_state_is_what_it_is_without(made: Path) -> None:
     folder = made.parent
-    plain = hs.calibrate(folder / "hydra.safetensors", data=str(folder / "val.npz"), ood_score="msp", risk=0.9, out=folder / "plain.safetensors")  # fmt: skip
+    plain = hs.calibrate(
+        folder / "hydra.safetensors",
+        data=str(folder / "val.npz"),
+        ood_score="msp",
+        risk=0.9,
+        out=folder / "plain.safetensors",
+    )
     decision = open_checkpoint(made).manifest.decision
     assert decision is not None
     assert decision.model_copy(update={"cascade": None}) == plain.decision
@@ -118,7 +133,16 @@ def test_drops_are_those_of_the_half_that_certifies(made: Path) -> None:
 @pytest.mark.slow
 def test_the_same_arguments_give_the_same_bytes(made: Path) -> None:
     folder = made.parent
-    again = hs.calibrate(folder / "hydra.safetensors", data=str(folder / "val.npz"), ood=[str(folder / "noise.npz")], ood_score="msp", risk=0.9, cascade=True, budget=1.15, out=folder / "again.safetensors")  # fmt: skip
+    again = hs.calibrate(
+        folder / "hydra.safetensors",
+        data=str(folder / "val.npz"),
+        ood=[str(folder / "noise.npz")],
+        ood_score="msp",
+        risk=0.9,
+        cascade=True,
+        budget=1.15,
+        out=folder / "again.safetensors",
+    )
     assert again.path.read_bytes() == made.read_bytes()
     args = again.manifest.history[-1].args
     assert (args["cascade"], args.get("max_drop"), args["budget"]) == (True, None, 1.15)
@@ -127,7 +151,15 @@ def test_the_same_arguments_give_the_same_bytes(made: Path) -> None:
 @pytest.mark.slow
 def test_max_drop_is_kept_where_it_was_chosen(made: Path) -> None:
     folder = made.parent
-    result = hs.calibrate(folder / "hydra.safetensors", data=str(folder / "val.npz"), ood=[str(folder / "noise.npz")], ood_score="msp", cascade=True, max_drop=60, out=folder / "loose.safetensors")  # fmt: skip
+    result = hs.calibrate(
+        folder / "hydra.safetensors",
+        data=str(folder / "val.npz"),
+        ood=[str(folder / "noise.npz")],
+        ood_score="msp",
+        cascade=True,
+        max_drop=60,
+        out=folder / "loose.safetensors",
+    )
     record = cascade_of(result.path)
     # So much may be lost that one member answers alone, and that is certain.
     assert record.certified
@@ -171,13 +203,19 @@ def test_rows_say_how_many_members_ran(made: Path, capsys: pytest.CaptureFixture
 def test_what_cannot_be_asked_for(made: Path, keywords: dict[str, Any], what: str) -> None:
     folder = made.parent
     with pytest.raises(UsageError, match=what):
-        hs.calibrate(folder / "hydra.safetensors", data=str(folder / "val.npz"), ood_score="msp", out=folder / "x.safetensors", **keywords)  # fmt: skip
+        hs.calibrate(
+            folder / "hydra.safetensors",
+            data=str(folder / "val.npz"),
+            ood_score="msp",
+            out=folder / "x.safetensors",
+            **keywords,
+        )
 
 
 def test_a_single_model_has_no_cascade(made: Path) -> None:
     folder = made.parent
     with pytest.raises(UsageError, match="has one only"):
-        hs.calibrate(folder / "source", data=str(folder / "val.npz"), cascade=True, out=folder / "x.safetensors")  # fmt: skip
+        hs.calibrate(folder / "source", data=str(folder / "val.npz"), cascade=True, out=folder / "x.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -202,9 +240,7 @@ def test_a_single_model_has_no_cascade(made: Path) -> None:
         (lambda c: c.update(extra=1), "not permitted"),
     ],
 )
-def test_a_record_that_contradicts_itself(
-    made: Path, change: Callable[[dict[str, Any]], object], what: str
-) -> None:
+def test_a_record_that_contradicts_itself(made: Path, change: Callable[[dict[str, Any]], object], what: str) -> None:
     manifest = json.loads(sidecar(made).read_text())
     record = manifest["decision"]["cascade"]
     change(record)

@@ -30,7 +30,14 @@ def ready(tmp_path: Path) -> Path:
     """A calibrated model and its data."""
     VIT.write(tmp_path / "source")
     VIT.data(tmp_path, rows=90)
-    hs.calibrate(tmp_path / "source", data=str(tmp_path / "data.npz"), out=tmp_path / "c.safetensors", ood_score="mds", risk=0.9, coverage=0.6)  # fmt: skip
+    hs.calibrate(
+        tmp_path / "source",
+        data=str(tmp_path / "data.npz"),
+        out=tmp_path / "c.safetensors",
+        ood_score="mds",
+        risk=0.9,
+        coverage=0.6,
+    )
     return tmp_path
 
 
@@ -39,7 +46,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def test_rows_are_what_the_model_decides(ready: Path) -> None:
-    done = hs.predict(ready / "c", data=str(ready / "data.npz"), out=ready / "a.jsonl", batch_size=32, top=2)  # fmt: skip
+    done = hs.predict(ready / "c", data=str(ready / "data.npz"), out=ready / "a.jsonl", batch_size=32, top=2)
     model = as_classifier(open_checkpoint(ready / "c"), device="cpu", lean=True)
     samples = open_data(str(ready / "data.npz"))
     found = rows(ready / "a.jsonl")
@@ -51,9 +58,19 @@ def test_rows_are_what_the_model_decides(ready: Path) -> None:
     assert len(pairs) == 90
     for expected, i, row in pairs:
         assert list(row) == [
-            "id", "label", "probability", "top", "set", "total", "aleatoric", "epistemic", "ood_score",
-            "unfamiliar", "members_run", "answer",
-        ]  # fmt: skip
+            "id",
+            "label",
+            "probability",
+            "top",
+            "set",
+            "total",
+            "aleatoric",
+            "epistemic",
+            "ood_score",
+            "unfamiliar",
+            "members_run",
+            "answer",
+        ]
         assert row["label"] == int(expected.label[i])
         assert row["probability"] == pytest.approx(float(expected.probability[i]), rel=1e-8)
         assert row["ood_score"] == pytest.approx(float(expected.ood_score[i]), rel=1e-8)
@@ -81,7 +98,7 @@ def test_shards_joined_are_one_run(ready: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3])
-def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:  # fmt: skip
+def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
     data = str(ready / "data.npz")
     hs.predict(ready / "c", data=data, out=ready / "all.jsonl", batch_size=16)
     decided, calls = stage._decided, []
@@ -144,13 +161,13 @@ def folder(place: Path, broken: tuple[int, ...] = ()) -> Path:
     return place
 
 
-@pytest.mark.parametrize("broken", [(3,), (0, 1, 2, 3), (4, 5, 6, 7, 8), (19,), (16, 17, 18, 19), tuple(range(20))])  # fmt: skip
+@pytest.mark.parametrize("broken", [(3,), (0, 1, 2, 3), (4, 5, 6, 7, 8), (19,), (16, 17, 18, 19), tuple(range(20))])
 def test_what_cannot_be_read_becomes_a_row(ready: Path, broken: tuple[int, ...]) -> None:
     place = folder(ready / "pictures", broken)
     with pytest.raises(DataError, match=f"{broken[0]:02}.png"):
         hs.predict(ready / "c", data=str(place), out=ready / "a.jsonl", batch_size=4)
     (ready / "a.jsonl.partial").unlink()
-    done = hs.predict(ready / "c", data=str(place), out=ready / "a.jsonl", batch_size=4, skip_bad=True)  # fmt: skip
+    done = hs.predict(ready / "c", data=str(place), out=ready / "a.jsonl", batch_size=4, skip_bad=True)
     found = rows(ready / "a.jsonl")
     assert [row["id"] for row in found] == [f"{i:02}.png" for i in range(20)]
     assert [i for i, row in enumerate(found) if "error" in row] == list(broken)
@@ -158,7 +175,7 @@ def test_what_cannot_be_read_becomes_a_row(ready: Path, broken: tuple[int, ...])
     assert done.answers.get("error", 0) == len(broken)
 
 
-def test_lines_of_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_lines_of_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     BERT.write(tmp_path / "source")
     data = BERT.data(tmp_path, rows=90)
     hs.calibrate(tmp_path / "source", data=data, out=tmp_path / "c.safetensors", ood_score="gen")
@@ -183,7 +200,11 @@ def test_labels_by_name(tmp_path: Path) -> None:
     opened = open_checkpoint(tmp_path / "c")
     named = opened.manifest.model.model_copy(update={"labels": ("low", "middle", "high")})
     digests = opened.digests()
-    save(tmp_path / "n.safetensors", [_kept(opened, n, digests) for n in opened.tensors], lambda sha256: rewritten(opened.manifest, model=named.model_dump(), weights_sha256=sha256))  # fmt: skip
+    save(
+        tmp_path / "n.safetensors",
+        [_kept(opened, n, digests) for n in opened.tensors],
+        lambda sha256: rewritten(opened.manifest, model=named.model_dump(), weights_sha256=sha256),
+    )
     hs.predict(tmp_path / "c", data=data, out=tmp_path / "c.jsonl")
     hs.predict(tmp_path / "n", data=data, out=tmp_path / "n.jsonl")
     names = ("low", "middle", "high")
@@ -197,7 +218,7 @@ def test_without_a_state(ready: Path, capfd: pytest.CaptureFixture[str]) -> None
     done = hs.predict(ready / "source", data=str(ready / "data.npz"), out=ready / "a.jsonl")
     assert any("no decision state" in note for note in done.notes)
     model = hs.load(ready / "source", device="cpu")
-    (batch,) = Batches(open_data(str(ready / "data.npz")), model.transform, batch_size=90, workers=0)  # fmt: skip
+    (batch,) = Batches(open_data(str(ready / "data.npz")), model.transform, batch_size=90, workers=0)
     p = model.predict(batch.inputs)
     for i, row in enumerate(rows(ready / "a.jsonl")):
         assert row["probability"] == pytest.approx(float(p[i].max()), rel=1e-5)

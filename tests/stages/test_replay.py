@@ -43,9 +43,7 @@ PIPELINE = (
 
 
 @pytest.fixture
-def made(
-    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Path]:
+def made(tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A folder in which commands were run."""
     tiny()
     images()
@@ -80,8 +78,13 @@ def test_the_demos_pipeline_comes_out_the_same(made: Callable[..., Path]) -> Non
     assert outcomes(result) == [True] * 8
     assert result.checks[-1].detail == "identical, and so are the files"
     assert [command.split()[0] for command in result.commands] == [
-        "score", "prune", "finetune", "prune", "finetune", "fuse",
-    ]  # fmt: skip
+        "score",
+        "prune",
+        "finetune",
+        "prune",
+        "finetune",
+        "fuse",
+    ]
     for name in ("hydra", "t1", "t2", "m1", "m2", "vit"):
         again = folder / "again" / f"{name}.safetensors"
         assert again.read_bytes() == (folder / again.name).read_bytes(), name
@@ -106,9 +109,7 @@ def _sh(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     # The script says `python`: the one that runs the tests.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     env = {**os.environ, "PYTHONPATH": root, "PATH": path}
-    return subprocess.run(
-        ["sh", "-c", command], cwd=folder, env=env, check=False, text=True
-    )  # fmt: skip
+    return subprocess.run(["sh", "-c", command], cwd=folder, env=env, check=False, text=True)
 
 
 @pytest.mark.parametrize(
@@ -118,19 +119,24 @@ def _sh(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("prune --mask mask.json vit -o out", ("vit.safetensors", "mask.json")),
         ("prune --mask mask.json vit -o out", ("vit.safetensors",)),
         ("prune --method taylor --keep 2 --data data.npz --batch-size 7 vit -o out", ("vit.safetensors", "data.npz")),
-        ("prune --method magnitude --keep 2 --compensate lstsq --data data.npz --dtype bfloat16 vit -o out",
-         ("vit.safetensors", "data.npz")),
+        (
+            "prune --method magnitude --keep 2 --compensate lstsq --data data.npz --dtype bfloat16 vit -o out",
+            ("vit.safetensors", "data.npz"),
+        ),
         ("prune --method fisher --remove 5 --rearrange --data data.npz vit -o out", ("vit.safetensors", "data.npz")),
-        ("score --method circuit --objective acc --data data.npz --remove 3 vit -o out", ("vit.safetensors", "data.npz")),
-        ("score --method circuit --objective avg --data data.npz --ood data.npz --ood ood.npz --remove 2 vit -o out",
-         ("vit.safetensors", "data.npz", "ood.npz")),
+        (
+            "score --method circuit --objective acc --data data.npz --remove 3 vit -o out",
+            ("vit.safetensors", "data.npz"),
+        ),
+        (
+            "score --method circuit --objective avg --data data.npz --ood data.npz --ood ood.npz --remove 2 vit -o out",
+            ("vit.safetensors", "data.npz", "ood.npz"),
+        ),
         ("finetune vit --recipe own.toml --data data.npz -o out", ("vit.safetensors", "data.npz", "own.toml")),
         ("prune --method random --keep 2 vit -o out/", ("vit.safetensors",)),
     ],
-)  # fmt: skip
-def test_single_steps(
-    made: Callable[..., Path], images: SPEC, line: str, names: tuple[str, ...]
-) -> None:
+)
+def test_single_steps(made: Callable[..., Path], images: SPEC, line: str, names: tuple[str, ...]) -> None:
     folder = made()
     images("ood.npz", seed=5, labels=False)
     (folder / "mask.json").write_text(json.dumps({"vision": [[0, 2], [], [1, 2, 3]]}))
@@ -173,20 +179,27 @@ def test_a_script_with_names_that_need_quoting(made: Callable[..., Path]) -> Non
 
 def test_scores_that_came_later_do_not_matter(made: Callable[..., Path]) -> None:
     folder = made(*PIPELINE[:2], "score --method random vit", "score --method magnitude vit")
-    result = replay(folder / "taylor.safetensors", folder=only(folder, "vit.safetensors", "data.npz"))  # fmt: skip
+    result = replay(folder / "taylor.safetensors", folder=only(folder, "vit.safetensors", "data.npz"))
     assert result.checks[-1].detail == "identical, and so are the files"
 
 
 def test_a_bare_backbone_with_a_sidecar(bare: MAKE, made: Callable[..., Path]) -> None:
-    arch = {"img_size": 28, "patch_size": 7, "in_chans": 1, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}  # fmt: skip
+    arch = {
+        "img_size": 28,
+        "patch_size": 7,
+        "in_chans": 1,
+        "embed_dim": 32,
+        "depth": 3,
+        "num_heads": 4,
+        "num_classes": 5,
+    }
     bare("stock.safetensors", **arch)
     spec = "timm:vit_tiny_patch16_224," + ",".join(f"{k}={v}" for k, v in arch.items())
     folder = made(
-        f"score --method taylor --data data.npz --arch {spec} stock",
-        "prune --method taylor --keep 2 stock -o p",
+        f"score --method taylor --data data.npz --arch {spec} stock", "prune --method taylor --keep 2 stock -o p"
     )
     assert (folder / "stock.heads.json").exists()
-    for names in (("stock.safetensors", "data.npz"), ("stock.safetensors", "stock.heads.json", "data.npz")):  # fmt: skip
+    for names in (("stock.safetensors", "data.npz"), ("stock.safetensors", "stock.heads.json", "data.npz")):
         source = only(folder, *names)
         result = replay(folder / "p.safetensors", folder=source)
         assert outcomes(result) == [True] * 4
@@ -224,7 +237,7 @@ def test_members_of_several_backbones(tiny: MAKE, made: Callable[..., Path]) -> 
         "prune --method random --keep 1 b -o c",
         "fuse a b c vit -o h",
     )
-    result = replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors", "second.safetensors"))  # fmt: skip
+    result = replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors", "second.safetensors"))
     assert outcomes(result) == [True] * 6
     # How the second one was begun is in the history too.
     result = replay(folder / "h.safetensors", folder=only(folder, "vit.safetensors"))
@@ -257,8 +270,7 @@ def forge(path: Path, out: Path, **changes: object) -> Path:
     """The same weights under another manifest."""
     opened = open_checkpoint(path)
     planned = [
-        Planned(n, i.dtype, i.shape, lambda n=n: whole(opened.tensors.read(n)))
-        for n, i in opened.tensors.items()
+        Planned(n, i.dtype, i.shape, lambda n=n: whole(opened.tensors.read(n))) for n, i in opened.tensors.items()
     ]
     save(out, planned, lambda sha: rewritten(opened.manifest, weights_sha256=sha, **changes))
     return out
@@ -305,7 +317,7 @@ def test_other_data_of_the_same_name_is_told(made: Callable[..., Path], images: 
 
 def test_other_versions_are_named(made: Callable[..., Path]) -> None:
     folder = made(*PIPELINE[:2])
-    history = [e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history]  # fmt: skip
+    history = [e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history]
     history[1]["versions"]["torch"] = "1.0"
     path = forge(folder / "taylor.safetensors", folder / "old.safetensors", history=history)
     result = replay(path, folder=folder)
@@ -331,9 +343,7 @@ def test_other_versions_are_named(made: Callable[..., Path]) -> None:
         ({"inputs": [{"name": "x" * 201, "sha256": None}]}, "names a file"),
     ],
 )
-def test_a_hostile_history_is_refused(
-    made: Callable[..., Path], change: dict[str, object], says: str
-) -> None:
+def test_a_hostile_history_is_refused(made: Callable[..., Path], change: dict[str, object], says: str) -> None:
     folder = made("prune --method random --keep 2 vit -o p")
     history = [e.model_dump() for e in open_checkpoint(folder / "p.safetensors").manifest.history]
     if change.get("inputs"):
@@ -356,8 +366,18 @@ def retold(source: Path, **change: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    "data", ["hf:org/name:train", "torchvision:MNIST:test", "..", "x/..", "/usr/[a-z]*.tar", "../x-*.tar", "/data.npz@/", "x" * 300]
-)  # fmt: skip
+    "data",
+    [
+        "hf:org/name:train",
+        "torchvision:MNIST:test",
+        "..",
+        "x/..",
+        "/usr/[a-z]*.tar",
+        "../x-*.tar",
+        "/data.npz@/",
+        "x" * 300,
+    ],
+)
 def test_data_is_read_from_the_folder_only(
     made: Callable[..., Path], data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,9 +392,7 @@ def test_data_is_read_from_the_folder_only(
             replay(path, folder=folder, fetch=True)
 
 
-def test_the_hub_is_asked_only_with_fetch(
-    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_is_asked_only_with_fetch(made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made("prune --method random --keep 2 vit -o p")
     step = open_checkpoint(folder / "p.safetensors").manifest.history[-1].model_dump()
     step["inputs"] = [{"name": "hf:me/gone", "sha256": "0" * 64}]
@@ -397,9 +415,7 @@ def test_the_hub_is_asked_only_with_fetch(
     assert asked == ["hf:me/gone"]
 
 
-def test_what_links_lead_to_stays_out(
-    made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_what_links_lead_to_stays_out(made: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = made("prune --method random --keep 2 vit -o p")
     secret = tmp_path_factory.mktemp("elsewhere") / "secret.txt"
     secret.write_text("a\nb\nc\nd\ne\n")
@@ -434,10 +450,8 @@ def test_mistakes(made: Callable[..., Path], capsys: pytest.CaptureFixture[str])
     with pytest.raises(DataError, match=r"data\.npz: is not in"):
         replay(folder / "taylor.safetensors", folder=only(folder, "vit.safetensors"))
     (folder / "elsewhere").mkdir()
-    history = [e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history]  # fmt: skip
-    orphan = forge(
-        folder / "taylor.safetensors", folder / "orphan.safetensors", history=history[1:]
-    )
+    history = [e.model_dump() for e in open_checkpoint(folder / "taylor.safetensors").manifest.history]
+    orphan = forge(folder / "taylor.safetensors", folder / "orphan.safetensors", history=history[1:])
     with pytest.raises(CheckpointError, match=r"vit\.safetensors .* is not in"):
         replay(orphan, folder=folder / "elsewhere")
     with pytest.raises(OutputError, match="not an empty folder"):

@@ -25,8 +25,8 @@ BEFORE = (
 )
 # Several OOD sets, data of its own to fit on, and other values than the defaults.
 CALIBRATE = (
-    "calibrate hydra --data data/val.npz --fit-data train.npz --ood o1.npz --ood o2.npz --conformal raps --coverage 0.8 "
-    "--id-flagged 0.1 --limit 100 --seed 4 --batch-size 16 -o ready"
+    "calibrate hydra --data data/val.npz --fit-data train.npz --ood o1.npz --ood o2.npz --conformal raps --coverage 0.8"
+    " --id-flagged 0.1 --limit 100 --seed 4 --batch-size 16 -o ready"
 )
 
 
@@ -63,25 +63,14 @@ def test_a_calibration_is_run_again(folder: Path) -> None:
     result = replay(folder / "ready.safetensors", folder=sources(folder), out=folder / "again")
     assert [check.holds for check in result.checks] == [True] * 6, result.checks
     assert result.checks[-1].detail == "identical, and so are the files"
-    assert (folder / "again" / "ready.safetensors").read_bytes() == (folder / "ready.safetensors").read_bytes()  # fmt: skip
-    assert result.commands[-1].startswith(
-        "calibrate hydra.safetensors --data data/val.npz --fit-data"
-    )
+    assert (folder / "again" / "ready.safetensors").read_bytes() == (folder / "ready.safetensors").read_bytes()
+    assert result.commands[-1].startswith("calibrate hydra.safetensors --data data/val.npz --fit-data")
 
 
 def test_a_directory_and_what_was_scored_since(folder: Path) -> None:
-    made(
-        folder,
-        "calibrate m1 --data data/val.npz --ood-score msp -o alone/",
-        "score alone --method random --keep 2",
-    )
+    made(folder, "calibrate m1 --data data/val.npz --ood-score msp -o alone/", "score alone --method random --keep 2")
     opened = open_checkpoint(folder / "alone")
-    assert [step.command for step in opened.manifest.history] == [
-        "init",
-        "prune",
-        "calibrate",
-        "score",
-    ]
+    assert [step.command for step in opened.manifest.history] == ["init", "prune", "calibrate", "score"]
     result = replay(folder / "alone", folder=sources(folder))
     assert all(check.holds for check in result.checks), result.checks
 
@@ -101,9 +90,7 @@ def test_the_script_makes_the_same_file(folder: Path) -> None:
     text = replay(folder / "ready.safetensors", folder=kept, dry_run=True).script
     place = folder / "it's fresh"
     place.mkdir()
-    command = (
-        f'hydrasurgeon() {{ {shlex.quote(sys.executable)} -m hydrasurgeon "$@" --quiet; }}\n{text}'
-    )
+    command = f'hydrasurgeon() {{ {shlex.quote(sys.executable)} -m hydrasurgeon "$@" --quiet; }}\n{text}'
     env = {**os.environ, "PYTHONPATH": str(Path(hs.__file__).parents[1])}
     assert subprocess.run(["sh", "-c", command], cwd=place, env=env, check=False).returncode == 0
     assert (place / "ready.safetensors").read_bytes() == (folder / "ready.safetensors").read_bytes()
@@ -111,8 +98,12 @@ def test_the_script_makes_the_same_file(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cascade_is_made_again(folder: Path) -> None:
-    """With a score that was asked for, foreign data choose the cascade alone; its limit is recorded though nobody gave it."""
-    lines = ("calibrate hydra --data data/val.npz --ood o1.npz --ood-score msp --cascade -o quick", "calibrate hydra --data data/val.npz --cascade --budget 1.3 --ood-score entropy -o cheap")  # fmt: skip
+    """With a score that was asked for, foreign data choose the cascade alone; its limit is recorded though nobody gave
+    it."""
+    lines = (
+        "calibrate hydra --data data/val.npz --ood o1.npz --ood-score msp --cascade -o quick",
+        "calibrate hydra --data data/val.npz --cascade --budget 1.3 --ood-score entropy -o cheap",
+    )
     made(folder, *lines)
     kept = sources(folder)
     for name, limit in (("quick", {"max_drop": 0.5}), ("cheap", {"budget": 1.3})):

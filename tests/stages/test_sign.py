@@ -23,15 +23,11 @@ def keys(folder: Path, name: str) -> tuple[Path, Path]:
     private = ec.generate_private_key(ec.SECP256R1())
     (folder / f"{name}.pem").write_bytes(
         private.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
     (folder / f"{name}.pub").write_bytes(
-        private.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        private.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     return folder / f"{name}.pem", folder / f"{name}.pub"
 
@@ -63,17 +59,13 @@ def test_a_file_and_its_sidecar(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Pa
     assert holds(path, done.path, pair[1]) is False
 
 
-def test_a_signature_of_a_neighbour_does_not_count(
-    tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]
-) -> None:
+def test_a_signature_of_a_neighbour_does_not_count(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]) -> None:
     done = sign(tiny(), key=pair[0])
     other = tiny("other.safetensors", seed=1)
     assert holds(other, done.path, pair[1]) is False
 
 
-def test_every_file_of_a_directory_counts(
-    tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]
-) -> None:
+def test_every_file_of_a_directory_counts(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]) -> None:
     folder = hs.prune(tiny(), method="random", keep=2, out=f"{tmp_path}/pruned/").path
     done = sign(folder, key=pair[0])
     names = {path.name for path in done.files}
@@ -92,18 +84,14 @@ def test_every_file_of_a_directory_counts(
 
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", "null", '{"mediaType": 3}', "{" * 5000, "\0", '{"verificationMaterial": []}']
-)  # fmt: skip
-def test_what_is_no_signature_does_not_hold(
-    tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path], content: str
-) -> None:
+)
+def test_what_is_no_signature_does_not_hold(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path], content: str) -> None:
     path = tiny()
     (tmp_path / "fake.sig").write_text(content)
     assert holds(path, tmp_path / "fake.sig", pair[1]) is False
 
 
-def test_a_tampered_signature_does_not_hold(
-    tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]
-) -> None:
+def test_a_tampered_signature_does_not_hold(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]) -> None:
     import base64
     import json
 
@@ -138,12 +126,10 @@ def test_mistakes(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]) -> None:
         hs.verify(path, signature=tmp_path / "gone.sig", public_key=pair[1])
 
 
-def test_nothing_of_the_checkpoint_is_replaced(
-    tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]
-) -> None:
+def test_nothing_of_the_checkpoint_is_replaced(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]) -> None:
     path = tiny()
     folder = hs.prune(path, method="random", keep=2, out=f"{tmp_path}/pruned/").path
-    before = {each: each.read_bytes() for each in (path, tmp_path / "vit.heads.json", *folder.iterdir())}  # fmt: skip
+    before = {each: each.read_bytes() for each in (path, tmp_path / "vit.heads.json", *folder.iterdir())}
     for place in before:
         with pytest.raises(OutputError, match="is an input"):
             sign(path if place.parent == tmp_path else folder, key=pair[0], out=place, force=True)
@@ -166,9 +152,7 @@ def test_names_and_files_of_others(tiny: MAKE, tmp_path: Path, pair: tuple[Path,
         sign(folder, key=pair[0])
 
 
-def test_without_the_package(
-    tiny: MAKE, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package(tiny: MAKE, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydrasurgeon.lookup.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match="model-signing"):
         sign(tiny(), key=pair[0])

@@ -35,7 +35,7 @@ def members(tiny: MAKE, tmp_path: Path) -> list[Path]:
     """Three different members of one backbone, nothing tuned."""
     tiny()
     for seed in (1, 2, 3):
-        hs.prune(tmp_path / "vit.safetensors", method="random", remove=4, seed=seed, out=tmp_path / f"m{seed}")  # fmt: skip
+        hs.prune(tmp_path / "vit.safetensors", method="random", remove=4, seed=seed, out=tmp_path / f"m{seed}")
     return [tmp_path / f"m{seed}.safetensors" for seed in (1, 2, 3)]
 
 
@@ -46,9 +46,14 @@ def hydra(members: list[Path], tmp_path: Path) -> Path:
 
 def test_a_hydra_proves_its_members_by_itself(hydra: Path) -> None:
     assert outcomes(verify(hydra)) == {
-        "weights hash": True, "finite weights": True, "shapes": True,
-        "member 0": True, "member 1": True, "member 2": True, "history": True,
-    }  # fmt: skip
+        "weights hash": True,
+        "finite weights": True,
+        "shapes": True,
+        "member 0": True,
+        "member 1": True,
+        "member 2": True,
+        "history": True,
+    }
 
 
 def test_every_tensor_edited_in_one_bit_is_caught(hydra: Path) -> None:
@@ -67,9 +72,7 @@ def test_every_tensor_edited_in_one_bit_is_caught(hydra: Path) -> None:
     assert verify(hydra).holds
 
 
-def test_an_edit_with_a_mended_hash_is_told_by_the_members(
-    members: list[Path], tmp_path: Path
-) -> None:
+def test_an_edit_with_a_mended_hash_is_told_by_the_members(members: list[Path], tmp_path: Path) -> None:
     hydra = hs.fuse(members, out=tmp_path / "hydra", mlp="separate").path
 
     def nudge(name: str, tensor: Tensor) -> Tensor:
@@ -111,9 +114,7 @@ def test_parents_are_found_whatever_they_are_called(hydra: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_forged_member_is_caught_by_its_parents(
-    members: list[Path], tmp_path: Path, at: int
-) -> None:
+def test_a_forged_member_is_caught_by_its_parents(members: list[Path], tmp_path: Path, at: int) -> None:
     def nudge(name: str, tensor: Tensor) -> Tensor:
         return tensor * 1.0001 if name == f"blocks.{at}.mlp.fc1.weight" else tensor
 
@@ -165,11 +166,9 @@ def test_other_families(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["mean", "lstsq"])
-def test_a_repair_is_fitted_again_on_its_data(
-    tiny: MAKE, images: SPEC, tmp_path: Path, how: str
-) -> None:
+def test_a_repair_is_fitted_again_on_its_data(tiny: MAKE, images: SPEC, tmp_path: Path, how: str) -> None:
     data = images()
-    pruned = hs.prune(tiny(), method="random", keep=2, compensate=how, data=data, limit=20, out=tmp_path / "p").path  # fmt: skip
+    pruned = hs.prune(tiny(), method="random", keep=2, compensate=how, data=data, limit=20, out=tmp_path / "p").path
     name = f"p.safetensors, --compensate {how}"
     assert outcomes(verify(pruned, parents=tmp_path))[name] is None
     result = verify(pruned, parents=tmp_path, data=data)
@@ -189,7 +188,7 @@ def test_a_tuned_member_shows_what_was_frozen(tiny: MAKE, images: SPEC, tmp_path
     tiny()
     tuned = hs.finetune(
         tmp_path / "vit", data=images(), recipe="demo", set={"steps": "2"}, freeze="mlp,embedding", out=tmp_path / "t"
-    ).path  # fmt: skip
+    ).path
     found = outcomes(verify(tuned, parents=tmp_path))
     assert found["t.safetensors = finetune vit.safetensors, frozen"] is True
     assert found["t.safetensors = finetune vit.safetensors"] is None
@@ -198,10 +197,7 @@ def test_a_tuned_member_shows_what_was_frozen(tiny: MAKE, images: SPEC, tmp_path
         return tensor * 1.0001 if name == "blocks.0.mlp.fc1.weight" else tensor
 
     forged = edited(tuned, tmp_path / "forged.safetensors", nudge)
-    assert (
-        outcomes(verify(forged, parents=tmp_path))["forged.safetensors = finetune vit.safetensors"]
-        is False
-    )
+    assert outcomes(verify(forged, parents=tmp_path))["forged.safetensors = finetune vit.safetensors"] is False
 
 
 def test_numbers_that_are_none(tiny: MAKE, tmp_path: Path) -> None:
@@ -249,15 +245,13 @@ def test_a_parents_history_must_be_continued(members: list[Path], tmp_path: Path
         tmp_path / "other.safetensors",
         [Planned(n, i.dtype, i.shape, lambda n=n: whole(opened.tensors.read(n))) for n, i in opened.tensors.items()],
         lambda sha: rewritten(opened.manifest, weights_sha256=sha, history=(first, *opened.manifest.history[1:])),
-    )  # fmt: skip
+    )
     found = outcomes(verify(tmp_path / "other.safetensors", parents=tmp_path))
     assert found["other.safetensors = prune vit.safetensors"] is True
     assert found["other.safetensors, history"] is False
 
 
-def test_a_folder_that_may_not_be_read(
-    members: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_not_be_read(members: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(folder: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -269,10 +263,7 @@ def test_a_folder_that_may_not_be_read(
 def test_parts_that_contradict_each_other(hydra: Path, tmp_path: Path) -> None:
     side = tmp_path / "hydra.heads.json"
     text = side.read_text()
-    for wrong in (
-        text.replace('"trunk": 0', '"trunk": 2'),
-        text.replace('"seed": 2', '"seed": 5'),
-    ):
+    for wrong in (text.replace('"trunk": 0', '"trunk": 2'), text.replace('"seed": 2', '"seed": 5')):
         assert wrong != text
         side.write_text(wrong)
         result = verify(hydra)
@@ -305,10 +296,7 @@ def test_kept_heads_and_trunk_must_fit_the_tensors(hydra: Path, tmp_path: Path, 
 
 
 def test_the_command(
-    hydra: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    hydra: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["verify", "hydra"]) == 0

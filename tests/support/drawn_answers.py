@@ -6,8 +6,6 @@ import torch
 
 from hydrasurgeon.criteria.together.objective import Answers
 
-__all__ = ["CANDIDATES", "CLASSES", "ROWS", "answers"]
-
 CANDIDATES, ROWS, CLASSES = 7, 60, 4
 
 
@@ -23,4 +21,4 @@ def answers(seed: int = 0, rows: int = ROWS, count: int = CANDIDATES) -> list[An
     return [
         Answers(truth + 1.5 * drawn(rows, CLASSES), labels, (drawn(rows // 2, CLASSES), 2 * drawn(rows, CLASSES)))
         for _ in range(count)
-    ]  # fmt: skip
+    ]

@@ -15,11 +15,12 @@ from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
 
 def edited(path: Path, out: Path, change: Callable[[str, Tensor], Tensor], **fields: Any) -> Path:
-    """`path` with every tensor replaced by `change(name, tensor)`, and with other `fields` of the manifest, at `out`."""
+    """`path` with every tensor replaced by `change(name, tensor)`, and with other `fields` of the manifest, at
+    `out`."""
     source = open_checkpoint(path)
     planned = []
     for name, info in source.tensors.items():
         raw, dtype = to_raw(change(name, to_tensor(source.tensors.read(name), info.dtype).clone()))
         planned.append(Planned(name, dtype, raw.shape, lambda raw=raw: whole(raw)))
-    save(out, planned, lambda sha256: rewritten(source.manifest, **fields, weights_sha256=sha256), files=source.files)  # fmt: skip
+    save(out, planned, lambda sha256: rewritten(source.manifest, **fields, weights_sha256=sha256), files=source.files)
     return out

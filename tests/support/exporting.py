@@ -10,8 +10,6 @@ import torch
 
 from hydrasurgeon.sharing.program import TORCH
 
-__all__ = ["ONNX", "exports", "fed", "lacking", "onnx_writes"]
-
 exports = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2]) < TORCH,
     reason="torch is older than what graphs are captured with",

@@ -68,8 +68,11 @@ class _Handler(BaseHTTPRequestHandler):
         """The repository, or None after an answer that says why not."""
         repo = self.hub.repos.get(name)
         if self.headers.get("Authorization") and not self.known:
-            self.answer(401, {"error": "Invalid credentials in Authorization header"},
-                        X_Error_Message="Invalid credentials in Authorization header")  # fmt: skip
+            self.answer(
+                401,
+                {"error": "Invalid credentials in Authorization header"},
+                X_Error_Message="Invalid credentials in Authorization header",
+            )
         elif repo is None or (repo.private and not self.known):
             self.answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         elif repo.gated and "/api/" not in self.path:
@@ -103,10 +106,15 @@ class _Handler(BaseHTTPRequestHandler):
             tag = hashlib.sha1(content).hexdigest()
             return self.answer(200, content, ETag=f'"{tag}"', X_Repo_Commit=repo.sha)
         if parts[4:5] == ["tree"]:
-            rows = [{"type": "file", "path": p, "size": len(c), "oid": hashlib.sha1(c).hexdigest()} for p, c in repo.files.items()]  # fmt: skip
+            rows = [
+                {"type": "file", "path": p, "size": len(c), "oid": hashlib.sha1(c).hexdigest()}
+                for p, c in repo.files.items()
+            ]
             return self.answer(200, rows)
         siblings = [{"rfilename": file} for file in repo.files]
-        return self.answer(200, {"id": name, "sha": repo.sha, "private": repo.private, "siblings": siblings, "tags": []})  # fmt: skip
+        return self.answer(
+            200, {"id": name, "sha": repo.sha, "private": repo.private, "siblings": siblings, "tags": []}
+        )
 
     do_HEAD = do_GET
 
@@ -124,7 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
         name = "/".join(path.split("/")[3:5])
         repo = self.hub.repos[name]
         if "/preupload/" in path:
-            modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]]  # fmt: skip
+            modes = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+            ]
             return self.answer(200, {"files": modes})
         for line in body.splitlines():
             entry = json.loads(line)
@@ -133,7 +143,9 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 value = entry["value"]
                 repo.files[value["path"]] = base64.b64decode(value["content"])
-        return self.answer(200, {"commitUrl": f"{self.hub.url}/{name}/commit/{repo.sha}", "commitOid": repo.sha, "success": True})  # fmt: skip
+        return self.answer(
+            200, {"commitUrl": f"{self.hub.url}/{name}/commit/{repo.sha}", "commitOid": repo.sha, "success": True}
+        )
 
     def create(self, asked: dict[str, Any]) -> None:
         name = f"{asked.get('organization') or 'me'}/{asked['name']}"
@@ -156,7 +168,7 @@ def fake_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")  # fmt: skip
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub-cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)

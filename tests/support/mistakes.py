@@ -1,4 +1,5 @@
-"""Mistakes that users make: each with the command, the files it meets and the exit code; docs/errors.md is made from them."""
+"""Mistakes that users make: each with the command, the files it meets and the exit code; docs/errors.md is made from
+them."""
 
 from __future__ import annotations
 
@@ -18,8 +19,6 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-
-__all__ = ["CODES", "MISTAKES", "Mistake", "Outcome", "block", "page", "run_mistake", "scene"]
 
 CODES = {
     1: "a check that was asked for failed",
@@ -80,7 +79,11 @@ def spoiled(folder: Path) -> None:
     """The backbone with NaN in one tensor."""
     from edited import edited
 
-    edited(folder / "vit.safetensors", folder / "spoiled.safetensors", lambda name, tensor: tensor * (math.nan if name == "norm.bias" else 1))  # fmt: skip
+    edited(
+        folder / "vit.safetensors",
+        folder / "spoiled.safetensors",
+        lambda name, tensor: tensor * (math.nan if name == "norm.bias" else 1),
+    )
 
 
 def random_weights(path: Path, *, depth: int = 3, classes: int = 5) -> None:
@@ -153,8 +156,10 @@ def other_cascade(folder: Path) -> None:
 
     various(folder)
     data = str(folder / "val.npz")
-    hs.calibrate(folder / "hydra", data=data, ood_score="msp", cascade=True, max_drop=100, out=folder / "ready", device="cpu")  # fmt: skip
-    sidecar(lambda m: m["decision"]["cascade"].update(order=[0, 1, 2], steps=[1, 3]), "ready")(folder)  # fmt: skip
+    hs.calibrate(
+        folder / "hydra", data=data, ood_score="msp", cascade=True, max_drop=100, out=folder / "ready", device="cpu"
+    )
+    sidecar(lambda m: m["decision"]["cascade"].update(order=[0, 1, 2], steps=[1, 3]), "ready")(folder)
 
 
 def built(folder: Path) -> None:
@@ -162,7 +167,18 @@ def built(folder: Path) -> None:
     import hydrasurgeon as hs
 
     data, val = (str(folder / f"{name}.npz") for name in ("data", "val"))
-    hs.build(folder / "vit", data=data, val=val, criteria="magnitude", candidates=2, calibrate=False, dry_run=True, cache=folder / "work", out=folder / "h", device="cpu")  # fmt: skip
+    hs.build(
+        folder / "vit",
+        data=data,
+        val=val,
+        criteria="magnitude",
+        candidates=2,
+        calibrate=False,
+        dry_run=True,
+        cache=folder / "work",
+        out=folder / "h",
+        device="cpu",
+    )
 
 
 def loud(folder: Path) -> None:
@@ -170,7 +186,11 @@ def loud(folder: Path) -> None:
     from edited import edited
 
     various(folder)
-    edited(folder / "vit.safetensors", folder / "loud.safetensors", lambda name, tensor: tensor * (1e38 if name == "head.weight" else 1e20 if name.startswith("norm.") else 1))  # fmt: skip
+    edited(
+        folder / "vit.safetensors",
+        folder / "loud.safetensors",
+        lambda name, tensor: tensor * (1e38 if name == "head.weight" else 1e20 if name.startswith("norm.") else 1),
+    )
 
 
 def bent(folder: Path, path: Path | None = None) -> None:
@@ -227,12 +247,16 @@ def keys(folder: Path) -> None:
 
     for name in ("mine", "theirs"):
         private = ec.generate_private_key(ec.SECP256R1())
-        (folder / f"{name}.pem").write_bytes(private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ))  # fmt: skip
-        (folder / f"{name}.pub").write_bytes(private.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        ))  # fmt: skip
+        (folder / f"{name}.pem").write_bytes(
+            private.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        (folder / f"{name}.pub").write_bytes(
+            private.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
     sign(folder / "vit", key=folder / "mine.pem")
 
 
@@ -242,18 +266,21 @@ def tuned(folder: Path) -> None:
 
     for seed, name in enumerate("ab"):
         hs.finetune(
-            folder / name, data=str(folder / "data.npz"), recipe="demo", set={"epochs": "2", "lr": "0.01", "batch_size": "8"},
-            seed=seed, out=folder / f"{name}2", device="cpu",
-        )  # fmt: skip
+            folder / name,
+            data=str(folder / "data.npz"),
+            recipe="demo",
+            set={"epochs": "2", "lr": "0.01", "batch_size": "8"},
+            seed=seed,
+            out=folder / f"{name}2",
+            device="cpu",
+        )
 
 
 def ordered(folder: Path) -> None:
     """A removal order of three heads."""
     import hydrasurgeon as hs
 
-    hs.score(
-        folder / "vit", method="circuit", objective="acc", data=str(folder / "data.npz"), remove=3, device="cpu"
-    )  # fmt: skip
+    hs.score(folder / "vit", method="circuit", objective="acc", data=str(folder / "data.npz"), remove=3, device="cpu")
 
 
 def other_rows(folder: Path) -> None:
@@ -264,9 +291,17 @@ MISTAKES = (
     # 1: checks
     Mistake("Averaged MLPs are not the members", "fuse a2 b2 -o h --check data.npz --tolerance 1e-9", 1, tuned),
     Mistake("A figure beyond its limit", 'eval vit --data data.npz --assert "id.n>=100"', 1),
-    Mistake("Several, on several models", 'eval --predictions-in p.safetensors --predictions-in q.safetensors --assert "id.accuracy>0.9" --assert "p:members==3" --assert "id.ece<=1"', 1, lambda f: (predictions(f / "p.safetensors"), predictions(f / "q.safetensors", labels=np.arange(8) // 2))),
+    Mistake(
+        "Several, on several models",
+        'eval --predictions-in p.safetensors --predictions-in q.safetensors --assert "id.accuracy>0.9" --assert'
+        ' "p:members==3" --assert "id.ece<=1"',
+        1,
+        lambda f: (predictions(f / "p.safetensors"), predictions(f / "q.safetensors", labels=np.arange(8) // 2)),
+    ),
     Mistake("A bit of a tensor was changed", "verify hydra", 1, bent),
-    Mistake("Somebody else's signature", "verify vit --signature vit.sig --public-key theirs.pub", 1, keys, theirs=True),
+    Mistake(
+        "Somebody else's signature", "verify vit --signature vit.sig --public-key theirs.pub", 1, keys, theirs=True
+    ),
     # 2: the command line
     Mistake("No such command", "prun vit", 2, theirs=True),
     Mistake("No such option", "inspect vit --jsn", 2, theirs=True),
@@ -290,11 +325,19 @@ MISTAKES = (
     Mistake("A mask that is not there", "prune --mask gone.json vit", 2),
     Mistake("An objective that is none", "score --method circuit --objective odd --data data.npz vit", 2),
     Mistake("A search that is none", "score --method circuit --objective acc --search fats --data data.npz vit", 2),
-    Mistake("A refinement misspelt", "score --method circuit --objective acc --refine swaps --keep 2 --data data.npz vit", 2),
-    Mistake("A refinement for no amount", "score --method circuit --objective acc --refine swap --data data.npz vit", 2),
+    Mistake(
+        "A refinement misspelt", "score --method circuit --objective acc --refine swaps --keep 2 --data data.npz vit", 2
+    ),
+    Mistake(
+        "A refinement for no amount", "score --method circuit --objective acc --refine swap --data data.npz vit", 2
+    ),
     Mistake("Resamples of scores", "score --method taylor --bootstrap 10 --data data.npz vit", 2),
     Mistake("One resample", "score --method circuit --objective acc --bootstrap 1 --keep 2 --data data.npz vit", 2),
-    Mistake("An OOD score that no circuit can have", "score --method circuit --objective ood --ood-score mds --data data.npz --ood data.npz vit", 2),
+    Mistake(
+        "An OOD score that no circuit can have",
+        "score --method circuit --objective ood --ood-score mds --data data.npz --ood data.npz vit",
+        2,
+    ),
     Mistake("An objective without foreign data", "score --method circuit --objective ood --data data.npz vit", 2),
     Mistake("An output that is there", "prune --method random --keep 2 vit -o a", 2),
     Mistake("An output in no folder", "prune --method random --keep 2 vit -o nowhere/a", 2),
@@ -310,7 +353,9 @@ MISTAKES = (
     Mistake("A tolerance below zero", "fuse a b -o h --check data.npz --tolerance -1", 2),
     Mistake("Low-rank changes for other libraries", "calibrate a2 --data data.npz -o folder/", 2, paired),
     Mistake("A recipe misspelt", "finetune vit --data data.npz --recipe imagnet -o t", 2),
-    Mistake("A recipe whose package is not there", "finetune vit --data data.npz --recipe lora -o t", 6, without=("peft",)),
+    Mistake(
+        "A recipe whose package is not there", "finetune vit --data data.npz --recipe lora -o t", 6, without=("peft",)
+    ),
     Mistake("A field without a value", "finetune vit --data data.npz --recipe demo --set lr -o t", 2),
     Mistake("A field that no recipe has", "finetune vit --data data.npz --recipe demo --set learning_rate=1 -o t", 2),
     Mistake("A field out of its range", "finetune vit --data data.npz --recipe demo --set steps=0 -o t", 2),
@@ -320,9 +365,24 @@ MISTAKES = (
     Mistake("Nothing to evaluate on", "eval vit", 2),
     Mistake("An ensemble of one", "eval vit --data data.npz --ensemble", 2),
     Mistake("Dropout of a model without", "eval vit --data data.npz --mc-dropout 5", 4),
-    Mistake("Dropout of stored predictions", "eval --predictions-in p.safetensors --mc-dropout 5", 2, lambda f: predictions(f / "p.safetensors")),
-    Mistake("Logits to be written of no model", "eval --predictions-in p.safetensors --predictions q.safetensors", 2, lambda f: predictions(f / "p.safetensors")),
-    Mistake("Dropout for layers that have none", "finetune dinov2 --data data.npz --recipe demo --set classifier=fresh --set dropout=0.1 -o t", 4, dinov2),
+    Mistake(
+        "Dropout of stored predictions",
+        "eval --predictions-in p.safetensors --mc-dropout 5",
+        2,
+        lambda f: predictions(f / "p.safetensors"),
+    ),
+    Mistake(
+        "Logits to be written of no model",
+        "eval --predictions-in p.safetensors --predictions q.safetensors",
+        2,
+        lambda f: predictions(f / "p.safetensors"),
+    ),
+    Mistake(
+        "Dropout for layers that have none",
+        "finetune dinov2 --data data.npz --recipe demo --set classifier=fresh --set dropout=0.1 -o t",
+        4,
+        dinov2,
+    ),
     Mistake("Dropout of a hydra", "eval hydra --data data.npz --mc-dropout 5", 4),
     Mistake("One file for two models' logits", "eval vit a --data data.npz --predictions p.safetensors", 2),
     Mistake("A temperature to fit on nothing", "eval vit --data data.npz --temperature fit", 2),
@@ -331,17 +391,58 @@ MISTAKES = (
     Mistake("An OOD score that nobody fitted", "eval vit --data data.npz --ood-score rmds", 2),
     Mistake("A coverage of everything", "calibrate vit --data data.npz --coverage 1 -o c", 2),
     Mistake("A budget that is none", "build vit --data data.npz --val gone.npz --budget fast -o h", 2),
-    Mistake("Members chosen by foreign data that are not given", "build vit --data data.npz --val gone.npz --objective avg -o h", 2),
+    Mistake(
+        "Members chosen by foreign data that are not given",
+        "build vit --data data.npz --val gone.npz --objective avg -o h",
+        2,
+    ),
     Mistake("Weights that are not to be fitted", "build vit --data data.npz --val gone.npz --weights 2,1 -o h", 2),
     Mistake("Neither so many members nor auto", "build vit --data data.npz --val gone.npz --members many -o h", 2),
-    Mistake("A budget that no candidate is within", "build vit --data data.npz --val val.npz --criteria magnitude --budget macs=0.1 -o h", 4, various),
+    Mistake(
+        "A budget that no candidate is within",
+        "build vit --data data.npz --val val.npz --criteria magnitude --budget macs=0.1 -o h",
+        4,
+        various,
+    ),
     Mistake("A search of circuits misspelt", "build vit --data data.npz --val gone.npz --search fats -o h", 2),
-    Mistake("Candidates by a criterion that is none", "build vit --data data.npz --val gone.npz --criteria tailor -o h", 2),
-    Mistake("More members than candidates", "build vit --data data.npz --val val.npz --criteria magnitude --candidates 2 --members 5 -o h", 2, various),
-    Mistake("Another build's work folder", "build vit --data data.npz --val val.npz --criteria magnitude --cache work -o h", 2, lambda f: (various(f), built(f), various(f, rows=100))),
-    Mistake("Another model's scores in the work folder", "build vit --data data.npz --val val.npz --criteria magnitude --candidates 2 --no-calibrate --device cpu --cache work -o h", 3, lambda f: (various(f), built(f), [shutil.copy(f / f"small{end}", f / "work" / f"scored{end}") for end in (".safetensors", ".heads.json")])),
-    Mistake("Members to be tuned on data without labels", "build vit --data bare.npz --val data.npz --tune demo -o h", 5, lambda f: images(f / "bare.npz", classes=5, labels=False)),
-    Mistake("Members chosen by foreign data that they are tuned on", "build vit --data data.npz --val val.npz --ood data.npz -o h", 5, various),
+    Mistake(
+        "Candidates by a criterion that is none", "build vit --data data.npz --val gone.npz --criteria tailor -o h", 2
+    ),
+    Mistake(
+        "More members than candidates",
+        "build vit --data data.npz --val val.npz --criteria magnitude --candidates 2 --members 5 -o h",
+        2,
+        various,
+    ),
+    Mistake(
+        "Another build's work folder",
+        "build vit --data data.npz --val val.npz --criteria magnitude --cache work -o h",
+        2,
+        lambda f: (various(f), built(f), various(f, rows=100)),
+    ),
+    Mistake(
+        "Another model's scores in the work folder",
+        "build vit --data data.npz --val val.npz --criteria magnitude --candidates 2 --no-calibrate --device cpu"
+        " --cache work -o h",
+        3,
+        lambda f: (
+            various(f),
+            built(f),
+            [shutil.copy(f / f"small{end}", f / "work" / f"scored{end}") for end in (".safetensors", ".heads.json")],
+        ),
+    ),
+    Mistake(
+        "Members to be tuned on data without labels",
+        "build vit --data bare.npz --val data.npz --tune demo -o h",
+        5,
+        lambda f: images(f / "bare.npz", classes=5, labels=False),
+    ),
+    Mistake(
+        "Members chosen by foreign data that they are tuned on",
+        "build vit --data data.npz --val val.npz --ood data.npz -o h",
+        5,
+        various,
+    ),
     Mistake("Members chosen by what they are tuned on", "build vit --data data.npz --val data.npz -o h", 5),
     Mistake("Members that disagree, of a model without", "calibrate vit --data data.npz --ood-score mi -o c", 2),
     Mistake("A score of class names for a model without", "calibrate vit --data data.npz --ood-score mcm -o c", 2),
@@ -350,7 +451,12 @@ MISTAKES = (
     Mistake("A drop without a cascade", "calibrate hydra --data data.npz --max-drop 1 -o c", 2),
     Mistake("A drop and a budget", "calibrate hydra --data data.npz --cascade --max-drop 1 --budget 1.2 -o c", 2),
     Mistake("A drop below nothing", "calibrate hydra --data data.npz --cascade --max-drop -1 -o c", 2),
-    Mistake("A budget that buys no member", "calibrate hydra --data val.npz --ood-score msp --cascade --budget 0.1 -o c", 2, various),
+    Mistake(
+        "A budget that buys no member",
+        "calibrate hydra --data val.npz --ood-score msp --cascade --budget 0.1 -o c",
+        2,
+        various,
+    ),
     Mistake("An ensemble in a cascade", "eval a b --ensemble --cascade --data data.npz", 2),
     Mistake("A cascade to be timed on nothing", "bench hydra --cascade", 2),
     Mistake("A cascade to be compiled", "bench hydra --cascade --data data.npz --compile", 2),
@@ -365,7 +471,9 @@ MISTAKES = (
     Mistake("A corruption misspelt", "eval vit --data data.npz --corrupt gausian_noise", 2),
     Mistake("A severity that there is not", "eval vit --data data.npz --corrupt fog:6", 2),
     Mistake("A corruption of texts for images", "eval vit --data data.npz --corrupt typos", 2),
-    Mistake("One name for a corruption and a shift", "eval vit --data data.npz --corrupt fog:1 --shift fog:1=data.npz", 2),
+    Mistake(
+        "One name for a corruption and a shift", "eval vit --data data.npz --corrupt fog:1 --shift fog:1=data.npz", 2
+    ),
     Mistake("One name for two data sets", "eval vit --data x=data.npz --data x=data.npz", 2),
     Mistake("One name for two OOD sets", "eval vit --data data.npz --ood near:x=data.npz --ood far:x=data.npz", 2),
     Mistake("An assertion that is none", 'eval vit --data data.npz --assert "id.ece=0.1"', 2),
@@ -408,30 +516,133 @@ MISTAKES = (
     Mistake("Not a checkpoint", "inspect notes", 3, text("notes.safetensors", "hello, I am not a checkpoint")),
     Mistake("An empty file", "inspect none", 3, text("none.safetensors", "")),
     Mistake("A file that was cut off", "inspect vit", 3, lambda f: os.truncate(f / "vit.safetensors", 60_000)),
-    Mistake("A header that is cut off", "inspect half", 3, lambda f: (f / "half.safetensors").write_bytes(struct.pack("<Q", 4096) + b"{}")),
-    Mistake("A tensor with too few bytes", "inspect thin", 3, lambda f: (f / "thin.safetensors").write_bytes(header({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}, bytes(8)))),
-    Mistake("A tensor twice", "inspect two", 3, lambda f: (f / "two.safetensors").write_bytes(struct.pack("<Q", 18) + b'{"w": {}, "w": {}}')),
+    Mistake(
+        "A header that is cut off",
+        "inspect half",
+        3,
+        lambda f: (f / "half.safetensors").write_bytes(struct.pack("<Q", 4096) + b"{}"),
+    ),
+    Mistake(
+        "A tensor with too few bytes",
+        "inspect thin",
+        3,
+        lambda f: (f / "thin.safetensors").write_bytes(
+            header({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}, bytes(8))
+        ),
+    ),
+    Mistake(
+        "A tensor twice",
+        "inspect two",
+        3,
+        lambda f: (f / "two.safetensors").write_bytes(struct.pack("<Q", 18) + b'{"w": {}, "w": {}}'),
+    ),
     Mistake("A folder without a checkpoint", "inspect empty", 3, folder_of("empty")),
     Mistake("A pickled checkpoint", "inspect old", 3, folder_of("old", {"config.json": "{}", "pytorch_model.bin": ""})),
     Mistake("An architecture that cannot be told", "inspect odd", 3, bare("odd", {"encoder.weight": (4, 4)})),
-    Mistake("An architecture that is not known", "inspect odd --arch timm:vit_nope", 4, bare("odd", {"encoder.weight": (4, 4)})),
-    Mistake("A shard outside of the folder", "inspect shards", 3, folder_of("shards", {"config.json": '{"architecture": "vit_tiny_patch16_224", "num_classes": 5}', "model.safetensors.index.json": '{"weight_map": {"w": "../vit.safetensors"}}'})),
+    Mistake(
+        "An architecture that is not known",
+        "inspect odd --arch timm:vit_nope",
+        4,
+        bare("odd", {"encoder.weight": (4, 4)}),
+    ),
+    Mistake(
+        "A shard outside of the folder",
+        "inspect shards",
+        3,
+        folder_of(
+            "shards",
+            {
+                "config.json": '{"architecture": "vit_tiny_patch16_224", "num_classes": 5}',
+                "model.safetensors.index.json": '{"weight_map": {"w": "../vit.safetensors"}}',
+            },
+        ),
+    ),
     Mistake("Weights that are no numbers", "prune spoiled --method random --keep 2 -o m", 3, spoiled),
     Mistake("Half of a low-rank change", "inspect a2", 3, lambda f: paired(f, lora_a=None)),
     Mistake("A low-rank change of two ranks", "fuse a2 b2 -o h", 3, lambda f: paired(f, lora_a=(3, 32))),
-    Mistake("The state of an interrupted training, damaged", "finetune vit --data data.npz --recipe demo -o t --resume", 3, lambda f: (f / "t.training.safetensors").write_bytes(b"x")),
-    Mistake("The state of an interrupted search, damaged", "score vit --method circuit --objective acc --remove 2 --data data.npz --device cpu", 3, text("vit.circuit-acc.search.json", '{"hydrasurgeon.state": "hydrasurgeon.search/3", "identity": "{}", "position": "{}", "sha256": "0"}')),
-    Mistake("A work folder of an older version", "build vit --data data.npz --val val.npz --criteria magnitude --cache work -o h", 3, lambda f: (various(f), folder_of("work", {"build.json": '{"hydrasurgeon.state": "hydrasurgeon.build-state/1", "identity": "{}", "position": "{}", "sha256": "0"}'})(f))),
+    Mistake(
+        "The state of an interrupted training, damaged",
+        "finetune vit --data data.npz --recipe demo -o t --resume",
+        3,
+        lambda f: (f / "t.training.safetensors").write_bytes(b"x"),
+    ),
+    Mistake(
+        "The state of an interrupted search, damaged",
+        "score vit --method circuit --objective acc --remove 2 --data data.npz --device cpu",
+        3,
+        text(
+            "vit.circuit-acc.search.json",
+            '{"hydrasurgeon.state": "hydrasurgeon.search/3", "identity": "{}", "position": "{}", "sha256": "0"}',
+        ),
+    ),
+    Mistake(
+        "A work folder of an older version",
+        "build vit --data data.npz --val val.npz --criteria magnitude --cache work -o h",
+        3,
+        lambda f: (
+            various(f),
+            folder_of(
+                "work",
+                {
+                    "build.json": (
+                        '{"hydrasurgeon.state": "hydrasurgeon.build-state/1", "identity": "{}", "position": "{}",'
+                        ' "sha256": "0"}'
+                    )
+                },
+            )(f),
+        ),
+    ),
     Mistake("A manifest of other weights", "eval hydra --data data.npz", 3, bent),
-    Mistake("Two manifests that disagree", "inspect vit", 3, sidecar(lambda m: m["model"].update(labels=list("vwxyz")))),
+    Mistake(
+        "Two manifests that disagree", "inspect vit", 3, sidecar(lambda m: m["model"].update(labels=list("vwxyz")))
+    ),
     Mistake("A manifest that is not JSON", "inspect vit", 3, text("vit.heads.json", '{"format": ')),
-    Mistake("A manifest of a later version", "inspect vit", 3, sidecar(lambda m: m.update(format="hydrasurgeon.manifest/3"))),
+    Mistake(
+        "A manifest of a later version", "inspect vit", 3, sidecar(lambda m: m.update(format="hydrasurgeon.manifest/3"))
+    ),
     Mistake("A manifest with a key of somebody's", "inspect vit", 3, sidecar(lambda m: m.update(notes="ours"))),
-    Mistake("Heads that the model has not", "compare odd.heads.json a", 3, text("odd.heads.json", json.dumps({"format": "hydrasurgeon.manifest/1", "kind": "member", "model": {"family": "timm", "arch": "vit_tiny_patch16_224", "num_classes": 5}, "towers": {"vision": {"layers": 1, "heads": 4, "head_dim": 8, "dim": 32}}, "kept": {"vision": [[1, 9]]}, "weights_sha256": "0" * 64}))),
-    Mistake("A text model without its tokenizer", "score --method taylor --data texts.jsonl bert", 3, lambda f: (bert(f), (f / "bert" / "tokenizer.json").unlink(), (f / "bert" / "tokenizer_config.json").unlink(), text("texts.jsonl", '{"text": "good", "label": 0}\n')(f))),
+    Mistake(
+        "Heads that the model has not",
+        "compare odd.heads.json a",
+        3,
+        text(
+            "odd.heads.json",
+            json.dumps(
+                {
+                    "format": "hydrasurgeon.manifest/1",
+                    "kind": "member",
+                    "model": {"family": "timm", "arch": "vit_tiny_patch16_224", "num_classes": 5},
+                    "towers": {"vision": {"layers": 1, "heads": 4, "head_dim": 8, "dim": 32}},
+                    "kept": {"vision": [[1, 9]]},
+                    "weights_sha256": "0" * 64,
+                }
+            ),
+        ),
+    ),
+    Mistake(
+        "A text model without its tokenizer",
+        "score --method taylor --data texts.jsonl bert",
+        3,
+        lambda f: (
+            bert(f),
+            (f / "bert" / "tokenizer.json").unlink(),
+            (f / "bert" / "tokenizer_config.json").unlink(),
+            text("texts.jsonl", '{"text": "good", "label": 0}\n')(f),
+        ),
+    ),
     Mistake("A name that is none of the hub's", "inspect hf:a/b/c", 3),
-    Mistake("Another checkpoint's decision state", "predict vit --data data.npz", 3, lambda f: shutil.copy(decided(f), f / "vit.heads.json")),
-    Mistake("A decision state that somebody changed", "predict ready --data data.npz", 3, lambda f: bent(f, decided(f, "mds").with_name("ready.safetensors"))),
+    Mistake(
+        "Another checkpoint's decision state",
+        "predict vit --data data.npz",
+        3,
+        lambda f: shutil.copy(decided(f), f / "vit.heads.json"),
+    ),
+    Mistake(
+        "A decision state that somebody changed",
+        "predict ready --data data.npz",
+        3,
+        lambda f: bent(f, decided(f, "mds").with_name("ready.safetensors")),
+    ),
     Mistake("A cascade that nobody fitted", "eval hydra --cascade --data data.npz", 3),
     Mistake("Rows by a cascade that nobody fitted", "predict vit --cascade --data data.npz", 3),
     Mistake("Another hydra's cascade", "inspect ready", 3, other_cascade),
@@ -445,24 +656,68 @@ MISTAKES = (
     Mistake("Members of two backbones", "fuse a small -o h", 4),
     Mistake("A hydra cannot be a member", "fuse hydra a -o h", 4),
     Mistake("Heads that have nothing in common", "compare a small", 4),
-    Mistake("A decoder", "prune --method random --keep 2 bert -o m", 4, lambda f: bert(f, model_type="gpt2", architectures=["GPT2LMHeadModel"])),
-    Mistake("Code of somebody's", "prune --method random --keep 2 bert -o m", 4, lambda f: bert(f, auto_map={"AutoModel": "modeling.Mine"})),
-    Mistake("No transformer of heads", "inspect odd --arch timm:resnet50", 4, bare("odd", {"conv1.weight": (8, 3, 7, 7)})),
+    Mistake(
+        "A decoder",
+        "prune --method random --keep 2 bert -o m",
+        4,
+        lambda f: bert(f, model_type="gpt2", architectures=["GPT2LMHeadModel"]),
+    ),
+    Mistake(
+        "Code of somebody's",
+        "prune --method random --keep 2 bert -o m",
+        4,
+        lambda f: bert(f, auto_map={"AutoModel": "modeling.Mine"}),
+    ),
+    Mistake(
+        "No transformer of heads", "inspect odd --arch timm:resnet50", 4, bare("odd", {"conv1.weight": (8, 3, 7, 7)})
+    ),
     # 5: data
     Mistake("No such file", "eval vit --data dat.npz", 5),
     Mistake("No such kind of data", "eval vit --data table.xlsx", 5, text("table.xlsx", "x")),
-    Mistake("No images in it", "eval vit --data pixels.npz", 5, lambda f: np.savez(f / "pixels.npz", pixels=np.zeros((3, 8, 8), np.uint8))),
-    Mistake("Images of floats", "eval vit --data f.npz", 5, lambda f: np.savez(f / "f.npz", images=np.zeros((3, 8, 8)), labels=np.arange(3))),
+    Mistake(
+        "No images in it",
+        "eval vit --data pixels.npz",
+        5,
+        lambda f: np.savez(f / "pixels.npz", pixels=np.zeros((3, 8, 8), np.uint8)),
+    ),
+    Mistake(
+        "Images of floats",
+        "eval vit --data f.npz",
+        5,
+        lambda f: np.savez(f / "f.npz", images=np.zeros((3, 8, 8)), labels=np.arange(3)),
+    ),
     Mistake("Not an .npz file", "eval vit --data text.npz", 5, text("text.npz", "hello")),
     Mistake("Labels beyond the classes", "eval vit --data seven.npz", 5, lambda f: images(f / "seven.npz", classes=7)),
     Mistake("No labels", "eval vit --data bare.npz", 5, lambda f: images(f / "bare.npz", classes=5, labels=False)),
-    Mistake("Corruptions of data without labels", "eval vit --data bare.npz --corrupt all", 5, lambda f: images(f / "bare.npz", classes=5, labels=False)),
-    Mistake("Fewer samples than a head has dimensions", "probe vit --data data.npz --ood data.npz --limit 7 --device cpu", 5),
+    Mistake(
+        "Corruptions of data without labels",
+        "eval vit --data bare.npz --corrupt all",
+        5,
+        lambda f: images(f / "bare.npz", classes=5, labels=False),
+    ),
+    Mistake(
+        "Fewer samples than a head has dimensions", "probe vit --data data.npz --ood data.npz --limit 7 --device cpu", 5
+    ),
     Mistake("An empty folder", "eval vit --data none", 5, folder_of("none")),
-    Mistake("A picture that is none", "eval vit --data folder", 5, folder_of("folder", {f"{name}/x.png": "hello" for name in "abcde"})),
-    Mistake("A line that is not JSON", "eval vit --data d.jsonl", 5, text("d.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "la')),
+    Mistake(
+        "A picture that is none",
+        "eval vit --data folder",
+        5,
+        folder_of("folder", {f"{name}/x.png": "hello" for name in "abcde"}),
+    ),
+    Mistake(
+        "A line that is not JSON",
+        "eval vit --data d.jsonl",
+        5,
+        text("d.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "la'),
+    ),
     Mistake("No column to read", "eval vit --data d.csv", 5, text("d.csv", "words,label\na,0\n")),
-    Mistake("Texts for a model of images", "eval vit --data d.jsonl", 5, text("d.jsonl", '{"text": "good film", "label": 0}\n')),
+    Mistake(
+        "Texts for a model of images",
+        "eval vit --data d.jsonl",
+        5,
+        text("d.jsonl", '{"text": "good film", "label": 0}\n'),
+    ),
     Mistake("A demo set misspelt", "eval vit --data demo:tets", 5),
     Mistake("A hub set without a split", "eval vit --data hf:cifar100", 5),
     Mistake("A slice of a hub set that is none", "eval vit --data hf:cifar100:test[3000]", 5),
@@ -471,20 +726,68 @@ MISTAKES = (
     Mistake("Foreign data that is not there", "eval vit --data data.npz --ood near:far=gone.npz", 5),
     Mistake("Predictions that are not there", "eval --predictions-in gone.safetensors", 5),
     Mistake("Predictions that are none", "eval --predictions-in vit.safetensors", 5),
-    Mistake("Predictions about other samples", "eval --ensemble --predictions-in p.safetensors --predictions-in q.safetensors", 5, lambda f: (predictions(f / "p.safetensors"), predictions(f / "q.safetensors", labels=np.arange(8) // 2))),
+    Mistake(
+        "Predictions about other samples",
+        "eval --ensemble --predictions-in p.safetensors --predictions-in q.safetensors",
+        5,
+        lambda f: (predictions(f / "p.safetensors"), predictions(f / "q.safetensors", labels=np.arange(8) // 2)),
+    ),
     Mistake("A promise that takes more samples", "calibrate vit --data data.npz --ood-score msp --risk 0.01 -o c", 5),
-    Mistake("Three validation samples", "calibrate vit --data three.npz -o c", 5, lambda f: images(f / "three.npz", classes=3, rows=3)),
-    Mistake("A coverage that takes more samples", "calibrate vit --data val.npz --ood-score msp --coverage 0.999 -o c", 5, various),
-    Mistake("A threshold that takes more samples", "calibrate vit --data val.npz --ood-score msp --id-flagged 0.001 -o c", 5, various),
-    Mistake("A risk that no threshold keeps", "calibrate vit --data val.npz --ood-score msp --risk 0.1 -o c", 5, various),
-    Mistake("One class of five", "calibrate vit --data val.npz --ood-score mds -o c", 5, lambda f: various(f, classes=1)),
-    Mistake("Labels beyond the model's classes", "calibrate vit --data val.npz -o c", 5, lambda f: various(f, classes=8)),
-    Mistake("Samples that are all the same", "calibrate vit --data val.npz --ood-score rmds -o c", 5, lambda f: np.savez(f / "val.npz", images=np.zeros((100, 28, 28), np.uint8), labels=np.arange(100) % 5)),
-    Mistake("Neighbours that are too few", "calibrate vit --data val.npz --ood-score knn -o c", 5, lambda f: various(f, rows=60)),
-    Mistake("Training data that are the validation data", "calibrate vit --data val.npz --fit-data val.npz -o c", 5, various),
+    Mistake(
+        "Three validation samples",
+        "calibrate vit --data three.npz -o c",
+        5,
+        lambda f: images(f / "three.npz", classes=3, rows=3),
+    ),
+    Mistake(
+        "A coverage that takes more samples",
+        "calibrate vit --data val.npz --ood-score msp --coverage 0.999 -o c",
+        5,
+        various,
+    ),
+    Mistake(
+        "A threshold that takes more samples",
+        "calibrate vit --data val.npz --ood-score msp --id-flagged 0.001 -o c",
+        5,
+        various,
+    ),
+    Mistake(
+        "A risk that no threshold keeps", "calibrate vit --data val.npz --ood-score msp --risk 0.1 -o c", 5, various
+    ),
+    Mistake(
+        "One class of five", "calibrate vit --data val.npz --ood-score mds -o c", 5, lambda f: various(f, classes=1)
+    ),
+    Mistake(
+        "Labels beyond the model's classes", "calibrate vit --data val.npz -o c", 5, lambda f: various(f, classes=8)
+    ),
+    Mistake(
+        "Samples that are all the same",
+        "calibrate vit --data val.npz --ood-score rmds -o c",
+        5,
+        lambda f: np.savez(f / "val.npz", images=np.zeros((100, 28, 28), np.uint8), labels=np.arange(100) % 5),
+    ),
+    Mistake(
+        "Neighbours that are too few",
+        "calibrate vit --data val.npz --ood-score knn -o c",
+        5,
+        lambda f: various(f, rows=60),
+    ),
+    Mistake(
+        "Training data that are the validation data", "calibrate vit --data val.npz --fit-data val.npz -o c", 5, various
+    ),
     Mistake("Foreign data that are the validation data", "calibrate vit --data data.npz --ood data.npz -o c", 5),
-    Mistake("Predictions without labels", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", labels=None)),
-    Mistake("Predictions of other classes in one table", "eval vit --data data.npz --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors")),
+    Mistake(
+        "Predictions without labels",
+        "eval --predictions-in p.safetensors",
+        5,
+        lambda f: predictions(f / "p.safetensors", labels=None),
+    ),
+    Mistake(
+        "Predictions of other classes in one table",
+        "eval vit --data data.npz --predictions-in p.safetensors",
+        5,
+        lambda f: predictions(f / "p.safetensors"),
+    ),
     Mistake("A reference that no result is called", "eval vit a --data data.npz --html r.html --reference b", 2),
     Mistake("A reference without a report", "eval vit a --data data.npz --reference a", 2),
     Mistake("A report that is there already", "eval vit --data data.npz --html r.html", 2, text("r.html", "mine")),
@@ -492,23 +795,57 @@ MISTAKES = (
     Mistake("A page and a table on one stream", "eval vit --data data.npz --html - --markdown -", 2),
     Mistake("A graph on stdout", "export vit -o -", 2),
     Mistake("Two results on one stream", "eval vit --data data.npz --json - --markdown -", 2),
-    Mistake("Predictions that are not finite", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32))),
-    Mistake("Predictions without the score that is asked for", "eval --predictions-in p.safetensors --ood-score vilo", 2, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(8, np.float32)})),
-    Mistake("A score for other samples", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(7, np.float32)})),
-    Mistake("Predictions with a label too high", "eval --predictions-in p.safetensors", 5, lambda f: predictions(f / "p.safetensors", labels=np.arange(8))),
-    Mistake("Models of different classes", "eval vit ten --data data.npz", 5, lambda f: random_weights(f / "ten", classes=10)),
+    Mistake(
+        "Predictions that are not finite",
+        "eval --predictions-in p.safetensors",
+        5,
+        lambda f: predictions(f / "p.safetensors", logits=np.full((8, 1, 4), np.nan, np.float32)),
+    ),
+    Mistake(
+        "Predictions without the score that is asked for",
+        "eval --predictions-in p.safetensors --ood-score vilo",
+        2,
+        lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(8, np.float32)}),
+    ),
+    Mistake(
+        "A score for other samples",
+        "eval --predictions-in p.safetensors",
+        5,
+        lambda f: predictions(f / "p.safetensors", **{"scores.vilu": np.zeros(7, np.float32)}),
+    ),
+    Mistake(
+        "Predictions with a label too high",
+        "eval --predictions-in p.safetensors",
+        5,
+        lambda f: predictions(f / "p.safetensors", labels=np.arange(8)),
+    ),
+    Mistake(
+        "Models of different classes",
+        "eval vit ten --data data.npz",
+        5,
+        lambda f: random_weights(f / "ten", classes=10),
+    ),
     # 6: packages
     Mistake("CAHP without its packages", "score --method cahp --data data.npz vit", 6, without=("kmedoids", "kneed")),
     Mistake("ONNX without its packages", "export vit", 6, without=("onnx", "onnxscript", "onnxruntime")),
     Mistake("A picture without matplotlib", "bench vit --plot p.svg", 6, without=("matplotlib",)),
-    Mistake("A front without matplotlib", "build vit --data data.npz --val gone.npz --plot front.png -o h", 6, without=("matplotlib",)),
-    Mistake("A heat map without matplotlib", "score --method magnitude vit -o h --plot p.svg", 6, without=("matplotlib",)),
-    Mistake("A probe's picture without matplotlib", "probe vit --data data.npz --plot p.svg", 6, without=("matplotlib",)),
+    Mistake(
+        "A front without matplotlib",
+        "build vit --data data.npz --val gone.npz --plot front.png -o h",
+        6,
+        without=("matplotlib",),
+    ),
+    Mistake(
+        "A heat map without matplotlib", "score --method magnitude vit -o h --plot p.svg", 6, without=("matplotlib",)
+    ),
+    Mistake(
+        "A probe's picture without matplotlib", "probe vit --data data.npz --plot p.svg", 6, without=("matplotlib",)
+    ),
     Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
     Mistake("A tracker without its package", "eval vit --data data.npz --log mlflow", 6, without=("mlflow",)),
     Mistake("A tracker misspelt", "eval vit --data data.npz --log wandbb", 2),
     Mistake("Signing without its package", "sign vit --key mine.pem", 6, keys, without=("model_signing",)),
-)  # fmt: skip
+)
 
 
 def run_mistake(mistake: Mistake, folder: Path) -> Outcome:
@@ -521,7 +858,7 @@ def run_mistake(mistake: Mistake, folder: Path) -> Outcome:
     silent = contextlib.redirect_stdout(io.StringIO())
     # On a slow machine progress would be among what is said.
     patient = mock.patch("hydrasurgeon.render.bar.PLAIN_EVERY_SECONDS", math.inf)
-    with _inside(folder), _lacking(mistake.without), patient, contextlib.redirect_stderr(err), silent:  # fmt: skip
+    with _inside(folder), _lacking(mistake.without), patient, contextlib.redirect_stderr(err), silent:
         code = run(shlex.split(mistake.line))
     message = err.getvalue()
     after = _files(folder)
@@ -535,7 +872,11 @@ KEPT = {"h.build", "work"}
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and not KEPT & {*path.parts}}  # fmt: skip
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not KEPT & {*path.parts}
+    }
 
 
 @contextlib.contextmanager
@@ -565,9 +906,7 @@ def _without_figures(message: str) -> str:
 
 def block(mistake: Mistake, message: str) -> str:
     """Its place in docs/errors.md."""
-    return (
-        f"**{mistake.what}.** `hydrasurgeon {mistake.line}`\n\n```text\n{message.rstrip()}\n```\n"
-    )
+    return f"**{mistake.what}.** `hydrasurgeon {mistake.line}`\n\n```text\n{message.rstrip()}\n```\n"
 
 
 def page(messages: list[str]) -> str:
@@ -575,7 +914,7 @@ def page(messages: list[str]) -> str:
     parts = [HEAD.format(count=len(MISTAKES))]
     for code, about in CODES.items():
         parts.append(f"## Exit code {code}: {about}\n")
-        parts += [block(m, said) for m, said in zip(MISTAKES, messages, strict=True) if m.code == code]  # fmt: skip
+        parts += [block(m, said) for m, said in zip(MISTAKES, messages, strict=True) if m.code == code]
     return "\n".join(parts)
 
 

@@ -7,8 +7,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["VALUES", "mutations", "places", "replaced", "sample", "texts"]
-
 
 def _deep(depth: int) -> Any:
     value: Any = 1
@@ -19,10 +17,39 @@ def _deep(depth: int) -> Any:
 
 # None of them is what a field that counts, names or lists something expects; each broke something once.
 VALUES: tuple[Any, ...] = (
-    None, [], {}, "", "x", "x" * 5_000, "\x1b[2J\x00\n", "../../x", -1, 0, 1, 3, 7, 1_000_000_007, 2**31, 2**70, -(2**70),
-    0.5, 1e308, -0.0, float("nan"), float("inf"), True, False, [0], [[]], ["a"], [1, 2, 3, 4, 5], {"a": 1}, {"": {}},
-    _deep(10), _deep(200),
-)  # fmt: skip
+    None,
+    [],
+    {},
+    "",
+    "x",
+    "x" * 5_000,
+    "\x1b[2J\x00\n",
+    "../../x",
+    -1,
+    0,
+    1,
+    3,
+    7,
+    1_000_000_007,
+    2**31,
+    2**70,
+    -(2**70),
+    0.5,
+    1e308,
+    -0.0,
+    float("nan"),
+    float("inf"),
+    True,
+    False,
+    [0],
+    [[]],
+    ["a"],
+    [1, 2, 3, 4, 5],
+    {"a": 1},
+    {"": {}},
+    _deep(10),
+    _deep(200),
+)
 Place = tuple[str | int, ...]
 
 
@@ -80,7 +107,7 @@ def mutations(value: Any) -> Iterator[tuple[str, Any]]:
         yield f"{name} taken away", removed(value, place)
         if isinstance(place[-1], str):
             yield f"{name} renamed", renamed(value, place, f"{place[-1]}_")
-            yield f"{name} beside itself", replaced(value, (*place[:-1], "unknown"), _at(value, place))  # fmt: skip
+            yield f"{name} beside itself", replaced(value, (*place[:-1], "unknown"), _at(value, place))
         else:
             yield f"{name} doubled", doubled(value, place)
 

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Peak"]
-
 
 class Peak(TorchDispatchMode):
     """Within the block, the most bytes of tensors made in it that lived at one time."""
@@ -42,4 +40,4 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [each for one in value for each in _tensors(one)] if isinstance(value, list | tuple) else []  # fmt: skip
+    return [each for one in value for each in _tensors(one)] if isinstance(value, list | tuple) else []

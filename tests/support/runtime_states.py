@@ -6,8 +6,6 @@ from hydrasurgeon.decision.conformal import Conformal
 from hydrasurgeon.decision.gate import Cascade, Gate
 from hydrasurgeon.decision.state import OodRule, State
 
-__all__ = ["open_gate"]
-
 
 def open_gate(order: tuple[int, ...], low: float = -1.0) -> State:
     """A cascade in this order; every row goes on whose msp is at least `low`."""

@@ -22,23 +22,11 @@ from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.heads import Head
 
-__all__ = [
-    "Slow",
-    "algorithm_1",
-    "everything",
-    "problem_of",
-    "slow_attribution",
-    "slow_chance",
-    "slow_swaps",
-]
-
 HEAD_DIM = 8
 """Of the tiny ViT."""
 
 
-def everything(
-    spec: str, transform: Callable[..., torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def everything(spec: str, transform: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     samples = open_data(spec)
     (batch,) = Batches(samples, transform, batch_size=len(samples))
     return batch.inputs, batch.labels
@@ -66,9 +54,7 @@ def algorithm_1(
         logits, outside = model.module(x).double(), model.module(foreign_x).double()
         acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
         foreign, familiar = (ON_LOGITS[ood_score](z[:, None], 1.0) for z in (outside, logits))
-        above = int((foreign[:, None] > familiar).sum()) * 2 + int(
-            (foreign[:, None] == familiar).sum()
-        )
+        above = int((foreign[:, None] > familiar).sum()) * 2 + int((foreign[:, None] == familiar).sum())
         auroc = Fraction(above, 2 * len(foreign) * len(familiar))
         return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
 
@@ -108,11 +94,16 @@ def problem_of(
     anatomy = open_checkpoint(path).family.anatomy(module)
     held = [Held.of([x], torch.device("cpu"), dtype) for x in (inside, outside)]
     return Problem(
-        module=module, anatomy=anatomy, id_inputs=held[0], labels=labels, ood_inputs=held[1],
+        module=module,
+        anatomy=anatomy,
+        id_inputs=held[0],
+        labels=labels,
+        ood_inputs=held[1],
         objective=Objective(objective, len(inside), len(outside)),
         candidates=tuple(Head(s.tower, s.layer, h) for s in anatomy.sites for h in s.heads),
-        batch_size=batch_size, together=64,
-    )  # fmt: skip
+        batch_size=batch_size,
+        together=64,
+    )
 
 
 class Slow:
@@ -123,14 +114,14 @@ class Slow:
         self.module, self.objective = model.module.requires_grad_(False), objective
         self.x, self.y = everything(data, model.transform)
         self.foreign, _ = everything(ood, model.transform)
-        self.heads = [("vision", la, h) for la, row in enumerate(model.manifest.kept["vision"]) for h in row]  # fmt: skip
+        self.heads = [("vision", la, h) for la, row in enumerate(model.manifest.kept["vision"]) for h in row]
 
     def logits(self, x: Tensor, factors: Tensor) -> Tensor:
         """With each head's output times its factor."""
         hooks = []
         for layer, block in enumerate(self.module.blocks):
-            mine = torch.cat([factors[i].expand(HEAD_DIM) for i, (_, la, _) in enumerate(self.heads) if la == layer])  # fmt: skip
-            hooks.append(block.attn.proj.register_forward_pre_hook(lambda _, args, mine=mine: (args[0] * mine,)))  # fmt: skip
+            mine = torch.cat([factors[i].expand(HEAD_DIM) for i, (_, la, _) in enumerate(self.heads) if la == layer])
+            hooks.append(block.attn.proj.register_forward_pre_hook(lambda _, args, mine=mine: (args[0] * mine,)))
         try:
             return self.module(x).double()
         finally:
@@ -152,7 +143,8 @@ class Slow:
         ]
 
     def effects(self, off: Collection[Any]) -> list[list[list[float]]]:
-        """[margin, ID, OOD][sample][head]: what one head more (of those that are off) or less changes, to first order."""
+        """[margin, ID, OOD][sample][head]: what one head more (of those that are off) or less changes, to first
+        order."""
         signs = torch.tensor([1.0 if head in off else -1.0 for head in self.heads])
 
         def gradient(x: Tensor, answer: Callable[[Tensor], Tensor]) -> list[float]:
@@ -164,7 +156,7 @@ class Slow:
             [gradient(x, lambda z, y=y: _margin(z, int(y))) for x, y in zip(self.x, self.y, strict=True)],
             [gradient(x, _odds) for x in self.x],
             [gradient(x, _odds) for x in self.foreign],
-        ]  # fmt: skip
+        ]
 
     def points(self, answers: list[list[float]]) -> Fraction:
         margin, familiar, foreign = answers
@@ -173,9 +165,7 @@ class Slow:
         auroc = Fraction(above, 2 * len(familiar) * len(foreign))
         return {"acc": right, "ood": auroc, "avg": (right + auroc) / 2}[self.objective]
 
-    def predicted(
-        self, answers: list[list[float]], effects: list[list[list[float]]], *heads: Any
-    ) -> list[list[float]]:
+    def predicted(self, answers: list[list[float]], effects: list[list[list[float]]], *heads: Any) -> list[list[float]]:
         """These answers, with the effects of these heads added."""
         at = [self.heads.index(head) for head in heads]
         return [
@@ -216,17 +206,15 @@ def slow_chance(objective: str, before: list[list[float]], after: list[list[floa
         inside = [answer * (m > 0) + pair * fmean(row) for m, row in zip(margin, won, strict=True)]
         return inside, [pair * fmean(column) for column in zip(*won, strict=True)]
 
-    changes = [
-        [b - a for a, b in zip(*sides, strict=True)]
-        for sides in zip(parts(before), parts(after), strict=True)
-    ]
+    changes = [[b - a for a, b in zip(*sides, strict=True)] for sides in zip(parts(before), parts(after), strict=True)]
     return math.sqrt(sum(variance(change) / len(change) for change in changes))
 
 
 def slow_swaps(
     path: Path, data: str, ood: str, objective: str, removed: Sequence[Any], most: int, sure: float
 ) -> tuple[list[Any], list[tuple[Any, Any, float]], int]:
-    """Swaps named by first-order effects, each measured on every sample; those that gain `sure` standard errors are made."""
+    """Swaps named by first-order effects, each measured on every sample; those that gain `sure` standard errors are
+    made."""
     slow = Slow(path, data, ood, objective)
     gone, swaps, spent, unsure = list(removed), list[tuple[Any, Any, float]](), 0, 0
     better = True
@@ -234,15 +222,11 @@ def slow_swaps(
         better = False
         answers, effects = slow.answers(gone), slow.effects(gone)
         left = [head for head in slow.heads if head not in gone]
-        alone = {
-            b: slow.points(slow.predicted(answers, effects, b)) for b in slow.heads if b in gone
-        }
+        alone = {b: slow.points(slow.predicted(answers, effects, b)) for b in slow.heads if b in gone}
         named = []
         for back in sorted(alone, key=lambda b: -alone[b])[:RETURNING]:
             pairs = {h: slow.points(slow.predicted(answers, effects, back, h)) for h in left}
-            named.append(
-                (max(pairs.values()), back, sorted(pairs, key=lambda h: -pairs[h])[:NAMED])
-            )
+            named.append((max(pairs.values()), back, sorted(pairs, key=lambda h: -pairs[h])[:NAMED]))
         for _, back, instead in sorted(named, key=lambda one: -one[0]):
             if spent + 1 + len(instead) > most:
                 return gone, swaps, unsure

@@ -78,19 +78,32 @@ def tokenizer(folder: Path) -> None:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=made, cls_token="[CLS]", pad_token="[PAD]", sep_token="[SEP]", unk_token="[UNK]",
+        tokenizer_object=made,
+        cls_token="[CLS]",
+        pad_token="[PAD]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
         model_max_length=24,
-    ).save_pretrained(folder)  # fmt: skip
+    ).save_pretrained(folder)
 
 
 TEXT = {
-    "hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 48,
-    "vocab_size": len(VOCAB), "max_position_embeddings": 32, "pad_token_id": 1,
-}  # fmt: skip
+    "hidden_size": DIM,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 48,
+    "vocab_size": len(VOCAB),
+    "max_position_embeddings": 32,
+    "pad_token_id": 1,
+}
 IMAGE = {
-    "hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 48,
-    "image_size": 28, "patch_size": 7,
-}  # fmt: skip
+    "hidden_size": DIM,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 48,
+    "image_size": 28,
+    "patch_size": 7,
+}
 
 
 def transformers_model(cls: str, config: dict[str, Any], seed: int = 0) -> Any:
@@ -120,9 +133,7 @@ def hf(name: str, tower: str, cls: str, **config: Any) -> Family:
         import transformers
 
         model = getattr(transformers, cls).from_pretrained(folder).eval()
-        return lambda inputs: (
-            model(**inputs) if isinstance(inputs, dict) else model(inputs)
-        ).logits.detach()
+        return lambda inputs: (model(**inputs) if isinstance(inputs, dict) else model(inputs)).logits.detach()
 
     return Family(name, tower, write, stock)
 
@@ -130,9 +141,17 @@ def hf(name: str, tower: str, cls: str, **config: Any) -> Family:
 def modernbert(name: str, **config: Any) -> Family:
     """A global layer and two local ones, whose windows are smaller than the texts."""
     return hf(
-        name, "text", "ModernBertForSequenceClassification", local_attention=4, reference_compile=False,
-        bos_token_id=0, cls_token_id=0, eos_token_id=2, sep_token_id=2, **config,
-    )  # fmt: skip
+        name,
+        "text",
+        "ModernBertForSequenceClassification",
+        local_attention=4,
+        reference_compile=False,
+        bos_token_id=0,
+        cls_token_id=0,
+        eos_token_id=2,
+        sep_token_id=2,
+        **config,
+    )
 
 
 def timm_family(name: str, architecture: str, **more: Any) -> Family:
@@ -175,7 +194,7 @@ CLIP = {
     "embed_dim": 16,
     "vision_cfg": {"image_size": 28, "patch_size": 7, "layers": LAYERS, "width": DIM, "head_width": 8},
     "text_cfg": {"context_length": 12, "width": DIM, "heads": HEADS, "layers": LAYERS},
-}  # fmt: skip
+}
 NAMES = ("cat", "dog", "bird")
 
 
@@ -229,8 +248,13 @@ FAMILIES = {
         hf("BERT", "text", "BertForSequenceClassification"),
         hf("RoBERTa", "text", "RobertaForSequenceClassification", type_vocab_size=1),
         hf(
-            "DistilBERT", "text", "DistilBertForSequenceClassification",
-            dim=DIM, n_layers=LAYERS, n_heads=HEADS, hidden_dim=48,
+            "DistilBERT",
+            "text",
+            "DistilBertForSequenceClassification",
+            dim=DIM,
+            n_layers=LAYERS,
+            n_heads=HEADS,
+            hidden_dim=48,
         ),
         hf("ELECTRA", "text", "ElectraForSequenceClassification", embedding_size=16),
         hf("MPNet", "text", "MPNetForSequenceClassification"),
@@ -242,7 +266,7 @@ FAMILIES = {
         hf("DINOv2", "vision", "Dinov2ForImageClassification", mlp_ratio=2),
         Family("OpenCLIP", "vision", write_clip, stock_clip, ("vision", "text"), "open_clip"),
     )
-}  # fmt: skip
+}
 
 # No two of them share their blocks, their tensors' layout or their library; the others are like one of them.
 QUICK = ("timm ViT", "DINOv3", "BERT", "ModernBERT", "OpenCLIP")
@@ -251,9 +275,7 @@ QUICK = ("timm ViT", "DINOv3", "BERT", "ModernBERT", "OpenCLIP")
 def thoroughly(*names: str) -> list[Any]:
     """These families, or all; what takes seconds each is tried on one of a kind, and on the rest in the slow tests."""
     return [
-        pytest.param(
-            FAMILIES[n], id=n.replace(" ", "-"), marks=() if n in QUICK else pytest.mark.slow
-        )
+        pytest.param(FAMILIES[n], id=n.replace(" ", "-"), marks=() if n in QUICK else pytest.mark.slow)
         for n in names or FAMILIES
     ]
 

@@ -12,9 +12,6 @@ from tiny_families import Family
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 
-__all__ = ["KEPTS", "RAGGED", "logits", "member", "tune"]
-
-
 RAGGED = [[0, 2, 3], [], [1]]
 KEPTS = ([[0, 1, 2, 3], [0, 1], [1, 2, 3]], [[0, 1, 2, 3], [1, 3], [0]], [[0, 1, 2, 3], [], [0, 2]])
 
@@ -45,10 +42,5 @@ def tune(path: Path, out: Path, seed: int) -> Path:
         tensor = to_tensor(opened.tensors.read(name), info.dtype)
         raw, dtype = to_raw(tensor + 0.05 * torch.randn(tensor.shape, generator=generator))
         planned.append(Planned(name, dtype, info.shape, lambda raw=raw: whole(raw)))
-    save(
-        out,
-        planned,
-        lambda sha256: rewritten(opened.manifest, weights_sha256=sha256),
-        files=opened.files,
-    )
+    save(out, planned, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256), files=opened.files)
     return out

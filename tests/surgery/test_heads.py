@@ -21,9 +21,7 @@ from hydrasurgeon.heads import (
 )
 
 masks = st.integers(1, 5).flatmap(
-    lambda heads: st.lists(
-        st.lists(st.booleans(), min_size=heads, max_size=heads), min_size=1, max_size=5
-    )
+    lambda heads: st.lists(st.lists(st.booleans(), min_size=heads, max_size=heads), min_size=1, max_size=5)
 )
 
 
@@ -57,8 +55,11 @@ def test_removal_order_breaks_ties_by_place() -> None:
     kept = {"v": ((0, 1), (0, 1))}
     scores = {"v": [[0.5, 0.1], [0.1, 0.0]]}
     assert removal_order(scores, all_heads(kept)) == [
-        Head("v", 1, 1), Head("v", 0, 1), Head("v", 1, 0), Head("v", 0, 0),
-    ]  # fmt: skip
+        Head("v", 1, 1),
+        Head("v", 0, 1),
+        Head("v", 1, 0),
+        Head("v", 0, 0),
+    ]
 
 
 def test_layer_ranges() -> None:

@@ -1,4 +1,5 @@
-"""Low-rank pairs in files: a matrix runs as W + B A, a hydra stores W once, and whatever is cut or written keeps that."""
+"""Low-rank pairs in files: a matrix runs as W + B A, a hydra stores W once, and whatever is cut or written keeps
+that."""
 
 from __future__ import annotations
 
@@ -72,10 +73,11 @@ def vit(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("family", thoroughly())
 def test_a_hydra_of_changes_answers_as_its_members(family: Family, tmp_path: Path) -> None:
-    """Members that keep other heads and have other changes: W is stored once, and each runs the very weights it ran alone."""
+    """Members that keep other heads and have other changes: W is stored once, and each runs the very weights it ran
+    alone."""
     family.write(tmp_path / "source")
-    plain = [member(tmp_path / "source", family, rows, tmp_path / f"p{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
-    members = [with_changes(path, tmp_path / f"m{i}.safetensors", seed=i) for i, path in enumerate(plain)]  # fmt: skip
+    plain = [member(tmp_path / "source", family, rows, tmp_path / f"p{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    members = [with_changes(path, tmp_path / f"m{i}.safetensors", seed=i) for i, path in enumerate(plain)]
     for path in members:
         torch.testing.assert_close(effective(path), sums(path), rtol=2e-7, atol=1e-8)
     fused = hs.fuse(members, out=tmp_path / "hydra.safetensors")
@@ -121,7 +123,9 @@ def test_their_own_library_loads_a_directory(family: Family, tmp_path: Path) -> 
     found = family.stock(made.path)(inputs)
     torch.testing.assert_close(found, logits(changed, inputs)[:, 0], rtol=0, atol=1e-4)
     assert (logits(whole, inputs)[:, 0] - found).abs().max() > 1e-2
-    padded = export(member(changed, family, RAGGED, tmp_path / "cut.safetensors"), format="padded", out=f"{tmp_path}/padded/")  # fmt: skip
+    padded = export(
+        member(changed, family, RAGGED, tmp_path / "cut.safetensors"), format="padded", out=f"{tmp_path}/padded/"
+    )
     assert padded.max_difference < 1e-12
 
 
@@ -130,9 +134,9 @@ def test_transformers_alone_loads_a_hydra_of_changes(rows: Any, tmp_path: Path) 
     """By the code that lies in the directory; one of the members has no pairs, of another layers lack them."""
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")
-    parts = [member(tmp_path / "source", family, each, tmp_path / f"p{i}.safetensors") for i, each in enumerate(rows)]  # fmt: skip
+    parts = [member(tmp_path / "source", family, each, tmp_path / f"p{i}.safetensors") for i, each in enumerate(rows)]
     parts[0] = with_changes(parts[0], tmp_path / "m0.safetensors", seed=0)
-    parts[1] = with_changes(parts[1], tmp_path / "m1.safetensors", seed=1, only=lambda n: "layer.1." in n)  # fmt: skip
+    parts[1] = with_changes(parts[1], tmp_path / "m1.safetensors", seed=1, only=lambda n: "layer.1." in n)
     folder = hs.fuse(parts, out=f"{tmp_path}/hydra/").path
     config = modelling.transformers.AutoConfig.from_pretrained(folder)
     there = modelling.HydraModel.from_pretrained(folder, config=config)
@@ -141,14 +145,12 @@ def test_transformers_alone_loads_a_hydra_of_changes(rows: Any, tmp_path: Path) 
     inputs = family.inputs()
     with torch.inference_mode():
         found = there(**inputs).logits.softmax(-1)
-    torch.testing.assert_close(found, hs.load(folder, device="cpu").predict(inputs), rtol=0, atol=1e-5)  # fmt: skip
+    torch.testing.assert_close(found, hs.load(folder, device="cpu").predict(inputs), rtol=0, atol=1e-5)
 
 
-def test_what_pruning_alone_made_different_shares_pairs_and_trunk(
-    vit: Path, tmp_path: Path
-) -> None:
+def test_what_pruning_alone_made_different_shares_pairs_and_trunk(vit: Path, tmp_path: Path) -> None:
     changed = with_changes(vit, tmp_path / "changed.safetensors", seed=1)
-    parts = [member(changed, VIT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]  # fmt: skip
+    parts = [member(changed, VIT, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     fused = hs.fuse(parts, out=tmp_path / "hydra.safetensors")
     assert fused.manifest.fusion.trunk == 1
     assert not [name for name in load_file(fused.path) if name.startswith("members.")]
@@ -164,8 +166,12 @@ def test_members_that_were_changed_otherwise(vit: Path, tmp_path: Path) -> None:
         vit,
         with_changes(vit, tmp_path / "wide.safetensors", seed=1, rank=3),
         with_changes(vit, tmp_path / "some.safetensors", seed=2, only=lambda n: n == QKV),
-        with_changes(edited(vit, tmp_path / "moved.safetensors", lambda n, t: t + (n == OUT)), tmp_path / "other.safetensors", seed=3),
-    ]  # fmt: skip
+        with_changes(
+            edited(vit, tmp_path / "moved.safetensors", lambda n, t: t + (n == OUT)),
+            tmp_path / "other.safetensors",
+            seed=3,
+        ),
+    ]
     fused = hs.fuse(parts, out=tmp_path / "hydra.safetensors")
     for inside, path in zip(module_of(fused.path).members, parts, strict=True):
         assert same(inside.state_dict(), module_of(path).state_dict())
@@ -181,7 +187,8 @@ def test_members_that_were_changed_otherwise(vit: Path, tmp_path: Path) -> None:
 
 
 def test_how_large_it_is_said_to_be(vit: Path, tmp_path: Path) -> None:
-    """Three members: the model once, and 2 layers' worth of numbers · rank for each; at work each has attention of its own."""
+    """Three members: the model once, and 2 layers' worth of numbers · rank for each; at work each has attention of its
+    own."""
     members = [with_changes(vit, tmp_path / f"m{i}.safetensors", seed=i, rank=2) for i in range(3)]
     hydra = hs.fuse(members, out=tmp_path / "hydra").path
     model = sum(t.numel() for t in load_file(vit).values())
@@ -201,7 +208,7 @@ def test_in_half_precision_it_is_rounded_once(vit: Path, tmp_path: Path) -> None
         half = edited(vit, tmp_path / f"half-{dtype}.safetensors", lambda n, t, d=dtype: t.to(d))
         path = with_changes(half, tmp_path / f"changed-{dtype}.safetensors", seed=1)
         found, stored = effective(path), load_file(path)
-        exact = stored[QKV].double() + stored[f"{QKV}.lora_b"].double() @ stored[f"{QKV}.lora_a"].double()  # fmt: skip
+        exact = stored[QKV].double() + stored[f"{QKV}.lora_b"].double() @ stored[f"{QKV}.lora_a"].double()
         assert found[QKV].dtype == dtype
         assert torch.equal(found[QKV], exact.to(dtype))
 
@@ -226,7 +233,9 @@ def test_a_repair_replaces_the_pair_of_w_o(vit: Path, tmp_path: Path) -> None:
     changed, data = with_changes(vit, tmp_path / "changed.safetensors", seed=1), VIT.data(tmp_path)
     (tmp_path / "mask.json").write_text(json.dumps({"vision": [[0, 1, 2, 3], [1, 3], [0, 1, 2]]}))
     for how in ("mean", "lstsq"):
-        made = hs.prune(changed, mask=tmp_path / "mask.json", compensate=how, data=data, out=tmp_path / how, device="cpu").path  # fmt: skip
+        made = hs.prune(
+            changed, mask=tmp_path / "mask.json", compensate=how, data=data, out=tmp_path / how, device="cpu"
+        ).path
         stored = load_file(made).keys()
         assert f"{OUT}.lora_a" not in stored
         assert f"{QKV}.lora_a" in stored
@@ -237,10 +246,10 @@ def test_a_repair_replaces_the_pair_of_w_o(vit: Path, tmp_path: Path) -> None:
 def test_calibrated_and_cut_again(vit: Path, tmp_path: Path) -> None:
     changed = with_changes(vit, tmp_path / "changed.safetensors", seed=1)
     data = VIT.data(tmp_path, rows=240)
-    ready = hs.calibrate(changed, data=data, ood_score="msp", out=tmp_path / "ready", device="cpu").path  # fmt: skip
+    ready = hs.calibrate(changed, data=data, ood_score="msp", out=tmp_path / "ready", device="cpu").path
     assert f"{QKV}.lora_b" in load_file(ready)
     again = member(ready, VIT, RAGGED, tmp_path / "again.safetensors")
-    assert same(effective(again), effective(member(changed, VIT, RAGGED, tmp_path / "cut.safetensors")))  # fmt: skip
+    assert same(effective(again), effective(member(changed, VIT, RAGGED, tmp_path / "cut.safetensors")))
     with pytest.raises(UsageError, match="low-rank pairs, which libraries that load a directory"):
         hs.calibrate(changed, data=data, ood_score="msp", out=f"{tmp_path}/dir/", device="cpu")
     with pytest.raises(UsageError, match="low-rank pairs, which libraries that load a directory"):
@@ -252,7 +261,7 @@ def test_calibrated_and_cut_again(vit: Path, tmp_path: Path) -> None:
 def test_a_file_with_pairs_is_no_repository(tmp_path: Path) -> None:
     """What is written depends on the path alone: `replay` does not upload again."""
     repository = Repository("someone/model", private=False)
-    for path, uploads, merges in (("m.safetensors", None, False), ("d", None, True), ("d", repository, True)):  # fmt: skip
+    for path, uploads, merges in (("m.safetensors", None, False), ("d", None, True), ("d", repository, True)):
         assert Target(tmp_path / path, None, uploads).merges(pairs=True) == merges
     file = Target(tmp_path / "m.safetensors", None, repository)
     assert not file.merges(pairs=False)
@@ -264,22 +273,44 @@ HOSTILE: list[tuple[str, str, Callable[[dict[str, Tensor], str], Any]]] = [
     ("A is missing", "lora_a is missing", lambda t, at: t.pop(f"{at}{QKV}.lora_a")),
     ("B is missing", "lora_b is missing", lambda t, at: t.pop(f"{at}{QKV}.lora_b")),
     ("other ranks", "are no pair", lambda t, at: t.update({f"{at}{QKV}.lora_a": torch.ones(3, 32)})),
-    ("rank zero", "are no pair", lambda t, at: t.update({f"{at}{QKV}.lora_a": torch.ones(0, 32), f"{at}{QKV}.lora_b": torch.ones(96, 0)})),
+    (
+        "rank zero",
+        "are no pair",
+        lambda t, at: t.update({f"{at}{QKV}.lora_a": torch.ones(0, 32), f"{at}{QKV}.lora_b": torch.ones(96, 0)}),
+    ),
     ("a vector", "are no pair", lambda t, at: t.update({f"{at}{QKV}.lora_a": torch.ones(2)})),
     ("another width", "has shape", lambda t, at: t.update({f"{at}{QKV}.lora_a": torch.ones(2, 31)})),
     ("another height", "has shape", lambda t, at: t.update({f"{at}{QKV}.lora_b": torch.ones(95, 2)})),
     ("integers", "has dtype I32", lambda t, at: t.update({f"{at}{QKV}.lora_b": torch.ones(96, 2, dtype=torch.int32)})),
-    ("beside an MLP", "only attention's matrices", lambda t, at: t.update({f"{at}blocks.0.mlp.fc1.weight.lora_a": torch.ones(2, 32), f"{at}blocks.0.mlp.fc1.weight.lora_b": torch.ones(128, 2)})),
-    ("beside a bias", "only attention's matrices", lambda t, at: t.update({f"{at}blocks.0.attn.qkv.bias.lora_a": torch.ones(2, 1), f"{at}blocks.0.attn.qkv.bias.lora_b": torch.ones(96, 2)})),
+    (
+        "beside an MLP",
+        "only attention's matrices",
+        lambda t, at: t.update(
+            {
+                f"{at}blocks.0.mlp.fc1.weight.lora_a": torch.ones(2, 32),
+                f"{at}blocks.0.mlp.fc1.weight.lora_b": torch.ones(128, 2),
+            }
+        ),
+    ),
+    (
+        "beside a bias",
+        "only attention's matrices",
+        lambda t, at: t.update(
+            {
+                f"{at}blocks.0.attn.qkv.bias.lora_a": torch.ones(2, 1),
+                f"{at}blocks.0.attn.qkv.bias.lora_b": torch.ones(96, 2),
+            }
+        ),
+    ),
     ("of nothing", "tensor", lambda t, at: t.update({f"{at}blocks.9.attn.qkv.weight.lora_a": torch.ones(2, 32)})),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("sentence", "change"), [each[1:] for each in HOSTILE], ids=[each[0] for each in HOSTILE])  # fmt: skip
+@pytest.mark.parametrize(("sentence", "change"), [each[1:] for each in HOSTILE], ids=[each[0] for each in HOSTILE])
 @pytest.mark.parametrize("kind", ["single", "hydra"])
 def test_halves_that_make_no_pair(
     vit: Path, tmp_path: Path, kind: str, sentence: str, change: Callable[[dict[str, Tensor], str], Any]
-) -> None:  # fmt: skip
+) -> None:
     path, at = with_changes(vit, tmp_path / "m0.safetensors", seed=0), ""
     if kind == "hydra":
         other = with_changes(vit, tmp_path / "m1.safetensors", seed=1)
@@ -294,7 +325,7 @@ def test_a_stray_half_where_names_are_picked_out(tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     path = member(tmp_path / "source", family, [[0, 1, 2, 3]] * 3, tmp_path / "m.safetensors")
     with pytest.raises(ManifestError, match=r"nothing\.lora_a is not part of"):
-        open_checkpoint(changed_tensors(path, lambda t: t.update({"nothing.lora_a": torch.ones(1, 2)})))  # fmt: skip
+        open_checkpoint(changed_tensors(path, lambda t: t.update({"nothing.lora_a": torch.ones(1, 2)})))
 
 
 def test_halves_that_are_no_numbers(vit: Path, tmp_path: Path) -> None:

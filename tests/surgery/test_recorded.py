@@ -22,10 +22,15 @@ def backbone(path: Path, seed: int) -> Path:
     """Weights from numpy's generator, whose numbers are the same everywhere."""
     rng = np.random.RandomState(seed)
     shapes: dict[str, tuple[int, ...]] = {
-        "cls_token": (1, 1, 32), "pos_embed": (1, 17, 32), "norm.weight": (32,), "norm.bias": (32,),
-        "patch_embed.proj.weight": (32, 1, 7, 7), "patch_embed.proj.bias": (32,),
-        "head.weight": (5, 32), "head.bias": (5,),
-    }  # fmt: skip
+        "cls_token": (1, 1, 32),
+        "pos_embed": (1, 17, 32),
+        "norm.weight": (32,),
+        "norm.bias": (32,),
+        "patch_embed.proj.weight": (32, 1, 7, 7),
+        "patch_embed.proj.bias": (32,),
+        "head.weight": (5, 32),
+        "head.bias": (5,),
+    }
     for block in (f"blocks.{i}" for i in range(3)):
         for name, rows in (("attn.qkv", 96), ("attn.proj", 32), ("mlp.fc1", 128)):
             shapes |= {f"{block}.{name}.weight": (rows, 32), f"{block}.{name}.bias": (rows,)}
@@ -47,10 +52,7 @@ def anatomised(path: Path) -> dict[str, str]:
         step["versions"] = {}
     header["__metadata__"]["hydrasurgeon"] = manifest
     text = json.dumps(header, sort_keys=True).encode()
-    return {
-        "header": hashlib.sha256(text).hexdigest(),
-        "tensors": hashlib.sha256(content[8 + length :]).hexdigest(),
-    }
+    return {"header": hashlib.sha256(text).hexdigest(), "tensors": hashlib.sha256(content[8 + length :]).hexdigest()}
 
 
 def outputs(folder: Path) -> dict[str, dict[str, str]]:
@@ -60,9 +62,7 @@ def outputs(folder: Path) -> dict[str, dict[str, str]]:
         source = backbone(folder / f"vit{number}.safetensors", seed=number)
         mask = folder / f"mask{number}.json"
         mask.write_text(json.dumps({"vision": rows}))
-        members.append(
-            hs.prune(source, mask=mask, arch=ARCH, out=folder / f"m{number}.safetensors").path
-        )
+        members.append(hs.prune(source, mask=mask, arch=ARCH, out=folder / f"m{number}.safetensors").path)
     for mlp in ("average", "separate"):
         hs.fuse(members, mlp=mlp, out=folder / f"{mlp}.safetensors")
     for path in (*members, folder / "average.safetensors", folder / "separate.safetensors"):

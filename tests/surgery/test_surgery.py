@@ -74,9 +74,7 @@ def test_ablation_zeroes_the_output_columns(tiny: MAKE) -> None:
     with torch.no_grad():
         model.module.blocks[1].attn.proj.weight[:, 8:16] = 0
         expected = model(INPUTS)
-    torch.testing.assert_close(
-        masked_logits(path, [Head("vision", 1, 1)]), expected, rtol=0, atol=1e-13
-    )
+    torch.testing.assert_close(masked_logits(path, [Head("vision", 1, 1)]), expected, rtol=0, atol=1e-13)
 
 
 def test_pruning_twice_is_pruning_once(tiny: MAKE, tmp_path: Path) -> None:
@@ -126,9 +124,7 @@ def test_training_free_hydra_equals_its_members(tiny: MAKE, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mode", ["stacked", "apart"])
 @pytest.mark.parametrize("tuned", [False, True])
-def test_every_way_to_run_a_hydra_gives_the_same(
-    tiny: MAKE, tmp_path: Path, mode: str, tuned: bool
-) -> None:
+def test_every_way_to_run_a_hydra_gives_the_same(tiny: MAKE, tmp_path: Path, mode: str, tuned: bool) -> None:
     """Also in inference mode and under autocast; the trunk and the union of heads are in play."""
     model, expected = fused_of(tiny(), tmp_path, mode, tuned)
     with torch.inference_mode():
@@ -146,9 +142,7 @@ def test_every_way_to_run_a_hydra_gives_the_same(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["stacked", "apart"])
 @pytest.mark.parametrize("tuned", [False, True])
-def test_a_compiled_hydra_gives_the_same(
-    tiny: MAKE, tmp_path: Path, mode: str, tuned: bool
-) -> None:
+def test_a_compiled_hydra_gives_the_same(tiny: MAKE, tmp_path: Path, mode: str, tuned: bool) -> None:
     model, expected = fused_of(tiny(), tmp_path, mode, tuned)
     with torch.inference_mode():
         torch.testing.assert_close(model(INPUTS), expected, rtol=0, atol=1e-12)
@@ -163,7 +157,7 @@ def fused_of(whole: Path, tmp_path: Path, mode: str, tuned: bool) -> tuple[Any, 
         members = [
             scrambled(m, tmp_path / f"t{i}.safetensors", lambda name: not name.startswith("blocks.0."), seed=i)
             for i, m in enumerate(members)
-        ]  # fmt: skip
+        ]
     expected = torch.cat([logits(m) for m in members], dim=1)
     fused = hs.fuse(members, out=tmp_path / "hydra.safetensors", mlp="separate")
     model = hs.load(fused.path, device="cpu", dtype="float64")
@@ -176,9 +170,7 @@ def fused_of(whole: Path, tmp_path: Path, mode: str, tuned: bool) -> tuple[Any, 
 def test_a_hydra_exports(tiny: MAKE, tmp_path: Path, mode: str) -> None:
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    model = hs.load(
-        hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float32"
-    )
+    model = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float32")
     model.module.mode = mode
     inputs = torch.randn(2, 1, 28, 28)
     with torch.no_grad():
@@ -209,11 +201,7 @@ def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -
     opened = open_checkpoint(path)
     planned = []
     for name, tensor in load_file(path).items():
-        noisy = (
-            tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
-            if change(name)
-            else tensor
-        )
+        noisy = tensor + 0.1 * torch.randn(tensor.shape, generator=generator) if change(name) else tensor
         raw, dtype = to_raw(noisy)
         planned.append(Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: whole(raw)))
     save(out, planned, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))
@@ -260,12 +248,7 @@ def test_what_is_frozen_is_stored_once(tiny: MAKE, tmp_path: Path) -> None:
     assert own == {
         f"members.{i}.{name}"
         for i in range(3)
-        for name in (
-            "blocks.2.attn.qkv.weight",
-            "blocks.2.attn.qkv.bias",
-            "head.weight",
-            "head.bias",
-        )
+        for name in ("blocks.2.attn.qkv.weight", "blocks.2.attn.qkv.bias", "head.weight", "head.bias")
     }
     expected = torch.cat([logits(m) for m in members], dim=1)
     torch.testing.assert_close(logits(fused.path), expected, rtol=0, atol=1e-12)
@@ -274,9 +257,7 @@ def test_what_is_frozen_is_stored_once(tiny: MAKE, tmp_path: Path) -> None:
 def test_gradients_flow_through_a_hydra(tiny: MAKE, tmp_path: Path) -> None:
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    hydra = hs.load(
-        hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float64"
-    )
+    hydra = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu", dtype="float64")
     hydra.requires_grad_(True)
     hydra(INPUTS)[:, :, 0].sum().backward()
     total = hydra.module.members[0].patch_embed.proj.weight.grad.clone()
@@ -292,9 +273,7 @@ def test_predict_averages_probabilities(tiny: MAKE, tmp_path: Path) -> None:
     whole = tiny()
     members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
     hydra = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
-    expected = torch.stack(
-        [hs.load(m, device="cpu").predict(INPUTS.float()) for m in members]
-    ).mean(dim=0)
+    expected = torch.stack([hs.load(m, device="cpu").predict(INPUTS.float()) for m in members]).mean(dim=0)
     torch.testing.assert_close(hydra.predict(INPUTS.float()), expected, rtol=0, atol=1e-6)
 
 
@@ -315,22 +294,16 @@ def test_unfusable_members_are_named(tiny: MAKE, tmp_path: Path) -> None:
     assert not (tmp_path / "h.safetensors").exists()
 
 
-def test_a_member_that_is_there_twice_is_named(
-    tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_member_that_is_there_twice_is_named(tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     backbone = tiny()
-    a, b = (hs.prune(backbone, method="random", keep=2, seed=i, out=tmp_path / f"{i}").path for i in (1, 2))  # fmt: skip
+    a, b = (hs.prune(backbone, method="random", keep=2, seed=i, out=tmp_path / f"{i}").path for i in (1, 2))
     assert hs.fuse([a, b], out=tmp_path / "h").notes == ()
     shutil.copy(a, tmp_path / "copy.safetensors")
     assert run(["fuse", *map(str, (a, b, tmp_path / "copy")), "-o", str(tmp_path / "again")]) == 0
-    assert "copy.safetensors has the weights of 1.safetensors" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "copy.safetensors has the weights of 1.safetensors" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_check_of_predictions_that_are_nan_fails(
-    tiny: MAKE, images: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_check_of_predictions_that_are_nan_fails(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
     """NaN is larger than nothing, so that "larger than the tolerance" would let it pass."""
     # Finite weights whose products overflow: infinity minus infinity.
     whole = edited(tiny(), tmp_path / "huge.safetensors", lambda _, tensor: tensor.sign() * 3e38)
@@ -383,16 +356,18 @@ def test_a_tolerance_that_nothing_can_meet(tiny: MAKE, tmp_path: Path, tolerance
         hs.fuse([tiny("a"), tiny("b")], out=tmp_path / "h", tolerance=tolerance)
 
 
-def test_averaged_mlps_are_named_with_their_distance(
-    tiny: MAKE, images: Callable[..., str], tmp_path: Path
-) -> None:
+def test_averaged_mlps_are_named_with_their_distance(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
     """Two of one start, two of separate ones, and two whose MLPs are equal."""
     one, other = tiny("a.safetensors", seed=1), tiny("b.safetensors", seed=2)
     near = tmp_path / "c.safetensors"
     hs.finetune(one, data=images(), recipe="demo", set={"steps": "2", "lr": "1e-3"}, out=near)
 
     def distance(first: Path, second: Path) -> float:
-        pairs = [(a.double(), b.double()) for (name, a), b in zip(load_file(first).items(), load_file(second).values(), strict=True) if "mlp" in name]  # fmt: skip
+        pairs = [
+            (a.double(), b.double())
+            for (name, a), b in zip(load_file(first).items(), load_file(second).values(), strict=True)
+            if "mlp" in name
+        ]
         mean = sum(float((((a + b) / 2) ** 2).sum()) for a, b in pairs)
         apart = sum(float((((a - b) / 2) ** 2).sum()) for a, b in pairs)
         return 100 * math.sqrt(apart / mean)
@@ -406,12 +381,10 @@ def test_averaged_mlps_are_named_with_their_distance(
     exact = hs.fuse([one, other], out=tmp_path / "h.safetensors", mlp="separate", force=True)
     assert exact.notes == ()
     member(one, RAGGED, tmp_path / "m.safetensors")
-    assert hs.fuse([one, tmp_path / "m.safetensors"], out=tmp_path / "h.safetensors", force=True).notes == ()  # fmt: skip
+    assert hs.fuse([one, tmp_path / "m.safetensors"], out=tmp_path / "h.safetensors", force=True).notes == ()
 
 
-def test_an_order_that_ends_says_how_it_is_made_longer(
-    tiny: MAKE, images: Callable[..., str]
-) -> None:
+def test_an_order_that_ends_says_how_it_is_made_longer(tiny: MAKE, images: Callable[..., str]) -> None:
     path = tiny()
     hs.score(path, method="circuit", objective="acc", data=images(), remove=3, device="cpu")
     method = {"method": "circuit", "objective": "acc"}

@@ -18,9 +18,7 @@ def unexplained(source: str) -> Iterator[str]:
     """Constants with neither."""
     lines, body = source.splitlines(), ast.parse(source).body
     for statement, following in zip(body, [*body[1:], None], strict=True):
-        if constants(statement) and not (
-            is_sentence(following) or lines[statement.lineno - 2].startswith("# ")
-        ):
+        if constants(statement) and not (is_sentence(following) or lines[statement.lineno - 2].startswith("# ")):
             yield from constants(statement)
 
 

@@ -18,7 +18,7 @@ def test_each_passage_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", PASSAGES)
-def test_the_figures_of_a_passage_are_those_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_the_figures_of_a_passage_are_those_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     page, (begin, end), passage = importlib.import_module("render_docs").PASSAGES[name]
     results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())

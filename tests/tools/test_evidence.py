@@ -29,7 +29,15 @@ def compared(page: Any) -> Any:
 
 
 def cell(auroc: float, macs: float = 1.0, **more: float) -> dict[str, Any]:
-    values = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "auroc_near": auroc, "auroc_far": auroc, "auroc_mean": auroc, "fpr95_mean": 1 - auroc} | more  # fmt: skip
+    values = {
+        "accuracy": 0.9,
+        "nll": 0.3,
+        "ece": 0.02,
+        "auroc_near": auroc,
+        "auroc_far": auroc,
+        "auroc_mean": auroc,
+        "fpr95_mean": 1 - auroc,
+    } | more
     return {"macs": macs, "mi": 0.1, "plain": values, "calibrated": values}
 
 
@@ -53,29 +61,39 @@ def test_gains_are_paired_by_seed(compared: Any) -> None:
 
 def test_severe_shifts_are_claims_of_their_own(claims: Any) -> None:
     """Brier scores count the other way round."""
-    kinds = {"shift_accuracy": 0.6, "shift_accuracy_4": 0.5, "shift_accuracy_5": 0.4, "shift_brier": 0.5}  # fmt: skip
+    kinds = {"shift_accuracy": 0.6, "shift_accuracy_4": 0.5, "shift_accuracy_5": 0.4, "shift_brier": 0.5}
     hydra = {str(seed): dict(kinds) for seed in (1, 2, 3)}
-    ensemble = {seed: {"shift_accuracy": 0.65, "shift_accuracy_4": 0.4, "shift_accuracy_5": 0.3, "shift_brier": 0.4} for seed in hydra}  # fmt: skip
+    ensemble = {
+        seed: {"shift_accuracy": 0.65, "shift_accuracy_4": 0.4, "shift_accuracy_5": 0.3, "shift_brier": 0.4}
+        for seed in hydra
+    }
     shift = {"Hydra (Taylor), tuned": hydra, "Deep Ensemble": ensemble}
     lines = claims.claimed({"some": {"rows": {}, "shift": shift}}, None)
-    verdicts = {line.split("|")[2].strip(): line.split("|")[3].strip() for line in lines if line.startswith("| E.1")}  # fmt: skip
+    verdicts = {line.split("|")[2].strip(): line.split("|")[3].strip() for line in lines if line.startswith("| E.1")}
     assert verdicts == {
-        "Under corruptions (images: ImageNet-C's; texts: typos, dropped words) Hydra (Taylor) is more accurate than the single model": "not measured yet",
+        "Under corruptions (images: ImageNet-C's; texts: typos, dropped words) Hydra (Taylor) is more accurate than the single model": (
+            "not measured yet"
+        ),
         "… and within a point of a Deep Ensemble": "**not held**",
         "… and more accurate than a Deep Ensemble at severities 4 and 5": "**held**",
         "… with Brier scores within a point of a Deep Ensemble's": "**not held**",
-    }  # fmt: skip
+    }
 
 
 def test_a_task_of_fewer_seeds_says_nothing_of_a_claim(claims: Any) -> None:
     def task(ensemble: float, *aurocs: float) -> dict[str, Any]:
-        return {"rows": {"Hydra (Circ), tuned": rows(*aurocs), "Deep Ensemble": rows(*(ensemble for _ in aurocs))}}  # fmt: skip
+        return {"rows": {"Hydra (Circ), tuned": rows(*aurocs), "Deep Ensemble": rows(*(ensemble for _ in aurocs))}}
 
     def said(**tasks: Any) -> list[str]:
-        (line,) = [line for line in claims.claimed(tasks, None) if "tells foreign data better than a Deep Ensemble" in line]  # fmt: skip
+        (line,) = [
+            line for line in claims.claimed(tasks, None) if "tells foreign data better than a Deep Ensemble" in line
+        ]
         return [cell.strip() for cell in line.split("|")[3:5]]
 
-    assert said(whole=task(0.8, 0.9, 0.9, 0.9), begun=task(0.8, 0.7, 0.7)) == ["**held**", "whole: auroc +10.0 ± 0.0, fpr95 +10.0 ± 0.0"]  # fmt: skip
+    assert said(whole=task(0.8, 0.9, 0.9, 0.9), begun=task(0.8, 0.7, 0.7)) == [
+        "**held**",
+        "whole: auroc +10.0 ± 0.0, fpr95 +10.0 ± 0.0",
+    ]
     assert said(begun=task(0.8, 0.9, 0.9)) == ["not measured yet", ""]
     mixed = said(a=task(0.8, 0.9, 0.9, 0.9), b=task(0.8, 0.7, 0.7, 0.7), c=task(0.8, 0.9, 0.9, 0.9))
     assert mixed[0] == "**not held** (only on a, c)"
@@ -83,10 +101,13 @@ def test_a_task_of_fewer_seeds_says_nothing_of_a_claim(claims: Any) -> None:
 
 def test_the_goal_takes_the_best_hydra_within_the_cost(page: Any) -> None:
     table = {
-        "Single": rows(0.7, 0.7, 0.7), "Deep Ensemble": rows(0.8, 0.8, 0.8, macs=3.0),
-        "Hydra (Circ), tuned": rows(0.9, 0.9, 0.9, macs=2.6), "Hydra (Taylor) behind a trunk, tuned": rows(0.81, 0.82, 0.8, macs=1.9),
-        "built within 2x": rows(0.79, 0.79, 0.79, macs=1.5), "Single, same extra steps": rows(0.99, 0.99, 0.99),
-    }  # fmt: skip
+        "Single": rows(0.7, 0.7, 0.7),
+        "Deep Ensemble": rows(0.8, 0.8, 0.8, macs=3.0),
+        "Hydra (Circ), tuned": rows(0.9, 0.9, 0.9, macs=2.6),
+        "Hydra (Taylor) behind a trunk, tuned": rows(0.81, 0.82, 0.8, macs=1.9),
+        "built within 2x": rows(0.79, 0.79, 0.79, macs=1.5),
+        "Single, same extra steps": rows(0.99, 0.99, 0.99),
+    }
     best, count, others, single = page.target(table)
     assert count == 2
     assert best == "Hydra (Taylor) behind a trunk, tuned"
@@ -103,9 +124,11 @@ def test_the_goal_by_the_chosen_score_names_its_own_best(page: Any, compared: An
         return cells
 
     table = {
-        "Single": told(rows(0.7, 0.7, 0.7, accuracy=0.8), 0.9, 0.9, 0.9), "Deep Ensemble": told(rows(0.8, 0.8, 0.8, macs=3.0), 0.9, 0.9, 0.9),
-        "Hydra (Circ), tuned": told(rows(0.9, 0.9, 0.9, macs=1.6), 0.91, 0.9, 0.92), "built within 2x": told(rows(0.5, 0.5, 0.5), 0.95, 0.94, 0.96),
-    }  # fmt: skip
+        "Single": told(rows(0.7, 0.7, 0.7, accuracy=0.8), 0.9, 0.9, 0.9),
+        "Deep Ensemble": told(rows(0.8, 0.8, 0.8, macs=3.0), 0.9, 0.9, 0.9),
+        "Hydra (Circ), tuned": told(rows(0.9, 0.9, 0.9, macs=1.6), 0.91, 0.9, 0.92),
+        "built within 2x": told(rows(0.5, 0.5, 0.5), 0.95, 0.94, 0.96),
+    }
     best, count, others, single = page.target(table, compared.CHOSEN)
     assert (best, count) == ("built within 2x", 2)
     assert others["fpr95_mean"].mean == pytest.approx(0.05)
@@ -118,7 +141,11 @@ def test_the_goal_by_the_chosen_score_names_its_own_best(page: Any, compared: An
 def test_the_readme_shows_those_of_as_many_steps(page: Any) -> None:
     single, ensemble = rows(0.7, 0.7, 0.7, accuracy=0.8), rows(0.8, 0.8, 0.8, macs=3.0)
     hydra = rows(0.8, 0.9, 0.8, macs=1.94, nll=0.2)
-    task = {"Single, tuned longer": single, "Hydra (Taylor) behind a trunk, tuned longer": hydra, "Deep Ensemble, tuned longer": ensemble}  # fmt: skip
+    task = {
+        "Single, tuned longer": single,
+        "Hydra (Taylor) behind a trunk, tuned longer": hydra,
+        "Deep Ensemble, tuned longer": ensemble,
+    }
     lines = page.worth({"tasks": {"minilm": {"rows": task}}}).splitlines()
     assert lines[2:] == [
         "| single model | 1.0 | 0.800 / 0.300 / 0.700 |",
@@ -136,8 +163,13 @@ def test_the_page_is_what_the_results_say(page: Any, claims: Any) -> None:
     assert text == page.evidence(results, looked), "run tools/render_docs.py"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     begin, end = page.WORTH
-    assert readme.split(begin)[1].split(end)[0].strip() == page.worth(results), "run tools/render_docs.py"  # fmt: skip
-    names = {name for task in results["tasks"].values() for kind in ("rows", "ablations", "shift") for name in task.get(kind, {})}  # fmt: skip
+    assert readme.split(begin)[1].split(end)[0].strip() == page.worth(results), "run tools/render_docs.py"
+    names = {
+        name
+        for task in results["tasks"].values()
+        for kind in ("rows", "ablations", "shift")
+        for name in task.get(kind, {})
+    }
     assert names
     for claim in claims.CLAIMS:
         row = f"| {claim.where} | {claim.says} |"

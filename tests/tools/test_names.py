@@ -21,11 +21,7 @@ def vague(source: str) -> Iterator[str]:
         if isinstance(statement, ast.AnnAssign)
     }
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Name)
-            and isinstance(node.ctx, ast.Store)
-            and id(node) not in fields
-        ):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
             name = node.id
         elif isinstance(node, ast.arg):
             name = node.arg

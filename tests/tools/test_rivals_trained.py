@@ -1,4 +1,5 @@
-"""The rivals in benchmarks/rivals_trained.py: what they cost, what is kept of them, and that their members are what the methods say."""
+"""The rivals in benchmarks/rivals_trained.py: what they cost, what is kept of them, and that their members are what the
+methods say."""
 
 from __future__ import annotations
 
@@ -40,13 +41,13 @@ def layers() -> Any:
     """torch-uncertainty's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip("torch_uncertainty.layers", reason="torch-uncertainty is not installed")  # fmt: skip
+        return pytest.importorskip("torch_uncertainty.layers", reason="torch-uncertainty is not installed")
 
 
 @pytest.fixture
 def shop(rows: Any, tmp_path: Path) -> Any:
     """A workshop with few samples, of the demo's own data."""
-    place = importlib.import_module("quality_tasks").Place("fashion-mnist", tmp_path / "cache", tmp_path / "nothing")  # fmt: skip
+    place = importlib.import_module("quality_tasks").Place("fashion-mnist", tmp_path / "cache", tmp_path / "nothing")
     source = importlib.import_module("answers").Source
     place.__dict__["sources"] = {
         "train": source("demo:train", 8, labelled=True),
@@ -57,7 +58,7 @@ def shop(rows: Any, tmp_path: Path) -> Any:
 
 
 def base() -> Classifier:
-    return as_classifier(open_checkpoint(ROOT / "hydrasurgeon" / "demo" / "backbone.safetensors"), device="cpu")  # fmt: skip
+    return as_classifier(open_checkpoint(ROOT / "hydrasurgeon" / "demo" / "backbone.safetensors"), device="cpu")
 
 
 def test_multiply_adds_are_those_of_the_members(rivals: Any) -> None:
@@ -81,14 +82,12 @@ def test_a_layer_gives_each_member_its_own_rank_one_change(rivals: Any) -> None:
     linear = nn.Linear(5, 4, bias=False, dtype=torch.float64)
     r, s, bias = (torch.randn(3, n, generator=random, dtype=torch.float64) for n in (5, 4, 4))
     layer = SimpleNamespace(linear=linear, r_group=r, s_group=s, bias=bias)
-    hidden = torch.randn(
-        6, 7, 5, generator=random, dtype=torch.float64
-    )  # two images for each of three members
+    hidden = torch.randn(6, 7, 5, generator=random, dtype=torch.float64)  # two images for each of three members
     result = rivals.Tokenwise(layer)(hidden)
     for row in range(6):
         member = row // 2
         weight = linear.weight * torch.outer(s[member], r[member])
-        torch.testing.assert_close(result[row], hidden[row] @ weight.T + bias[member], atol=1e-12, rtol=0)  # fmt: skip
+        torch.testing.assert_close(result[row], hidden[row] @ weight.T + bias[member], atol=1e-12, rtol=0)
     flat = rivals.Tokenwise(layer)(hidden[:, 0])
     torch.testing.assert_close(flat, result[:, 0], atol=1e-12, rtol=0)
 
@@ -135,10 +134,12 @@ def test_answers_are_kept_set_by_set(shop: Any) -> None:
         raise AssertionError("all of it is there")
 
     again = shop.logits("mimo", never)
-    torch.testing.assert_close(again.sets["near"].logits, answers.sets["near"].logits, atol=0, rtol=0)  # fmt: skip
+    torch.testing.assert_close(again.sets["near"].logits, answers.sets["near"].logits, atol=0, rtol=0)
 
 
-def test_without_torch_uncertainty_a_rival_is_its_answers_or_left_out(rows: Any, rivals: Any, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_without_torch_uncertainty_a_rival_is_its_answers_or_left_out(
+    rows: Any, rivals: Any, shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rivals, "find_spec", lambda _: None)
     with pytest.raises(rivals.Absent, match=r"MIMO: is made of .+ not installed"):
         rows.ROWS["MIMO"](shop)
@@ -149,7 +150,9 @@ def test_without_torch_uncertainty_a_rival_is_its_answers_or_left_out(rows: Any,
     assert row.answers.sets["near"].logits.shape == (12, 1, 8)
 
 
-def test_a_rival_belongs_to_the_task_it_was_trained_for(rivals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_rival_belongs_to_the_task_it_was_trained_for(
+    rivals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rivals, "find_spec", lambda _: True)
     with pytest.raises(rivals.Absent, match="fashion-mnist alone"):
         rivals.rival("MIMO", SimpleNamespace(name="minilm"), 1, tmp_path, base())
@@ -165,7 +168,8 @@ def test_members_of_a_packed_ensemble_do_not_see_each_other(rivals: Any, layers:
     model(torch.randn(2, 1, 28, 28))[:, 1].square().sum().backward()
 
     def of_members(name: str, grad: torch.Tensor) -> torch.Tensor:
-        """Channels are grouped by member, in linear weights' first dimension, and within each of query, key and value in their bias."""
+        """Channels are grouped by member, in linear weights' first dimension, and within each of query, key and value
+        in their bias."""
         if name in ("cls", "position"):
             grad = grad[0].T
         parts = grad.reshape(3, 3, -1).transpose(0, 1) if name.endswith("in_proj_bias") else grad
@@ -179,7 +183,7 @@ def test_members_of_a_packed_ensemble_do_not_see_each_other(rivals: Any, layers:
 
 
 @pytest.mark.slow
-def test_a_batch_ensemble_is_the_single_model_where_its_factors_are_one(rivals: Any, layers: Any) -> None:  # fmt: skip
+def test_a_batch_ensemble_is_the_single_model_where_its_factors_are_one(rivals: Any, layers: Any) -> None:
     torch.manual_seed(3)
     model = rivals.RankOne().eval()
     torch.manual_seed(3)
@@ -191,7 +195,7 @@ def test_a_batch_ensemble_is_the_single_model_where_its_factors_are_one(rivals: 
         for name, parameter in model.named_parameters():
             if name.endswith(("r_group", "s_group")):
                 parameter.fill_(1.0)
-        torch.testing.assert_close(model(images), single(images)[:, None].expand(-1, 3, -1), atol=1e-5, rtol=0)  # fmt: skip
+        torch.testing.assert_close(model(images), single(images)[:, None].expand(-1, 3, -1), atol=1e-5, rtol=0)
     layer = layers.BatchLinear(5, 4, 3).double()
     hidden = torch.randn(6, 7, 5, dtype=torch.float64)
     rows = layer(hidden.flatten(0, 1)).unflatten(0, (6, 7))
@@ -213,7 +217,9 @@ def test_mimo_mixes_images_with_their_labels(rivals: Any, layers: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Packed-Ensemble", "MIMO", "BatchEnsemble"])
-def test_a_rival_is_trained_once_and_the_same_again(rivals: Any, layers: Any, rows: Any, shop: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:  # fmt: skip
+def test_a_rival_is_trained_once_and_the_same_again(
+    rivals: Any, layers: Any, rows: Any, shop: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     steps = {"epochs": "0.1", "dropout": "0", "lr": "2e-3"}  # three
     monkeypatch.setattr(rivals, "FROM_SCRATCH", steps)
     row = rows.ROWS[name](shop)
@@ -232,7 +238,7 @@ def test_a_rival_is_trained_once_and_the_same_again(rivals: Any, layers: Any, ro
     assert len(moved) == len(first)
 
 
-def test_the_page_says_of_the_rivals_what_their_script_does(rivals: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_the_page_says_of_the_rivals_what_their_script_does(rivals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     page = importlib.import_module("evidence")
     assert set(page.TRAINED) == set(rivals.RIVALS)
@@ -242,9 +248,12 @@ def test_the_page_says_of_the_rivals_what_their_script_does(rivals: Any, monkeyp
     task["rows"] |= dict.fromkeys(rivals.RIVALS, cells)
     text = page.evidence(results)
     width = rivals.ALPHA * rivals.PACKED_DIM // rivals.MEMBERS
-    assert f"members of {width} channels ({rivals.ALPHA * 64 / rivals.MEMBERS:.1f}, rounded up" in text  # fmt: skip
-    assert f"ρ = {rivals.SAME}, each batch mixed {['', 'once', 'twice', 'three times', 'four times'][rivals.REPEATED]}" in text  # fmt: skip
+    assert f"members of {width} channels ({rivals.ALPHA * 64 / rivals.MEMBERS:.1f}, rounded up" in text
+    assert (
+        f"ρ = {rivals.SAME}, each batch mixed {['', 'once', 'twice', 'three times', 'four times'][rivals.REPEATED]}"
+        in text
+    )
     for name in rivals.RIVALS:
-        (line,) = [line for line in text.splitlines() if f"| {name} tells foreign data worse" in line]  # fmt: skip
+        (line,) = [line for line in text.splitlines() if f"| {name} tells foreign data worse" in line]
         assert "auroc +0.0 ± 0.0, fpr95 +0.0 ± 0.0" in line
         assert "held" in line or len(cells) < page.SEEDS

@@ -37,9 +37,7 @@ def lines(path: Path, function: Function) -> int:
     return function.end_lineno - first + 1
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_functions_are_short_and_take_little(path: Path) -> None:
     for function in functions(ast.parse(path.read_text(encoding="utf-8"))):
         where = f"{path.relative_to(PACKAGE)}: {function.name}"
@@ -53,9 +51,7 @@ def test_what_is_measured() -> None:
     assert lines(PACKAGE / "stages" / "x.py", long) == 61
     assert own(long) == ["a", "b"]
     options = ",\n".join(f"    o{i}" for i in range(11))
-    (command,) = functions(
-        ast.parse(f"def f(\n{options}\n):\n    '''Says what it does.'''\n    call()\n")
-    )
+    (command,) = functions(ast.parse(f"def f(\n{options}\n):\n    '''Says what it does.'''\n    call()\n"))
     assert lines(PACKAGE / "cli" / "x.py", command) == 2
     assert not declares_options(PACKAGE / "stages" / "x.py", command)
 

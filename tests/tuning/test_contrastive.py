@@ -26,7 +26,7 @@ from hydrasurgeon.tuning.loop import epoch_order
 from hydrasurgeon.tuning.recipes import load_recipe
 
 ROWS = 24
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (20, 40, 230), "grey": (128, 128, 128)}  # fmt: skip
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (20, 40, 230), "grey": (128, 128, 128)}
 PLAIN = {"augment.random_resized_crop": "null", "warmup": "0", "lr": "1e-3"}
 
 
@@ -84,7 +84,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 def test_the_papers_recipe() -> None:
     found = load_recipe("lit", {})
-    assert (found.lr, found.warmup, found.epochs, found.batch_size, found.accumulate) == (5e-5, 100, 1, 1500, 4)  # fmt: skip
+    assert (found.lr, found.warmup, found.epochs, found.batch_size, found.accumulate) == (5e-5, 100, 1, 1500, 4)
     assert (found.betas, found.eps, found.weight_decay) == ((0.9, 0.98), 1e-6, 0.2)
     assert (found.schedule, found.objective) == ("cosine", "pairs")
 
@@ -96,14 +96,14 @@ def test_the_loss_is_open_clips(biased: bool, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(contrastive, "CHUNK", 3)
     generator = torch.Generator().manual_seed(0)
-    images, texts = (normalize(torch.randn(11, 8, generator=generator), dim=-1).double() for _ in range(2))  # fmt: skip
+    images, texts = (normalize(torch.randn(11, 8, generator=generator), dim=-1).double() for _ in range(2))
     texts.requires_grad_()
     scale = torch.tensor(14.3, dtype=torch.float64, requires_grad=True)
     bias = torch.tensor(-3.0, dtype=torch.float64, requires_grad=True) if biased else None
     loss = ClipLoss()(images, texts, scale, bias)
     loss.backward()
     whole = contrastive.contrast(images, texts, scale, bias)
-    shares = [contrastive.contrast(images, texts, scale, bias, rows=r) for r in (range(4), range(4, 11))]  # fmt: skip
+    shares = [contrastive.contrast(images, texts, scale, bias, rows=r) for r in (range(4), range(4, 11))]
     for found, right in (("loss", loss.detach()), ("texts", texts.grad), ("scale", scale.grad)):
         torch.testing.assert_close(getattr(whole, found), right, rtol=1e-10, atol=1e-12)
         summed = getattr(shares[0], found) + getattr(shares[1], found)
@@ -113,9 +113,7 @@ def test_the_loss_is_open_clips(biased: bool, monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(whole.bias, bias.grad, rtol=0, atol=1e-12)
 
 
-def open_clips_run(
-    folder: Path, spec: str, batch: int, lr: float
-) -> tuple[dict[str, Any], list[float]]:
+def open_clips_run(folder: Path, spec: str, batch: int, lr: float) -> tuple[dict[str, Any], list[float]]:
     """OpenCLIP's own training: its model, loss and parameter groups; one epoch of whole batches."""
     import open_clip
     from open_clip.loss import ClipLoss
@@ -148,13 +146,11 @@ def open_clips_run(
 
 
 @pytest.mark.parametrize(("batch", "accumulate"), [(8, 1), (4, 2), (2, 4)])
-def test_training_is_open_clips(
-    clip: Path, pairs: str, tmp_path: Path, batch: int, accumulate: int
-) -> None:
+def test_training_is_open_clips(clip: Path, pairs: str, tmp_path: Path, batch: int, accumulate: int) -> None:
     """However a step's pairs are split: the contrast is over all of them."""
     expected, losses = open_clips_run(clip, pairs, 8, 1e-3)
     options = PLAIN | {"batch_size": str(batch), "accumulate": str(accumulate)}
-    tuned = hs.finetune(clip, data=pairs, recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu")  # fmt: skip
+    tuned = hs.finetune(clip, data=pairs, recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu")
     assert tuned.trained.steps == 3
     assert tuned.trained.loss == pytest.approx(np.mean(losses), abs=1e-5)
     before = weights(clip)
@@ -169,7 +165,7 @@ def test_the_scale_is_kept_below_a_hundred(clip: Path, pairs: str, tmp_path: Pat
     save_file({**weights(clip), "logit_scale": torch.tensor(5.0)}, file, {"format": "pt"})
     (clip / "heads.json").unlink()
     options = PLAIN | {"batch_size": "12", "accumulate": "1", "steps": "1", "lr": "1e-6"}
-    tuned = hs.finetune(clip, data=pairs, recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu")  # fmt: skip
+    tuned = hs.finetune(clip, data=pairs, recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu")
     assert float(weights(tuned.path)["logit_scale"]) == pytest.approx(math.log(100), abs=1e-6)
     assert tuned.manifest.model.labels is None  # nobody has named classes, and nobody had to
 
@@ -178,16 +174,22 @@ def test_members_share_the_locked_tower(clip: Path, pairs: str, tmp_path: Path) 
     """Pruned heads stay pruned, and a hydra stores the image tower's weights once."""
     members = []
     for seed in range(2):
-        pruned = hs.prune(clip, method="random", remove=8, seed=seed, out=tmp_path / f"m{seed}.safetensors")  # fmt: skip
+        pruned = hs.prune(clip, method="random", remove=8, seed=seed, out=tmp_path / f"m{seed}.safetensors")
         options = PLAIN | {"batch_size": "8", "accumulate": "1", "steps": "2"}
         tuned = hs.finetune(
-            pruned.path, data=pairs, recipe="lit", set=options, seed=seed, out=tmp_path / f"t{seed}.safetensors",
-            device="cpu", dtype="bfloat16" if seed else "float32",
-        )  # fmt: skip
+            pruned.path,
+            data=pairs,
+            recipe="lit",
+            set=options,
+            seed=seed,
+            out=tmp_path / f"t{seed}.safetensors",
+            device="cpu",
+            dtype="bfloat16" if seed else "float32",
+        )
         assert tuned.manifest.kept == pruned.manifest.kept
         assert tuned.manifest.history[-1].args["recipe"] == "lit"
         before, after = (open_checkpoint(p.path).digests() for p in (pruned, tuned))
-        assert {n for n in before if before[n] == after[n]} == {n for n in before if n.startswith("visual.")}  # fmt: skip
+        assert {n for n in before if before[n] == after[n]} == {n for n in before if n.startswith("visual.")}
         members.append(tuned.path)
     fused = hs.fuse(members, out=tmp_path / "h.safetensors", mlp="separate")
     stored = open_checkpoint(fused.path).tensors
@@ -208,9 +210,12 @@ class Killed(Exception):
 
 def test_an_interrupted_run_ends_with_the_same_bits(clip: Path, pairs: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "data": pairs, "recipe": "lit", "device": "cpu", "seed": 2,
+        "data": pairs,
+        "recipe": "lit",
+        "device": "cpu",
+        "seed": 2,
         "set": {"epochs": "2", "batch_size": "4", "accumulate": "2", "warmup": "1"},
-    }  # fmt: skip
+    }
     hs.finetune(clip, out=tmp_path / "whole.safetensors", **options)
 
     def kill(what: str, done: int, total: int) -> None:
@@ -228,14 +233,27 @@ def test_an_interrupted_run_ends_with_the_same_bits(clip: Path, pairs: str, tmp_
 def test_two_processes_train_like_one(clip: Path, pairs: str, tmp_path: Path) -> None:
     """Features are gathered: two processes contrast what one does with twice the batch."""
     one = hs.finetune(
-        clip, data=pairs, recipe="lit", set=PLAIN | {"batch_size": "4", "accumulate": "2"}, device="cpu",
+        clip,
+        data=pairs,
+        recipe="lit",
+        set=PLAIN | {"batch_size": "4", "accumulate": "2"},
+        device="cpu",
         out=tmp_path / "one.safetensors",
-    )  # fmt: skip
-    sets = [p for k, v in (PLAIN | {"batch_size": "2", "accumulate": "2"}).items() for p in ("--set", f"{k}={v}")]  # fmt: skip
+    )
+    sets = [p for k, v in (PLAIN | {"batch_size": "2", "accumulate": "2"}).items() for p in ("--set", f"{k}={v}")]
     in_two_processes(
-        "finetune", str(clip), "--data", pairs, "--recipe", "lit", *sets, "--device", "cpu",
-        "-o", str(tmp_path / "two.safetensors"),
-    )  # fmt: skip
+        "finetune",
+        str(clip),
+        "--data",
+        pairs,
+        "--recipe",
+        "lit",
+        *sets,
+        "--device",
+        "cpu",
+        "-o",
+        str(tmp_path / "two.safetensors"),
+    )
     found = weights(tmp_path / "two.safetensors")
     before = weights(clip)
     for name, tensor in weights(one.path).items():
@@ -249,7 +267,7 @@ def test_every_form_of_pairs(pairs: str, tmp_path: Path) -> None:
     found = examples()
     table = Dataset.from_dict(
         {"image": [{"bytes": image, "path": None} for image, _ in found], "caption": [t for _, t in found]}
-    )  # fmt: skip
+    )
     table.to_parquet(tmp_path / "pairs.parquet")
     specs = [pairs, str(tmp_path), str(tmp_path / "shards-*.tar"), str(tmp_path / "pairs.parquet")]
     for spec in specs:
@@ -266,9 +284,7 @@ def test_every_form_of_pairs(pairs: str, tmp_path: Path) -> None:
     assert open_pairs(str(with_other)).fingerprint()["sha256"] not in hashes
 
 
-def test_what_holds_no_pairs(
-    clip: Path, pairs: str, tmp_path: Path, tiny: Any, images: Any
-) -> None:
+def test_what_holds_no_pairs(clip: Path, pairs: str, tmp_path: Path, tiny: Any, images: Any) -> None:
     one = examples(1)[0]
     shard(tmp_path / "empty.tar", [("readme.md", b"nothing here")])
     whole = shard(tmp_path / "half.tar", pair("0", one)).read_bytes()
@@ -292,7 +308,7 @@ def test_what_holds_no_pairs(
         hs.finetune(tiny(), data=pairs, **options)
     with pytest.raises(UsageError, match="accumulates 4 batches, the data has 1"):
         hs.finetune(clip, data=pairs, **options)
-    bad = shard(tmp_path / "bad.tar", [*pair("0", one), *pair("1", (b"no image", "x")), *pair("2", one)])  # fmt: skip
+    bad = shard(tmp_path / "bad.tar", [*pair("0", one), *pair("1", (b"no image", "x")), *pair("2", one)])
     small = {"batch_size": "3", "accumulate": "1"}
     with pytest.raises(DataError, match="not a readable image"):
         hs.finetune(clip, data=str(bad), set=small, **options)
@@ -308,8 +324,14 @@ def test_zero_shot_accuracy_is_followed(clip: Path, pairs: str, tmp_path: Path) 
     (clip / "heads.json").unlink()
     options = PLAIN | {"batch_size": "12", "accumulate": "1", "epochs": "2"}
     tuned = hs.finetune(
-        clip, data=pairs, val=str(tmp_path / "val"), recipe="lit", set=options, out=tmp_path / "t.safetensors", device="cpu"
-    )  # fmt: skip
+        clip,
+        data=pairs,
+        val=str(tmp_path / "val"),
+        recipe="lit",
+        set=options,
+        out=tmp_path / "t.safetensors",
+        device="cpu",
+    )
     assert tuned.manifest.model.labels == tuple(sorted(COLOURS))
     (result,) = hs.evaluate([tuned.path], data=str(tmp_path / "val"), device="cpu").report.results
     assert tuned.trained.log[-1]["val_accuracy"] == result.id.accuracy

@@ -23,40 +23,22 @@ from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
 # Nothing is drawn, and steps are linear in the gradient: what is split up must add up.
-EXACT = {"dropout": "0", "augment.pad_crop": "null", "augment.hflip": "0", "optimizer": "sgd", "lr": "0.1"}  # fmt: skip
+EXACT = {"dropout": "0", "augment.pad_crop": "null", "augment.hflip": "0", "optimizer": "sgd", "lr": "0.1"}
 SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
 
 
 def test_the_papers_recipes() -> None:
-    assert recipe_names() == [
-        "cifar100",
-        "demo",
-        "imagenet",
-        "lit",
-        "lora",
-        "scratch",
-        "sst2",
-        "text",
-    ]
+    assert recipe_names() == ["cifar100", "demo", "imagenet", "lit", "lora", "scratch", "sst2", "text"]
     imagenet, cifar, sst2 = (load_recipe(name, {}) for name in ("imagenet", "cifar100", "sst2"))
-    assert (
-        imagenet.optimizer,
-        imagenet.momentum,
-        imagenet.warmup,
-        imagenet.steps,
-        imagenet.floor,
-    ) == ("sgd", 0.9, 5000, 120_000, 1e-5)
-    assert (imagenet.label_smoothing, imagenet.dropout, imagenet.augment.rand_augment) == (
-        0.1,
-        0.1,
-        "rand-m12-n2",
+    assert (imagenet.optimizer, imagenet.momentum, imagenet.warmup, imagenet.steps, imagenet.floor) == (
+        "sgd",
+        0.9,
+        5000,
+        120_000,
+        1e-5,
     )
-    assert (cifar.last_blocks, cifar.classifier, cifar.warmup, cifar.steps) == (
-        5,
-        "zero",
-        500,
-        10_000,
-    )
+    assert (imagenet.label_smoothing, imagenet.dropout, imagenet.augment.rand_augment) == (0.1, 0.1, "rand-m12-n2")
+    assert (cifar.last_blocks, cifar.classifier, cifar.warmup, cifar.steps) == (5, "zero", 500, 10_000)
     assert (sst2.optimizer, sst2.lr, sst2.schedule, sst2.warmup, sst2.clip, sst2.max_length) == (
         "adamw",
         1e-5,
@@ -69,13 +51,7 @@ def test_the_papers_recipes() -> None:
 
 def test_overrides() -> None:
     recipe = load_recipe("demo", {"lr": "1e-2", "steps": "7", "clip": "null", "augment.hflip": "0"})
-    assert (recipe.lr, recipe.steps, recipe.epochs, recipe.clip, recipe.augment.hflip) == (
-        0.01,
-        7,
-        None,
-        None,
-        0.0,
-    )
+    assert (recipe.lr, recipe.steps, recipe.epochs, recipe.clip, recipe.augment.hflip) == (0.01, 7, None, None, 0.0)
     with pytest.raises(UsageError, match="did you mean momentum") as caught:
         load_recipe("demo", {"momentun": "1"})
     assert "augment.hflip" in str(caught.value.hint)
@@ -116,9 +92,7 @@ def test_training_learns(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     assert report.results[0].id.accuracy > 0.9
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(
-    tiny: MAKE, images: SPEC, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
     options = {"data": spec, "val": spec, "recipe": "demo", "set": SHORT, "seed": 3}
     hs.finetune(path, out=tmp_path / "whole.safetensors", **options)
@@ -151,13 +125,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 def test_accumulation_equals_a_larger_batch(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
     quiet = EXACT | {"epochs": "1"}
-    one = hs.finetune(
-        path,
-        data=spec,
-        recipe="demo",
-        set=quiet | {"batch_size": "8"},
-        out=tmp_path / "a.safetensors",
-    )
+    one = hs.finetune(path, data=spec, recipe="demo", set=quiet | {"batch_size": "8"}, out=tmp_path / "a.safetensors")
     two = hs.finetune(
         path,
         data=spec,
@@ -177,14 +145,10 @@ def test_what_is_frozen_stays(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     def changed(**options: object) -> set[str]:
         out = tmp_path / "t.safetensors"
         hs.finetune(path, data=spec, recipe="demo", out=out, force=True, **options)
-        return {
-            name for name, tensor in load_file(out).items() if not torch.equal(tensor, before[name])
-        }
+        return {name for name, tensor in load_file(out).items() if not torch.equal(tensor, before[name])}
 
     free = changed(freeze="mlp,embedding", set={"epochs": "1", "batch_size": "8"})
-    assert not {
-        n for n in free if ".mlp." in n or n.startswith(("patch_embed", "pos_embed", "cls_token"))
-    }
+    assert not {n for n in free if ".mlp." in n or n.startswith(("patch_embed", "pos_embed", "cls_token"))}
     assert {"blocks.0.attn.qkv.weight", "norm.weight", "head.weight", "blocks.2.norm2.bias"} <= free
     last = changed(set={"epochs": "1", "batch_size": "8", "last_blocks": "1"})
     assert {n.split(".")[1] for n in last if n.startswith("blocks.")} == {"2"}
@@ -195,15 +159,9 @@ def test_what_is_frozen_stays(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
 def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images(classes=3)
     with pytest.raises(DataError, match="label 5"):
-        hs.finetune(
-            path, data=images("seven.npz", classes=7), recipe="demo", out=tmp_path / "x.safetensors"
-        )
+        hs.finetune(path, data=images("seven.npz", classes=7), recipe="demo", out=tmp_path / "x.safetensors")
     tuned = hs.finetune(
-        path,
-        data=spec,
-        recipe="demo",
-        set={"classifier": "zero", "steps": "1"},
-        out=tmp_path / "t.safetensors",
+        path, data=spec, recipe="demo", set={"classifier": "zero", "steps": "1"}, out=tmp_path / "t.safetensors"
     )
     assert tuned.manifest.model.num_classes == 3
     assert load_file(tuned.path)["head.weight"].shape == (3, 32)
@@ -213,9 +171,7 @@ def test_a_new_classifier_takes_the_datas_classes(tiny: MAKE, images: SPEC, tmp_
 
 def test_a_pruned_member_stays_pruned(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     pruned = hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m.safetensors")
-    tuned = hs.finetune(
-        pruned.path, data=images(), recipe="demo", set=SHORT, out=tmp_path / "t.safetensors"
-    )
+    tuned = hs.finetune(pruned.path, data=images(), recipe="demo", set=SHORT, out=tmp_path / "t.safetensors")
     assert tuned.manifest.kind == "member"
     assert tuned.manifest.kept == pruned.manifest.kept
     assert tuned.manifest.scores == {}
@@ -225,9 +181,7 @@ def test_a_pruned_member_stays_pruned(tiny: MAKE, images: SPEC, tmp_path: Path) 
 def test_bfloat16_after_float32_in_one_process(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, spec = tiny(), images()
     full = hs.finetune(path, data=spec, recipe="demo", set=SHORT, out=tmp_path / "a.safetensors")
-    half = hs.finetune(
-        path, data=spec, recipe="demo", set=SHORT, dtype="bfloat16", out=tmp_path / "b.safetensors"
-    )
+    half = hs.finetune(path, data=spec, recipe="demo", set=SHORT, dtype="bfloat16", out=tmp_path / "b.safetensors")
     assert half.trained.loss != full.trained.loss
     assert half.trained.loss == pytest.approx(full.trained.loss, abs=0.05)
     assert all(t.dtype == torch.float32 for t in load_file(half.path).values())
@@ -251,32 +205,30 @@ def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) 
     path, spec = tiny(), images()
     plain = EXACT | {"epochs": "2"}
     one = hs.finetune(
-        path,
-        data=spec,
-        recipe="demo",
-        set=plain | {"batch_size": "8"},
-        device="cpu",
-        out=tmp_path / "one.safetensors",
+        path, data=spec, recipe="demo", set=plain | {"batch_size": "8"}, device="cpu", out=tmp_path / "one.safetensors"
     )
-    sets = [
-        part
-        for key, value in (plain | {"batch_size": "4"}).items()
-        for part in ("--set", f"{key}={value}")
-    ]
+    sets = [part for key, value in (plain | {"batch_size": "4"}).items() for part in ("--set", f"{key}={value}")]
     printed = in_two_processes(
-        "finetune", str(path), "--data", spec, "--recipe", "demo", *sets, "--device", "cpu",
-        "-o", str(tmp_path / "two.safetensors"),
-    )  # fmt: skip
+        "finetune",
+        str(path),
+        "--data",
+        spec,
+        "--recipe",
+        "demo",
+        *sets,
+        "--device",
+        "cpu",
+        "-o",
+        str(tmp_path / "two.safetensors"),
+    )
     assert printed.count("two.safetensors: 10 steps") == 1  # only one process speaks
     for name, tensor in load_file(one.path).items():
-        torch.testing.assert_close(
-            load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6
-        )
+        torch.testing.assert_close(load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6)
 
 
 def test_what_is_frozen_is_said_more_than_once(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, out = tiny(), tmp_path / "t.safetensors"
-    words = ["--freeze", "mlp", "--freeze", "embedding, attention", "--recipe", "demo", "--set", "steps=2"]  # fmt: skip
+    words = ["--freeze", "mlp", "--freeze", "embedding, attention", "--recipe", "demo", "--set", "steps=2"]
     assert run(["finetune", str(path), "--data", images(), *words, "-o", str(out), "--quiet"]) == 0
     before, after = load_file(path), load_file(out)
     moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
@@ -286,9 +238,7 @@ def test_what_is_frozen_is_said_more_than_once(tiny: MAKE, images: SPEC, tmp_pat
     assert inspect(out).manifest.history[-1].args["freeze"] == "mlp,embedding, attention"
 
 
-def test_the_usual_recipe_suits_what_the_model_reads(
-    tiny: MAKE, images: SPEC, tmp_path: Path
-) -> None:
+def test_the_usual_recipe_suits_what_the_model_reads(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """It is named where the training is shown, in the end, and in the history."""
     bert = FAMILIES["BERT"]
     bert.write(tmp_path / "bert")
@@ -300,17 +250,19 @@ def test_the_usual_recipe_suits_what_the_model_reads(
     ):
         shown: set[str] = set()
         tuned = hs.finetune(
-            start, data=data, set={"steps": "1", "batch_size": "4"}, out=tmp_path / f"{name}.safetensors",
-            device="cpu", progress=lambda what, done, total, shown=shown: shown.add(what),
-        )  # fmt: skip
+            start,
+            data=data,
+            set={"steps": "1", "batch_size": "4"},
+            out=tmp_path / f"{name}.safetensors",
+            device="cpu",
+            progress=lambda what, done, total, shown=shown: shown.add(what),
+        )
         assert tuned.manifest.history[-1].args["recipe"] == name
         assert f"trained by the recipe {name}, as no --recipe was given" in tuned.notes
         assert any(what.startswith(f"training by {name}, loss") for what in shown)
 
 
-def test_labels_of_other_classes_say_how_a_classifier_is_made(
-    tiny: MAKE, images: SPEC, tmp_path: Path
-) -> None:
+def test_labels_of_other_classes_say_how_a_classifier_is_made(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 5 has label 5, the model has classes 0-4") as refused:
         hs.evaluate([tiny()], data=images("seven.npz", classes=7))
     assert "hydrasurgeon finetune --set classifier=fresh --data D" in str(refused.value.hint)

@@ -38,20 +38,23 @@ def pruned(family: Family, folder: Path) -> Path:
 
 @pytest.mark.parametrize("family", thoroughly(*sorted(FAMILIES.keys() - PACKED)))
 def test_only_pairs_and_the_classifier_move(family: Family, tmp_path: Path) -> None:
-    """Of every family: W is the start's, each of attention's matrices has a pair of the rank, and a hydra has W once."""
+    """Of every family: W is the start's, each of attention's matrices has a pair of the rank, and a hydra has W
+    once."""
     start = pruned(family, tmp_path)
     data = family.data(tmp_path)
     fields = FIELDS | {"lora_rank": "2"}
     members = [
-        hs.finetune(start, data=data, recipe="lora", set=fields, seed=seed, out=tmp_path / f"m{seed}", device="cpu").path
+        hs.finetune(
+            start, data=data, recipe="lora", set=fields, seed=seed, out=tmp_path / f"m{seed}", device="cpu"
+        ).path
         for seed in (1, 2)
-    ]  # fmt: skip
+    ]
     before, after = load_file(start), load_file(members[0])
     weights = open_checkpoint(members[0]).weights
     pairs = {name for name, weight in weights.items() if weight.part == "pair"}
-    changed = {w.name for w in open_checkpoint(start).weights.values() if changeable(w) and before[w.name].numel()}  # fmt: skip
+    changed = {w.name for w in open_checkpoint(start).weights.values() if changeable(w) and before[w.name].numel()}
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert pairs == {half for name in changed for half in halves(name)} == after.keys() - before.keys()  # fmt: skip
+    assert pairs == {half for name in changed for half in halves(name)} == after.keys() - before.keys()
     assert all(min(after[name].shape) == 2 for name in pairs)
     assert {weights[name].part for name in moved} <= {"classifier"}
     assert all(after[f"{name}.lora_b"].any() for name in changed)
@@ -75,7 +78,7 @@ def test_what_is_written_is_what_peft_merges(tmp_path: Path) -> None:
     def attached() -> torch.nn.Module:
         module = live_module(opened)
         torch.manual_seed(0)
-        lora.attach(module, recipe, family=opened.family, model=model, weights=opened.weights, trainable=lambda _: True)  # fmt: skip
+        lora.attach(module, recipe, family=opened.family, model=model, weights=opened.weights, trainable=lambda _: True)
         for name, parameter in module.named_parameters():
             if ".lora_B" in name:
                 torch.nn.init.normal_(parameter)
@@ -89,7 +92,9 @@ def test_what_is_written_is_what_peft_merges(tmp_path: Path) -> None:
     pairs = lora.detach(ours)
     assert ours.state_dict().keys() == live_module(opened).state_dict().keys()
     assert len(pairs) == 12
-    for name, (a, b) in {n.removesuffix(".lora_a"): halves(n.removesuffix(".lora_a")) for n in pairs if n.endswith("a")}.items():  # fmt: skip
+    for name, (a, b) in {
+        n.removesuffix(".lora_a"): halves(n.removesuffix(".lora_a")) for n in pairs if n.endswith("a")
+    }.items():
         merged = theirs.get_parameter(name.replace(".weight", ".base_layer.weight"))
         total = ours.get_parameter(name).double() + pairs[b].double() @ pairs[a].double()
         assert (total - ours.get_parameter(name)).abs().max() > 0.5
@@ -101,7 +106,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path)
     start, data = pruned(family, tmp_path), family.data(tmp_path)
 
     def tuned(name: str, seed: int) -> bytes:
-        made = hs.finetune(start, data=data, recipe="lora", set=FIELDS, seed=seed, out=tmp_path / name, device="cpu")  # fmt: skip
+        made = hs.finetune(start, data=data, recipe="lora", set=FIELDS, seed=seed, out=tmp_path / name, device="cpu")
         return made.path.read_bytes()
 
     assert tuned("a", 1) == tuned("b", 1) != tuned("c", 2)
@@ -120,7 +125,15 @@ def test_a_directory_has_the_sum_and_tuning_goes_on_from_it(tmp_path: Path) -> N
     assert there.keys() == total.keys()
     torch.testing.assert_close(there, total, rtol=2e-7, atol=1e-8)
     again = hs.finetune(file.path, out=tmp_path / "again", **options).path
-    frozen = hs.finetune(file.path, out=tmp_path / "frozen", data=data, recipe="demo", set={"steps": "2", "batch_size": "8"}, freeze="attention", device="cpu").path  # fmt: skip
+    frozen = hs.finetune(
+        file.path,
+        out=tmp_path / "frozen",
+        data=data,
+        recipe="demo",
+        set={"steps": "2", "batch_size": "8"},
+        freeze="attention",
+        device="cpu",
+    ).path
     further, still = load_file(again), load_file(frozen)
     for name in total:
         if ".attn." in name:
@@ -137,9 +150,11 @@ def test_it_is_made_again_from_its_history(tmp_path: Path, monkeypatch: pytest.M
     start, data = pruned(family, tmp_path), family.data(tmp_path)
     monkeypatch.chdir(tmp_path)
     members = [
-        hs.finetune(start, data=Path(data).name, recipe="lora", set=FIELDS, seed=seed, out=tmp_path / f"m{seed}", device="cpu").path
+        hs.finetune(
+            start, data=Path(data).name, recipe="lora", set=FIELDS, seed=seed, out=tmp_path / f"m{seed}", device="cpu"
+        ).path
         for seed in (1, 2)
-    ]  # fmt: skip
+    ]
     hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
     for member in members:
         member.unlink()
@@ -155,7 +170,7 @@ def test_attention_without_linear_layers_is_refused(name: str, tmp_path: Path) -
     with pytest.raises(SurgeryError, match="does not run as such"):
         hs.finetune(
             tmp_path / "eva", data=family.data(tmp_path), recipe="lora", set=FIELDS, out=tmp_path / "t", device="cpu"
-        )  # fmt: skip
+        )
     assert not (tmp_path / "t.safetensors").exists()
 
 
@@ -164,7 +179,15 @@ def test_attention_that_is_frozen_is_named_as_the_reason(tmp_path: Path) -> None
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "backbone")
     data = family.data(tmp_path)
-    with pytest.raises(UsageError, match="changes attention, and none of it is to be trained") as caught:  # fmt: skip
-        hs.finetune(tmp_path / "backbone", data=data, recipe="lora", set=FIELDS, freeze="attention", out=tmp_path / "t", device="cpu")  # fmt: skip
+    with pytest.raises(UsageError, match="changes attention, and none of it is to be trained") as caught:
+        hs.finetune(
+            tmp_path / "backbone",
+            data=data,
+            recipe="lora",
+            set=FIELDS,
+            freeze="attention",
+            out=tmp_path / "t",
+            device="cpu",
+        )
     assert "Freeze less" in str(caught.value.hint)
     assert not list(tmp_path.glob("t*"))

@@ -1,4 +1,5 @@
-"""The recipe's dropout: it reaches the layers' branches, never attention weights; a model without a place for it says so."""
+"""The recipe's dropout: it reaches the layers' branches, never attention weights; a model without a place for it says
+so."""
 
 from __future__ import annotations
 
@@ -19,10 +20,19 @@ TIMM = {"attn.proj_drop", "mlp.drop1", "mlp.drop2"}
 BERT = {"attention.output.dropout", "output.dropout"}
 MODERN = {"mlp.drop"}
 PLACES = {
-    "BERT": BERT, "RoBERTa": BERT, "ELECTRA": BERT, "MPNet": {"attention.dropout", "output.dropout"}, "DistilBERT": {"ffn.dropout"},
-    "ModernBERT": MODERN, "ModernBERT pooling by mean": MODERN, "ViT": {"dropout"}, "DeiT": {"dropout"}, "DeiT distilled": {"dropout"},
-    "DINOv2": set(), "OpenCLIP": set(),
-}  # fmt: skip
+    "BERT": BERT,
+    "RoBERTa": BERT,
+    "ELECTRA": BERT,
+    "MPNet": {"attention.dropout", "output.dropout"},
+    "DistilBERT": {"ffn.dropout"},
+    "ModernBERT": MODERN,
+    "ModernBERT pooling by mean": MODERN,
+    "ViT": {"dropout"},
+    "DeiT": {"dropout"},
+    "DeiT distilled": {"dropout"},
+    "DINOv2": set(),
+    "OpenCLIP": set(),
+}
 """What is called so in each layer, by transformers' and OpenCLIP's own sources; timm's is the others'."""
 VISION = ("ViT", "DeiT", "DeiT distilled", "DINOv2")
 """Whose branches older releases of transformers call otherwise."""
@@ -39,9 +49,7 @@ def test_it_reaches_the_branches_and_nothing_else(family: Family, tmp_path: Path
     module = starting_module(source, source.manifest.model, load_recipe("demo", {}), 0)
 
     def rates() -> dict[str, float]:
-        return {
-            name: part.p for name, part in module.named_modules() if isinstance(part, nn.Dropout)
-        }
+        return {name: part.p for name, part in module.named_modules() if isinstance(part, nn.Dropout)}
 
     before = rates()
     note = set_dropout(module, source, 0.37, wanted=False)
@@ -62,15 +70,15 @@ def dinov2(tmp_path: Path) -> tuple[Path, str]:
     return tmp_path / "dinov2", FAMILIES["DINOv2"].data(tmp_path, rows=8)
 
 
-def test_what_is_asked_for_and_has_no_place_is_refused(dinov2: tuple[Path, str], tmp_path: Path) -> None:  # fmt: skip
+def test_what_is_asked_for_and_has_no_place_is_refused(dinov2: tuple[Path, str], tmp_path: Path) -> None:
     path, data = dinov2
     fields = SHORT | {"dropout": "0.1"}
-    with pytest.raises(SurgeryError, match=r"--set dropout=0.1: no layer of Dinov2\w+ has dropout") as caught:  # fmt: skip
+    with pytest.raises(SurgeryError, match=r"--set dropout=0.1: no layer of Dinov2\w+ has dropout") as caught:
         hs.finetune(path, data=data, recipe="demo", set=fields, out=tmp_path / "t", device="cpu")
     assert "hidden_dropout_prob and attention_probs_dropout_prob" in str(caught.value.hint)
     assert not list(tmp_path.glob("t*"))
     # Without a chance there is nothing to place.
-    tuned = hs.finetune(path, data=data, recipe="demo", set=SHORT | {"dropout": "0"}, out=tmp_path / "t", device="cpu")  # fmt: skip
+    tuned = hs.finetune(path, data=data, recipe="demo", set=SHORT | {"dropout": "0"}, out=tmp_path / "t", device="cpu")
     assert not [note for note in tuned.notes if "dropout" in note]
 
 
@@ -79,7 +87,19 @@ def test_a_recipes_own_is_left_out_with_a_note(
 ) -> None:
     path, data = dinov2
     words = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
-    line = ["finetune", str(path), "--data", data, "--recipe", "imagenet", *words, "--device", "cpu", "-o", str(tmp_path / "t.safetensors")]  # fmt: skip
+    line = [
+        "finetune",
+        str(path),
+        "--data",
+        data,
+        "--recipe",
+        "imagenet",
+        *words,
+        "--device",
+        "cpu",
+        "-o",
+        str(tmp_path / "t.safetensors"),
+    ]
     assert run(line) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "note: the recipe's dropout=0.1 is left out: no layer of Dinov2ForImageClassification has dropout" in said  # fmt: skip
+    assert "note: the recipe's dropout=0.1 is left out: no layer of Dinov2ForImageClassification has dropout" in said

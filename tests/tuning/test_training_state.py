@@ -88,17 +88,19 @@ CHANGES: dict[str, Change] = {
     "a slot less": lambda tensors, metadata: tensors.pop("optimizer.0.exp_avg"),
     "a slot of no parameter": lambda tensors, metadata: tensors.update({"optimizer.9.exp_avg": torch.ones(3)}),
     "a slot of another shape": lambda tensors, metadata: tensors.update({"optimizer.0.exp_avg": torch.ones(3)}),
-    "a slot of another name": lambda tensors, metadata: tensors.update({"optimizer.0.momentum_buffer": torch.ones(3, 4)}),
+    "a slot of another name": lambda tensors, metadata: tensors.update(
+        {"optimizer.0.momentum_buffer": torch.ones(3, 4)}
+    ),
     "no number": lambda tensors, metadata: tensors.update({"optimizer.x.exp_avg": torch.ones(3)}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("what", list(CHANGES))
-def test_what_does_not_fit_is_refused_before_anything_changes(
-    state: TrainingState, what: str, hashed: bool
-) -> None:
-    changed(state, CHANGES[what], hashed=hashed and "text more" not in what and "format" not in what and "older" not in what)  # fmt: skip
+def test_what_does_not_fit_is_refused_before_anything_changes(state: TrainingState, what: str, hashed: bool) -> None:
+    changed(
+        state, CHANGES[what], hashed=hashed and "text more" not in what and "format" not in what and "older" not in what
+    )
     model, optimizer = trained(steps=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     refused(state, model, optimizer)
@@ -107,7 +109,13 @@ def test_what_does_not_fit_is_refused_before_anything_changes(
 
 
 def refused(state: TrainingState, *parts: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"t\.training\.safetensors: the state of an interrupted training (is damaged|was written by another version of hydrasurgeon \(hydrasurgeon\.training/[0-9];)") as error:  # fmt: skip
+    with pytest.raises(
+        CheckpointError,
+        match=(
+            r"t\.training\.safetensors: the state of an interrupted training (is damaged|was written by another version"
+            r" of hydrasurgeon \(hydrasurgeon\.training/[0-9];)"
+        ),
+    ) as error:
         state.read(*(parts or trained(steps=0)))
     assert error.value.exit_code == 3
     assert error.value.hint == "Delete t.training.safetensors: the training then starts over."
@@ -138,9 +146,7 @@ def test_every_byte_counts(state: TrainingState) -> None:
         ({}, r"seed \(0, now null\)"),
     ],
 )
-def test_another_training_is_named(
-    state: TrainingState, identity: dict[str, Any], said: str
-) -> None:
+def test_another_training_is_named(state: TrainingState, identity: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=f"an interrupted training with another {said}$"):
         TrainingState(state.path, identity).read(*trained(steps=0))
 

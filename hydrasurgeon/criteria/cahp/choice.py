@@ -21,8 +21,6 @@ from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import Head, Layers, count, drop, parse_layers
 from hydrasurgeon.lookup import need
 
-__all__ = ["Choice", "choose", "knee_of", "select", "silhouette"]
-
 Distances = NDArray[np.float64]
 DEGREE = 6
 """Of the polynomial that the knee is looked for on."""
@@ -44,11 +42,7 @@ class Choice:
 
 
 def choose(
-    heads: Sequence[Head],
-    points: NDArray[np.float64],
-    weights: Sequence[float],
-    *,
-    clusters: int | None = None,
+    heads: Sequence[Head], points: NDArray[np.float64], weights: Sequence[float], *, clusters: int | None = None
 ) -> Choice:
     """`clusters` clusters of `heads`, or as many as the curve's knee says."""
     need("kmedoids", "kneed", purpose="CAHP")
@@ -88,9 +82,7 @@ def silhouette(distances: Distances, labels: Sequence[int], medoids: Sequence[in
     """Mean of (b − a)/max(a, b): a to the own medoid, b to the others on average; heads with a = 0 do not count."""
     to = distances[:, list(medoids)]
     to_medoid = to[np.arange(len(to)), list(labels)]
-    away = (
-        to_medoid > 0
-    )  # a medoid would add 1 for being itself: the curve would rise with the number of clusters
+    away = to_medoid > 0  # a medoid would add 1 for being itself: the curve would rise with the number of clusters
     if not away.any():
         return 1.0
     if len(medoids) < 2:  # equal points make fewer clusters than were asked for
@@ -145,10 +137,7 @@ def select(
     placed = {Head(t, layer, h): (x, y) for t, layer, h, x, y in score.settings.get("points", ())}
     unknown = [head for head in candidates if head not in placed]
     if unknown:
-        raise SurgeryError(
-            f"the cahp scores do not cover {_named(unknown[0])}",
-            hint="Score again with this version.",
-        )
+        raise SurgeryError(f"the cahp scores do not cover {_named(unknown[0])}", hint="Score again with this version.")
     clusters = _clusters(candidates, keep, remove)
     settings = score.settings
     as_recorded = (
@@ -192,9 +181,7 @@ def _clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | 
     return wanted
 
 
-def described(
-    choice: Choice, points: Mapping[Head, tuple[float, float]], *, auto: bool
-) -> dict[str, Any]:
+def described(choice: Choice, points: Mapping[Head, tuple[float, float]], *, auto: bool) -> dict[str, Any]:
     """What the manifest keeps of a choice: enough to choose again without the model."""
     return {
         "automatic": choice.automatic,

@@ -30,8 +30,6 @@ from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head, count, drop
 from hydrasurgeon.lookup import need
 
-__all__ = ["ClassMoments", "jeffries_matusita", "layout", "score"]
-
 EDGE = 32
 """Rows and columns that every attention map is resized to."""
 FLOOR = 1e-6
@@ -75,10 +73,7 @@ def score(subject: Subject) -> Verdict:
             hint=f"Keep at most {len(movable) // places}.",
         )
     choice = choose(
-        [heads[i] for i in movable],
-        points[movable],
-        [float(shares[i]) for i in movable],
-        clusters=clusters,
+        [heads[i] for i in movable], points[movable], [float(shares[i]) for i in movable], clusters=clusters
     )
     placed = {head: (float(x), float(y)) for head, (x, y) in zip(heads, points, strict=True)}
     kept = drop(manifest.kept, {heads[i] for i in movable} - set(choice.stay))
@@ -97,7 +92,8 @@ def _check_finite(heads: Sequence[Head], means: Array, variances: Array) -> None
     for i, head in enumerate(heads):
         if not np.isfinite(means[:, i]).all() or not np.isfinite(variances[:, i]).all():
             raise SurgeryError(
-                f"--method cahp: the attention maps of head {head.number} in {head.tower} layer {head.layer} hold NaN or infinity",
+                f"--method cahp: the attention maps of head {head.number} in {head.tower} layer {head.layer} hold NaN"
+                " or infinity",
                 hint="The model overflows on this data: use --dtype float32, or check it with eval.",
             )
 
@@ -127,10 +123,7 @@ def _check_maps(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
     def note(layer: int) -> Callable[..., None]:
         return lambda _, args: seen.update({layer: args[0]})
 
-    hooks = [
-        block.attention.out.register_forward_pre_hook(note(layer))
-        for layer, block in enumerate(anatomy.blocks)
-    ]
+    hooks = [block.attention.out.register_forward_pre_hook(note(layer)) for layer, block in enumerate(anatomy.blocks)]
     with removed(*hooks):
         model(inputs)
     for layer, hidden, site, bias, real in _walk(anatomy, inputs):
@@ -157,9 +150,7 @@ def _walk(anatomy: Anatomy, inputs: Any) -> Any:
 
 
 @torch.no_grad()
-def _observe(
-    anatomy: Anatomy, inputs: Any, labels: NDArray[np.int64], moments: ClassMoments
-) -> None:
+def _observe(anatomy: Anatomy, inputs: Any, labels: NDArray[np.int64], moments: ClassMoments) -> None:
     """One batch's maps, each over its own real tokens, resized and added up by class."""
     rows: list[Tensor] = []
     for _, hidden, site, bias, real in _walk(anatomy, inputs):

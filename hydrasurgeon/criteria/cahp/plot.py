@@ -8,8 +8,6 @@ from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Head
 
-__all__ = ["draw_cahp"]
-
 
 def draw_cahp(score: Score, path: Path) -> None:
     """Byte-identical for the same score and the same matplotlib."""
@@ -18,10 +16,7 @@ def draw_cahp(score: Score, path: Path) -> None:
     settings = score.settings
     points = {Head(t, layer, h): (x, y) for t, layer, h, x, y in settings["points"]}
     kept = {
-        Head(tower, layer, h)
-        for tower, rows in settings["kept"].items()
-        for layer, row in enumerate(rows)
-        for h in row
+        Head(tower, layer, h) for tower, rows in settings["kept"].items() for layer, row in enumerate(rows) for h in row
     }
     clusters = [[Head(*head) for head in group] for group in settings["clusters"]]
     with matplotlib.rc_context({"font.size": 9}):
@@ -34,24 +29,16 @@ def draw_cahp(score: Score, path: Path) -> None:
         left.axvline(settings["automatic"], color="C3", linestyle="--", label=label)
         if settings["clusters_from"] != "auto":
             clusters_wanted = settings["clusters_from"]
-            left.axvline(
-                clusters_wanted, color="C0", linestyle=":", label=f"asked for: {clusters_wanted}"
-            )
+            left.axvline(clusters_wanted, color="C0", linestyle=":", label=f"asked for: {clusters_wanted}")
         left.set(xlabel="clusters", ylabel="mean simplified silhouette")
         left.legend(frameon=False)
         colours = matplotlib.colormaps["tab20"]
         for i, group in enumerate(clusters):
             for head in group:
                 edge, width = ("black", 1.4) if head in kept else ("none", 0.0)
-                right.scatter(
-                    *points[head], color=colours(i % 20), edgecolors=edge, linewidths=width, s=60
-                )
+                right.scatter(*points[head], color=colours(i % 20), edgecolors=edge, linewidths=width, s=60)
                 right.annotate(
-                    f"{head.layer}.{head.number}",
-                    points[head],
-                    textcoords="offset points",
-                    xytext=(5, 3),
-                    fontsize=6,
+                    f"{head.layer}.{head.number}", points[head], textcoords="offset points", xytext=(5, 3), fontsize=6
                 )
         title = f"{len(clusters)} clusters of {len(points)} heads (layer.head), kept ones ringed"
         right.set(title=title, xticks=[], yticks=[])

@@ -17,8 +17,6 @@ from torch.nn.functional import cross_entropy
 from hydrasurgeon.anatomy.hooks import masked
 from hydrasurgeon.anatomy.parts import Attention
 
-__all__ = ["Weigher"]
-
 BATCH = 32
 """Samples whose mean loss is differentiated at once."""
 # The authors take the first quarter. Data in class folders comes sorted by class, so it is every fourth batch here.
@@ -37,11 +35,9 @@ class Weigher:
             (s.tower, s.layer): torch.ones(len(s.heads), device=s.out.weight.device, requires_grad=True)
             for s in sites
             if s.heads
-        }  # fmt: skip
+        }
         self._samples = 0
-        self._total = torch.zeros(
-            sum(len(mask) for mask in self._masks.values()), dtype=torch.float64
-        )
+        self._total = torch.zeros(sum(len(mask) for mask in self._masks.values()), dtype=torch.float64)
         self._batches = 0
 
     def add(self, inputs: Any, labels: Tensor) -> None:

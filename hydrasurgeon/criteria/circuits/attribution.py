@@ -2,8 +2,10 @@
 
     S(circuit without R) ≈ S(answers of the whole model + Σ_{h ∈ R} first-order effect of h)
 
-Effects are added sample by sample and scored as points are, so that a head whose loss only hurts samples that are lost anyway goes
-early. Nothing is promised: a head is a large step, and what two heads do for each other is not seen. Of the order that comes
+Effects are added sample by sample and scored as points are, so that a head whose loss only hurts samples that are lost
+anyway goes
+early. Nothing is promised: a head is a large step, and what two heads do for each other is not seen. Of the order that
+comes
 out every prefix is measured, so that its trace is true.
 """
 
@@ -21,8 +23,6 @@ from hydrasurgeon.criteria.circuits.packed import HeadRow, Natural, Record, thes
 from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
 from hydrasurgeon.criteria.circuits.race import Runner
 from hydrasurgeon.heads import Head
-
-__all__ = ["Attribution", "predicted", "predicted_order"]
 
 ROWS = 1 << 22
 """Predicted answers that are held at a time, of all circuits together: 100 MB with what sorting them takes."""
@@ -62,9 +62,7 @@ class Attribution:
         return self._measured(())
 
     def _rank(self) -> None:
-        order = predicted_order(
-            self.problem.objective, first_order(self.problem), len(self.problem.candidates)
-        )
+        order = predicted_order(self.problem.objective, first_order(self.problem), len(self.problem.candidates))
         self.ranking = [self.problem.candidates[row] for row in order]
         self.tally["backward_passes"] += 1
 
@@ -103,10 +101,7 @@ class Attribution:
         if len(ranking) != len(self.problem.candidates):
             raise ValueError(f"ranks {len(ranking)} heads of {len(self.problem.candidates)}")
         self.ranking, counts = ranking, recorded.counts
-        self.tally = {
-            "evaluations": counts.evaluations,
-            "backward_passes": counts.backward_passes,
-        }
+        self.tally = {"evaluations": counts.evaluations, "backward_passes": counts.backward_passes}
         self.engine.work = Work(counts.layers, counts.parts)
 
 
@@ -128,8 +123,6 @@ def predicted(objective: Objective, effects: Effects, rows: Sequence[int]) -> li
     points: list[int] = []
     for at in range(0, len(rows), size):
         some = list(rows[at : at + size])
-        seen = effects.present.one().map(
-            lambda now, change, some=some: now + change[some], effects.change
-        )
+        seen = effects.present.one().map(lambda now, change, some=some: now + change[some], effects.change)
         points += [low for low, _ in objective.points(seen)]
     return points

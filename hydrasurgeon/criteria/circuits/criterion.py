@@ -26,8 +26,6 @@ from hydrasurgeon.heads import Head
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.runtime.processes import World, joined
 
-__all__ = ["score"]
-
 IDENTITY = "identity"
 """Where the settings hold a hash of all that the order depends on, but for its length."""
 FEW = 100
@@ -41,10 +39,7 @@ def score(subject: Subject) -> Removal:
     assert options is not None
     module, sites = subject.load()
     candidates = tuple(
-        Head(site.tower, site.layer, number)
-        for site in sites
-        if site.layer in subject.layers
-        for number in site.heads
+        Head(site.tower, site.layer, number) for site in sites if site.layer in subject.layers for number in site.heads
     )
     budget = _budget(options, subject, candidates)
     make = _search(options.search)
@@ -57,19 +52,17 @@ def score(subject: Subject) -> Removal:
         state = None if options.state is None else SearchState(options.state, identity)
         progress = subject.progress
         circuit = extract(
-            problem, make, budget=budget, state=state, recorded=_recorded(options, identity, candidates), progress=progress
-        )  # fmt: skip
+            problem,
+            make,
+            budget=budget,
+            state=state,
+            recorded=_recorded(options, identity, candidates),
+            progress=progress,
+        )
         swapped = refine(problem, circuit.order, progress=progress) if options.refine else None
         stability = None
         if options.resamples:
-            stability = bootstrap(
-                problem,
-                make,
-                circuit.order,
-                options.resamples,
-                seed=subject.seed,
-                progress=progress,
-            )
+            stability = bootstrap(problem, make, circuit.order, options.resamples, seed=subject.seed, progress=progress)
     by = {"ood_score": options.ood_score} if options.ood_score != OOD_SCORES[0] else {}
     settings: dict[str, Any] = {
         "objective": options.objective,
@@ -91,11 +84,7 @@ def score(subject: Subject) -> Removal:
 
 
 def _problem(
-    subject: Subject,
-    options: CircuitOptions,
-    module: nn.Module,
-    candidates: tuple[Head, ...],
-    world: World,
+    subject: Subject, options: CircuitOptions, module: nn.Module, candidates: tuple[Head, ...], world: World
 ) -> Problem:
     """The model with its data in memory."""
     anatomy = subject.checkpoint.family.anatomy(module)
@@ -160,9 +149,7 @@ def _hash(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def _recorded(
-    options: CircuitOptions, identity: Mapping[str, Any], candidates: Sequence[Head]
-) -> Circuit | None:
+def _recorded(options: CircuitOptions, identity: Mapping[str, Any], candidates: Sequence[Head]) -> Circuit | None:
     """What the same search found before; None where it was another one, or the record is not whole."""
     score = options.recorded
     if score is None or score.settings.get(IDENTITY) != _hash(identity):
@@ -178,7 +165,8 @@ def _recorded(
 
 @torch.inference_mode()
 def _check_finite(problem: Problem) -> None:
-    """Refuse a model whose logits are no numbers: comparisons with NaN are all false, and would rank heads all the same."""
+    """Refuse a model whose logits are no numbers: comparisons with NaN are all false, and would rank heads all the
+    same."""
     for inputs in (problem.id_inputs, problem.ood_inputs):
         for _, batch in inputs.batches(problem.batch_size):
             if not torch.isfinite(problem.module(batch)).all():

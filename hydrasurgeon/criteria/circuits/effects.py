@@ -24,8 +24,6 @@ from hydrasurgeon.criteria.circuits.problem import Problem
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Head
 
-__all__ = ["Effects", "check_reached", "first_order"]
-
 
 @dataclass(frozen=True)
 class Effects:
@@ -37,12 +35,14 @@ class Effects:
 
 
 def check_reached(problem: Problem, option: str) -> None:
-    """Refuse heads whose effect differs between samples only behind another tower: they have one factor for all samples."""
+    """Refuse heads whose effect differs between samples only behind another tower: they have one factor for all
+    samples."""
     reached = {block.attention.tower for block in problem.anatomy.blocks}
     beyond = sorted({head.tower for head in problem.candidates} - reached)
     if beyond:
         raise SurgeryError(
-            f"{option}: samples do not run through tower {beyond[0]}, so one backward pass does not tell what its heads do to each",
+            f"{option}: samples do not run through tower {beyond[0]}, so one backward pass does not tell what its heads"
+            " do to each",
             hint=f"Give --tower {' or '.join(sorted(reached))}, or leave out {option}.",
         )
 
@@ -65,17 +65,15 @@ def first_order(problem: Problem, removed: Sequence[Head] = ()) -> Effects:
     )
 
 
-def _gradients(
-    problem: Problem, inputs: Held, removed: Sequence[Head], *, foreign: bool
-) -> list[Tensor]:
+def _gradients(problem: Problem, inputs: Held, removed: Sequence[Head], *, foreign: bool) -> list[Tensor]:
     """Answers of all samples, then their gradients by each candidate's factor."""
     world, mine = problem.world, []
     for number, (index, batch) in enumerate(inputs.batches(problem.batch_size)):
         if number % world.size == world.rank:
             labels = None if foreign else problem.labels[index]
             mine.append((number, _of_batch(problem, batch, len(index), labels, removed)))
-    everyone = sorted((pair for part in world.gather(mine) for pair in part), key=lambda one: one[0])  # fmt: skip
-    return [torch.cat(parts, dim=-1) for parts in zip(*(parts for _, parts in everyone), strict=True)]  # fmt: skip
+    everyone = sorted((pair for part in world.gather(mine) for pair in part), key=lambda one: one[0])
+    return [torch.cat(parts, dim=-1) for parts in zip(*(parts for _, parts in everyone), strict=True)]
 
 
 def _of_batch(
@@ -94,7 +92,7 @@ def _of_batch(
         changes = [
             _by_candidate(problem, masks, answer) if needed else torch.zeros(len(problem.candidates), rows)
             for answer, needed in zip(answers, wanted, strict=True)
-        ]  # fmt: skip
+        ]
     return [*(answer.detach() for answer in answers), *changes]
 
 

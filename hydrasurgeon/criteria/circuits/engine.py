@@ -21,19 +21,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hydrasurgeon.anatomy.layers import (
-    attention_input,
-    feed_forward,
-    layer_bias,
-    merge,
-    placed,
-    split_heads,
-)
+from hydrasurgeon.anatomy.layers import attention_input, feed_forward, layer_bias, merge, placed, split_heads
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.heads import Head, positions
 from hydrasurgeon.slicing import HeadAxis, take_heads
-
-__all__ = ["Engine", "Work"]
 
 Hidden = Float[Tensor, "batch token embed"]
 SHORT = 64
@@ -72,9 +63,7 @@ class Engine:
         stack = self.anatomy.embed(inputs)
         return self._finish(stack.hidden, stack.bias, 0)
 
-    def without_each(
-        self, inputs: Any, candidates: Sequence[Head]
-    ) -> Float[Tensor, "candidate batch klass"]:
+    def without_each(self, inputs: Any, candidates: Sequence[Head]) -> Float[Tensor, "candidate batch klass"]:
         """Logits of the present circuit without each of these heads."""
         stack = self.anatomy.embed(inputs)
         hidden, bias = stack.hidden, stack.bias
@@ -141,16 +130,18 @@ class _Layer:
         def rows(name: str) -> Tensor | None:
             parts = [getattr(project, name) for project in site.project]
             if any(part is None for part in parts):
-                parts = [
-                    part if part is not None else project.weight.new_zeros(project.out_features)
-                    for part, project in zip(parts, site.project, strict=True)
-                ] if any(part is not None for part in parts) else []  # fmt: skip
+                parts = (
+                    [
+                        part if part is not None else project.weight.new_zeros(project.out_features)
+                        for part, project in zip(parts, site.project, strict=True)
+                    ]
+                    if any(part is not None for part in parts)
+                    else []
+                )
             if not parts:
                 return None
             spec = HeadAxis(axis=0, blocks=blocks)
-            return torch.cat(
-                [take_heads(part, at, spec=spec, head_dim=site.head_dim) for part in parts]
-            )
+            return torch.cat([take_heads(part, at, spec=spec, head_dim=site.head_dim) for part in parts])
 
         weight, self.bias = rows("weight"), rows("bias")
         assert weight is not None
@@ -194,14 +185,10 @@ class _Layer:
         site = self.site
         wq, wk, wv = self.weight.unflatten(0, (3, -1, site.head_dim)).unbind(0)
         bq, bk, bv = (
-            (None, None, None)
-            if self.bias is None
-            else self.bias.unflatten(0, (3, -1, site.head_dim)).unbind(0)
+            (None, None, None) if self.bias is None else self.bias.unflatten(0, (3, -1, site.head_dim)).unbind(0)
         )
         flat = None if bq is None else bq.flatten()
-        (q,) = split_heads(
-            linear(x[:, :1], wq.flatten(0, 1), flat), 1, len(self.heads), site.head_dim
-        )
+        (q,) = split_heads(linear(x[:, :1], wq.flatten(0, 1), flat), 1, len(self.heads), site.head_dim)
         q = site.q_norm(q)
         if isinstance(site.k_norm, nn.Identity) and site.rotate is None:
             weighted = torch.bmm((q.squeeze(2) * site.scale).transpose(0, 1), wk).transpose(0, 1)

@@ -19,22 +19,11 @@ from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import Engine, Work
 from hydrasurgeon.criteria.circuits.naive import measure
 from hydrasurgeon.criteria.circuits.objective import Outcomes
-from hydrasurgeon.criteria.circuits.packed import (
-    HeadRow,
-    Natural,
-    Packed,
-    Record,
-    pack,
-    rows_of,
-    these,
-    unpack,
-)
+from hydrasurgeon.criteria.circuits.packed import HeadRow, Natural, Packed, Record, pack, rows_of, these, unpack
 from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
 from hydrasurgeon.criteria.circuits.race import LEADERS, Race, Runner
 from hydrasurgeon.criteria.circuits.two_towers import engine_of
 from hydrasurgeon.heads import Head
-
-__all__ = ["Counts", "Exact", "Memory", "tolerance_of"]
 
 SAFETY = 16
 """How many times the rounding difference that was measured is allowed for."""
@@ -72,8 +61,8 @@ class Exact:
         if not self.problem.precise:
             return "Algorithm 1 in this precision: every candidate is ruled out by a bound, not by a sample"
         return (
-            "the order of naive: a candidate is given up only when no outcome of the samples it has not seen could make it "
-            f"win, with every logit allowed to be off by {self.tolerance:.2g} through rounding"
+            "the order of naive: a candidate is given up only when no outcome of the samples it has not seen could"
+            f" make it win, with every logit allowed to be off by {self.tolerance:.2g} through rounding"
         )
 
     @torch.inference_mode()
@@ -103,15 +92,11 @@ class Exact:
         self.favourites = sorted((h for h in ranked if h != head), key=lambda h: -ranked[h])
         return NextHead(head, objective.value(ranked[head] if points is None else points))
 
-    def decide(
-        self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]
-    ) -> tuple[Head, int | None]:
-        """The winner among candidates seen on every sample, the first of equals; its points where they had to be settled."""
+    def decide(self, removed: Sequence[Head], survivors: Mapping[Head, Outcomes]) -> tuple[Head, int | None]:
+        """The winner among candidates seen on every sample, the first of equals; its points where they had to be
+        settled."""
         objective = self.problem.objective
-        points = {
-            head: objective.points(seen.one(), self.tolerance)[0]
-            for head, seen in survivors.items()
-        }
+        points = {head: objective.points(seen.one(), self.tolerance)[0] for head, seen in survivors.items()}
         sure = max(low for low, _ in points.values())
         open_ = [head for head in points if points[head].high >= sure]
         if len(open_) == 1:
@@ -138,11 +123,7 @@ class Exact:
 
     def memory(self) -> dict[str, Any]:
         assert self.present is not None
-        return {
-            "counts": self.counts(),
-            "present": pack(self.present),
-            "favourites": self.favourites,
-        }
+        return {"counts": self.counts(), "present": pack(self.present), "favourites": self.favourites}
 
     def recall(self, memory: dict[str, Any]) -> None:
         recorded = Memory.model_validate(memory)

@@ -1,4 +1,5 @@
-"""How familiar one model finds a sample, by any OOD score of its logits: the negative score, in a form that does not saturate.
+"""How familiar one model finds a sample, by any OOD score of its logits: the negative score, in a form that does not
+saturate.
 
     msp         ln p/(1−p) of the most probable class      moves by at most 2 for a logit's 1
     entropy     −ln H(p)                                                     2
@@ -6,9 +7,12 @@
     energy      logsumexp z                                                  1
     max-logit   max z                                                        1
 
-Each orders samples as its score in `decision/scores/on_logits.py` does. The last column is what the bounds of the exact search
-need: how far the number moves when every logit is off by at most 1. For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2; for gen each
-ln p^γ (1−p)^γ moves by γ |1 − 2p| |1 − p|⁻¹ |d ln p| ≤ 2γ, as |d ln p| ≤ 2 (1 − p), and sorted logits move as logits do; the
+Each orders samples as its score in `decision/scores/on_logits.py` does. The last column is what the bounds of the exact
+search
+need: how far the number moves when every logit is off by at most 1. For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2;
+for gen each
+ln p^γ (1−p)^γ moves by γ |1 − 2p| |1 − p|⁻¹ |d ln p| ≤ 2γ, as |d ln p| ≤ 2 (1 − p), and sorted logits move as logits
+do; the
 others have gradients that are shares.
 """
 
@@ -22,8 +26,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydrasurgeon.decision.scores.on_logits import GAMMA, TOP
-
-__all__ = ["FAMILIARITY", "Familiarity", "odds"]
 
 Many = Float[Tensor, "*any klass"]
 One = Float[Tensor, "*any"]
@@ -56,7 +58,7 @@ def _concentration(logits: Many) -> One:
     """−ln of the generalised entropy."""
     if logits.shape[-1] > TOP:
         # The classes that are left out still count in every probability.
-        log_p, against = (part.gather(-1, logits.topk(TOP, dim=-1).indices) for part in _log_shares(logits))  # fmt: skip
+        log_p, against = (part.gather(-1, logits.topk(TOP, dim=-1).indices) for part in _log_shares(logits))
     else:
         log_p, against = _log_shares(logits)
     return -(GAMMA * (log_p + against)).logsumexp(dim=-1)
@@ -86,4 +88,5 @@ FAMILIARITY = {
     "energy": Familiarity(lambda logits: logits.logsumexp(dim=-1), 1.0),
     "max-logit": Familiarity(lambda logits: logits.amax(dim=-1), 1.0),
 }
-"""OOD score → how familiar one model finds a sample by it; their names without torch stand in `criteria/__init__.py`."""
+"""OOD score → how familiar one model finds a sample by it; their names without torch stand in
+`criteria/__init__.py`."""

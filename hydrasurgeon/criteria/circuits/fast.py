@@ -5,8 +5,10 @@ What a removal does to a sample's margin and familiarity changes little when oth
     S(present circuit without h) ≈ S(present circuit + effect of h as last seen)
 
 predicts every candidate for free. Each round corrects the better half of the predictions on a few samples. What was
-seen says how far off they still may be, and those that may yet be the best go on to more samples, at last to all: a clear
-winner is found at once, and close candidates are told apart at length. Samples are drawn in proportion to how much they moved
+seen says how far off they still may be, and those that may yet be the best go on to more samples, at last to all: a
+clear
+winner is found at once, and close candidates are told apart at length. Samples are drawn in proportion to how much they
+moved
 the objective when heads went, and count by one over their chance to be drawn (Horvitz–Thompson): most hardly matter.
 """
 
@@ -26,8 +28,6 @@ from hydrasurgeon.criteria.circuits.packed import HALF, Packed, pack, rows_of, u
 from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
 from hydrasurgeon.criteria.circuits.race import Runner
 from hydrasurgeon.heads import Head
-
-__all__ = ["Fast"]
 
 
 class FastCounts(Counts):
@@ -49,16 +49,17 @@ class Fast(Exact):
 
     @property
     def guarantee(self) -> str:
-        return f"none; assumed: what a removal does to a sample changes little from round to round, so that {assumptions()}"
+        return (
+            "none; assumed: what a removal does to a sample changes little from round to round, so that"
+            f" {assumptions()}"
+        )
 
     @torch.inference_mode()
     def next(self, removed: Sequence[Head]) -> NextHead:
         self.engine.remove(removed)
         heads = self.problem.left(removed)
         assert self.present is not None
-        look = Look(
-            Runner(self.problem, self.engine), heads, self.present, self.guess(heads), len(removed)
-        )
+        look = Look(Runner(self.problem, self.engine), heads, self.present, self.guess(heads), len(removed))
         if self.effects is None:
             look.first()
         else:
@@ -118,6 +119,4 @@ class Fast(Exact):
         count = len(self.problem.candidates)
         self.off = recorded.counts.predictions_off_by
         rows = [count * part for part in rows_of(self.problem.objective)]
-        self.effects = unpack(recorded.effects, rows, HALF).map(
-            lambda part: part.reshape(count, part.numel() // count)
-        )
+        self.effects = unpack(recorded.effects, rows, HALF).map(lambda part: part.reshape(count, part.numel() // count))

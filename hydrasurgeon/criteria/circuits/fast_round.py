@@ -14,8 +14,6 @@ from hydrasurgeon.criteria.circuits.race import Runner
 from hydrasurgeon.criteria.circuits.sampling import Drawn, inclusion_probabilities
 from hydrasurgeon.heads import Head
 
-__all__ = ["Look", "assumptions"]
-
 OPENING = ((1.0, 0.5), (1 / 3, 1.0))
 """In the first round: share of the candidates that are looked at, and on which share of the samples."""
 LOOKED_AT = 1 / 2
@@ -37,9 +35,9 @@ def assumptions() -> str:
     (_, half), (third, _) = OPENING
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     return (
-        f"the head to remove is predicted among the best {LOOKED_AT:.0%} of the candidates, and on {shares} of the samples is "
-        f"never more than {DOUBT:g} standard errors behind the best; those that are left are measured on all samples. "
-        f"In the first round it is among the best {third:.0%} on {half:.0%} of the samples"
+        f"the head to remove is predicted among the best {LOOKED_AT:.0%} of the candidates, and on {shares} of the"
+        f" samples is never more than {DOUBT:g} standard errors behind the best; those that are left are measured on"
+        f" all samples. In the first round it is among the best {third:.0%} on {half:.0%} of the samples"
     )
 
 
@@ -47,12 +45,7 @@ class Look:
     """One round: what is predicted of each candidate, and corrected by what is seen of it."""
 
     def __init__(
-        self,
-        runner: Runner,
-        heads: Sequence[Head],
-        present: Outcomes,
-        guessed: Outcomes,
-        number: int,
+        self, runner: Runner, heads: Sequence[Head], present: Outcomes, guessed: Outcomes, number: int
     ) -> None:
         self.runner, self.problem, self.heads = runner, runner.problem, heads
         self.present, self.guessed = present, guessed
@@ -143,18 +136,14 @@ class Look:
             self.problem.tick(before + (after - before) * min(1.0, (at + stride) / len(parts)))
 
     def _points(self, outcomes: Outcomes) -> Float[Tensor, " candidate"]:
-        return torch.tensor(
-            [points.low for points in self.problem.objective.points(outcomes)], dtype=torch.float64
-        )
+        return torch.tensor([points.low for points in self.problem.objective.points(outcomes)], dtype=torch.float64)
 
     def _corrections(self) -> tuple[Float[Tensor, " candidate"], Float[Tensor, "candidate sample"]]:
         """What is predicted, and what was seen beyond it, of each drawn sample for all those that it stands for."""
         objective, chance = self.problem.objective, self.drawn.chance.clamp(min=1e-9)
         guessed = self.guessed.map(lambda part: part[self.rows])
         seen = self.seen.map(lambda part: part[self.rows])
-        beyond = contributions(objective, seen, guessed) - contributions(
-            objective, guessed, guessed
-        )
+        beyond = contributions(objective, seen, guessed) - contributions(objective, guessed, guessed)
         return self._points(guessed), beyond / chance
 
     def _apart(self, beyond: Float[Tensor, "candidate sample"]) -> Float[Tensor, " candidate"]:

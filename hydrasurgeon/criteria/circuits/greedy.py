@@ -12,8 +12,6 @@ from hydrasurgeon.criteria.circuits.state import SearchPosition, SearchState
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.heads import Head
 
-__all__ = ["Circuit", "extract"]
-
 
 @dataclass(frozen=True)
 class Circuit:
@@ -49,11 +47,7 @@ def extract(
         if progress is not None and problem.world.is_main:
             score = trace[-1] if trace else start
             done = sum(rounds[: len(order)]) + round(share * rounds[len(order)])
-            progress(
-                f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}",
-                done,
-                sum(rounds),
-            )
+            progress(f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}", done, sum(rounds))
 
     search = make(replace(problem, tick=tick))
     begun = _begun(problem, search, state, recorded)
@@ -67,9 +61,7 @@ def extract(
             position_now = {"order": order, "trace": trace, "start": start, "counts": counts}
             state.write({**position_now, "memory": search.memory()})
     # The state may be of a search for more removals: the first of them are those of a shorter one.
-    return Circuit(
-        tuple(order[:budget]), tuple(trace[:budget]), start, counts[budget - 1], search.guarantee
-    )
+    return Circuit(tuple(order[:budget]), tuple(trace[:budget]), start, counts[budget - 1], search.guarantee)
 
 
 @dataclass
@@ -82,9 +74,7 @@ class _Begun:
     start: float
 
 
-def _begun(
-    problem: Problem, search: Search, state: SearchState | None, recorded: Circuit | None
-) -> _Begun:
+def _begun(problem: Problem, search: Search, state: SearchState | None, recorded: Circuit | None) -> _Begun:
     """By the state of a killed search, behind a recorded order, or from the start; the search stands there then."""
     position = problem.world.gather(_position(state) if problem.world.is_main else None)[0]
     if isinstance(position, HydraError):

@@ -13,8 +13,6 @@ from torch.nn.functional import pad
 
 from hydrasurgeon.data import moved
 
-__all__ = ["Held"]
-
 MASK = "attention_mask"
 """Under which name texts say which of their tokens are real."""
 
@@ -34,12 +32,7 @@ class Held:
         inputs = list(batches)
         named = bool(inputs) and isinstance(inputs[0], Mapping)
         rows: list[dict[str, Tensor]] = [dict(b) if named else {"": b} for b in inputs]
-        return cls(
-            {k: _stacked([row[k] for row in rows]) for k in (rows[0] if rows else ())},
-            named,
-            device,
-            dtype,
-        )
+        return cls({k: _stacked([row[k] for row in rows]) for k in (rows[0] if rows else ())}, named, device, dtype)
 
     def __len__(self) -> int:
         return len(next(iter(self.parts.values()))) if self.parts else 0

@@ -14,8 +14,6 @@ from hydrasurgeon.criteria.circuits.packed import Natural, Record
 from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
 from hydrasurgeon.heads import Head
 
-__all__ = ["Naive", "measure", "outcomes_of"]
-
 
 class Memory(Record):
     """What a file says that the search knew."""
@@ -56,11 +54,7 @@ class Naive:
         objective = self.problem.objective
         samples = objective.id_rows + (objective.ood_rows if objective.needs_ood else 0)
         layers = len(self.problem.anatomy.blocks)
-        return {
-            "evaluations": self.evaluations,
-            "layers": self.evaluations * samples * layers,
-            "parts": 0,
-        }
+        return {"evaluations": self.evaluations, "layers": self.evaluations * samples * layers, "parts": 0}
 
     def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
         self.evaluations = Counts.model_validate(counts).evaluations

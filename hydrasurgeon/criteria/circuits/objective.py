@@ -3,8 +3,10 @@
     S_acc = Acc(ID),   S_ood = AUROC of an OOD score with OOD positive,   S_avg = ½ (S_acc + S_ood)
 
 Scores are compared as whole numbers of points (a right answer, half a pair), so that ties are ties. Samples are
-ranked by how familiar they look (`familiarity.py`), which orders them as the OOD score does and does not saturate; unless
-another score is named that is ln p/(1−p) of the predicted class, in the order of 1 − max softmax. Where logits are known up to
+ranked by how familiar they look (`familiarity.py`), which orders them as the OOD score does and does not saturate;
+unless
+another score is named that is ln p/(1−p) of the predicted class, in the order of 1 − max softmax. Where logits are
+known up to
 ±tolerance only, points come as an interval.
 """
 
@@ -20,16 +22,6 @@ from torch import Tensor
 
 from hydrasurgeon.criteria.circuits.familiarity import FAMILIARITY
 
-__all__ = [
-    "PARTS",
-    "Objective",
-    "Outcomes",
-    "Points",
-    "contributions",
-    "margins",
-    "pairs_above",
-]
-
 Kind = Literal["acc", "ood", "avg"]
 PARTS = ("margin", "familiar", "foreign")
 """The names of what outcomes hold, in their order."""
@@ -37,10 +29,9 @@ PARTS = ("margin", "familiar", "foreign")
 TINY = 1e-30
 
 
-def margins(
-    logits: Float[Tensor, "*any sample klass"], labels: Int[Tensor, " sample"]
-) -> Float[Tensor, "*any sample"]:
-    """Logit of the true class minus the highest other: positive = right. A tie goes to the first class, as in argmax."""
+def margins(logits: Float[Tensor, "*any sample klass"], labels: Int[Tensor, " sample"]) -> Float[Tensor, "*any sample"]:
+    """Logit of the true class minus the highest other: positive = right. A tie goes to the first class, as in
+    argmax."""
     where = labels.expand(logits.shape[:-1])[..., None]
     true = logits.gather(-1, where)
     rival = logits.scatter(-1, where, -torch.inf).amax(dim=-1)
@@ -73,9 +64,7 @@ class Outcomes:
 
     def map(self, change: Callable[..., Tensor], *others: Outcomes) -> Outcomes:
         """Each part changed, together with the same part of others."""
-        return Outcomes(
-            *(change(*(getattr(one, name) for one in (self, *others))) for name in PARTS)
-        )
+        return Outcomes(*(change(*(getattr(one, name) for one in (self, *others))) for name in PARTS))
 
 
 class Points(NamedTuple):
@@ -97,9 +86,7 @@ def pairs_above(
     return high.shape[-1] * low.shape[-1] - below.sum(dim=-1)
 
 
-def contributions(
-    objective: Objective, outcomes: Outcomes, others: Outcomes
-) -> Float[Tensor, "circuit sample"]:
+def contributions(objective: Objective, outcomes: Outcomes, others: Outcomes) -> Float[Tensor, "circuit sample"]:
     """Points that each sample (ID, then OOD) makes with what it is against: its answer, and its pairs with `others`.
 
     Summed over both sides each pair counts twice, so it is differences that mean something: a sample that changes while
@@ -113,9 +100,7 @@ def contributions(
     return torch.cat([answers + won, -lost], dim=-1)
 
 
-def _below(
-    those: Float[Tensor, "some a"], each: Float[Tensor, "circuit b"]
-) -> Float[Tensor, "circuit b"]:
+def _below(those: Float[Tensor, "some a"], each: Float[Tensor, "circuit b"]) -> Float[Tensor, "circuit b"]:
     """Twice as many of `those` as are below each; a tie counts once."""
     ordered = those.sort(dim=-1).values.expand(len(each), -1).contiguous()
     each = each.contiguous()
@@ -175,8 +160,6 @@ class Objective:
                 high = low
         return [Points(int(a), int(b)) for a, b in zip(low, high, strict=True)]
 
-    def best_left(
-        self, wrong: Int[Tensor, " circuit"], discordant: Int[Tensor, " circuit"]
-    ) -> Int[Tensor, " circuit"]:
+    def best_left(self, wrong: Int[Tensor, " circuit"], discordant: Int[Tensor, " circuit"]) -> Int[Tensor, " circuit"]:
         """Points a circuit can still reach after that many surely wrong answers and surely discordant pairs."""
         return self.total - self.per_answer * wrong - (2 * discordant if self.needs_ood else 0)

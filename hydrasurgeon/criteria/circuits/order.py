@@ -16,8 +16,6 @@ from torch import Tensor
 
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, pairs_above
 
-__all__ = ["Lengths", "Part", "batched", "hard_first", "lost_along", "warm_first"]
-
 Lengths = tuple[Int[Tensor, " id"] | None, Int[Tensor, " ood"] | None]
 NEIGHBOURS = 8
 """Batches among which texts are sorted by length: padding that nobody reads costs as much as words do."""
@@ -31,15 +29,11 @@ class Part:
     index: Int[Tensor, " sample"]
 
 
-def hard_first(
-    objective: Objective, present: Outcomes, size: int, lengths: Lengths = (None, None)
-) -> list[Part]:
+def hard_first(objective: Objective, present: Outcomes, size: int, lengths: Lengths = (None, None)) -> list[Part]:
     """All samples, in batches; `lengths` of ID and OOD texts."""
     if objective.kind == "acc" or not len(present.margin) or not len(present.foreign):
         ids = batched(False, present.margin.argsort(stable=True), size, lengths)
-        return ids + batched(
-            True, present.foreign.argsort(descending=True, stable=True), size, lengths
-        )
+        return ids + batched(True, present.foreign.argsort(descending=True, stable=True), size, lengths)
     lost = _rank(present.foreign, present.familiar)  # share of OOD samples that look more familiar
     if objective.per_answer:
         lost = lost + torch.sigmoid(-4 * present.margin)
@@ -55,11 +49,7 @@ def hard_first(
 
 
 def warm_first(
-    objective: Objective,
-    present: Outcomes,
-    size: int,
-    share: float,
-    lengths: Lengths = (None, None),
+    objective: Objective, present: Outcomes, size: int, share: float, lengths: Lengths = (None, None)
 ) -> tuple[list[Part], int]:
     """A random share of the samples before the hard ones, and how many batches it takes.
 
@@ -100,18 +90,15 @@ def lost_along(objective: Objective, present: Outcomes, path: list[Part]) -> lis
             wrong = wrong + (present.margin[part.index] < 0).sum()
             if objective.needs_ood:
                 seen = present.foreign[torch.cat(oods)]
-                discordant = discordant + pairs_above(
-                    seen[None], present.familiar[part.index][None]
-                )
+                discordant = discordant + pairs_above(seen[None], present.familiar[part.index][None])
             ids.append(part.index)
         lost.append(objective.total - int(objective.best_left(wrong, discordant)))
     return lost
 
 
-def batched(
-    foreign: bool, order: Int[Tensor, " sample"], size: int, lengths: Lengths = (None, None)
-) -> list[Part]:
-    """Batches in this order; texts change places with their neighbours, so that those of a batch are alike in length."""
+def batched(foreign: bool, order: Int[Tensor, " sample"], size: int, lengths: Lengths = (None, None)) -> list[Part]:
+    """Batches in this order; texts change places with their neighbours, so that those of a batch are alike in
+    length."""
     length = lengths[foreign]
     if length is not None:
         near = order.split(NEIGHBOURS * size)

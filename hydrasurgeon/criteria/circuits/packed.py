@@ -13,8 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from hydrasurgeon.criteria.circuits.objective import PARTS, Objective, Outcomes
 from hydrasurgeon.heads import Head
 
-__all__ = ["HALF", "HeadRow", "Natural", "Packed", "Record", "pack", "rows_of", "these", "unpack"]
-
 DOUBLE = "<f8"
 """How outcomes are written, exactly."""
 HALF = "<f2"
@@ -38,10 +36,7 @@ class Packed(Record):
 
 
 def pack(outcomes: Outcomes, dtype: str = DOUBLE) -> dict[str, str]:
-    return {
-        name: base64.b64encode(getattr(outcomes, name).numpy().astype(dtype).tobytes()).decode()
-        for name in PARTS
-    }
+    return {name: base64.b64encode(getattr(outcomes, name).numpy().astype(dtype).tobytes()).decode() for name in PARTS}
 
 
 def rows_of(objective: Objective) -> tuple[int, int, int]:

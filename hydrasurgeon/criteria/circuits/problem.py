@@ -15,8 +15,6 @@ from hydrasurgeon.criteria.circuits.objective import Objective
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import World
 
-__all__ = ["NextHead", "Problem", "Search"]
-
 
 @dataclass(frozen=True)
 class Problem:

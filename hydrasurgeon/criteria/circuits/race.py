@@ -15,8 +15,6 @@ from hydrasurgeon.criteria.circuits.order import Part, batched, hard_first, lost
 from hydrasurgeon.criteria.circuits.problem import Problem
 from hydrasurgeon.heads import Head
 
-__all__ = ["FEW", "LEADERS", "Race", "Runner"]
-
 WARM_UP = 0.15
 """Share of the samples that is drawn at random to find the favourites of the first round."""
 LEADERS = 2
@@ -68,20 +66,10 @@ class Runner:
         return card.outcomes(0)
 
     def _one(self, part: Part, heads: Sequence[Head] | None) -> BatchOutcomes:
-        inputs = (self.problem.ood_inputs if part.foreign else self.problem.id_inputs).take(
-            part.index
-        )
-        logits = (
-            self.engine.present(inputs)[None]
-            if heads is None
-            else self.engine.without_each(inputs, heads)
-        )
+        inputs = (self.problem.ood_inputs if part.foreign else self.problem.id_inputs).take(part.index)
+        logits = self.engine.present(inputs)[None] if heads is None else self.engine.without_each(inputs, heads)
         logits = logits.double().cpu()
-        margin = (
-            margins(logits, self.problem.labels[part.index])
-            if not part.foreign
-            else logits.new_zeros(0)
-        )
+        margin = margins(logits, self.problem.labels[part.index]) if not part.foreign else logits.new_zeros(0)
         return BatchOutcomes(part, margin, self.problem.objective.familiarity(logits))
 
 
@@ -104,9 +92,7 @@ class Scorecard:
 
     def copy(self, rows: list[int]) -> Scorecard:
         """Some circuits' predictions so far, to go on by themselves."""
-        return Scorecard(
-            self.margin[rows], self.familiar[rows], self.foreign[rows], [*self.id_seen], [*self.ood_seen]
-        )  # fmt: skip
+        return Scorecard(self.margin[rows], self.familiar[rows], self.foreign[rows], [*self.id_seen], [*self.ood_seen])
 
     @property
     def ids(self) -> int:
@@ -137,9 +123,7 @@ class Scorecard:
 class Race:
     """One round: all candidates start, those that cannot win drop out."""
 
-    def __init__(
-        self, runner: Runner, heads: Sequence[Head], present: Outcomes, tolerance: float
-    ) -> None:
+    def __init__(self, runner: Runner, heads: Sequence[Head], present: Outcomes, tolerance: float) -> None:
         self.runner, self.heads, self.present, self.tolerance = runner, heads, present, tolerance
         self.objective = runner.problem.objective
         self.card = Scorecard.of(runner.problem, len(heads))
@@ -169,9 +153,7 @@ class Race:
         half = len(self.path) // 2
         for at in range(0, len(self.path), stride):
             if at - stride < warm <= at and at:
-                chosen = [self.heads.index(head) for head in favourites] or self._leaders()[
-                    :LEADERS
-                ]
+                chosen = [self.heads.index(head) for head in favourites] or self._leaders()[:LEADERS]
                 self._finish(at, chosen)
                 self._drop(at)
             if at - stride < half <= at and self.finished and self._ahead_of_the_bar(at):
@@ -223,9 +205,7 @@ class Race:
         if self.holder not in self.finished or not bool(self.alive.any()):
             return False
         lost = lost_along(self.objective, self.finished[self.holder], self.path[:at])[-1]
-        return (
-            int(self.expected[self._leaders()[0]]) > self.objective.total - lost - self.rest[at - 1]
-        )
+        return int(self.expected[self._leaders()[0]]) > self.objective.total - lost - self.rest[at - 1]
 
     def _finish(self, at: int, rows: list[int]) -> None:
         """Run these to the end; their points are what the others have to beat."""

@@ -8,12 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Drawn", "inclusion_probabilities"]
 
-
-def inclusion_probabilities(
-    size: Float[Tensor, " sample"], share: float
-) -> Float[Tensor, " sample"]:
+def inclusion_probabilities(size: Float[Tensor, " sample"], share: float) -> Float[Tensor, " sample"]:
     """Probabilities in proportion to `size`, none above 1, that add up to this share of the samples."""
     wanted = share * len(size)
     largest = float(size.max())
@@ -40,16 +36,11 @@ class Drawn:
     @classmethod
     def nothing(cls, samples: int, seed: int) -> Drawn:
         generator = torch.Generator().manual_seed(seed)
-        return cls(
-            torch.zeros(samples, dtype=torch.float64),
-            torch.zeros(samples, dtype=torch.bool),
-            generator,
-        )
+        return cls(torch.zeros(samples, dtype=torch.float64), torch.zeros(samples, dtype=torch.bool), generator)
 
-    def up_to(
-        self, chance: Float[Tensor, " sample"], order: Int[Tensor, " sample"]
-    ) -> Int[Tensor, " new"]:
-        """The samples that come in when each is to be drawn with these (higher) probabilities; spread evenly along `order`."""
+    def up_to(self, chance: Float[Tensor, " sample"], order: Int[Tensor, " sample"]) -> Int[Tensor, " new"]:
+        """The samples that come in when each is to be drawn with these (higher) probabilities; spread evenly along
+        `order`."""
         chance = torch.maximum(chance, self.chance)
         # Chance to come in now, for those that did not before.
         now = ((chance - self.chance) / (1 - self.chance).clamp(min=1e-12)).clamp(0, 1)

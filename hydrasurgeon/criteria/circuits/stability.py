@@ -19,8 +19,6 @@ from hydrasurgeon.criteria.circuits.problem import Problem, Search
 from hydrasurgeon.criteria.circuits.two_towers import NUMBER, numbered
 from hydrasurgeon.heads import Head
 
-__all__ = ["bootstrap", "drawn", "of_samples", "on_samples"]
-
 
 def bootstrap(
     problem: Problem,
@@ -69,19 +67,14 @@ def drawn(problem: Problem, seed: int, number: int) -> tuple[Tensor, Tensor]:
     random = np.random.default_rng([seed, number])
     objective = problem.objective
     outside = objective.ood_rows if objective.needs_ood else 0
-    return tuple(
-        torch.from_numpy(random.integers(0, max(1, rows), rows))
-        for rows in (objective.id_rows, outside)
-    )  # type: ignore[return-value]
+    return tuple(torch.from_numpy(random.integers(0, max(1, rows), rows)) for rows in (objective.id_rows, outside))  # type: ignore[return-value]
 
 
 def of_samples(effects: Effects, inside: Tensor, outside: Tensor) -> Effects:
     """What these samples say."""
 
     def taken(seen: Outcomes) -> Outcomes:
-        return Outcomes(
-            seen.margin[..., inside], seen.familiar[..., inside], seen.foreign[..., outside]
-        )
+        return Outcomes(seen.margin[..., inside], seen.familiar[..., inside], seen.foreign[..., outside])
 
     return Effects(taken(effects.present), taken(effects.change))
 
@@ -91,9 +84,7 @@ def on_samples(problem: Problem, inside: Tensor, outside: Tensor) -> Problem:
     ids, oods = _taken(problem.id_inputs, inside), _taken(problem.ood_inputs, outside)
     if NUMBER in ids.parts:
         ids, oods = numbered(ids, oods)
-    return replace(
-        problem, id_inputs=ids, labels=problem.labels[inside], ood_inputs=oods, tick=lambda _: None
-    )
+    return replace(problem, id_inputs=ids, labels=problem.labels[inside], ood_inputs=oods, tick=lambda _: None)
 
 
 def _taken(inputs: Held, index: Tensor) -> Held:

@@ -17,8 +17,6 @@ from hydrasurgeon.files.atomic import real, write_text
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.resumable import Resumable, Work, clear, there
 
-__all__ = ["SEARCH", "SearchPosition", "SearchState", "clear_search", "state_path"]
-
 SEARCH = Work("search", "hydrasurgeon.search", 3)
 """What the state of a search calls itself; the third version has counts for every removal."""
 # The effects of a thousand heads on fifty thousand samples.
@@ -50,9 +48,7 @@ class SearchPosition(BaseModel):
     @model_validator(mode="after")
     def _a_score_for_each(self) -> SearchPosition:
         if not len(self.order) == len(self.trace) == len(self.counts):
-            raise ValueError(
-                f"{len(self.trace)} scores and {len(self.counts)} counts for {len(self.order)} heads"
-            )
+            raise ValueError(f"{len(self.trace)} scores and {len(self.counts)} counts for {len(self.order)} heads")
         return self
 
 

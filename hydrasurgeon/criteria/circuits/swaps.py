@@ -1,13 +1,19 @@
 """Swaps behind a greedy order: a head comes back, another one goes in its place, and the objective is higher.
 
-The greedy loop never takes a step back, so its set for one amount is rarely the best of that size. First-order effects on the
-present circuit name a few heads to bring back and, for each, a few to take instead. Those run against the head that came back, on the
-engine and by the bounds of the exact search: a swap is made where it is better in Algorithm 1's own arithmetic by more than the
-samples' chance, so that the objective only rises. It ends where none of the named swaps is, or after half of the evaluations that the
+The greedy loop never takes a step back, so its set for one amount is rarely the best of that size. First-order effects
+on the
+present circuit name a few heads to bring back and, for each, a few to take instead. Those run against the head that
+came back, on the
+engine and by the bounds of the exact search: a swap is made where it is better in Algorithm 1's own arithmetic by more
+than the
+samples' chance, so that the objective only rises. It ends where none of the named swaps is, or after half of the
+evaluations that the
 greedy loop takes.
 
-Chance is the paired standard error of the gain. Each sample contributes its answer and its pairs, before and after the swap; with d the
-differences, scaled so that their mean over a set is the gain that the set brings, the variance is var(d_ID)/n + var(d_OOD)/m (DeLong et
+Chance is the paired standard error of the gain. Each sample contributes its answer and its pairs, before and after the
+swap; with d the
+differences, scaled so that their mean over a set is the gain that the set brings, the variance is var(d_ID)/n +
+var(d_OOD)/m (DeLong et
 al. 1988, for the AUROC).
 """
 
@@ -28,17 +34,6 @@ from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, contri
 from hydrasurgeon.criteria.circuits.problem import Problem
 from hydrasurgeon.criteria.circuits.race import Race, Runner
 from hydrasurgeon.heads import Head
-
-__all__ = [
-    "NAMED",
-    "RETURNING",
-    "SURE",
-    "Refined",
-    "allowance",
-    "chance",
-    "named_swaps",
-    "refine",
-]
 
 RETURNING = 8
 """How many heads may come back, of those that would help most."""
@@ -85,10 +80,7 @@ def allowance(candidates: int, amount: int) -> int:
 
 
 def refine(
-    problem: Problem,
-    removed: Sequence[Head],
-    *,
-    progress: Callable[[str, int, int], None] | None = None,
+    problem: Problem, removed: Sequence[Head], *, progress: Callable[[str, int, int], None] | None = None
 ) -> Refined:
     """Swap heads of one set while that makes it better; as many go as before."""
     check_reached(problem, "--refine swap")
@@ -114,9 +106,7 @@ def refine(
     return result
 
 
-def named_swaps(
-    problem: Problem, removed: Sequence[Head], effects: Effects
-) -> list[tuple[Head, list[Head]]]:
+def named_swaps(problem: Problem, removed: Sequence[Head], effects: Effects) -> list[tuple[Head, list[Head]]]:
     """Who may come back, and who may go instead, the most promising first; ties go to the first head."""
     objective, row_of = problem.objective, {h: row for row, h in enumerate(problem.candidates)}
     gone = [head for head in problem.candidates if head in set(removed)]
@@ -126,9 +116,7 @@ def named_swaps(
     swaps = []
     for back, _ in backs:
         row = row_of[back]
-        present = effects.present.map(
-            lambda now, change, row=row: now + change[row], effects.change
-        )
+        present = effects.present.map(lambda now, change, row=row: now + change[row], effects.change)
         points = predicted(objective, Effects(present, effects.change), [row_of[h] for h in there])
         ranked = sorted(zip(there, points, strict=True), key=lambda pair: -pair[1])[:NAMED]
         swaps.append((max(points), back, [head for head, _ in ranked]))
@@ -136,9 +124,7 @@ def named_swaps(
 
 
 @torch.inference_mode()
-def _swapped(
-    search: Exact, result: Refined, back: Head, instead: Sequence[Head], effects: Effects
-) -> bool:
+def _swapped(search: Exact, result: Refined, back: Head, instead: Sequence[Head], effects: Effects) -> bool:
     """Whether one of these is better gone than the head that would come back; the best of them takes its place."""
     problem = search.problem
     others = [head for head in result.removed if head != back]

@@ -23,8 +23,6 @@ from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.problem import Problem
 from hydrasurgeon.heads import Head
 
-__all__ = ["Towers", "engine_of", "numbered"]
-
 NUMBER = "number"
 """Under which name inputs say which of all samples they are."""
 
@@ -79,9 +77,7 @@ class Towers(Engine):
     def present(self, inputs: Any) -> Float[Tensor, "batch klass"]:
         return self.prompted.compare(self._features[inputs[NUMBER]], self._classes)
 
-    def without_each(
-        self, inputs: Any, candidates: Sequence[Head]
-    ) -> Float[Tensor, "candidate batch klass"]:
+    def without_each(self, inputs: Any, candidates: Sequence[Head]) -> Float[Tensor, "candidate batch klass"]:
         image = [head for head in candidates if head.tower in self._own]
         text = [head for head in candidates if head.tower not in self._own]
         logits_of: dict[Head, Tensor] = {}

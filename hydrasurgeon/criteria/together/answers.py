@@ -21,12 +21,7 @@ from hydrasurgeon.criteria.together.objective import Answers
 from hydrasurgeon.data import Samples
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import make_folder
-from hydrasurgeon.measuring.predictions import (
-    OodSet,
-    Predictions,
-    read_predictions,
-    write_predictions,
-)
+from hydrasurgeon.measuring.predictions import OodSet, Predictions, read_predictions, write_predictions
 from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
@@ -34,8 +29,6 @@ from hydrasurgeon.runtime.inference import logits_of
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.surgery.compensate import repaired_tensors
-
-__all__ = ["Cache", "Trial", "answers_of", "replace_fields"]
 
 SIDE_BY_SIDE = 8
 """Candidates that run together."""
@@ -80,7 +73,8 @@ class Cache:
     def fill(self, candidates: Sequence[Candidate]) -> None:
         """Run those whose answers are not there; under torchrun each process takes its share of them.
 
-        Who runs beside whom shows in the last bits. So whole chunks run, of which only what is missing is kept: a search
+        Who runs beside whom shows in the last bits. So whole chunks run, of which only what is missing is kept: a
+        search
         that was interrupted ends with the answers of one that was not.
         """
         missing = {place for c in candidates if not (place := self.place(c)).exists()}
@@ -115,8 +109,7 @@ class Cache:
         first = self._first = self._first or said
         if _shapes(said) != _shapes(first) or not torch.equal(said.labels, first.labels):
             raise CheckpointError(
-                f"{place}: answers other samples than the rest of {self.folder}",
-                hint=ANEW.format(self.folder),
+                f"{place}: answers other samples than the rest of {self.folder}", hint=ANEW.format(self.folder)
             )
         return shuffled(said)
 
@@ -125,9 +118,7 @@ class Cache:
         trial = self.trial
         quiet = replace_fields(trial.run, progress=None)
         trunk = min(first_changed(candidate, backbone.manifest.kept) for candidate in chunk)
-        together = _Several(
-            backbone, [self._module(backbone, candidate) for candidate in chunk], trunk=trunk
-        )
+        together = _Several(backbone, [self._module(backbone, candidate) for candidate in chunk], trunk=trunk)
         return _answered(together, trial, quiet)
 
     def _module(self, backbone: LoadedBackbone, candidate: Candidate) -> nn.Module:
@@ -137,7 +128,7 @@ class Cache:
         run = replace_fields(trial.calibration_run, seed=candidate.seed, progress=None)
         repaired, _ = repaired_tensors(
             trial.backbone, candidate.kept, how=candidate.compensate, data=trial.calibration, run=run
-        )  # fmt: skip
+        )
         return backbone.module(candidate.kept, repaired)
 
 
@@ -149,11 +140,14 @@ def _answered(model: Classifier, trial: Trial, run: Run) -> list[Predictions]:
     outside = [logits_of([model], samples, run)[0] for samples in trial.foreign]
     return [
         Predictions(
-            name="candidate", kind="member", logits=val[:, [i]].clone(), labels=labels,
+            name="candidate",
+            kind="member",
+            logits=val[:, [i]].clone(),
+            labels=labels,
             ood=tuple(OodSet(str(at), "near", rows[:, [i]].clone()) for at, rows in enumerate(outside)),
         )
         for i in range(model.members)
-    ]  # fmt: skip
+    ]
 
 
 def answers_of(model: Classifier, trial: Trial) -> list[Answers]:
@@ -165,14 +159,14 @@ def answers_of(model: Classifier, trial: Trial) -> list[Answers]:
 class _Several(Classifier):
     """Pruned models side by side, as one classifier of so many members."""
 
-    def __init__(
-        self, backbone: LoadedBackbone, modules: Sequence[nn.Module], *, trunk: int
-    ) -> None:
+    def __init__(self, backbone: LoadedBackbone, modules: Sequence[nn.Module], *, trunk: int) -> None:
         checkpoint = backbone.checkpoint
         super().__init__(
-            Hydra(modules, checkpoint.family.anatomy, trunk=trunk, mode="apart"), backbone.manifest,
-            checkpoint.family.transform(checkpoint.manifest.model, files=checkpoint.files), name=checkpoint.name,
-        )  # fmt: skip
+            Hydra(modules, checkpoint.family.anatomy, trunk=trunk, mode="apart"),
+            backbone.manifest,
+            checkpoint.family.transform(checkpoint.manifest.model, files=checkpoint.files),
+            name=checkpoint.name,
+        )
         self._count = len(modules)
         self.eval()
 
@@ -190,9 +184,7 @@ def _shapes(said: Predictions) -> list[Any]:
 def shuffled(said: Predictions) -> Answers:
     """The first member's answers, each set in an order that is drawn for its length."""
     sets = [said.logits, *(each.logits for each in said.ood if each.logits is not None)]
-    orders = [
-        torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)) for rows in sets
-    ]
+    orders = [torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)) for rows in sets]
     val, *foreign = (rows[order, 0].float() for rows, order in zip(sets, orders, strict=True))
     return Answers(val, said.labels[orders[0]], tuple(foreign))
 

@@ -13,8 +13,6 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.measuring.planned_cost import CostModel, Part
 
-__all__ = ["Budget", "Costs", "check_enough", "parse_budgets"]
-
 Unit = Literal["macs", "params", "ms"]
 BUDGET = re.compile(r"(macs|params|ms)=([0-9.,e+-]+)")
 """A unit, and one number or several."""

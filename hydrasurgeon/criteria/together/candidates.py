@@ -15,8 +15,6 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import Kept, Layers
 
-__all__ = ["Candidate", "candidates", "first_changed", "read_tower"]
-
 FRACTIONS = (0.15, 0.25, 0.35, 0.5, 0.65)
 """Shares of the heads that can go which candidates lose."""
 DRAWS = 3
@@ -44,9 +42,13 @@ class Candidate:
     def pruning(self) -> dict[str, Any]:
         """The keywords of `prune` that make it."""
         said = {
-            "method": self.method, "remove": self.remove, "sample": self.sample, "layers": self.layers,
-            "compensate": self.compensate, "seed": self.seed,
-        }  # fmt: skip
+            "method": self.method,
+            "remove": self.remove,
+            "sample": self.sample,
+            "layers": self.layers,
+            "compensate": self.compensate,
+            "seed": self.seed,
+        }
         return {name: value for name, value in said.items() if value is not None}
 
     @property
@@ -61,11 +63,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """`circuit-avg-r14-l3-5-lstsq`: as its file is called."""
-        amount = (
-            f"r{self.remove}"
-            if self.sample is None
-            else f"s{self.sample.replace('/', 'of')}-seed{self.seed}"
-        )
+        amount = f"r{self.remove}" if self.sample is None else f"s{self.sample.replace('/', 'of')}-seed{self.seed}"
         where = "" if self.layers is None else f"-l{self.layers}"
         return f"{self.method}-{amount}{where}" + (f"-{self.compensate}" if self.repairs else "")
 
@@ -74,10 +72,9 @@ class Candidate:
         return self.compensate != "none"
 
 
-def candidates(
-    manifest: SingleManifest, scores: Mapping[str, Score], *, number: int, seed: int
-) -> list[Candidate]:
-    """The backbone, and so many others, each different: prefixes of every order and draws from it, from every trunk's end on.
+def candidates(manifest: SingleManifest, scores: Mapping[str, Score], *, number: int, seed: int) -> list[Candidate]:
+    """The backbone, and so many others, each different: prefixes of every order and draws from it, from every trunk's
+    end on.
 
     They come in an order drawn by the seed, so that more of them begin with the same ones.
     """
@@ -112,9 +109,7 @@ class _Plan:
 def _grid(manifest: SingleManifest, scores: Mapping[str, Score]) -> Iterator[_Plan]:
     layers = manifest.towers[read_tower(manifest.kept)].layers
     starts = sorted({layers * quarter // 4 for quarter in range(4)})
-    for method, start, fraction, draw, repair in product(
-        sorted(scores), starts, FRACTIONS, range(DRAWS + 1), REPAIRS
-    ):
+    for method, start, fraction, draw, repair in product(sorted(scores), starts, FRACTIONS, range(DRAWS + 1), REPAIRS):
         if not (draw and method == "cahp"):  # its choice is a set, not an order to draw from
             yield _Plan(method, start, fraction, draw, repair)
 
@@ -130,9 +125,7 @@ def _shuffled(grid: Iterator[_Plan], seed: int) -> Iterator[_Plan]:
         yield from (plans[row] for plans in shuffled if row < len(plans))
 
 
-def _made(
-    manifest: SingleManifest, scores: Mapping[str, Score], planned: _Plan
-) -> Candidate | None:
+def _made(manifest: SingleManifest, scores: Mapping[str, Score], planned: _Plan) -> Candidate | None:
     """The candidate of a plan; None where there are no such heads to remove."""
     score = scores[planned.method]
     last = manifest.towers[read_tower(manifest.kept)].layers - 1
@@ -149,7 +142,7 @@ def _made(
             select_by_cahp(manifest, score, remove=remove, layers=layers)
             if planned.method == "cahp"
             else select(manifest, score, remove=amount, sample=sample, layers=layers, seed=planned.draw)
-        )  # fmt: skip
+        )
     except SurgeryError:  # an order that is shorter, or nothing would be left
         return None
     return Candidate(kept, planned.method, amount, sample, layers, planned.compensate, planned.draw)

@@ -18,8 +18,6 @@ from torch import Tensor
 from hydrasurgeon.criteria.together.objective import Answers, Objective
 from hydrasurgeon.files.mixture import Mixture
 
-__all__ = ["Choice", "Estimate", "Pool", "choose", "estimate"]
-
 MOST_MEMBERS = 5
 """Members of a hydra whose number is left open."""
 SWAPS = 3
@@ -53,9 +51,7 @@ class Estimate:
 class Pool:
     """All candidates' terms of an objective; sums of them, and what those are worth."""
 
-    def __init__(
-        self, objective: Objective, terms: Sequence[Tensor], labels: Int[Tensor, " sample"]
-    ) -> None:
+    def __init__(self, objective: Objective, terms: Sequence[Tensor], labels: Int[Tensor, " sample"]) -> None:
         self.objective = objective
         self.terms = terms
         """For each set [candidate, sample, …]."""
@@ -93,10 +89,7 @@ class Pool:
         if mixture is None:
             return [term[list(members)].sum(dim=0) for term in self.terms]
         weights = torch.tensor(mixture, dtype=torch.float64) * len(members)
-        return [
-            torch.tensordot(weights.to(term.dtype), term[list(members)], dims=1)
-            for term in self.terms
-        ]
+        return [torch.tensordot(weights.to(term.dtype), term[list(members)], dims=1) for term in self.terms]
 
     def worth(self, members: Sequence[int]) -> float:
         return self.objective.value(self.sums(members), len(members), self.labels)
@@ -124,15 +117,14 @@ class Pool:
             torch.set_num_threads(threads)
 
     def difference(self, one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
-        """How much more `one` is worth than `other`, and the standard error of that: both on the same draws of samples."""
-        drawn = self.redrawn(
-            (self.sums(one), self.sums(other)), (len(one), len(other)), repeats=RESAMPLES, seed=0
-        )
+        """How much more `one` is worth than `other`, and the standard error of that: both on the same draws of
+        samples."""
+        drawn = self.redrawn((self.sums(one), self.sums(other)), (len(one), len(other)), repeats=RESAMPLES, seed=0)
         return self.worth(one) - self.worth(other), float(drawn.float().std())
 
     def redrawn(
         self, sums: tuple[list[Tensor], list[Tensor]], counts: tuple[int, int], *, repeats: int, seed: int
-    ) -> Float[Tensor, " repeat"]:  # fmt: skip
+    ) -> Float[Tensor, " repeat"]:
         """How much more the first sums, over so many members, are worth than the second, on draws of the samples."""
         dice = torch.Generator().manual_seed(seed)
         drawn = []
@@ -144,21 +136,18 @@ class Pool:
             values = [
                 self.objective.value([total[at] for total, at in zip(totals, rows, strict=True)], count, labels)
                 for totals, count in zip(sums, counts, strict=True)
-            ]  # fmt: skip
+            ]
             drawn.append(values[0] - values[1])
         return torch.tensor(drawn, dtype=torch.float64)
 
 
 def choose(
-    pool: Pool,
-    *,
-    pools: Sequence[Sequence[int]],
-    affordable: Affordable,
-    members: int | None = None,
+    pool: Pool, *, pools: Sequence[Sequence[int]], affordable: Affordable, members: int | None = None
 ) -> Choice | None:
     """The best of all that forward selection and swaps find in each pool; None where nothing is affordable.
 
-    Of choices that the samples cannot tell from the best, it is the one of most members: what one member has by luck, an
+    Of choices that the samples cannot tell from the best, it is the one of most members: what one member has by luck,
+    an
     average of several has less of. `members` asks for exactly so many.
     """
     most = MOST_MEMBERS if members is None else members
@@ -182,9 +171,7 @@ def choose(
     return top
 
 
-def _forward(
-    pool: Pool, allowed: Sequence[int], affordable: Affordable, most: int
-) -> Iterator[Choice]:
+def _forward(pool: Pool, allowed: Sequence[int], affordable: Affordable, most: int) -> Iterator[Choice]:
     """The best single member, the best two, … each improved by swaps."""
     chosen: list[int] = []
     while len(chosen) < most:
@@ -226,11 +213,7 @@ def _best(values: Sequence[float]) -> tuple[float, int]:
 
 
 def estimate(
-    pool: Pool,
-    *,
-    pools: Sequence[Sequence[int]],
-    affordable: Affordable,
-    members: int | None = None,
+    pool: Pool, *, pools: Sequence[Sequence[int]], affordable: Affordable, members: int | None = None
 ) -> Estimate | None:
     """What choosing so is worth: each half of the samples judges what the other half chose."""
     halves = pool.halves()

@@ -2,7 +2,8 @@
 
     p = Σ_m w_m p_m        w on the simplex with the smallest NLL, by expectation maximisation (the problem is convex)
 
-NLL stands in for the objective, which may have no gradient. Each half of the samples judges, by the objective itself, the weights
+NLL stands in for the objective, which may have no gradient. Each half of the samples judges, by the objective itself,
+the weights
 that the other half fitted; weights that do not beat equal ones by more than a standard error are not taken.
 """
 
@@ -19,8 +20,6 @@ from torch import Tensor
 from hydrasurgeon.criteria.together.choice import Pool
 from hydrasurgeon.criteria.together.objective import Answers, Objective
 from hydrasurgeon.files.mixture import Mixture, parse_mixture
-
-__all__ = ["Weighed", "fitted", "mixture_for", "of_truth", "weigh"]
 
 ROUNDS = 10_000
 """Of expectation maximisation, at most."""
@@ -42,7 +41,8 @@ class Weighed:
     text: str
     """Fitted to all samples, as `fuse --weights` takes them."""
     gain: float
-    """How much more than equal weights the objective gets, each half of the samples judging the other half's weights."""
+    """How much more than equal weights the objective gets, each half of the samples judging the other half's
+    weights."""
     error: float
     """The standard error of that, by resampling."""
 
@@ -53,8 +53,10 @@ class Weighed:
     def to_json(self) -> dict[str, Any]:
         return {
             "fitted": [float(weight) for weight in self.text.split(",")],
-            "gain": self.gain, "se": self.error, "taken": self.taken,
-        }  # fmt: skip
+            "gain": self.gain,
+            "se": self.error,
+            "taken": self.taken,
+        }
 
 
 def weigh(objective: Objective, members: Sequence[Answers]) -> Weighed:
@@ -78,10 +80,7 @@ def mixture_for(members: Sequence[Answers]) -> Mixture | None:
 
 
 def of_truth(members: Sequence[Answers]) -> OfTruth:
-    each = [
-        member.val.double().softmax(dim=-1).gather(-1, member.labels[:, None])[:, 0]
-        for member in members
-    ]
+    each = [member.val.double().softmax(dim=-1).gather(-1, member.labels[:, None])[:, 0] for member in members]
     return torch.stack(each, dim=1)
 
 

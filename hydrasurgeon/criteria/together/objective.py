@@ -17,8 +17,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.metrics import auroc
 
-__all__ = ["OBJECTIVES", "Answers", "Objective", "guarded", "needs_foreign", "objective_of"]
-
 SCORES = ("msp", "entropy", "mi", "energy", "max-logit", "gen")
 """OOD scores whose AUROC can be an objective: functions of logits."""
 OBJECTIVES = ("avg", "acc", "nll", "ood", *SCORES)
@@ -47,12 +45,9 @@ class Answers:
 
     def halves(self) -> tuple[Answers, Answers]:
         """The first half of every set, and the rest: samples come in no order."""
-        first, rest = zip(*((rows[: len(rows) // 2], rows[len(rows) // 2 :]) for rows in self.sets), strict=True)  # fmt: skip
+        first, rest = zip(*((rows[: len(rows) // 2], rows[len(rows) // 2 :]) for rows in self.sets), strict=True)
         middle = len(self.val) // 2
-        return (
-            Answers(first[0], self.labels[:middle], first[1:]),
-            Answers(rest[0], self.labels[middle:], rest[1:]),
-        )
+        return (Answers(first[0], self.labels[:middle], first[1:]), Answers(rest[0], self.labels[middle:], rest[1:]))
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,8 @@ class Objective:
 def guarded(objective: Objective, floor: float) -> Objective:
     """The same, less what a hydra is short of an accuracy; for objectives that look at foreign data, and for accuracy.
 
-    What tells foreign data best is sought among those that still know the familiar ones. Where the objective's terms are no
+    What tells foreign data best is sought among those that still know the familiar ones. Where the objective's terms
+    are no
     probabilities, those of the validation set stand behind them.
     """
     if objective.name == "nll":
@@ -165,11 +161,9 @@ def _gen(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
 
 
 def _mutual_information(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    scores = [(entropy(rows[..., :-1] / members) - rows[..., -1] / members).clamp_min(0) for rows in sums]  # fmt: skip
+    scores = [(entropy(rows[..., :-1] / members) - rows[..., -1] / members).clamp_min(0) for rows in sums]
     return _area(scores, members, labels)
 
 
-_OF_PROBABILITIES = {
-    "acc": _accuracy, "avg": _average, "ood": _msp, "msp": _msp, "entropy": _entropy, "gen": _gen,
-}  # fmt: skip
+_OF_PROBABILITIES = {"acc": _accuracy, "avg": _average, "ood": _msp, "msp": _msp, "entropy": _entropy, "gen": _gen}
 """Objectives that are functions of the sums of probabilities."""

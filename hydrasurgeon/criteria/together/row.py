@@ -12,8 +12,6 @@ from hydrasurgeon.criteria.together.objective import Answers
 from hydrasurgeon.files.mixture import Mixture
 from hydrasurgeon.measuring import metrics
 
-__all__ = ["Row", "averaged", "measured"]
-
 
 @dataclass(frozen=True)
 class Row:

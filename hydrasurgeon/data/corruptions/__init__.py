@@ -1,8 +1,7 @@
-"""ImageNet-C's fifteen corruptions and two of texts, at five severities, made as samples are read (arXiv 1903.12261)."""
+"""ImageNet-C's fifteen corruptions and two of texts, at five severities, made as samples are read (arXiv
+1903.12261)."""
 
 from __future__ import annotations
 
 from hydrasurgeon.data.corruptions.names import Corruption, corruptions_of
 from hydrasurgeon.data.corruptions.samples import Corrupted, Mixed
-
-__all__ = ["Corrupted", "Corruption", "Mixed", "corruptions_of"]

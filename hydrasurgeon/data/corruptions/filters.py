@@ -8,18 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Floats",
-    "Random",
-    "convolved",
-    "disk",
-    "gaussian",
-    "motion",
-    "plasma",
-    "sampled",
-    "zoomed",
-]
-
 Floats = NDArray[np.floating[Any]]
 Random = np.random.Generator
 
@@ -65,10 +53,7 @@ def disk(radius: float, softness: float) -> NDArray[np.float64]:
     weights /= weights.sum()
     kernel = inside / inside.sum()
     for axis in (0, 1):
-        kernel = sum(
-            (w * np.roll(kernel, at - soft, axis=axis) for at, w in enumerate(weights)),
-            np.zeros_like(kernel),
-        )
+        kernel = sum((w * np.roll(kernel, at - soft, axis=axis) for at, w in enumerate(weights)), np.zeros_like(kernel))
     return kernel
 
 
@@ -141,8 +126,8 @@ def plasma(shape: tuple[int, ...], decay: float, random: Random) -> Floats:
         right, below = np.roll(cloud, -1, axis=1), np.roll(cloud, -1, axis=0)
         middle = (cloud + right + below + np.roll(below, -1, axis=1)) / 4 + noise[1::2, 1::2]
         finer[::2, ::2], finer[1::2, 1::2] = cloud, middle
-        finer[::2, 1::2] = (cloud + right + middle + np.roll(middle, 1, axis=0)) / 4 + noise[::2, 1::2]  # fmt: skip
-        finer[1::2, ::2] = (cloud + below + middle + np.roll(middle, 1, axis=1)) / 4 + noise[1::2, ::2]  # fmt: skip
+        finer[::2, 1::2] = (cloud + right + middle + np.roll(middle, 1, axis=0)) / 4 + noise[::2, 1::2]
+        finer[1::2, ::2] = (cloud + below + middle + np.roll(middle, 1, axis=1)) / 4 + noise[1::2, ::2]
         cloud, strength = finer, strength / decay**2
     cloud -= cloud.min()
     cloud /= max(float(cloud.max()), 1e-12)

@@ -9,15 +9,26 @@ from typing import Literal, NamedTuple
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import did_you_mean
 
-__all__ = ["NAMES", "SEVERITIES", "Corruption", "corruptions_of"]
-
 NAMES = {
     "image": (
-        "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
-        "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+        "gaussian_noise",
+        "shot_noise",
+        "impulse_noise",
+        "defocus_blur",
+        "glass_blur",
+        "motion_blur",
+        "zoom_blur",
+        "snow",
+        "frost",
+        "fog",
+        "brightness",
+        "contrast",
+        "elastic_transform",
+        "pixelate",
+        "jpeg_compression",
     ),
     "text": ("typos", "word_dropout"),
-}  # fmt: skip
+}
 """Kind of data → its corruptions, in ImageNet-C's order."""
 SEVERITIES = (1, 2, 3, 4, 5)
 """From hardly seen to hardly told."""
@@ -35,7 +46,8 @@ class Corruption(NamedTuple):
 def corruptions_of(
     entries: Iterable[str], kind: Literal["image", "text"], *, option: str = "--corrupt"
 ) -> tuple[Corruption, ...]:
-    """What was asked for, each once: `all` stands for every corruption of this kind of data, no severity for all five."""
+    """What was asked for, each once: `all` stands for every corruption of this kind of data, no severity for all
+    five."""
     wanted: dict[Corruption, None] = {}
     for entry in entries:
         name, severity = _parsed(entry, option)
@@ -62,9 +74,7 @@ def _parsed(entry: str, option: str) -> tuple[str, int | None]:
         )
     severity = int(match[2]) if match and match[2] else None
     if not match or severity not in (None, *SEVERITIES):
-        raise UsageError(
-            f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}."
-        )
+        raise UsageError(f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}.")
     return name, severity
 
 

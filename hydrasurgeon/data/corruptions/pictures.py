@@ -30,8 +30,6 @@ from hydrasurgeon.data.corruptions.filters import (
 )
 from hydrasurgeon.data.images import plain
 
-__all__ = ["spoiled"]
-
 LONGEST = 256
 """Pixels of the shorter side: larger pictures are reduced to it first, as ImageNet-C was made."""
 LUMA = (0.299, 0.587, 0.114)
@@ -139,7 +137,7 @@ def _ice(shape: tuple[int, ...], random: Random) -> Floats:
 def _fog(x: Floats, c: tuple[float, float], random: Random) -> Floats:
     thickness, decay = c
     brightest = max(float(x.max()), 1e-6)
-    return (x + thickness * plasma(x.shape, decay, random)) * (brightest / (brightest + thickness))  # fmt: skip
+    return (x + thickness * plasma(x.shape, decay, random)) * (brightest / (brightest + thickness))
 
 
 def _brightness(x: Floats, more: float, random: Random) -> Floats:
@@ -165,10 +163,12 @@ def _elastic_transform(x: Floats, c: tuple[float, float, float], random: Random)
     back = np.linalg.lstsq(np.hstack([moved, ones]), corners, rcond=None)[0]
     rows, columns = np.mgrid[:height, :width].astype(np.float64)
     bend = [
-        strength * gaussian(random.uniform(-1, 1, (height, width)).astype(np.float32), smoothness, reach=3, mode="symmetric")
-        if strength else 0.0
+        strength
+        * gaussian(random.uniform(-1, 1, (height, width)).astype(np.float32), smoothness, reach=3, mode="symmetric")
+        if strength
+        else 0.0
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     rows, columns = rows + bend[0], columns + bend[1]
     places = [back[0, at] * rows + back[1, at] * columns + back[2, at] for at in range(2)]
     return sampled(x, *places)

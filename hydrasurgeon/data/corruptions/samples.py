@@ -20,17 +20,13 @@ from hydrasurgeon.data.corruptions.writing import scribbled
 from hydrasurgeon.data.samples import Decoded, Samples
 from hydrasurgeon.errors import DataError
 
-__all__ = ["Corrupted", "Mixed"]
-
 
 class Mixed(Samples):
     """Every sample of another set, spoiled by one of several corruptions in turn; its labels stay."""
 
     def __init__(self, parent: Samples, corruptions: Sequence[Corruption], seed: int = 0) -> None:
         if parent.kind == "pair":
-            raise DataError(
-                f"{parent.spec}: holds images with texts", hint="Corruptions spoil one of the two."
-            )
+            raise DataError(f"{parent.spec}: holds images with texts", hint="Corruptions spoil one of the two.")
         self.parent, self.corruptions, self.seed = parent, tuple(corruptions), seed
         self.kind, self.labels, self.classes = parent.kind, parent.labels, parent.classes
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 from hydrasurgeon.data.corruptions.constants import TEXT
 from hydrasurgeon.data.corruptions.filters import Random
 
-__all__ = ["scribbled"]
-
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 """Of a keyboard: who means one letter hits the one beside it."""
-BESIDE = {
-    key: row[max(0, at - 1) : at] + row[at + 1 : at + 2]
-    for row in ROWS
-    for at, key in enumerate(row)
-}
+BESIDE = {key: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in ROWS for at, key in enumerate(row)}
 """Letter → the keys beside it."""
 
 
@@ -25,9 +19,7 @@ def scribbled(text: str, name: str, severity: int, random: Random) -> str:
 
 def _mistyped(text: str, chance: float, random: Random) -> str:
     """Letters left out, doubled, swapped with the next, or hit beside; each draw is made whether it is used or not."""
-    chances, kinds, picks = (
-        random.random(len(text)), random.integers(4, size=len(text)), random.random(len(text))
-    )  # fmt: skip
+    chances, kinds, picks = (random.random(len(text)), random.integers(4, size=len(text)), random.random(len(text)))
     typed: list[str] = []
     swapped = False
     for at, letter in enumerate(text):

@@ -13,8 +13,6 @@ from torch.nn.functional import normalize
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.scores.evidence import Evidence, State, directions
 
-__all__ = ["fit_mcm", "fit_nci", "score_mcm", "score_nci"]
-
 
 def fit_nci(evidence: Evidence) -> tuple[State, list[str]]:
     return {"mean": evidence.moments.mean, "weight": evidence.weight}, []
@@ -23,7 +21,7 @@ def fit_nci(evidence: Evidence) -> tuple[State, list[str]]:
 def score_nci(state: State, features: Tensor, logits: Tensor) -> Scores:
     apart = features.double() - state["mean"].double()
     nearest = state["weight"].double()[logits.argmax(dim=-1)]
-    return -(nearest * apart).sum(dim=-1) / apart.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)  # fmt: skip
+    return -(nearest * apart).sum(dim=-1) / apart.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def fit_mcm(evidence: Evidence) -> tuple[State, list[str]]:

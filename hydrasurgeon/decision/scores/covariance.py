@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Whitening", "shrinkage", "whitening"]
-
 # A covariance is singular when its smallest eigenvalue is below this share of its largest: features behind a
 # LayerNorm have such a direction, and few samples have many.
 SINGULAR = 1e-10
@@ -28,9 +26,7 @@ class Whitening:
     """The share of the identity that was mixed in, where it had to be."""
 
 
-def whitening(
-    covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]
-) -> Whitening:
+def whitening(covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]) -> Whitening:
     """`centred` are samples that the covariance is of: they tell how far to shrink it if it is singular."""
     values, vectors = torch.linalg.eigh(covariance)
     shrunk = None
@@ -42,9 +38,7 @@ def whitening(
     return Whitening(vectors / values.sqrt(), shrunk)
 
 
-def shrinkage(
-    covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]
-) -> float:
+def shrinkage(covariance: Float[Tensor, "width width"], centred: Float[Tensor, "sample width"]) -> float:
     """Ledoit and Wolf's ρ, in (0, 1]."""
     x = centred.double()
     count, width = x.shape

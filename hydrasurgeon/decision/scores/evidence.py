@@ -13,8 +13,6 @@ from torch.nn.functional import normalize
 from hydrasurgeon.decision.scores.moments import Accumulator, Moments
 from hydrasurgeon.errors import DataError
 
-__all__ = ["BANK", "Evidence", "Gathering", "State", "check_finite"]
-
 State = dict[str, Tensor]
 """A fitted score: what it stores, by name."""
 
@@ -52,12 +50,15 @@ class Evidence:
             raise DataError(
                 f"{score}: {'class' if len(absent) == 1 else 'classes'} {', '.join(called)}{more} never "
                 f"{'occurs' if len(absent) == 1 else 'occur'} among the {self.moments.count} samples it is fitted on",
-                hint="Give --fit-data that has samples of every class, or a score that needs no classes (gen, knn, vim).",
+                hint=(
+                    "Give --fit-data that has samples of every class, or a score that needs no classes (gen, knn, vim)."
+                ),
             )
         classes = len(self.moments.counts)
         if self.moments.count <= classes:
             raise DataError(
-                f"{score}: {self.moments.count} samples of {classes} classes leave nothing to estimate a covariance from",
+                f"{score}: {self.moments.count} samples of {classes} classes leave nothing to estimate a covariance"
+                " from",
                 hint=f"It needs at least {classes + 1}; give more --fit-data.",
             )
 
@@ -67,7 +68,10 @@ class Evidence:
         if self.moments.total.trace() <= ALIKE**2 * length:
             raise DataError(
                 f"{score}: the {self.moments.count} samples it is fitted on all have the same features",
-                hint="Look at what --data or --fit-data holds; a score of the logits, such as --ood-score msp, needs no features.",
+                hint=(
+                    "Look at what --data or --fit-data holds; a score of the logits, such as --ood-score msp, needs no"
+                    " features."
+                ),
             )
 
 
@@ -75,12 +79,7 @@ class Gathering:
     """One pass over batches of features; keeps a seeded random sample of them ."""
 
     def __init__(
-        self,
-        weight: Float[Tensor, "klass width"],
-        bias: Float[Tensor, " klass"],
-        *,
-        seed: int = 0,
-        bank: int = BANK,
+        self, weight: Float[Tensor, "klass width"], bias: Float[Tensor, " klass"], *, seed: int = 0, bank: int = BANK
     ) -> None:
         self._weight, self._bias = weight.detach().cpu().double(), bias.detach().cpu().double()
         self._plain, self._directions = Accumulator(*weight.shape), Accumulator(*weight.shape)
@@ -104,9 +103,7 @@ class Gathering:
 
     def _smallest(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Whoever drew the smallest numbers stays: a uniform sample, however the batches fall."""
-        keys, features, logits, labels = (
-            torch.cat(parts) for parts in zip(*self._drawn, strict=True)
-        )
+        keys, features, logits, labels = (torch.cat(parts) for parts in zip(*self._drawn, strict=True))
         if len(keys) <= self._bank:
             return keys, features, logits, labels
         kept = keys.topk(self._bank, largest=False).indices.sort().values
@@ -117,9 +114,14 @@ class Gathering:
             raise DataError("there are no samples to fit an OOD score on")
         _, features, logits, labels = self._smallest()
         return Evidence(
-            self._plain.moments(), self._directions.moments(), features.double(), logits.double(), labels,
-            self._weight, self._bias,
-        )  # fmt: skip
+            self._plain.moments(),
+            self._directions.moments(),
+            features.double(),
+            logits.double(),
+            labels,
+            self._weight,
+            self._bias,
+        )
 
 
 def directions(features: Float[Tensor, "sample width"]) -> Float[Tensor, "sample width"]:

@@ -1,6 +1,8 @@
-"""Every score that is fitted on features, and how the members of an ensemble join: the mean of what each finds, standardised.
+"""Every score that is fitted on features, and how the members of an ensemble join: the mean of what each finds,
+standardised.
 
-s(x) = Σ_m w_m (s_m(x) − mean_m) / std_m        w_m = 1/M unless the hydra weighs its members; mean and deviation over samples held back from fitting
+s(x) = Σ_m w_m (s_m(x) − mean_m) / std_m        w_m = 1/M unless the hydra weighs its members; mean and deviation over
+samples held back from fitting
 """
 
 from __future__ import annotations
@@ -30,8 +32,6 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.mixture import Mixture
 from hydrasurgeon.lookup import did_you_mean
 
-__all__ = ["FITTED", "EnsembleScore", "FittedScore", "check_score", "fit", "scores_of"]
-
 Features = Float[Tensor, "sample member width"]
 
 # Samples that are scored at a time: a knn bank of 10,000 then takes some 80 MB.
@@ -58,15 +58,15 @@ FITTED: dict[str, FittedScore] = {
     "nci": FittedScore(fit_nci, score_nci),
     "mcm": FittedScore(fit_mcm, score_mcm, zero_shot=True),
 }
-"""score → how it is fitted and computed; each formula stands in its own module, what it stores in `files/decided.py`."""
+"""score → how it is fitted and computed; each formula stands in its own module, what it stores in
+`files/decided.py`."""
 
 
 def check_score(kind: str, among: Sequence[str] = (*ON_LOGITS, *FITTED)) -> None:
     """Refuse a name that no score has."""
     if kind not in among:
         raise UsageError(
-            f"--ood-score {kind}: not known{did_you_mean(kind, among)}",
-            hint=f"Available: {', '.join(among)}.",
+            f"--ood-score {kind}: not known{did_you_mean(kind, among)}", hint=f"Available: {', '.join(among)}."
         )
 
 
@@ -89,14 +89,10 @@ class EnsembleScore:
             deviations=tuple(self.deviations[m] for m in members),
         )
 
-    def __call__(
-        self, features: Features, logits: Tensor, mixture: Mixture | None = None
-    ) -> Scores:
+    def __call__(self, features: Features, logits: Tensor, mixture: Mixture | None = None) -> Scores:
         each = [
             (_values(self.kind, state, features[:, m], logits[:, m]) - mean) / deviation
-            for m, (state, mean, deviation) in enumerate(
-                zip(self.states, self.means, self.deviations, strict=True)
-            )
+            for m, (state, mean, deviation) in enumerate(zip(self.states, self.means, self.deviations, strict=True))
         ]
         return over_members(torch.stack(each), mixture, dim=0)
 
@@ -138,9 +134,13 @@ def fit(
 
 
 def scores_of(
-    kind: str, logits: Tensor, features: Features | None, fitted: EnsembleScore | None, temperature: float = 1.0,
+    kind: str,
+    logits: Tensor,
+    features: Features | None,
+    fitted: EnsembleScore | None,
+    temperature: float = 1.0,
     mixture: Mixture | None = None,
-) -> Scores:  # fmt: skip
+) -> Scores:
     """Any score, of logits alone or fitted."""
     if kind in ON_LOGITS:
         score = ON_LOGITS[kind]

@@ -17,8 +17,6 @@ from hydrasurgeon.decision.scores.covariance import Whitening, whitening
 from hydrasurgeon.decision.scores.evidence import Evidence, State, directions
 from hydrasurgeon.decision.scores.moments import Moments
 
-__all__ = ["fit_directions", "fit_mds", "fit_rmds", "score_directions", "score_mds", "score_rmds"]
-
 
 def fit_mds(evidence: Evidence) -> tuple[State, list[str]]:
     evidence.need_every_class("mds")
@@ -39,9 +37,7 @@ def fit_rmds(evidence: Evidence) -> tuple[State, list[str]]:
 
 def score_rmds(state: State, features: Tensor, logits: Tensor) -> Scores:
     apart = features.double() - state["centre"].double()
-    return _nearest(state, features.double()) - (apart @ state["background"].double()).square().sum(
-        dim=-1
-    )
+    return _nearest(state, features.double()) - (apart @ state["background"].double()).square().sum(dim=-1)
 
 
 def fit_directions(evidence: Evidence) -> tuple[State, list[str]]:
@@ -56,7 +52,7 @@ def score_directions(state: State, features: Tensor, logits: Tensor) -> Scores:
 def _fit(moments: Moments, features: Tensor, labels: Tensor) -> tuple[State, list[str]]:
     within = whitening(moments.within, features - moments.means[labels])
     means = (moments.means - moments.mean) @ within.factor
-    return {"centre": moments.mean, "factor": within.factor, "means": means}, [*_said("within", within)]  # fmt: skip
+    return {"centre": moments.mean, "factor": within.factor, "means": means}, [*_said("within", within)]
 
 
 def _nearest(state: State, features: Tensor) -> Scores:
@@ -71,4 +67,4 @@ def _said(which: str, whitened: Whitening) -> list[str]:
     if whitened.shrunk is None:
         return []
     what = "about the class means" if which == "within" else "about the mean"
-    return [f"the covariance {what} is singular: shrunk by Ledoit-Wolf, {whitened.shrunk:.2g} of it is the identity"]  # fmt: skip
+    return [f"the covariance {what} is singular: shrunk by Ledoit-Wolf, {whitened.shrunk:.2g} of it is the identity"]

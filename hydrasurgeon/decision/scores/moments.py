@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Accumulator", "Moments"]
-
 # Features in one product: many small ones cost more than a few large, and much larger ones cost memory.
 ROWS = 2048
 

@@ -9,8 +9,6 @@ from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.scores.evidence import Evidence, State, directions
 from hydrasurgeon.errors import DataError
 
-__all__ = ["K", "fit_knn", "score_knn"]
-
 # The authors' k for CIFAR, and OpenOOD's.
 K = 50
 

@@ -12,17 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import (
-    Logits,
-    Probs,
-    Scores,
-    mean_probs,
-    member_probs,
-    over_members,
-)
+from hydrasurgeon.decision.probabilities import Logits, Probs, Scores, mean_probs, member_probs, over_members
 from hydrasurgeon.files.mixture import Mixture
-
-__all__ = ["ON_LOGITS", "entropy", "generalized_entropy", "mutual_information"]
 
 GAMMA = 0.1
 """Of GEN: the exponent that its authors use."""
@@ -55,9 +46,7 @@ class OnLogits(Protocol):
 ON_LOGITS: dict[str, OnLogits] = {
     "msp": lambda logits, t, w=None: 1 - mean_probs(logits, t, w).amax(dim=-1),
     "entropy": lambda logits, t, w=None: entropy(mean_probs(logits, t, w)),
-    "energy": lambda logits, t, w=None: (
-        -over_members(t * (logits.double() / t).logsumexp(dim=-1), w)
-    ),
+    "energy": lambda logits, t, w=None: -over_members(t * (logits.double() / t).logsumexp(dim=-1), w),
     "max-logit": lambda logits, t, w=None: -over_members(logits.double(), w).amax(dim=-1),
     "mi": lambda logits, t, w=None: mutual_information(logits, w),
     "gen": lambda logits, t, w=None: generalized_entropy(mean_probs(logits, t, w)),

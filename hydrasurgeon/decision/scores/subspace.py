@@ -12,8 +12,6 @@ from torch import Tensor
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.scores.evidence import Evidence, State
 
-__all__ = ["fit_residual", "fit_vim", "principal", "score_residual", "score_vim"]
-
 
 def principal(width: int) -> int:
     """D, by the authors' rule: 1000 from 2048 dimensions on, 512 from 768 on, half of fewer."""

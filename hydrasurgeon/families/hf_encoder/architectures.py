@@ -23,17 +23,6 @@ from hydrasurgeon.families.settings import pair, patches
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, shapes_of
 from hydrasurgeon.files.manifest import Model
 
-__all__ = [
-    "KINDS",
-    "Kind",
-    "canonical",
-    "class_name",
-    "has_pooler",
-    "kind_of",
-    "tensor_shapes",
-    "weights",
-]
-
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -62,25 +51,40 @@ class Kind:
 
 def _bert(prefix: str, name: str, *, deep: bool) -> Kind:
     classifier = (
-        (("classifier.dense", "dim"), ("classifier.out_proj", "classes"))
-        if deep
-        else (("classifier", "classes"),)
+        (("classifier.dense", "dim"), ("classifier.out_proj", "classes")) if deep else (("classifier", "classes"),)
     )
     return Kind(
-        prefix, "text", (f"{name}ForSequenceClassification",), "encoder.layer.{}",
-        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-        ("intermediate.dense", "output.dense"), ("attention.output.LayerNorm", "output.LayerNorm"),
-        classifier, pooler=not deep, weights_dropout="attention.self.dropout",
-    )  # fmt: skip
+        prefix,
+        "text",
+        (f"{name}ForSequenceClassification",),
+        "encoder.layer.{}",
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+        "attention.output.dense",
+        ("intermediate.dense", "output.dense"),
+        ("attention.output.LayerNorm", "output.LayerNorm"),
+        classifier,
+        pooler=not deep,
+        weights_dropout="attention.self.dropout",
+    )
 
 
 def _vit(prefix: str, *classes: str) -> Kind:
     return Kind(
-        prefix, "vision", classes, "encoder.layer.{}",
-        "attention.attention.query", "attention.attention.key", "attention.attention.value",
-        "attention.output.dense", ("intermediate.dense", "output.dense"),
-        ("layernorm_before", "layernorm_after"), (("classifier", "classes"),), prenorm=True,
-    )  # fmt: skip
+        prefix,
+        "vision",
+        classes,
+        "encoder.layer.{}",
+        "attention.attention.query",
+        "attention.attention.key",
+        "attention.attention.value",
+        "attention.output.dense",
+        ("intermediate.dense", "output.dense"),
+        ("layernorm_before", "layernorm_after"),
+        (("classifier", "classes"),),
+        prenorm=True,
+    )
 
 
 KINDS: dict[str, Kind] = {
@@ -88,26 +92,50 @@ KINDS: dict[str, Kind] = {
     "roberta": _bert("roberta", "Roberta", deep=True),
     "electra": _bert("electra", "Electra", deep=True),
     "distilbert": Kind(
-        "distilbert", "text", ("DistilBertForSequenceClassification",), "transformer.layer.{}",
-        "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
-        ("ffn.lin1", "ffn.lin2"), ("sa_layer_norm", "output_layer_norm"),
-        (("pre_classifier", "dim"), ("classifier", "classes")), weights_dropout="attention.dropout",
+        "distilbert",
+        "text",
+        ("DistilBertForSequenceClassification",),
+        "transformer.layer.{}",
+        "attention.q_lin",
+        "attention.k_lin",
+        "attention.v_lin",
+        "attention.out_lin",
+        ("ffn.lin1", "ffn.lin2"),
+        ("sa_layer_norm", "output_layer_norm"),
+        (("pre_classifier", "dim"), ("classifier", "classes")),
+        weights_dropout="attention.dropout",
     ),
     "mpnet": Kind(
-        "mpnet", "text", ("MPNetForSequenceClassification",), "encoder.layer.{}",
-        "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o",
-        ("intermediate.dense", "output.dense"), ("attention.LayerNorm", "output.LayerNorm"),
-        (("classifier.dense", "dim"), ("classifier.out_proj", "classes")), weights_dropout="attention.attn.dropout",
+        "mpnet",
+        "text",
+        ("MPNetForSequenceClassification",),
+        "encoder.layer.{}",
+        "attention.attn.q",
+        "attention.attn.k",
+        "attention.attn.v",
+        "attention.attn.o",
+        ("intermediate.dense", "output.dense"),
+        ("attention.LayerNorm", "output.LayerNorm"),
+        (("classifier.dense", "dim"), ("classifier.out_proj", "classes")),
+        weights_dropout="attention.attn.dropout",
     ),
     "vit": _vit("vit", "ViTForImageClassification"),
     "deit": _vit("deit", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
     "dinov2": Kind(
-        "dinov2", "vision", ("Dinov2ForImageClassification",), "encoder.layer.{}",
-        "attention.attention.query", "attention.attention.key", "attention.attention.value",
-        "attention.output.dense", ("mlp.fc1", "mlp.fc2"), ("norm1", "norm2"),
-        (("classifier", "classes"),), prenorm=True,
+        "dinov2",
+        "vision",
+        ("Dinov2ForImageClassification",),
+        "encoder.layer.{}",
+        "attention.attention.query",
+        "attention.attention.key",
+        "attention.attention.value",
+        "attention.output.dense",
+        ("mlp.fc1", "mlp.fc2"),
+        ("norm1", "norm2"),
+        (("classifier", "classes"),),
+        prenorm=True,
     ),
-}  # fmt: skip
+}
 """Every supported architecture by the `model_type` of its config."""
 
 

@@ -30,16 +30,28 @@ from hydrasurgeon.families.settings import (
 )
 from hydrasurgeon.files.manifest import Model
 
-__all__ = [
-    "CONFIGS", "Activation", "Dinov2Config", "ElectraConfig", "Encoder", "Facts", "ImageEncoder", "MPNetConfig", "Spread", "TextEncoder", "Token",
-    "TypedTextEncoder", "config_of", "stock_config",
-]  # fmt: skip
-
 # Activations without parameters of their own, under all of transformers' names.
 Activation = Literal[
-    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "laplace",
-    "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish", "tanh",
-]  # fmt: skip
+    "gelu",
+    "gelu_10",
+    "gelu_accurate",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_pytorch_tanh",
+    "laplace",
+    "leaky_relu",
+    "linear",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "swish",
+    "tanh",
+]
 UNCLASSIFIED = ("add_pooling_layer", "prediction_head")
 """What a record says of a file without a classifier, and no config.json of a classifier does."""
 # How far fresh weights lie apart.
@@ -48,14 +60,45 @@ Token = Annotated[int, Field(ge=0, lt=MAX_WORDS)]
 
 # What transformers writes into config.json and no classifier's forward reads. Our own manifests of before config.json
 # was read by the field hold them too.
-INERT = frozenset({
-    "apply_layernorm", "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "directionality", "encoder_stride",
-    "eos_token_id", "gradient_checkpointing", "is_encoder_decoder", "model_max_length", "out_features", "out_indices",
-    "output_attentions", "output_hidden_states", "output_past", "pooler_act", "pooler_fc_size", "pooler_num_attention_heads",
-    "pooler_num_fc_layers", "pooler_output_size", "pooler_size_per_head", "pooler_type", "qa_dropout",
-    "reshape_hidden_states", "return_dict", "sep_token_id", "stage_names", "summary_activation", "summary_last_dropout",
-    "summary_type", "summary_use_proj", "tie_weights_", "tie_word_embeddings", "tokenizer_class", "use_cache",
-})  # fmt: skip
+INERT = frozenset(
+    {
+        "apply_layernorm",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "cls_token_id",
+        "directionality",
+        "encoder_stride",
+        "eos_token_id",
+        "gradient_checkpointing",
+        "is_encoder_decoder",
+        "model_max_length",
+        "out_features",
+        "out_indices",
+        "output_attentions",
+        "output_hidden_states",
+        "output_past",
+        "pooler_act",
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_output_size",
+        "pooler_size_per_head",
+        "pooler_type",
+        "qa_dropout",
+        "reshape_hidden_states",
+        "return_dict",
+        "sep_token_id",
+        "stage_names",
+        "summary_activation",
+        "summary_last_dropout",
+        "summary_type",
+        "summary_use_proj",
+        "tie_weights_",
+        "tie_word_embeddings",
+        "tokenizer_class",
+        "use_cache",
+    }
+)
 
 
 class Facts(Settings):
@@ -90,9 +133,7 @@ class Encoder(Settings):
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"dim {self.hidden_size} is not a multiple of {self.num_attention_heads} heads"
-            )
+            raise ValueError(f"dim {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
         return self
 
 
@@ -105,13 +146,9 @@ class TextEncoder(Encoder):
     @model_validator(mode="after")
     def _padding_is_a_word(self) -> Self:
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
-            raise ValueError(
-                f"pad_token_id {self.pad_token_id} is none of {self.vocab_size} words (vocab_size)"
-            )
+            raise ValueError(f"pad_token_id {self.pad_token_id} is none of {self.vocab_size} words (vocab_size)")
         if self.longest < 1:
-            raise ValueError(
-                f"max_position_embeddings {self.max_position_embeddings} leaves no place for a token"
-            )
+            raise ValueError(f"max_position_embeddings {self.max_position_embeddings} leaves no place for a token")
         return self
 
     @property
@@ -137,9 +174,7 @@ class RobertaConfig(TypedTextEncoder):
 
     @property
     def longest(self) -> int:
-        return (
-            self.max_position_embeddings - self.pad_token_id - 1
-        )  # positions count from behind it
+        return self.max_position_embeddings - self.pad_token_id - 1  # positions count from behind it
 
 
 class ElectraConfig(TypedTextEncoder):
@@ -221,19 +256,15 @@ CONFIGS: dict[str, type[Encoder]] = {
 """What is read of a config.json, by its `model_type`."""
 
 
-def stock_config(
-    raw: Mapping[str, Any], where: str, records: Mapping[str, type[Encoder]] = CONFIGS
-) -> Encoder:
+def stock_config(raw: Mapping[str, Any], where: str, records: Mapping[str, type[Encoder]] = CONFIGS) -> Encoder:
     """The record of a config.json as transformers and its users write it: what it does not know is left out."""
     record = records[raw["model_type"]]
     # null stands for the default, except where it says that there is none.
-    said = {key: value for key, value in known(record, raw).items() if value is not None or key == "pad_token_id"}  # fmt: skip
+    said = {key: value for key, value in known(record, raw).items() if value is not None or key == "pad_token_id"}
     return parse(record, said, where)
 
 
-def config_of(
-    model: Model, where: str = "model.config", records: Mapping[str, type[Encoder]] = CONFIGS
-) -> Encoder:
+def config_of(model: Model, where: str = "model.config", records: Mapping[str, type[Encoder]] = CONFIGS) -> Encoder:
     """The record of a manifest's config; ManifestError where it is none."""
     kind = model.config.get("model_type")
     if not isinstance(kind, str) or kind not in records:

@@ -1,7 +1,9 @@
-"""A classifier that carries a decision state: beside logits it answers how sure it is, and whether it knows such inputs.
+"""A classifier that carries a decision state: beside logits it answers how sure it is, and whether it knows such
+inputs.
 
 Written by hydrasurgeon; needs torch, transformers and safetensors only. config.json holds the state's numbers under
-`hydrasurgeon.decision`, decision.safetensors its tensors. `logits` are ln p of the calibrated probabilities, so that pipelines,
+`hydrasurgeon.decision`, decision.safetensors its tensors. `logits` are ln p of the calibrated probabilities, so that
+pipelines,
 which take their softmax, give these; in training the model is the plain one.
 """
 
@@ -88,9 +90,7 @@ def readers(member: Any, classes: int) -> list[nn.Linear]:
     linear = {
         name: part
         for name, part in member.named_modules()
-        if isinstance(part, nn.Linear)
-        and part.out_features == classes
-        and not name.startswith(encoder)
+        if isinstance(part, nn.Linear) and part.out_features == classes and not name.startswith(encoder)
     }
     return [part for name, part in linear.items() if "." not in name] or list(linear.values())[-1:]
 
@@ -107,9 +107,7 @@ def state_tensors(path: Any, hub: Mapping[str, Any]) -> dict[str, Tensor]:
 class Decides:
     """Logits and features → calibrated probabilities, their entropy, and an OOD score; in float64."""
 
-    def __init__(
-        self, config: Any, members: int, tensors: Callable[[], Mapping[str, Tensor]]
-    ) -> None:
+    def __init__(self, config: Any, members: int, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         record = config.hydrasurgeon.get("decision")
         if not isinstance(record, dict) or not isinstance(record.get("ood"), dict):
             raise ValueError("config.json: hydrasurgeon.decision: is no decision state")
@@ -118,28 +116,27 @@ class Decides:
         self.temperature = number(record.get("temperature"), "temperature", positive=True)
         self.joint = None
         if joint is not None:
-            self.joint = tuple(
-                number(joint.get(name), name, positive=True) for name in ("aleatoric", "epistemic")
-            )
+            self.joint = tuple(number(joint.get(name), name, positive=True) for name in ("aleatoric", "epistemic"))
         self.threshold = number(ood.get("threshold"), "threshold")
         self.kind = ood.get("score")
         if self.kind not in ON_LOGITS and self.kind not in FITTED:
-            raise ValueError(
-                f"config.json: hydrasurgeon.decision: knows no score {str(self.kind)[:40]!r}"
-            )
+            raise ValueError(f"config.json: hydrasurgeon.decision: knows no score {str(self.kind)[:40]!r}")
         self.stored: list[dict[str, Tensor]] = []
         self.standards: list[tuple[float, float]] = []
         if self.kind in FITTED:
             listed = ood.get("members")
             if not isinstance(listed, list | tuple) or len(listed) != members:
                 raise ValueError(f"config.json: hydrasurgeon.decision: is not of {members} members")
-            self.standards = [(number(each.get("mean"), "mean"), number(each.get("deviation"), "deviation", positive=True)) for each in listed]  # fmt: skip
+            self.standards = [
+                (number(each.get("mean"), "mean"), number(each.get("deviation"), "deviation", positive=True))
+                for each in listed
+            ]
             held = tensors()
             parts, _ = FITTED[self.kind]
-            missing = [name for m in range(members) for p in parts if (name := f"{PREFIX}{m}.{p}") not in held]  # fmt: skip
+            missing = [name for m in range(members) for p in parts if (name := f"{PREFIX}{m}.{p}") not in held]
             if missing:
                 raise ValueError(f"{STATE}: lacks {missing[0]}")
-            self.stored = [{part: held[f"{PREFIX}{m}.{part}"].double() for part in parts} for m in range(members)]  # fmt: skip
+            self.stored = [{part: held[f"{PREFIX}{m}.{part}"].double() for part in parts} for m in range(members)]
 
     @torch.no_grad()
     def __call__(self, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
@@ -172,18 +169,19 @@ class Decides:
         score = FITTED[self.kind][1]
         each = [
             (score(stored, features[:, m], z[:, m]) - mean) / deviation
-            for m, (stored, (mean, deviation)) in enumerate(
-                zip(self.stored, self.standards, strict=True)
-            )
+            for m, (stored, (mean, deviation)) in enumerate(zip(self.stored, self.standards, strict=True))
         ]
         return over_members(torch.stack(each), self.mixture, dim=0)
 
 
 def number(value: Any, name: str, *, positive: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or (positive and value <= 0):  # fmt: skip
-        raise ValueError(
-            f"config.json: hydrasurgeon.decision: {name} is no {'positive ' * positive}number"
-        )
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or (positive and value <= 0)
+    ):
+        raise ValueError(f"config.json: hydrasurgeon.decision: {name} is no {'positive ' * positive}number")
     return float(value)
 
 
@@ -258,17 +256,11 @@ FITTED: dict[str, tuple[tuple[str, ...], Callable[[State, Tensor, Tensor], Tenso
     "mds": (("centre", "factor", "means"), lambda s, x, z: nearest(s, x)),
     "rmds": (("centre", "factor", "means", "background"), relative),
     "maha++": (("centre", "factor", "means"), lambda s, x, z: nearest(s, unit(x))),
-    "vim": (
-        ("origin", "rest", "alpha"),
-        lambda s, x, z: s["alpha"] * residual(s, x, z) - z.logsumexp(dim=-1),
-    ),
+    "vim": (("origin", "rest", "alpha"), lambda s, x, z: s["alpha"] * residual(s, x, z) - z.logsumexp(dim=-1)),
     "residual": (("origin", "rest"), residual),
     "knn": (("bank",), neighbour),
     "nci": (("mean", "weight"), angle),
-    "mcm": (
-        ("classes",),
-        lambda s, x, z: 1 - (unit(x) @ s["classes"].T).softmax(dim=-1).amax(dim=-1),
-    ),
+    "mcm": (("classes",), lambda s, x, z: 1 - (unit(x) @ s["classes"].T).softmax(dim=-1).amax(dim=-1)),
 }
 
 
@@ -291,7 +283,11 @@ class _Deciding:
 
     def save_pretrained(self, folder: Any, **options: Any) -> None:
         """The model without its decision state: a copy could hold other weights, of which the state knows nothing."""
-        warnings.warn("the decision state is not saved with a model that may have been trained: calibrate the copy anew, or copy the directory", stacklevel=2)  # fmt: skip
+        warnings.warn(
+            "the decision state is not saved with a model that may have been trained: calibrate the copy anew, or copy"
+            " the directory",
+            stacklevel=2,
+        )
         config: Any = self.config  # type: ignore[has-type]
         self.config = copy.deepcopy(config)
         self.config.hydrasurgeon = {k: v for k, v in config.hydrasurgeon.items() if k != "decision"}

@@ -11,22 +11,10 @@ from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import (
-    CheckpointError,
-    Disagreement,
-    ManifestError,
-    SurgeryError,
-    UsageError,
-)
+from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families import families
 from hydrasurgeon.families.base import Bare, Family, Identified, Usage
-from hydrasurgeon.families.hf_encoder.architectures import (
-    KINDS,
-    Kind,
-    canonical,
-    class_name,
-    weights,
-)
+from hydrasurgeon.families.hf_encoder.architectures import KINDS, Kind, canonical, class_name, weights
 from hydrasurgeon.families.hf_encoder.configs import (
     CONFIGS,
     UNCLASSIFIED,
@@ -37,12 +25,7 @@ from hydrasurgeon.families.hf_encoder.configs import (
     config_of,
     stock_config,
 )
-from hydrasurgeon.families.hf_encoder.preprocess import (
-    check_processor,
-    check_size,
-    preprocess,
-    processor,
-)
+from hydrasurgeon.families.hf_encoder.preprocess import check_processor, check_size, preprocess, processor
 from hydrasurgeon.families.hf_encoder.tokenizer import (
     PREPROCESSOR,
     check_tokenizer,
@@ -62,9 +45,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
-__all__ = ["HFEncoder"]
-
-CLIP = "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
+CLIP = (
+    "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
+)
 """The hint for a CLIP in the layout of transformers."""
 LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
 """How the names of modules tell that they are within a layer, and what they are called there."""
@@ -142,17 +125,17 @@ class HFEncoder(Family):
         agree(model, towers, self.towers(model), where)
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
-            check_size(config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)  # fmt: skip
+            check_size(config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
             return
         assert isinstance(config, TextEncoder)
         length = parse(Texts, model.preprocess, at, error=ManifestError).max_length
         if length > config.longest:
-            raise ManifestError(f"{at}: max_length: {length} tokens, the model has positions for {config.longest}")  # fmt: skip
+            raise ManifestError(f"{at}: max_length: {length} tokens, the model has positions for {config.longest}")
 
     def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
         """The record of a file without a classifier: what of a classifier's input it holds nevertheless."""
         kind = self.kinds[config.model_type]
-        if kind.pooler and config.add_pooling_layer and f"{kind.prefix}.pooler.dense.weight" not in names:  # fmt: skip
+        if kind.pooler and config.add_pooling_layer and f"{kind.prefix}.pooler.dense.weight" not in names:
             # A new classifier brings a new pooler with it.
             return config.model_copy(update={"add_pooling_layer": False})
         return config
@@ -217,24 +200,19 @@ class HFEncoder(Family):
                 name, file = "DecidingHydra" if hydra else "DecidingModel", DECIDING
                 texts[f"{DECIDING}.py"] = _template(DECIDING)
                 chosen = {"ood": {"auroc", "chosen_by", "id_flagged"}}
-                heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=chosen)  # type: ignore[arg-type]  # fmt: skip
+                heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=chosen)  # type: ignore[arg-type]
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}
         texts["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
             texts["preprocessor_config.json"] = (
-                json.dumps(processor(parse(Images, model.preprocess, "model.preprocess")), indent=2)
-                + "\n"
+                json.dumps(processor(parse(Images, model.preprocess, "model.preprocess")), indent=2) + "\n"
             )
         return texts
 
-    def contradicted(
-        self, manifest: Manifest, config: Mapping[str, Any]
-    ) -> dict[str, tuple[Any, Any]]:
+    def contradicted(self, manifest: Manifest, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         model = manifest.model
         # With defaults: transformers writes all fields, and those who edit a file may add one.
-        settings = self.config(model).model_dump(
-            mode="json", by_alias=True, exclude={*UNCLASSIFIED}
-        )
+        settings = self.config(model).model_dump(mode="json", by_alias=True, exclude={*UNCLASSIFIED})
         differing = contradictions(settings, config)
         with contextlib.suppress(CheckpointError):  # names that are none contradict nothing
             facts = parse(Facts, known(Facts, config), "config.json")
@@ -255,11 +233,7 @@ class HFEncoder(Family):
         """config.json of the unpruned classification model."""
         labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.num_classes))
         return {
-            **{
-                key: value
-                for key, value in self.config(model).written().items()
-                if key not in UNCLASSIFIED
-            },
+            **{key: value for key, value in self.config(model).written().items() if key not in UNCLASSIFIED},
             "architectures": [model.arch],
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},
@@ -267,12 +241,7 @@ class HFEncoder(Family):
         }
 
     def _note(
-        self,
-        model: Model,
-        named: str,
-        names: Mapping[str, str],
-        files: Mapping[str, str],
-        where: str,
+        self, model: Model, named: str, names: Mapping[str, str], files: Mapping[str, str], where: str
     ) -> str | None:
         """What the user should know about how the file was read."""
         notes = []
@@ -282,7 +251,7 @@ class HFEncoder(Family):
         ours = by_name(self.weights(model))
         extra = sorted(name for name in names if name not in ours and not name.endswith("_ids"))
         if extra:
-            notes.append(f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)")  # fmt: skip
+            notes.append(f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)")
         if isinstance(config, ImageEncoder) and PREPROCESSOR not in files:
             notes.append(f"no {PREPROCESSOR}: {config.model_type}'s usual preprocessing is assumed")
         return f"{where}: {'; '.join(notes)}" if notes else None
@@ -305,9 +274,7 @@ class HFEncoder(Family):
         pruned = any(len(row) != tower.heads for row in rows)
         return {"kept": rows} if pruned or manifest.decision is not None else None
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.hf_encoder.modules import Encoder
 
         return Encoder.build(model, kept[self.kind(model).tower], fresh=fresh)
@@ -319,11 +286,7 @@ class HFEncoder(Family):
         return anatomy(module)
 
     def transform(
-        self,
-        model: Model,
-        augment: Mapping[str, Any] | None = None,
-        *,
-        files: Mapping[str, str] | None = None,
+        self, model: Model, augment: Mapping[str, Any] | None = None, *, files: Mapping[str, str] | None = None
     ) -> Callable[[Any], Any]:
         config = self.config(model)
         if isinstance(config, TextEncoder):
@@ -380,9 +343,7 @@ def _template(name: str) -> str:
 
 def supported() -> str:
     """The model types of all families that read transformers' files."""
-    kinds = [
-        kind for family in families() if isinstance(family, HFEncoder) for kind in family.kinds
-    ]
+    kinds = [kind for family in families() if isinstance(family, HFEncoder) for kind in family.kinds]
     return f"Supported model types: {', '.join(kinds)}."
 
 
@@ -394,9 +355,11 @@ def _check_type(config: Mapping[str, Any], where: str, kinds: Mapping[str, Kind]
     if config.get("auto_map"):
         raise SurgeryError(
             f"{where}: runs code of its own (auto_map, trust_remote_code), which is not executed",
-            hint=f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
-            if kind in kinds
-            else supported(),
+            hint=(
+                f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
+                if kind in kinds
+                else supported()
+            ),
         )
     decoder = config.get("is_decoder") or any("CausalLM" in n or "LMHeadModel" in n for n in names)
     if decoder:
@@ -411,8 +374,7 @@ def _check_type(config: Mapping[str, Any], where: str, kinds: Mapping[str, Kind]
     ):
         if config.get(key, fine) not in (fine, None):
             raise SurgeryError(
-                f"{where}: has {what} ({key}={str(config[key])[:60]}), which is not supported",
-                hint=supported(),
+                f"{where}: has {what} ({key}={str(config[key])[:60]}), which is not supported", hint=supported()
             )
     if facts.problem_type in ("regression", "multi_label_classification"):
         raise SurgeryError(
@@ -421,15 +383,13 @@ def _check_type(config: Mapping[str, Any], where: str, kinds: Mapping[str, Kind]
         )
 
 
-def _classes(
-    kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], where: str
-) -> int:
+def _classes(kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], where: str) -> int:
     """How many classes the file's classifier tells apart; 0 where there is none."""
     for name in (f"{kind.classifier[-1][0]}.weight", "cls_classifier.weight"):
         if name in names:
             shape = tensors[names[name]].shape
             if len(shape) != 2:
-                raise CheckpointError(f"{where}: tensor {name} has shape {shape}, a classifier's is [class, dim]")  # fmt: skip
+                raise CheckpointError(f"{where}: tensor {name} has shape {shape}, a classifier's is [class, dim]")
             return shape[0]
     return 0
 
@@ -437,6 +397,6 @@ def _classes(
 def _labels(facts: Facts, classes: int) -> tuple[str, ...] | None:
     labels = facts.id2label or {}
     # As many as there are names: a file may claim any number of classes.
-    names = tuple(str(labels.get(str(i), "")) for i in range(classes)) if len(labels) >= classes else ()  # fmt: skip
+    names = tuple(str(labels.get(str(i), "")) for i in range(classes)) if len(labels) >= classes else ()
     real = names and all(names) and any(name != f"LABEL_{i}" for i, name in enumerate(names))
     return names if real else None

@@ -8,8 +8,6 @@ from typing import Any
 
 from hydrasurgeon.errors import CheckpointError
 
-__all__ = ["check_growth"]
-
 # Of a text, by what compounds: replacements, prefixes, bytes spelt as letters. Tokenizers in use stay below ten.
 MAX_GROWTH = 64
 # Steps from a text to its words; tokenizers in use have five or so.

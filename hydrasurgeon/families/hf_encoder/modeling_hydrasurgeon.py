@@ -55,7 +55,8 @@ class PrunedModel(SavesCode, Base):  # type: ignore[misc]
 
 
 class HydraModel(SavesCode, transformers.PreTrainedModel):
-    """Several pruned classifiers of one backbone; answers with the mean of their probabilities, by weights if there are some.
+    """Several pruned classifiers of one backbone; answers with the mean of their probabilities, by weights if there are
+    some.
 
     Members run one after another and share the weights that are equal in all of them.
     """
@@ -100,9 +101,7 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
                 None, config=single, state_dict=weights, output_loading_info=True, **wanted
             )
             if loaded["missing_keys"]:
-                raise ValueError(
-                    f"{file}: member {number} lacks {sorted(loaded['missing_keys'])[0]}"
-                )
+                raise ValueError(f"{file}: member {number} lacks {sorted(loaded['missing_keys'])[0]}")
             members.append(member)
         share_equal(members)
         model = cls(config, members)
@@ -116,7 +115,8 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
     def save_pretrained(  # type: ignore[override]
         self, folder: Any, state_dict: Mapping[str, Tensor] | None = None, **options: Any
     ) -> None:
-        """A directory that `from_pretrained` reads, and Trainer resumes from: every member's own tensors under its number."""
+        """A directory that `from_pretrained` reads, and Trainer resumes from: every member's own tensors under its
+        number."""
         tied = self._tied_weights_keys or ()
         seen: set[int] = set()
         written = {}
@@ -138,11 +138,7 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
         probs = over_members(each, self.mixture)
         logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
         loss = None if labels is None else nn.functional.nll_loss(logits, labels)
-        output = (
-            ImageClassifierOutput
-            if self.main_input_name == "pixel_values"
-            else SequenceClassifierOutput
-        )
+        output = ImageClassifierOutput if self.main_input_name == "pixel_values" else SequenceClassifierOutput
         return output(loss=loss, logits=logits)
 
 
@@ -181,10 +177,12 @@ def mixture_in(config: Any, members: int) -> list[float] | None:
     weights = config.hydrasurgeon.get("weights")
     if weights is None:
         return None
-    numbers = isinstance(weights, list | tuple) and all(type(weight) in (int, float) for weight in weights)  # fmt: skip
+    numbers = isinstance(weights, list | tuple) and all(type(weight) in (int, float) for weight in weights)
     fine = numbers and len(weights) == members and all(0 < weight <= 1 for weight in weights)
     if not fine or not abs(math.fsum(weights) - 1) <= 1e-9:
-        raise ValueError(f"config.json: hydrasurgeon.weights: are no weights of {members} members, positive and of sum 1")  # fmt: skip
+        raise ValueError(
+            f"config.json: hydrasurgeon.weights: are no weights of {members} members, positive and of sum 1"
+        )
     return [float(weight) for weight in weights]
 
 
@@ -205,9 +203,7 @@ def head_tensors(config: Any) -> dict[str, tuple[int, int]]:
     """Names of the tensors that hold heads, `{}` for the layer; the axis along which they lie, and how often."""
     recorded = config.hydrasurgeon.get("head_tensors")
     places = recorded.items() if isinstance(recorded, dict) else ()
-    fine = all(
-        name.count("{}") == 1 and place in ([0, 1], [0, 3], [1, 1]) for name, place in places
-    )
+    fine = all(name.count("{}") == 1 and place in ([0, 1], [0, 3], [1, 1]) for name, place in places)
     if not places or not fine:
         raise ValueError("config.json: hydrasurgeon.head_tensors: is no table of names and axes")
     return {name: tuple(place) for name, place in places}
@@ -218,11 +214,7 @@ LOW_RANK = (".lora_a", ".lora_b")
 
 
 def member_weights(
-    file: str,
-    number: int,
-    kepts: Sequence[Sequence[Sequence[int]]],
-    cut: Mapping[str, tuple[int, int]],
-    head_dim: int,
+    file: str, number: int, kepts: Sequence[Sequence[Sequence[int]]], cut: Mapping[str, tuple[int, int]], head_dim: int
 ) -> dict[str, Tensor]:
     """A member's tensors: its own, the shared ones, and its heads of those that hold a union of heads."""
     union = [sorted(set().union(*rows)) for rows in zip(*kepts, strict=True)]
@@ -248,7 +240,9 @@ def member_weights(
                 if name in cuts:
                     at, (axis, blocks), present = cuts[name]
                     if tensor.shape[axis] != blocks * present * head_dim:
-                        raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}")  # fmt: skip
+                        raise ValueError(
+                            f"{file}: {name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}"
+                        )
                     heads = tensor.unflatten(axis, (blocks, present, head_dim))
                     heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
                     tensor = heads.flatten(axis, axis + 2)
@@ -261,7 +255,8 @@ def member_weights(
 
 
 def with_changes(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Low-rank changes added to their matrices W + B A, to the bit as hydrasurgeon adds them: rank after rank, in float64."""
+    """Low-rank changes added to their matrices W + B A, to the bit as hydrasurgeon adds them: rank after rank, in
+    float64."""
     changed = {name: tensor for name, tensor in weights.items() if not name.endswith(LOW_RANK)}
     for name in changed:
         a, b = (weights.get(name + half) for half in LOW_RANK)
@@ -347,7 +342,7 @@ def share_equal(members: Sequence[nn.Module]) -> None:
     for member in members:
         for name, parameter in list(member.named_parameters()):
             distinct = parameters.setdefault(name, [])
-            twin = next((p for p in distinct if p.shape == parameter.shape and torch.equal(p, parameter)), None)  # fmt: skip
+            twin = next((p for p in distinct if p.shape == parameter.shape and torch.equal(p, parameter)), None)
             if twin is None:
                 distinct.append(parameter)
             else:
@@ -365,11 +360,7 @@ def encoder_layers(model: Any) -> Sequence[Any]:
 # The attention in a layer, its projections, and its output projection, as each type of model and version of
 # transformers has them: the first that a layer has.
 LAYOUTS = (
-    (
-        "attention.self",
-        ("query", "key", "value"),
-        "attention.output.dense",
-    ),  # BERT, RoBERTa, ELECTRA
+    ("attention.self", ("query", "key", "value"), "attention.output.dense"),  # BERT, RoBERTa, ELECTRA
     # ViT, DeiT and DINOv2 before transformers 5.9 and 5.18
     ("attention.attention", ("query", "key", "value"), "attention.output.dense"),
     ("attention.attn", ("q", "k", "v"), "attention.attn.o"),  # MPNet
@@ -386,9 +377,7 @@ class AttentionSite:
         self.module = layer.get_submodule(place)
         owner, _, self.out_name = out.rpartition(".")
         self.owner, self.names = layer.get_submodule(owner), tuple(names)
-        self.head_dim = int(
-            getattr(self.module, "attention_head_size", None) or self.module.head_dim
-        )
+        self.head_dim = int(getattr(self.module, "attention_head_size", None) or self.module.head_dim)
 
     @property
     def project(self) -> tuple[nn.Linear, ...]:

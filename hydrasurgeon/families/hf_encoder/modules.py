@@ -11,22 +11,11 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.families.disk_names import DiskNamed
-from hydrasurgeon.families.hf_encoder.architectures import (
-    KINDS,
-    class_name,
-    has_pooler,
-    kind_of,
-)
+from hydrasurgeon.families.hf_encoder.architectures import KINDS, class_name, has_pooler, kind_of
 from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED, config_of
 from hydrasurgeon.families.hf_encoder.configs import Encoder as Config
-from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
-    attention_site,
-    encoder_layers,
-    shrink,
-)
+from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, encoder_layers, shrink
 from hydrasurgeon.files.manifest import Model
-
-__all__ = ["Encoder", "Features", "anatomy", "library_config", "padding"]
 
 # Memory → disk, where version 5 renamed modules; names that already are the disk's pass unchanged.
 RENAMES = {
@@ -60,9 +49,7 @@ class Encoder(DiskNamed):
         config = config_of(model)
         kind = config.model_type
         with torch.device("cpu" if fresh else "meta"):
-            inner = getattr(transformers, class_name(kind_of(config), model))(
-                library_config(model, config)
-            )
+            inner = getattr(transformers, class_name(kind_of(config), model))(library_config(model, config))
         if not model.num_classes:
             _behead(inner, model)
         encoder = cls(inner, kind, kept)
@@ -142,9 +129,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
     return Anatomy(
         embed=embed,
         embed_parts=embed_parts,
-        blocks=tuple(
-            _block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(encoder_layers(inner))
-        ),
+        blocks=tuple(_block(layer, kind, i, encoder.kept[i]) for i, layer in enumerate(encoder_layers(inner))),
         readout=lambda stack: read(stack.hidden),
         readout_parts=readout_parts,
         # DINOv2 also averages the patches; DeiT may have a distillation token beside the class token.
@@ -172,10 +157,10 @@ def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.M
         if kind == "mpnet":
             places = base.encoder.compute_position_bias(hidden)
             # The sum must not overflow to -inf: a row of those would be NaN after softmax.
-            bias = places if bias is None else torch.clamp(places + bias, min=torch.finfo(hidden.dtype).min)  # fmt: skip
+            bias = places if bias is None else torch.clamp(places + bias, min=torch.finfo(hidden.dtype).min)
         return Stack(hidden, bias)
 
-    parts = [base.embeddings, project, base.encoder.relative_attention_bias if kind == "mpnet" else None]  # fmt: skip
+    parts = [base.embeddings, project, base.encoder.relative_attention_bias if kind == "mpnet" else None]
     return read, tuple(part for part in parts if part is not None)
 
 
@@ -186,7 +171,7 @@ def padding(mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     return (1 - mask[:, None, None].to(hidden.dtype)) * torch.finfo(hidden.dtype).min
 
 
-def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor], tuple[nn.Module, ...]]:  # fmt: skip
+def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor], tuple[nn.Module, ...]]:
     """Final norm, pooling and classifier."""
     if kind == "bert":
         return lambda hidden: inner.classifier(base.pooler(hidden)), (base.pooler, inner.classifier)
@@ -201,9 +186,7 @@ def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor
 
         def both(hidden: Tensor) -> Tensor:
             tokens = base.layernorm(hidden)
-            logits: Tensor = inner.classifier(
-                torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
-            )
+            logits: Tensor = inner.classifier(torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1))
             return logits
 
         return both, (base.layernorm, inner.classifier)
@@ -215,28 +198,31 @@ def _reader(inner: Any, base: Any, kind: str) -> tuple[Callable[[Tensor], Tensor
             return (inner.cls_classifier(tokens[:, 0]) + taught) / 2
 
         return mean, (base.layernorm, inner.cls_classifier, inner.distillation_classifier)
-    return lambda hidden: inner.classifier(base.layernorm(hidden)[:, 0]), (base.layernorm, inner.classifier)  # fmt: skip
+    return lambda hidden: inner.classifier(base.layernorm(hidden)[:, 0]), (base.layernorm, inner.classifier)
 
 
 def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
     parts = attention_site(layer)
     none = nn.Identity()
     site = Attention(
-        tower=KINDS[kind].tower, layer=number, heads=row, head_dim=parts.head_dim,
-        project=parts.project, out=parts.out, q_norm=none, k_norm=none, scale=parts.head_dim**-0.5,
-    )  # fmt: skip
+        tower=KINDS[kind].tower,
+        layer=number,
+        heads=row,
+        head_dim=parts.head_dim,
+        project=parts.project,
+        out=parts.out,
+        q_norm=none,
+        k_norm=none,
+        scale=parts.head_dim**-0.5,
+    )
     if kind == "distilbert":
-        return Block(layer.sa_layer_norm, site, none, layer.output_layer_norm, layer.ffn, none, prenorm=False)  # fmt: skip
+        return Block(layer.sa_layer_norm, site, none, layer.output_layer_norm, layer.ffn, none, prenorm=False)
     if KINDS[kind].tower == "text":
         attended = layer.attention if kind == "mpnet" else layer.attention.output
         mlp = nn.Sequential(layer.intermediate, layer.output.dense)
-        return Block(attended.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False)  # fmt: skip
+        return Block(attended.LayerNorm, site, none, layer.output.LayerNorm, mlp, none, prenorm=False)
     if kind == "dinov2":
-        return Block(layer.norm1, site, layer.layer_scale1, layer.norm2, layer.mlp, layer.layer_scale2)  # fmt: skip
+        return Block(layer.norm1, site, layer.layer_scale1, layer.norm2, layer.mlp, layer.layer_scale2)
     # transformers before 5.9 keeps the MLP in two modules.
-    mlp = (
-        layer.mlp
-        if hasattr(layer, "mlp")
-        else nn.Sequential(layer.intermediate, layer.output.dense)
-    )
+    mlp = layer.mlp if hasattr(layer, "mlp") else nn.Sequential(layer.intermediate, layer.output.dense)
     return Block(layer.layernorm_before, site, none, layer.layernorm_after, mlp, none)

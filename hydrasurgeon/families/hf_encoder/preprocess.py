@@ -1,4 +1,5 @@
-"""preprocessor_config.json and the tokenizer's limits as a manifest's preprocess record, in the words of timm's data configs."""
+"""preprocessor_config.json and the tokenizer's limits as a manifest's preprocess record, in the words of timm's data
+configs."""
 
 from __future__ import annotations
 
@@ -9,15 +10,8 @@ from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError, HydraError
 from hydrasurgeon.families.hf_encoder.configs import Encoder, ImageEncoder, TextEncoder
-from hydrasurgeon.families.hf_encoder.tokenizer import (
-    PREPROCESSOR,
-    companion,
-    files_sha256,
-    tokenizer_config,
-)
+from hydrasurgeon.families.hf_encoder.tokenizer import PREPROCESSOR, companion, files_sha256, tokenizer_config
 from hydrasurgeon.families.settings import Colours, Edge, Images, Settings, Texts, pair, parse
-
-__all__ = ["check_processor", "check_size", "preprocess", "processor"]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's colours: what the library takes unless a config names others."""
@@ -81,9 +75,7 @@ def check_size(config: ImageEncoder, images: Images, where: str, error: type[Hyd
 def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     """Resizing and cropping."""
     kind = config.model_type
-    size, crop = (
-        (processor.size, processor.crop_size) if processor.size is not None else _usual(config)
-    )
+    size, crop = (processor.size, processor.crop_size) if processor.size is not None else _usual(config)
     if isinstance(size, int):
         size = Shortest(shortest_edge=size) if kind == "dinov2" else Box(height=size, width=size)
     if isinstance(crop, int):
@@ -126,8 +118,7 @@ def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     mean = processor.image_mean if processor.image_mean is not None else usual[0]
     std = processor.image_std if processor.image_std is not None else usual[1]
     return {
-        name: list(one if len(one) == channels else one[:1] * channels)
-        for name, one in (("mean", mean), ("std", std))
+        name: list(one if len(one) == channels else one[:1] * channels) for name, one in (("mean", mean), ("std", std))
     }
 
 
@@ -139,9 +130,14 @@ def processor(images: Images) -> dict[str, Any]:
     squash = images.crop_mode == "squash"
     return {
         "image_processor_type": "BitImageProcessor" if not squash else "DeiTImageProcessor",
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": edge != height,
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_center_crop": edge != height,
         "size": {"height": edge, "width": edge} if squash else {"shortest_edge": edge},
         "crop_size": {"height": height, "width": width},
         "resample": next(n for n, name in RESAMPLE.items() if name == images.interpolation),
-        "rescale_factor": 1 / 255, "image_mean": list(images.mean), "image_std": list(images.std),
-    }  # fmt: skip
+        "rescale_factor": 1 / 255,
+        "image_mean": list(images.mean),
+        "image_std": list(images.std),
+    }

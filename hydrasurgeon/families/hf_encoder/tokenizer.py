@@ -19,8 +19,6 @@ from hydrasurgeon.families.hf_encoder.growth import check_growth
 from hydrasurgeon.families.settings import MAX_WORDS, Settings, known, parse
 from hydrasurgeon.files.foreign import parse_json
 
-__all__ = ["PREPROCESSOR", "TokenizerConfig", "check_tokenizer", "companion", "companions", "files_sha256", "load_tokenizer", "tokenizer_config"]  # fmt: skip
-
 PREPROCESSOR = "preprocessor_config.json"
 """How images are prepared, in the words of transformers."""
 CONFIG = "tokenizer_config.json"
@@ -36,11 +34,19 @@ SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 MAX_CONFIG = 16 << 20
 # The largest vocabularies in use, written as JSON, have 35 MB.
 MAX_VOCABULARY = 64 << 20
-# Classes of transformers whose tokenizer is in tokenizer.json or in plain vocabularies; each runs no code of a repository.
+# Classes of transformers whose tokenizer is in tokenizer.json or in plain vocabularies; each runs no code of a
+# repository.
 CLASSES = (
-    "BertTokenizer", "CamembertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer",
-    "PreTrainedTokenizer", "RobertaTokenizer", "TokenizersBackend", "XLMRobertaTokenizer",
-)  # fmt: skip
+    "BertTokenizer",
+    "CamembertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "MPNetTokenizer",
+    "PreTrainedTokenizer",
+    "RobertaTokenizer",
+    "TokenizersBackend",
+    "XLMRobertaTokenizer",
+)
 GENERIC = "PreTrainedTokenizerFast"
 """Does what tokenizer.json says and nothing else."""
 
@@ -84,9 +90,7 @@ class TokenizerConfig(SpecialTokens):
     # transformers writes 10^30 where there is no limit.
     model_max_length: Annotated[int | float, Field(ge=1)] | None = None
     extra_special_tokens: Tokens | dict[Word, Word | AddedToken] | None = None
-    added_tokens_decoder: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], AddedToken] | None
-    ) = None
+    added_tokens_decoder: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], AddedToken] | None = None
     padding_side: Literal["left", "right"] | None = None
     truncation_side: Literal["left", "right"] | None = None
     do_lower_case: bool | None = None
@@ -160,7 +164,8 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
 
 
 def _numbers(vocabulary: Any) -> list[int]:
-    """The words' numbers in a tokenizer.json or vocab.json, as far as it has the shape of one; else tokenizers says why not."""
+    """The words' numbers in a tokenizer.json or vocab.json, as far as it has the shape of one; else tokenizers says why
+    not."""
     if not isinstance(vocabulary, dict):
         return []
     model, added = vocabulary.get("model"), vocabulary.get("added_tokens")
@@ -201,9 +206,7 @@ def _made(texts: Mapping[str, str], where: str) -> Any:
             (Path(folder) / name).write_text(text, encoding="utf-8")
         names = ", ".join(sorted(set(texts) - {"config.json"}))
         with blamed(f"{where} cannot be made of {names}", hide=folder), _unheard():
-            made = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+            made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             made(UNUSUAL)
         return made
 

@@ -7,18 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from hydrasurgeon.families.hf_encoder.configs import Activation, Spread, TextEncoder, Token
-from hydrasurgeon.families.settings import (
-    MAX_DEPTH,
-    Chance,
-    Depth,
-    Epsilon,
-    Positions,
-    Settings,
-    Width,
-    Words,
-)
-
-__all__ = ["GLOBAL", "LOCAL", "ModernBertConfig", "Rotation"]
+from hydrasurgeon.families.settings import MAX_DEPTH, Chance, Depth, Epsilon, Positions, Settings, Width, Words
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """Layers in which every token looks at all others, and at its neighbours only."""
@@ -66,7 +55,8 @@ class ModernBertConfig(TextEncoder):
     local_attention: Annotated[int, Field(ge=2, le=1_000_000)] = 128
     rope_parameters: Rotations | None = None
     prediction_head: bool = False
-    """Whether a file without a classifier has what lies in front of one: a masked language model's goes on to a classifier."""
+    """Whether a file without a classifier has what lies in front of one: a masked language model's goes on to a
+    classifier."""
     global_rope_theta: Theta = 160_000.0
     local_rope_theta: Theta = 10_000.0
 
@@ -75,9 +65,7 @@ class ModernBertConfig(TextEncoder):
         if self.hidden_size // self.num_attention_heads % 2:
             raise ValueError("a head of an odd number of dimensions cannot be rotated")
         if len(self.types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}"
-            )
+            raise ValueError(f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}")
         return self
 
     @property

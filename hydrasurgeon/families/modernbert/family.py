@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.heads import Kept
 
-__all__ = ["ModernBert"]
-
 TYPE = "modernbert"
 """The `model_type` of its config."""
 
@@ -41,7 +39,7 @@ class ModernBert(HFEncoder):
         if isinstance(by_type, Mapping):
             scalings += [by_type.get(kind) for kind in (GLOBAL, LOCAL)]
         for scaling in scalings:
-            kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None  # fmt: skip
+            kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
             if kind not in (None, "default"):
                 raise SurgeryError(
                     f"{where}: stretches its rotary positions ({str(kind)[:60]}), which is not supported",
@@ -56,9 +54,7 @@ class ModernBert(HFEncoder):
     def weights(self, model: Model) -> Iterator[Weight]:
         return weights(self._config(model), model.num_classes)
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.modernbert.modules import build
 
         return build(model, self._config(model), kept[KIND.tower], fresh=fresh)

@@ -19,12 +19,8 @@ from hydrasurgeon.families.modernbert.configs import LOCAL, ModernBertConfig
 from hydrasurgeon.families.modernbert.weights import KIND
 from hydrasurgeon.files.manifest import Model
 
-__all__ = ["anatomy", "build"]
 
-
-def build(
-    model: Model, config: ModernBertConfig, kept: Sequence[Sequence[int]], *, fresh: bool
-) -> Encoder:
+def build(model: Model, config: ModernBertConfig, kept: Sequence[Sequence[int]], *, fresh: bool) -> Encoder:
     import transformers
 
     stock = library_config(model, config)
@@ -79,10 +75,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
     return Anatomy(
         embed=embed,
         embed_parts=(base.embeddings,),
-        blocks=tuple(
-            _block(layer, at, encoder.kept[at], base, inner.config)
-            for at, layer in enumerate(base.layers)
-        ),
+        blocks=tuple(_block(layer, at, encoder.kept[at], base, inner.config) for at, layer in enumerate(base.layers)),
         readout=readout,
         readout_parts=(base.final_norm, inner.head, inner.classifier),
         reads=1 if pooling == "cls" else None,
@@ -92,11 +85,18 @@ def anatomy(encoder: Encoder) -> Anatomy:
 def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) -> Block:
     attn, none = layer.attn, nn.Identity()
     site = Attention(
-        tower=KIND.tower, layer=at, heads=row, head_dim=attn.head_dim, project=(attn.Wqkv,), out=attn.Wo,
-        q_norm=none, k_norm=none, scale=attn.head_dim**-0.5,
+        tower=KIND.tower,
+        layer=at,
+        heads=row,
+        head_dim=attn.head_dim,
+        project=(attn.Wqkv,),
+        out=attn.Wo,
+        q_norm=none,
+        k_norm=none,
+        scale=attn.head_dim**-0.5,
         rotate=_rotation(base, layer.attention_type),
         bias=_window(config.local_attention // 2) if layer.attention_type == LOCAL else None,
-    )  # fmt: skip
+    )
     return Block(layer.attn_norm, site, attn.out_drop, layer.mlp_norm, layer.mlp, none)
 
 

@@ -8,13 +8,20 @@ from hydrasurgeon.families.hf_encoder.architectures import Kind
 from hydrasurgeon.families.modernbert.configs import ModernBertConfig
 from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
 
-__all__ = ["KIND", "weights"]
-
 KIND = Kind(
-    "model", "text", ("ModernBertForSequenceClassification",), "layers.{}",
-    "attn.Wqkv", "attn.Wqkv", "attn.Wqkv", "attn.Wo", ("mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
-    (("head.dense", "dim"), ("classifier", "classes")), prenorm=True,
-)  # fmt: skip
+    "model",
+    "text",
+    ("ModernBertForSequenceClassification",),
+    "layers.{}",
+    "attn.Wqkv",
+    "attn.Wqkv",
+    "attn.Wqkv",
+    "attn.Wo",
+    ("mlp.Wi", "mlp.Wo"),
+    ("attn_norm", "mlp_norm"),
+    (("head.dense", "dim"), ("classifier", "classes")),
+    prenorm=True,
+)
 """What its modules are called."""
 
 
@@ -39,7 +46,7 @@ def _layer(config: ModernBertConfig, layer: int) -> Iterator[Weight]:
     dim, inner = config.hidden_size, config.intermediate_size
     if layer > 0:  # the embeddings end with a norm
         yield from norm("attn_norm", dim, bias=config.norm_bias)
-    yield from linear("attn.Wqkv", 3 * dim, dim, "attention", bias=config.attention_bias, heads=PACKED)  # fmt: skip
+    yield from linear("attn.Wqkv", 3 * dim, dim, "attention", bias=config.attention_bias, heads=PACKED)
     yield from linear("attn.Wo", dim, dim, "output", bias=config.attention_bias, heads=OUT)
     yield from norm("mlp_norm", dim, bias=config.norm_bias)
     # The gate lies behind what it opens.

@@ -28,19 +28,7 @@ from hydrasurgeon.families.settings import (
 )
 from hydrasurgeon.files.manifest import Model
 
-__all__ = [
-    "SUPPORTED",
-    "Config",
-    "Preprocess",
-    "Text",
-    "Vision",
-    "config_of",
-    "stock_config",
-]
-
-SUPPORTED = (
-    "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
-)
+SUPPORTED = "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
 """The hint wherever a model is refused."""
 PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 """The parts of OpenCLIP's model config: the width both towers end in, and each tower's sizes."""
@@ -58,12 +46,21 @@ FOREIGN = {
         ("block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"),
         "a custom attention block",
     ),
-}  # fmt: skip
+}
 # What OpenCLIP reads only together with one of them.
 INERT = {
-    "attn_pooler_heads", "attn_pooler_queries", "hf_model_pretrained", "hf_pooler_type", "hf_proj_type", "timm_drop",
-    "timm_drop_path", "timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias",
-}  # fmt: skip
+    "attn_pooler_heads",
+    "attn_pooler_queries",
+    "hf_model_pretrained",
+    "hf_pooler_type",
+    "hf_proj_type",
+    "timm_drop",
+    "timm_drop_path",
+    "timm_model_pretrained",
+    "timm_pool",
+    "timm_proj",
+    "timm_proj_bias",
+}
 # A table of who sees whom, one row and one column for each token, is kept as a whole.
 MAX_CONTEXT = 4_096
 

@@ -12,24 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
 from hydrasurgeon.families.base import WEIGHTS, Bare, Family, Identified, Usage
-from hydrasurgeon.families.open_clip.configs import (
-    SUPPORTED,
-    Config,
-    Preprocess,
-    Text,
-    Vision,
-    config_of,
-    stock_config,
-)
+from hydrasurgeon.families.open_clip.configs import SUPPORTED, Config, Preprocess, Text, Vision, config_of, stock_config
 from hydrasurgeon.families.prompts import check_prompts, zero_shot
-from hydrasurgeon.families.settings import (
-    Images,
-    agree,
-    known,
-    pair,
-    parse,
-    patches,
-)
+from hydrasurgeon.families.settings import Images, agree, known, pair, parse, patches
 from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm, shapes_of
 from hydrasurgeon.files.decided import BESIDE
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
@@ -39,16 +24,11 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.heads import Kept
 
-__all__ = ["OpenCLIP"]
-
 # What OpenCLIP's own configurations of ViTs are called; only shown, never looked up.
 NAME = re.compile(r"CLIP|ViT-[A-Za-z0-9._-]{1,60}")
 PREFIX = {"vision": "visual.transformer", "text": "transformer"}
 """Where each tower's layers lie in the module."""
-COLOURS = {
-    "mean": [0.48145466, 0.4578275, 0.40821073],
-    "std": [0.26862954, 0.26130258, 0.27577711],
-}
+COLOURS = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 """OpenAI's mean and deviation: what OpenCLIP takes unless a config names others."""
 CROP = {"shortest": "center", "squash": "squash"}
 """OpenCLIP's word for how images become square, and timm's."""
@@ -96,7 +76,7 @@ class OpenCLIP(Family):
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         if not NAME.fullmatch(model.arch):
-            raise ManifestError(f"{where}: model.arch: OpenCLIP calls no model {model.arch[:60]!r}", hint=SUPPORTED)  # fmt: skip
+            raise ManifestError(f"{where}: model.arch: OpenCLIP calls no model {model.arch[:60]!r}", hint=SUPPORTED)
         config = config_of(model, f"{where}: model.config")
         agree(model, towers, _towers(config), where)
         check_prompts(model, config.zero_shot, where)
@@ -104,7 +84,7 @@ class OpenCLIP(Family):
         images = parse(Images, model.preprocess, at, error=ManifestError)
         reads = (3, *pair(config.vision_cfg.image_size))
         if images.input_size != reads:
-            raise ManifestError(f"{at}: input_size: {images.input_size}, the model reads {reads} (image_size)")  # fmt: skip
+            raise ManifestError(f"{at}: input_size: {images.input_size}, the model reads {reads} (image_size)")
 
     def repository(self, name: str) -> str:
         from open_clip.pretrained import get_pretrained_cfg
@@ -143,15 +123,13 @@ class OpenCLIP(Family):
                 "interpolation": images.interpolation,
                 "resize_mode": next(name for name, mode in CROP.items() if mode == images.crop_mode),
             },
-        }  # fmt: skip
+        }
         return {"open_clip_config.json": json.dumps(config, indent=2) + "\n"}
 
     def usage(self, manifest: Manifest) -> Usage:
         return Usage(library="open_clip", task="zero-shot-image-classification", code=USAGE)
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.open_clip.modules import ZeroShot
 
         return ZeroShot.build(model, kept, fresh=fresh)
@@ -178,7 +156,7 @@ def _towers(config: Config) -> dict[str, Tower]:
     return {
         name: Tower(layers=tower.layers, heads=tower.heads, head_dim=tower.width // tower.heads, dim=tower.width)
         for name, tower in (("vision", config.vision_cfg), ("text", config.text_cfg))
-    }  # fmt: skip
+    }
 
 
 def _preprocess(config: Config, preprocess_cfg: object, where: str) -> dict[str, Any]:

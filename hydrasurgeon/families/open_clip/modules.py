@@ -22,8 +22,6 @@ from hydrasurgeon.families.prompts import prompts
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
 
-__all__ = ["HeadAttention", "ZeroShot", "anatomy"]
-
 # Texts that run through the text tower at once.
 CHUNK = 256
 NONE = nn.Identity()
@@ -33,7 +31,7 @@ NONE = nn.Identity()
 class HeadAttention(nn.Module):
     """In the place of nn.MultiheadAttention, which cannot hold fewer heads than its width asks for."""
 
-    def __init__(self, stock: nn.MultiheadAttention, tower: str, layer: int, heads: Sequence[int]) -> None:  # fmt: skip
+    def __init__(self, stock: nn.MultiheadAttention, tower: str, layer: int, heads: Sequence[int]) -> None:
         super().__init__()
         device, width = stock.out_proj.weight.device, stock.embed_dim
         inner = len(heads) * stock.head_dim
@@ -45,18 +43,19 @@ class HeadAttention(nn.Module):
     def site(self) -> Attention:
         tower, layer = self.place
         return Attention(
-            tower=tower, layer=layer, heads=self.heads, head_dim=self.head_dim, project=(self.in_proj,),
-            out=self.out_proj, q_norm=NONE, k_norm=NONE, scale=self.head_dim**-0.5,
-        )  # fmt: skip
+            tower=tower,
+            layer=layer,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            project=(self.in_proj,),
+            out=self.out_proj,
+            q_norm=NONE,
+            k_norm=NONE,
+            scale=self.head_dim**-0.5,
+        )
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        need_weights: bool = False,
-        attn_mask: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool = False, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
         """Self-attention, called as OpenCLIP calls the stock module."""
         return attend(self.site, query, None if attn_mask is None else attn_mask[None, None]), None
@@ -151,9 +150,14 @@ class ZeroShot(DiskNamed):
         """All that the text tower consists of, and the scale."""
         model: Any = self.model
         parts = (
-            model.token_embedding, model.positional_embedding, model.transformer, model.ln_final,
-            model.text_projection, model.logit_scale, model.logit_bias,
-        )  # fmt: skip
+            model.token_embedding,
+            model.positional_embedding,
+            model.transformer,
+            model.ln_final,
+            model.text_projection,
+            model.logit_scale,
+            model.logit_bias,
+        )
         return tuple(part for part in parts if part is not None)
 
     def class_features(self) -> Tensor:
@@ -243,7 +247,7 @@ def anatomy(module: ZeroShot) -> Anatomy:
         reads=1 if visual.pool_type == "tok" else None,
         beside=tuple(block.attn.site for block in model.transformer.resblocks),
         prompted=prompted,
-    )  # fmt: skip
+    )
 
 
 def _text_anatomy(model: Any) -> Anatomy:

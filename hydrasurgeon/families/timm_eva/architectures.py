@@ -1,4 +1,5 @@
-"""timm's Eva class as a table: its registered architectures, and names and shapes of their tensors, without torch or timm.
+"""timm's Eva class as a table: its registered architectures, and names and shapes of their tensors, without torch or
+timm.
 
 The table is written by tools/timm_eva_architectures.py.
 """
@@ -14,27 +15,48 @@ from typing import Any
 from hydrasurgeon.families.timm_vit.architectures import TOWER, Architecture
 from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm
 
-__all__ = ["DEFAULTS", "table", "weights"]
-
 DEFAULTS: dict[str, Any] = {
-    "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "global_pool": "avg", "embed_dim": 768,
-    "depth": 12, "num_heads": 12, "qkv_bias": True, "qkv_fused": True, "qk_norm": False, "mlp_ratio": 4.0,
-    "swiglu_mlp": False, "swiglu_align_to": 0, "scale_mlp": False, "scale_attn_inner": False, "attn_type": "eva",
-    "norm_layer": "LayerNorm", "init_values": None, "attn_only_layer_scale": False, "class_token": True,
-    "num_reg_tokens": 0, "no_embed_class": False, "use_abs_pos_emb": True, "use_rot_pos_emb": False,
-    "use_post_norm": False, "use_pre_transformer_norm": False, "use_post_transformer_norm": None, "use_fc_norm": None,
-    "attn_pool_mlp_ratio": None, "ref_feat_shape": None, "rope_type": "cat",
-}  # fmt: skip
+    "img_size": 224,
+    "patch_size": 16,
+    "in_chans": 3,
+    "num_classes": 1000,
+    "global_pool": "avg",
+    "embed_dim": 768,
+    "depth": 12,
+    "num_heads": 12,
+    "qkv_bias": True,
+    "qkv_fused": True,
+    "qk_norm": False,
+    "mlp_ratio": 4.0,
+    "swiglu_mlp": False,
+    "swiglu_align_to": 0,
+    "scale_mlp": False,
+    "scale_attn_inner": False,
+    "attn_type": "eva",
+    "norm_layer": "LayerNorm",
+    "init_values": None,
+    "attn_only_layer_scale": False,
+    "class_token": True,
+    "num_reg_tokens": 0,
+    "no_embed_class": False,
+    "use_abs_pos_emb": True,
+    "use_rot_pos_emb": False,
+    "use_post_norm": False,
+    "use_pre_transformer_norm": False,
+    "use_post_transformer_norm": None,
+    "use_fc_norm": None,
+    "attn_pool_mlp_ratio": None,
+    "ref_feat_shape": None,
+    "rope_type": "cat",
+}
 """The arguments of timm's `Eva` and what they are if an architecture does not say."""
 
 
 @cache
 def table() -> dict[str, Architecture]:
-    text = (files("hydrasurgeon.families.timm_eva") / "timm_eva_architectures.json").read_text(encoding="utf-8")  # fmt: skip
+    text = (files("hydrasurgeon.families.timm_eva") / "timm_eva_architectures.json").read_text(encoding="utf-8")
     return {
-        row["name"]: Architecture(
-            row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why")
-        )
+        row["name"]: Architecture(row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why"))
         for row in json.loads(text)["architectures"]
     }
 

@@ -9,8 +9,6 @@ from pydantic import Field
 from hydrasurgeon.families.settings import Chance, Classes, Pair, Settings
 from hydrasurgeon.families.timm_vit.arguments import Sizes
 
-__all__ = ["Arguments", "Asked", "Recorded"]
-
 
 class Arguments(Sizes):
     """Those that VisionTransformer has too, and what Eva has besides."""

@@ -12,14 +12,7 @@ from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, Surg
 from hydrasurgeon.families.base import Bare, Identified
 from hydrasurgeon.families.timm_eva.architectures import table, weights
 from hydrasurgeon.families.timm_eva.arguments import Asked, Recorded
-from hydrasurgeon.families.timm_vit.architectures import (
-    NAME,
-    RELATIVE_TABLE,
-    TOWER,
-    Architecture,
-    Match,
-    fits,
-)
+from hydrasurgeon.families.timm_vit.architectures import NAME, RELATIVE_TABLE, TOWER, Architecture, Match, fits
 from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.files.manifest import Model, Tower
 
@@ -29,8 +22,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.families.settings import Settings
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.heads import Kept
-
-__all__ = ["TimmEva"]
 
 MARKS = ("blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight", "blocks.0.gamma_1")
 """Tensors that an Eva has and a VisionTransformer has not."""
@@ -70,9 +61,7 @@ class TimmEva(TimmViT):
         args = self._args(model)
         dim, heads = args["embed_dim"], args["num_heads"]
         if args["use_rot_pos_emb"] and dim // heads % 4:
-            raise error(
-                f"{where}: heads of {dim // heads} numbers cannot be rotated, which takes fours"
-            )
+            raise error(f"{where}: heads of {dim // heads} numbers cannot be rotated, which takes fours")
         pools = args.get("attn_pool_num_heads") or heads
         if args["global_pool"] == "map" and dim % pools:
             raise error(f"{where}: embed_dim {dim} is not a multiple of the pool's {pools} heads")
@@ -96,11 +85,17 @@ class TimmEva(TimmViT):
     def infer(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> Match:
         classes = shapes["head.weight"][0] if shapes.get("head.weight") else 0
         overrides = {"num_classes": classes}
-        matches = [one for one in table().values() if one.prunable and fits(one, shapes, overrides, weights) is None]  # fmt: skip
-        alike = {json.dumps({k: v for k, v in one.args.items() if k != "num_classes"}, sort_keys=True) for one in matches}  # fmt: skip
+        matches = [one for one in table().values() if one.prunable and fits(one, shapes, overrides, weights) is None]
+        alike = {
+            json.dumps({k: v for k, v in one.args.items() if k != "num_classes"}, sort_keys=True) for one in matches
+        }
         if len(alike) != 1:
             names = ", ".join(f"timm:{one.name}" for one in matches[:4])
-            why = f"several architectures fit, and would run differently: {names}" if matches else "no registered architecture has these sizes"  # fmt: skip
+            why = (
+                f"several architectures fit, and would run differently: {names}"
+                if matches
+                else "no registered architecture has these sizes"
+            )
             raise CheckpointError(
                 f"{where}: looks like a rotary vision transformer of timm; {why}",
                 hint="Say which: --arch timm:NAME[,key=value…].",
@@ -108,9 +103,7 @@ class TimmEva(TimmViT):
         first, *others = sorted(matches, key=lambda one: (len(one.name), one.name))
         return Match(first, overrides, tuple(one.name for one in others))
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.timm_eva.modules import build
 
         name = self.named(model.arch, "the manifest").name

@@ -17,12 +17,8 @@ from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.families.timm_vit.architectures import TOWER
 
-__all__ = ["anatomy", "build"]
 
-
-def build(
-    name: str, args: Mapping[str, Any], classes: int, kept: Sequence[Sequence[int]], *, fresh: bool
-) -> nn.Module:
+def build(name: str, args: Mapping[str, Any], classes: int, kept: Sequence[Sequence[int]], *, fresh: bool) -> nn.Module:
     import timm
 
     create = partial(timm.create_model, name, pretrained=False, num_classes=classes)
@@ -89,12 +85,19 @@ class Heads(nn.Module):
         project: Any = (self.q_proj, self.k_proj, self.v_proj)
         if self.qkv is not None:
             packed = self.qkv
-            project = (packed if self.q_bias is None else Biased(packed, self, ("q_bias", None, "v_bias")),)  # fmt: skip
+            project = (packed if self.q_bias is None else Biased(packed, self, ("q_bias", None, "v_bias")),)
         return Attention(
-            tower=TOWER, layer=self.layer, heads=self.heads, head_dim=self.head_dim, project=project, out=self.proj,
-            q_norm=self.q_norm, k_norm=self.k_norm, scale=self.head_dim**-0.5,
+            tower=TOWER,
+            layer=self.layer,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            project=project,
+            out=self.proj,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            scale=self.head_dim**-0.5,
             rotate=None if self.rope is None else self.rotate,
-        )  # fmt: skip
+        )
 
     def rotate(self, heads: Tensor) -> Tensor:
         """x cos + x⊥ sin, where x⊥ has the numbers of each pair turned by a right angle."""
@@ -167,8 +170,5 @@ def anatomy(module: nn.Module) -> Anatomy:
 
 
 def _block(block: Any) -> Block:
-    scales = [
-        nn.Identity() if getattr(block, name) is None else _Scale(block, name)
-        for name in ("gamma_1", "gamma_2")
-    ]
+    scales = [nn.Identity() if getattr(block, name) is None else _Scale(block, name) for name in ("gamma_1", "gamma_2")]
     return Block(block.norm1, block.attn.site(), scales[0], block.norm2, block.mlp, scales[1])

@@ -19,34 +19,43 @@ from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families.weights import OUT, PACKED, Part, Weight, linear, norm, shapes_of
 from hydrasurgeon.lookup import nearest
 
-__all__ = [
-    "SUPPORTED",
-    "TOWER",
-    "Architecture",
-    "Match",
-    "fits",
-    "infer",
-    "named",
-    "registered",
-    "table",
-    "tensor_shapes",
-    "weights",
-]
-
 Shapes = Mapping[str, tuple[int, ...]]
 
 TOWER = "vision"
 """The only one there is."""
 
 DEFAULTS: dict[str, Any] = {
-    "img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "global_pool": "token",
-    "embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0, "qkv_bias": True, "qk_norm": False,
-    "scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True, "init_values": None,
-    "class_token": True, "pos_embed": "learn", "no_embed_class": False, "reg_tokens": 0, "pre_norm": False,
-    "final_norm": True, "fc_norm": None, "pool_include_prefix": False, "embed_norm_layer": None,
-    "norm_layer": "LayerNorm", "act_layer": "GELU", "block_fn": "Block", "mlp_layer": "Mlp",
-    "attn_layer": "Attention", "class": "VisionTransformer",
-}  # fmt: skip
+    "img_size": 224,
+    "patch_size": 16,
+    "in_chans": 3,
+    "num_classes": 1000,
+    "global_pool": "token",
+    "embed_dim": 768,
+    "depth": 12,
+    "num_heads": 12,
+    "mlp_ratio": 4.0,
+    "qkv_bias": True,
+    "qk_norm": False,
+    "scale_attn_norm": False,
+    "scale_mlp_norm": False,
+    "proj_bias": True,
+    "init_values": None,
+    "class_token": True,
+    "pos_embed": "learn",
+    "no_embed_class": False,
+    "reg_tokens": 0,
+    "pre_norm": False,
+    "final_norm": True,
+    "fc_norm": None,
+    "pool_include_prefix": False,
+    "embed_norm_layer": None,
+    "norm_layer": "LayerNorm",
+    "act_layer": "GELU",
+    "block_fn": "Block",
+    "mlp_layer": "Mlp",
+    "attn_layer": "Attention",
+    "class": "VisionTransformer",
+}
 """The arguments of timm's `VisionTransformer` and what they are if an architecture does not say."""
 SUPPORTED = "Supported: timm's ViT, DeiT, DINOv3 and EVA02 models (vit_*, deit_*, eva*)."
 """The hint wherever a model is refused."""
@@ -83,15 +92,9 @@ class Match:
 
 @cache
 def table() -> dict[str, Architecture]:
-    raw = json.loads(
-        (files("hydrasurgeon.families.timm_vit") / "timm_architectures.json").read_text(
-            encoding="utf-8"
-        )
-    )
+    raw = json.loads((files("hydrasurgeon.families.timm_vit") / "timm_architectures.json").read_text(encoding="utf-8"))
     return {
-        row["name"]: Architecture(
-            row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why")
-        )
+        row["name"]: Architecture(row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why"))
         for row in raw["architectures"]
     }
 
@@ -114,18 +117,17 @@ def named(name: str, where: str = "--arch") -> Architecture:
     plain = name[:60].partition(".")[0]
     if RELATIVE.match(plain):
         raise SurgeryError(
-            f"{where}: timm:{name[:60]} cannot be pruned: it has a table of relative positions in every layer, with a column for each head",
+            f"{where}: timm:{name[:60]} cannot be pruned: it has a table of relative positions in every layer, with a"
+            " column for each head",
             hint=SUPPORTED,
         )
     near = nearest(plain, table(), most=3, cutoff=0.75)
     if near:
         raise CheckpointError(
-            f"{where}: timm:{name[:60]} is not a known architecture",
-            hint=f"Did you mean {', '.join(near)}?",
+            f"{where}: timm:{name[:60]} is not a known architecture", hint=f"Did you mean {', '.join(near)}?"
         )
     raise SurgeryError(
-        f"{where}: timm:{name[:60]} cannot be pruned: it is not one of timm's VisionTransformers",
-        hint=SUPPORTED,
+        f"{where}: timm:{name[:60]} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED
     )
 
 
@@ -240,8 +242,7 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
     ]
     if not matches:
         raise CheckpointError(
-            f"{where}: no registered timm ViT has these sizes ({_geometry(shapes)})",
-            hint=_suggestion(shapes),
+            f"{where}: no registered timm ViT has these sizes ({_geometry(shapes)})", hint=_suggestion(shapes)
         )
     groups: dict[str, list[tuple[Architecture, dict[str, Any]]]] = {}
     for architecture, overrides in matches:
@@ -250,15 +251,9 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
     chosen = [min(group, key=_plainness) for group in groups.values()]
     if len(chosen) > 1:
         names = sorted(chosen, key=_plainness)
-        differing = {
-            k
-            for a, _ in names
-            for k in a.args
-            if k not in INERT and a.args[k] != names[0][0].args[k]
-        }
+        differing = {k for a, _ in names for k in a.args if k not in INERT and a.args[k] != names[0][0].args[k]}
         listed = "; ".join(
-            f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})"
-            for a, _ in names
+            f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})" for a, _ in names
         )
         raise CheckpointError(
             f"{where}: several architectures fit, and they would run differently: {listed}",
@@ -266,17 +261,21 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
         )
     architecture, overrides = chosen[0]
     (group,) = groups.values()
-    return Match(
-        architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture))
-    )
+    return Match(architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture)))
 
 
 def _plainness(match: tuple[Architecture, Mapping[str, Any]]) -> tuple[Any, ...]:
     """ViT before others, no size override before one, few words before many."""
     architecture, overrides = match
     name = architecture.name
-    return (not name.startswith("vit_"), "img_size" in overrides, "num_classes" in overrides and not architecture.args["num_classes"],
-            name.count("_"), len(name), name)  # fmt: skip
+    return (
+        not name.startswith("vit_"),
+        "img_size" in overrides,
+        "num_classes" in overrides and not architecture.args["num_classes"],
+        name.count("_"),
+        len(name),
+        name,
+    )
 
 
 def _quick(architecture: Architecture, shapes: Shapes) -> bool:
@@ -308,9 +307,7 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     if "pos_embed" in shapes:
         grid = math.isqrt(max(0, shapes["pos_embed"][1] - prefix))
         edge = grid * patch[2]
-        if grid * grid + prefix == shapes["pos_embed"][1] and (edge, edge) != _pair(
-            args["img_size"]
-        ):
+        if grid * grid + prefix == shapes["pos_embed"][1] and (edge, edge) != _pair(args["img_size"]):
             height, width = _pair(args["img_size"])
             if (height // patch[2]) * (width // patch[3]) != grid * grid:
                 overrides["img_size"] = edge
@@ -359,10 +356,9 @@ def _must_look_like_timm(shapes: Shapes, where: str) -> None:
         if any(mark in name for name in shapes):
             named_by_config = "transformers" in what or "open_clip" in what
             raise CheckpointError(
-                f"{where}: looks like {what}, which {'its weights alone do not describe' if named_by_config else 'is not supported'}",
-                hint="Give the directory that holds its config too."
-                if named_by_config
-                else SUPPORTED,
+                f"{where}: looks like {what}, which"
+                f" {'its weights alone do not describe' if named_by_config else 'is not supported'}",
+                hint="Give the directory that holds its config too." if named_by_config else SUPPORTED,
             )
     some = ", ".join(list(shapes)[:3])
     raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)
@@ -379,11 +375,7 @@ def _geometry(shapes: Shapes) -> str:
 def _suggestion(shapes: Shapes) -> str:
     patch = shapes["patch_embed.proj.weight"]
     depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
-    extra = (
-        f",img_size=…,patch_size={patch[2]},in_chans={patch[1]}"
-        if patch[2] != 16 or patch[1] != 3
-        else ""
-    )
+    extra = f",img_size=…,patch_size={patch[2]},in_chans={patch[1]}" if patch[2] != 16 or patch[1] != 3 else ""
     return f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={patch[0]},depth={depth},num_heads=…{extra}"
 
 

@@ -29,19 +29,41 @@ from hydrasurgeon.families.settings import (
 )
 from hydrasurgeon.files.manifest import Model
 
-__all__ = ["Arguments", "Asked", "Config", "Names", "Recorded", "Sizes", "check_images", "check_whole", "recorded", "stock_arguments"]  # fmt: skip
-
 # Names that timm knows layers by, without parameters that a file would not hold.
 Norm = Literal["layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32"]
 Activation = Literal[
-    "elu", "gelu", "gelu_tanh", "hard_mish", "hard_sigmoid", "hard_swish", "hardsigmoid", "hardswish", "leaky_relu",
-    "mish", "quick_gelu", "relu", "relu6", "selu", "sigmoid", "silu", "swish", "tanh",
-]  # fmt: skip
+    "elu",
+    "gelu",
+    "gelu_tanh",
+    "hard_mish",
+    "hard_sigmoid",
+    "hard_swish",
+    "hardsigmoid",
+    "hardswish",
+    "leaky_relu",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "swish",
+    "tanh",
+]
 # What timm itself reads, or what only a fresh model would: left out of a file's model_args.
 INERT = {
-    "cache_dir", "checkpoint_path", "exportable", "fix_init", "no_jit", "pretrained", "pretrained_cfg",
-    "pretrained_cfg_overlay", "scriptable", "weight_init",
-}  # fmt: skip
+    "cache_dir",
+    "checkpoint_path",
+    "exportable",
+    "fix_init",
+    "no_jit",
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "scriptable",
+    "weight_init",
+}
 
 
 class Sizes(Settings):
@@ -126,13 +148,9 @@ def stock_arguments(config: Config, where: str, record: type[Settings] = Asked) 
     return parse(record, said, f"{where}: model_args").written()
 
 
-def recorded(
-    model: Model, where: str, error: type[HydraError], record: type[Any] = Recorded
-) -> dict[str, Any]:
+def recorded(model: Model, where: str, error: type[HydraError], record: type[Any] = Recorded) -> dict[str, Any]:
     """The arguments that a manifest records."""
-    args: dict[str, Any] = parse(
-        record, model.config, f"{where}: model.config", error=error
-    ).model_args.written()
+    args: dict[str, Any] = parse(record, model.config, f"{where}: model.config", error=error).model_args.written()
     return args
 
 
@@ -149,17 +167,13 @@ def check_whole(args: Mapping[str, Any], where: str, error: type[HydraError]) ->
         raise error(f"{where}: {failure}") from failure
 
 
-def check_images(
-    args: Mapping[str, Any], images: Images, where: str, error: type[HydraError]
-) -> None:
+def check_images(args: Mapping[str, Any], images: Images, where: str, error: type[HydraError]) -> None:
     """Refuse images of another size or with other channels than the model reads."""
     size = images.input_size[1:] if args.get("dynamic_img_size") else pair(_size(args["img_size"]))
     reads = (args["in_chans"], *size)
     if images.input_size != reads:
         made, read = ("×".join(map(str, each)) for each in (images.input_size, reads))
-        raise error(
-            f"{where}: makes images of {made}, the model reads {read} (model_args: img_size, in_chans)"
-        )
+        raise error(f"{where}: makes images of {made}, the model reads {read} (model_args: img_size, in_chans)")
 
 
 def _size(size: int | list[int] | tuple[int, int]) -> int | tuple[int, int]:

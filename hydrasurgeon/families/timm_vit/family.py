@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.heads import Kept
 
-__all__ = ["TimmViT"]
-
 USAGE = """
 import hydrasurgeon, timm
 
@@ -74,7 +72,7 @@ class TimmViT(Family):
             read = parse(Config, known(Config, config), where)
             name, arguments = read.architecture, stock_arguments(read, where, self.asked)
             pretrained = read.pretrained_cfg or {}
-            preprocess = {key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None}  # fmt: skip
+            preprocess = {key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None}
             labels = read.label_names or parse(Names, known(Names, pretrained), where).label_names
         elif arch is not None:
             name, arguments = self._parse_arch(arch)
@@ -84,18 +82,12 @@ class TimmViT(Family):
             also = f" (runs like {', '.join(match.alike[:3])})" if match.alike else ""
             note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
         architecture = self._prunable(name, where)
-        overrides = {
-            k: v
-            for k, v in arguments.items()
-            if architecture.args.get(k) != v and k != "num_classes"
-        }
+        overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v and k != "num_classes"}
         args = {**architecture.args, **overrides}
         check_whole(args, where, CheckpointError)
         head = shapes.get("head.weight", (0,))
         num_classes = int(arguments.get("num_classes") or next(iter(head), 0))
-        difference = fits(
-            architecture, shapes, {**overrides, "num_classes": num_classes}, self.listed
-        )
+        difference = fits(architecture, shapes, {**overrides, "num_classes": num_classes}, self.listed)
         if difference:
             raise CheckpointError(
                 f"{where}: does not fit timm:{name}: {difference}",
@@ -119,16 +111,13 @@ class TimmViT(Family):
         architecture = self.registered(model.arch)
         if architecture is None or not architecture.prunable:
             raise ManifestError(
-                f"{where}: model.arch: timm has no {model.arch[:60]!r} that can be pruned",
-                hint=SUPPORTED,
+                f"{where}: model.arch: timm has no {model.arch[:60]!r} that can be pruned", hint=SUPPORTED
             )
         args = {**architecture.args, **recorded(model, where, ManifestError, self.recorded)}
         check_whole(args, f"{where}: model.config", ManifestError)
         agree(model, towers, self.towers(model), where)
         at = f"{where}: model.preprocess"
-        check_images(
-            args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError
-        )
+        check_images(args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
 
     def repository(self, name: str) -> str:
         # Where vit_base_patch16_224.augreg2_in21k_ft_in1k and the others live.
@@ -188,9 +177,7 @@ class TimmViT(Family):
     def _prunable(self, name: str, where: str) -> Architecture:
         architecture = self.named(name, where)
         if not architecture.prunable:
-            raise SurgeryError(
-                f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED
-            )
+            raise SurgeryError(f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED)
         return architecture
 
     def _overrides(self, model: Model) -> dict[str, Any]:
@@ -212,16 +199,10 @@ class TimmViT(Family):
         heads = manifest.towers[TOWER].heads
         if manifest.kind == "hydra" or any(len(row) != heads for row in manifest.kept[TOWER]):
             config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
-            config["model_args"] = {
-                **config["model_args"],
-                "backbone": model.arch,
-                **_heads_per_layer(manifest),
-            }
+            config["model_args"] = {**config["model_args"], "backbone": model.arch, **_heads_per_layer(manifest)}
         return {"config.json": json.dumps(config, indent=2) + "\n"}
 
-    def contradicted(
-        self, manifest: Manifest, config: Mapping[str, Any]
-    ) -> dict[str, tuple[Any, Any]]:
+    def contradicted(self, manifest: Manifest, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         differing = super().contradicted(manifest, config)
         # timm leaves there how many classes the weights had that training began with.
         differing.pop("pretrained_cfg.num_classes", None)
@@ -230,19 +211,14 @@ class TimmViT(Family):
     def usage(self, manifest: Manifest) -> Usage:
         return Usage(library="timm", task="image-classification", code=USAGE)
 
-    def build(
-        self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False
-    ) -> nn.Module:
+    def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         import timm
         import torch
 
         with torch.device("cpu" if fresh else "meta"):
             args = self._overrides(model)
             module: nn.Module = timm.create_model(
-                self.named(model.arch, "the manifest").name,
-                pretrained=False,
-                num_classes=model.num_classes,
-                **args,
+                self.named(model.arch, "the manifest").name, pretrained=False, num_classes=model.num_classes, **args
             )
         for block, row in zip(module.blocks, kept[TOWER], strict=True):  # type: ignore[arg-type]
             if len(row) != towers[TOWER].heads:
@@ -275,15 +251,13 @@ class TimmViT(Family):
         from torch import nn
 
         for name, part in module.named_modules():
-            if isinstance(part, nn.Dropout) and BLOCK.match(name) and not name.endswith("attn_drop"):  # fmt: skip
+            if isinstance(part, nn.Dropout) and BLOCK.match(name) and not name.endswith("attn_drop"):
                 yield part
 
 
 def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
     if manifest.kind == "hydra":
-        return {
-            "members": [[len(row) for row in member.kept[TOWER]] for member in manifest.members]
-        }
+        return {"members": [[len(row) for row in member.kept[TOWER]] for member in manifest.members]}
     return {"heads_per_layer": [len(row) for row in manifest.kept[TOWER]]}
 
 
@@ -315,10 +289,7 @@ def _shrink(attn: Any, heads: int) -> None:
 
     width = heads * attn.head_dim
     attn.num_heads, attn.attn_dim = heads, width
-    for linear, out, into in (
-        (attn.qkv, 3 * width, attn.qkv.in_features),
-        (attn.proj, attn.proj.out_features, width),
-    ):
+    for linear, out, into in ((attn.qkv, 3 * width, attn.qkv.in_features), (attn.proj, attn.proj.out_features, width)):
         device = linear.weight.device
         linear.out_features, linear.in_features = out, into
         linear.weight = nn.Parameter(empty(out, into, device=device))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["add_architecture"]
-
 
 def add_architecture(build: Callable[..., Any]) -> None:
     """Make `timm.create_model` know a function by its name."""

@@ -1,7 +1,9 @@
-"""Which members come first, what the gate looks at, and how many rows it lets through: chosen by what is lost against the hydra.
+"""Which members come first, what the gate looks at, and how many rows it lets through: chosen by what is lost against
+the hydra.
 
 Candidates are windows on a score of the first members that let a share of the samples through. Those of one kind form a
-family, walked from all rows downwards for as long as no measure drops by more than it may: a small share that does well where
+family, walked from all rows downwards for as long as no measure drops by more than it may: a small share that does well
+where
 a larger one does not has been lucky. Of what the families end at, the cheapest is taken.
 """
 
@@ -25,29 +27,7 @@ from hydrasurgeon.decision.temperature import fit_temperature
 from hydrasurgeon.measuring.cascades.cost import StepMacs
 from hydrasurgeon.measuring.metrics import DIGITS
 
-__all__ = ["Candidate", "Costs", "Drops", "Sides", "drops_of", "families", "intervals", "sides", "worst"]  # fmt: skip
-
-SHARES = (
-    0.9,
-    0.8,
-    0.7,
-    0.6,
-    0.5,
-    0.45,
-    0.4,
-    0.35,
-    0.3,
-    0.25,
-    0.2,
-    0.17,
-    0.15,
-    0.12,
-    0.1,
-    0.08,
-    0.06,
-    0.04,
-    0.02,
-)
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04, 0.02)
 """Of the samples, the shares that candidates let through."""
 TOPS = (0.0, 0.01, 0.03)
 """Shares above the window: samples so doubtful that no other member is asked."""
@@ -82,7 +62,8 @@ class Sides:
     """… and of each foreign set."""
 
     def mixed(self, other: Sides, going: Sequence[Tensor]) -> Sides:
-        """This one's answer where a row stops, the other's where it goes on; `going` of the samples, then of each set."""
+        """This one's answer where a row stops, the other's where it goes on; `going` of the samples, then of each
+        set."""
         inside, *outside = going
         return Sides(
             torch.where(inside, other.correct, self.correct),
@@ -98,7 +79,7 @@ class Sides:
         """AUROC and FPR95 are means over the foreign sets."""
         (row,) = _measures(
             self.correct[None], self.confidence[None], self.inside[None], [out[None] for out in self.outside]
-        ).tolist()  # fmt: skip
+        ).tolist()
         return dict(zip(MEASURES, row, strict=True))
 
     def resampled(self, rows: Tensor, foreign: Sequence[Tensor]) -> Float[Tensor, "repeat measure"]:
@@ -139,10 +120,7 @@ def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
     assert samples.labels is not None
     confidence, label = state.probs(samples.logits).max(dim=-1)
     # Equal up to rounding is equal, as in `eval`.
-    scores = [
-        state.ood_score(each.logits, each.features).round(decimals=DIGITS)
-        for each in (samples, *foreign)
-    ]
+    scores = [state.ood_score(each.logits, each.features).round(decimals=DIGITS) for each in (samples, *foreign)]
     return Sides(label == samples.labels, confidence, scores[0], tuple(scores[1:]))
 
 
@@ -156,8 +134,9 @@ def worst(drops: Drops) -> float:
     return max(drops.values())
 
 
-def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, tuple[float, float]]:  # fmt: skip
-    """Of each drop, over resamples of the samples and of every foreign set, the same rows of both (paired bootstrap)."""
+def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, tuple[float, float]]:
+    """Of each drop, over resamples of the samples and of every foreign set, the same rows of both (paired
+    bootstrap)."""
     random = torch.Generator().manual_seed(seed)
     sizes = [len(cascade.inside), *map(len, cascade.outside)]
     each = max(1, min(repeats, TOGETHER // max(sizes)))
@@ -204,9 +183,7 @@ class _Looked:
         return float(self.ordered[max(at - 1, 0)] + self.ordered[at]) / 2
 
 
-def families(
-    state: State, samples: Outputs, foreign: Sequence[Outputs], costs: Costs
-) -> Iterator[list[Candidate]]:
+def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: Costs) -> Iterator[list[Candidate]]:
     """Each a list of candidates, with ever fewer rows that go on; the first lets every row through."""
     hydra = sides(state, samples, foreign)
     for starters in _starters(samples):
@@ -239,9 +216,14 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
     probs = samples.among(starters).probs()
     rest = tuple(m for m in range(samples.logits.shape[1]) if m not in starters)
     return Cascade(
-        order=(*starters, *rest), first=len(starters), gate=Gate("msp"), temperature=fit_temperature(probs, samples.labels),
-        ood_threshold=state.ood.threshold, conformal=state.conformal, abstention=state.abstention,
-    )  # fmt: skip
+        order=(*starters, *rest),
+        first=len(starters),
+        gate=Gate("msp"),
+        temperature=fit_temperature(probs, samples.labels),
+        ood_threshold=state.ood.threshold,
+        conformal=state.conformal,
+        abstention=state.abstention,
+    )
 
 
 def _windows(
@@ -259,7 +241,7 @@ def _windows(
     everything = candidate(Gate(cascade.gate.score))
     for top in TOPS:
         high = looked.bound(top)
-        gates = [Gate(cascade.gate.score, looked.bound(top + share), high) for share in SHARES if top + share < 1]  # fmt: skip
+        gates = [Gate(cascade.gate.score, looked.bound(top + share), high) for share in SHARES if top + share < 1]
         if top == 0 and cascade.gate.score == "msp":
             gates.append(Gate("msp", low=1.0))  # 1 − max p is always below: nothing goes on
         yield [everything, *map(candidate, gates)]

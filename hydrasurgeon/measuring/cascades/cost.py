@@ -18,8 +18,6 @@ from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
 
-__all__ = ["StepMacs", "single_macs", "step_macs"]
-
 
 @dataclass(frozen=True)
 class StepMacs:

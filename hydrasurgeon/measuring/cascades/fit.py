@@ -1,6 +1,7 @@
 """Fit a cascade to a decision state: the half of the validation data that fits chooses it, the other one certifies.
 
-What is promised (sets, abstention, share flagged) is taken on the cascade's own answers to the half that chose nothing, and so
+What is promised (sets, abstention, share flagged) is taken on the cascade's own answers to the half that chose nothing,
+and so
 are the drops that are recorded, beside half of each foreign set.
 """
 
@@ -23,21 +24,11 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.stored import abstain_record, conformal_record
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided_cascade import CascadeCost, CascadeRecord, DropRecord, GateRecord
-from hydrasurgeon.measuring.cascades.choice import (
-    Candidate,
-    Costs,
-    Sides,
-    drops_of,
-    families,
-    intervals,
-    sides,
-    worst,
-)
-
-__all__ = ["CascadeFit", "MacsOf", "Wanted", "answers_of"]
+from hydrasurgeon.measuring.cascades.choice import Candidate, Costs, Sides, drops_of, families, intervals, sides, worst
 
 WORTH = 0.5
-"""A certified cascade that lets more rows through is not worth being one: a smaller one is then taken by its point estimate."""
+"""A certified cascade that lets more rows through is not worth being one: a smaller one is then taken by its point
+estimate."""
 LOOKED_AT = 3
 """Families of candidates of which it is seen whether they can be certified: those that lose least."""
 TRIED = 200
@@ -68,9 +59,7 @@ class MacsOf:
 class CascadeFit:
     """All candidates, on the samples that choose; `record` takes the one that is wanted."""
 
-    def __init__(
-        self, state: State, val: Outputs, foreign: Sequence[Outputs], macs: MacsOf, *, seed: int
-    ) -> None:
+    def __init__(self, state: State, val: Outputs, foreign: Sequence[Outputs], macs: MacsOf, *, seed: int) -> None:
         self.state, self.val, self.macs, self.seed = state, val, macs, seed
         fitting, self.certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
         shown, self.kept = _split(foreign, seed)
@@ -112,16 +101,14 @@ def _split(foreign: Sequence[Outputs], seed: int) -> tuple[list[Outputs], list[O
     for each in foreign:
         count = len(each.logits)
         if count < 2:
-            raise DataError("--cascade: a foreign set of one sample cannot be halved", hint="Give more --ood.")  # fmt: skip
+            raise DataError("--cascade: a foreign set of one sample cannot be halved", hint="Give more --ood.")
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         first.append(each.at(order[: count // 2]))
         second.append(each.at(order[count // 2 :]))
     return first, second
 
 
-def _dropping(
-    every: Sequence[Sequence[Candidate]], most: float, hydra: Sides, seed: int
-) -> Candidate:
+def _dropping(every: Sequence[Sequence[Candidate]], most: float, hydra: Sides, seed: int) -> Candidate:
     """The cheapest that keeps every measure; where it can be, one whose intervals do too."""
     kept = [list(takewhile(lambda c: worst(c.drops) <= most, family)) for family in every]
 
@@ -183,13 +170,15 @@ def _promising(state: State, cascade: Cascade, certifying: Outputs) -> Cascade:
     abstention = None
     if risk is not None:
         confidence, label = probs.max(dim=-1)
-        abstention = fit_abstention(confidence, label == certifying.labels, risk=risk.risk, delta=risk.delta)  # fmt: skip
+        abstention = fit_abstention(confidence, label == certifying.labels, risk=risk.risk, delta=risk.delta)
     return replace(
         cascade,
         ood_threshold=flag_threshold(scores, state.ood.id_flagged),
-        conformal=fit_conformal(probs, certifying.labels, method=sets.method, coverage=sets.coverage, penalty=sets.penalty),
+        conformal=fit_conformal(
+            probs, certifying.labels, method=sets.method, coverage=sets.coverage, penalty=sets.penalty
+        ),
         abstention=abstention,
-    )  # fmt: skip
+    )
 
 
 def _drops(
@@ -199,7 +188,7 @@ def _drops(
     hydra = sides(state, samples, foreign)
     first = [each.among(cascade.starters) for each in (samples, *foreign)]
     early = sides(step_state(state, cascade, cascade.starters), first[0], first[1:])
-    going = [in_steps(state, cascade, each.logits, each.features)[1] for each in (samples, *foreign)]  # fmt: skip
+    going = [in_steps(state, cascade, each.logits, each.features)[1] for each in (samples, *foreign)]
     mixed = early.mixed(hydra, going)
     ends = intervals(mixed, hydra, seed=seed)
     return {
@@ -212,27 +201,37 @@ def _record(chosen: Candidate, cascade: Cascade, going: Tensor, macs: MacsOf) ->
     gate, share = cascade.gate, float(going.double().mean())
     first = chosen.steps.first / macs.single
     # What a gate without bounds lets run is the hydra itself, which may share more than its parts do.
-    rest = (
-        (macs.full - chosen.steps.first) if gate.everything else chosen.steps.rest
-    ) / macs.single
+    rest = ((macs.full - chosen.steps.first) if gate.everything else chosen.steps.rest) / macs.single
     return {
-        "order": cascade.order, "steps": (cascade.first, len(cascade.order)),
+        "order": cascade.order,
+        "steps": (cascade.first, len(cascade.order)),
         "gate": GateRecord(
-            score=gate.score, low=gate.low if math.isfinite(gate.low) else None, high=gate.high if math.isfinite(gate.high) else None
+            score=gate.score,
+            low=gate.low if math.isfinite(gate.low) else None,
+            high=gate.high if math.isfinite(gate.high) else None,
         ),
-        "shares": (1.0, share), "cost": CascadeCost(first=first, rest=rest, expected=first + share * rest),
-        "temperature": cascade.temperature, "ood_threshold": cascade.ood_threshold,
-        "conformal": conformal_record(cascade.conformal), "abstain": abstain_record(cascade.abstention),
-    }  # fmt: skip
+        "shares": (1.0, share),
+        "cost": CascadeCost(first=first, rest=rest, expected=first + share * rest),
+        "temperature": cascade.temperature,
+        "ood_threshold": cascade.ood_threshold,
+        "conformal": conformal_record(cascade.conformal),
+        "abstain": abstain_record(cascade.abstention),
+    }
 
 
 def _notes(record: CascadeRecord, macs: MacsOf) -> tuple[str, ...]:
     """What is true and might surprise."""
     notes = []
     if record.shares[1] == 1:
-        notes.append(f"the cascade's gate lets every sample through: it costs {record.cost.expected:.2f} times the single model, the hydra {macs.full / macs.single:.2f}")  # fmt: skip
+        notes.append(
+            f"the cascade's gate lets every sample through: it costs {record.cost.expected:.2f} times the single model,"
+            f" the hydra {macs.full / macs.single:.2f}"
+        )
     if record.shares[1] == 0:
         notes.append("the cascade's gate lets no sample through: its first members answer alone")
     if record.max_drop is not None and not record.certified:
-        notes.append(f"the data are too few to certify a drop of at most {record.max_drop:g} points: the cascade was chosen by its point estimate")  # fmt: skip
+        notes.append(
+            f"the data are too few to certify a drop of at most {record.max_drop:g} points: the cascade was chosen by"
+            " its point estimate"
+        )
     return tuple(notes)

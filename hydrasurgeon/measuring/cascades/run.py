@@ -1,4 +1,5 @@
-"""Running a cascade on data sets: what the members that ran said, read as predictions are; NaN stands for those that did not run."""
+"""Running a cascade on data sets: what the members that ran said, read as predictions are; NaN stands for those that
+did not run."""
 
 from __future__ import annotations
 
@@ -22,17 +23,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.measuring.running import How
     from hydrasurgeon.measuring.sets import DataSets
     from hydrasurgeon.measuring.timing import SideBySide
-
-__all__ = [
-    "FULL",
-    "InSteps",
-    "beside",
-    "cascaded",
-    "check_cascades",
-    "in_order",
-    "refuse_with",
-    "rehearsed_beside",
-]
 
 Row = TypeVar("Row", "Result", "Answered")
 
@@ -67,9 +57,7 @@ class InSteps(Reading):
         import torch
 
         _, cascade = self._steps()
-        information, disagreement = (
-            torch.zeros(len(logits), dtype=torch.float64) for _ in range(2)
-        )
+        information, disagreement = (torch.zeros(len(logits), dtype=torch.float64) for _ in range(2))
         for rows, members in _by_step(logits, cascade):
             early = replace(self, mixture=among(self.mixture, members))
             each = Reading.apart(early, logits[rows][:, list(members)])
@@ -80,10 +68,7 @@ class InSteps(Reading):
 def _by_step(logits: Tensor, cascade: Cascade) -> list[tuple[Tensor, tuple[int, ...]]]:
     """The rows that the first members answered, and those of all; without a step that has none."""
     early = logits[:, cascade.followers[0]].isnan().any(dim=-1)
-    steps = [
-        (early.nonzero()[:, 0], cascade.starters),
-        ((~early).nonzero()[:, 0], tuple(range(len(cascade.order)))),
-    ]
+    steps = [(early.nonzero()[:, 0], cascade.starters), ((~early).nonzero()[:, 0], tuple(range(len(cascade.order))))]
     return [(rows, members) for rows, members in steps if len(rows)]
 
 
@@ -98,7 +83,7 @@ def check_cascades(checkpoints: Sequence[Checkpoint]) -> None:
             )
 
 
-def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
+def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
     """Logits of the members that ran, labels, and these OOD scores, in one pass of the cascade."""
     from contextlib import nullcontext
 
@@ -115,7 +100,7 @@ def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[
     run, first = how.run, next(model.parameters())
     batches = Batches(
         samples, model.transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
-    )  # fmt: skip
+    )
     index, logits, labels = [], [], []
     scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
     with reading(model) if state.needs_features else nullcontext() as read:
@@ -130,7 +115,9 @@ def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[
                 rule = step_state(state, cascade, part.members)
                 for kind, values in batch_scores.items():
                     if len(part.rows):
-                        values[part.rows] = scores_of(kind, part.logits, part.features, rule.ood.fitted, mixture=rule.mixture).double()  # fmt: skip
+                        values[part.rows] = scores_of(
+                            kind, part.logits, part.features, rule.ood.fitted, mixture=rule.mixture
+                        ).double()
             index.append(batch.index)
             logits.append(whole)
             labels += [] if batch.labels is None else [batch.labels]
@@ -140,7 +127,7 @@ def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[
     if not index:
         raise DataError(f"{samples.spec}: none of its {len(samples)} samples can be read")
     order = torch.cat(index).argsort()
-    read_scores = {kind: torch.cat(parts)[order].round(decimals=DIGITS) for kind, parts in scores.items()}  # fmt: skip
+    read_scores = {kind: torch.cat(parts)[order].round(decimals=DIGITS) for kind, parts in scores.items()}
     return torch.cat(logits)[order], torch.cat(labels)[order] if labels else None, read_scores
 
 
@@ -152,8 +139,18 @@ def _check(logits: torch.Tensor, model: Any, samples: Any) -> None:
         )
 
 
-def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed: SideBySide, *, reading: Reading, keep: list[Answered]) -> list[Result]:  # fmt: skip
-    """The cascade's row, and the hydra's, which it stands beside; `reading` is the hydra's, and the last of `keep` what it answered."""
+def beside(
+    full: Result,
+    checkpoint: Checkpoint,
+    sets: DataSets,
+    how: How,
+    timed: SideBySide,
+    *,
+    reading: Reading,
+    keep: list[Answered],
+) -> list[Result]:
+    """The cascade's row, and the hydra's, which it stands beside; `reading` is the hydra's, and the last of `keep` what
+    it answered."""
     import torch
 
     from hydrasurgeon.data import Batches, moved
@@ -178,7 +175,7 @@ def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed
         shifted.append(ShiftSet(name, severity, said_of, truth))
 
     def first(count: int) -> Any:
-        few = Batches(sets.id, model.transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad)  # fmt: skip
+        few = Batches(sets.id, model.transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad)
         weight = next(model.parameters())
         return moved(next(iter(few)).inputs, weight.device, weight.dtype)
 
@@ -188,13 +185,27 @@ def beside(full: Result, checkpoint: Checkpoint, sets: DataSets, how: How, timed
     assert full.cost is not None
     expected = full.cost.macs if cascade.gate.everything else round(steps.expected(share))
     predictions = Predictions(
-        full.name, full.kind, logits, labels, tuple(foreign), tuple(shifted),
-        full.cost.model_copy(update={"expected_macs": expected}), inside, state.mixture,
-    )  # fmt: skip
+        full.name,
+        full.kind,
+        logits,
+        labels,
+        tuple(foreign),
+        tuple(shifted),
+        full.cost.model_copy(update={"expected_macs": expected}),
+        inside,
+        state.mixture,
+    )
     steps_reading = InSteps(
-        reading.temperature, reading.joint, kinds, score_temperature=1.0, conformal=cascade.conformal,
-        ci=reading.ci, seed=reading.seed, mixture=state.mixture, state=state,
-    )  # fmt: skip
+        reading.temperature,
+        reading.joint,
+        kinds,
+        score_temperature=1.0,
+        conformal=cascade.conformal,
+        ci=reading.ci,
+        seed=reading.seed,
+        mixture=state.mixture,
+        state=state,
+    )
     with torch.inference_mode():
         row = result(predictions, reading=steps_reading, keep=keep)
     keep[-2] = replace(keep[-2], name=full.name + FULL)
@@ -234,6 +245,6 @@ def refuse_with(arguments: Any) -> None:
         ("--predictions-in", bool(arguments.predictions_in), "from files no cascade is run"),
         ("--card", arguments.card, "writes one row, and there are two"),
         ("several --data", several, "a cascade is measured on one"),
-    ):  # fmt: skip
+    ):
         if is_there:
-            raise UsageError(f"--cascade: does not go with {option}: {why}", hint="Leave one of them out.")  # fmt: skip
+            raise UsageError(f"--cascade: does not go with {option}: {why}", hint="Leave one of them out.")

@@ -2,5 +2,3 @@
 
 from hydrasurgeon.measuring.page.document import Material, document
 from hydrasurgeon.measuring.page.texts import latex, markdown
-
-__all__ = ["Material", "document", "latex", "markdown"]

@@ -13,8 +13,6 @@ from hydrasurgeon.measuring.page.svg import Chart, Scale, drawing, figure, numbe
 from hydrasurgeon.measuring.paired import Difference
 from hydrasurgeon.measuring.report import Result
 
-__all__ = ["forest", "histograms", "quality_cost", "reliability", "risk_coverage", "rocs", "severities"]  # fmt: skip
-
 Drawn = Sequence[tuple[int, str, Answered]]
 """Rows that have been answered sample by sample: their number, what they are called, their answers."""
 
@@ -48,10 +46,19 @@ def reliability(rows: Drawn) -> list[str]:
             top, low = sorted((b.accuracy, b.confidence), reverse=True)
             x, width = chart.x(place / 15) + 0.5, chart.x(1 / 15) - chart.x(0) - 1
             kind = "sure" if b.confidence > b.accuracy else "shy"
-            chart.add(f'<rect class="gap {kind}" x="{number(x)}" y="{number(chart.y(top))}" width="{number(width)}" height="{number(chart.y(low) - chart.y(top))}"/>')  # fmt: skip
+            chart.add(
+                f'<rect class="gap {kind}" x="{number(x)}" y="{number(chart.y(top))}" width="{number(width)}"'
+                f' height="{number(chart.y(low) - chart.y(top))}"/>'
+            )
             # How many answers are this sure, as a line of that length at the foot.
-            chart.add(f'<rect class="count" x="{number(x)}" y="{number(chart.y.start - 3)}" width="{number(width * b.count / most)}" height="3"/>')  # fmt: skip
-        chart.add(f'<path class="ideal" d="M{number(chart.x(0))} {number(chart.y(0))}L{number(chart.x(1))} {number(chart.y(1))}"/>')  # fmt: skip
+            chart.add(
+                f'<rect class="count" x="{number(x)}" y="{number(chart.y.start - 3)}"'
+                f' width="{number(width * b.count / most)}" height="3"/>'
+            )
+        chart.add(
+            f'<path class="ideal" d="M{number(chart.x(0))} {number(chart.y(0))}L{number(chart.x(1))}'
+            f' {number(chart.y(1))}"/>'
+        )
         charts.append(figure(name, chart.svg()))
     return charts
 
@@ -75,14 +82,13 @@ def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
                 chart.bar(low + at * step, low + (at + 1) * step, share, "inside", tip)
         for which, each in enumerate(shares[1:]):
             # A step line: up and down at the edges of the bars.
-            points = [(low + (at + edge) * step, share) for at, share in enumerate(each) for edge in (0, 1)]  # fmt: skip
+            points = [(low + (at + edge) * step, share) for at, share in enumerate(each) for edge in (0, 1)]
             chart.line(points, which, titles[which + 1])
         legend = '<span><span class="key inside"></span>in distribution</span>' + "".join(
-            f' <span><span class="key c{which % 8}"></span>{text_of(short(title))}</span>' for which, title in enumerate(titles[1:])
-        )  # fmt: skip
-        charts.append(
-            figure(f"OOD scores: {name}", chart.svg(), note=f'<span class="legend">{legend}</span>')
+            f' <span><span class="key c{which % 8}"></span>{text_of(short(title))}</span>'
+            for which, title in enumerate(titles[1:])
         )
+        charts.append(figure(f"OOD scores: {name}", chart.svg(), note=f'<span class="legend">{legend}</span>'))
     return charts
 
 
@@ -91,11 +97,9 @@ def _foreign(row: Answered, groups: Mapping[str, str]) -> dict[str, Tensor]:
     sets = {each.name: each.scores[row.used] for each in row.foreign}
     if len(sets) <= LINES:
         return sets
-    members = {group: [sets[name] for name in sets if groups[name] == group] for group in ("near", "far")}  # fmt: skip
+    members = {group: [sets[name] for name in sets if groups[name] == group] for group in ("near", "far")}
     return {
-        f"{group} ({len(each)} set{'s' if len(each) > 1 else ''})": cat(each)
-        for group, each in members.items()
-        if each
+        f"{group} ({len(each)} set{'s' if len(each) > 1 else ''})": cat(each) for group, each in members.items() if each
     }
 
 
@@ -106,7 +110,10 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
     for title in names:
         chart = Chart.of(f"ROC, {title}", "", x=(0, 1), y=(0, 1))
         chart.axes("familiar samples flagged, %", "foreign samples flagged, %", percent="xy")
-        chart.add(f'<path class="ideal" d="M{number(chart.x(0))} {number(chart.y(0))}L{number(chart.x(1))} {number(chart.y(1))}"/>')  # fmt: skip
+        chart.add(
+            f'<path class="ideal" d="M{number(chart.x(0))} {number(chart.y(0))}L{number(chart.x(1))}'
+            f' {number(chart.y(1))}"/>'
+        )
         areas = []
         for at, name, row in rows:
             for each in row.foreign:
@@ -122,7 +129,7 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
 
 def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
     """One chart: how many answers are wrong among the surest."""
-    drawn = [(at, name, curves.risk_coverage(row.inside.confidence, row.inside.correct)) for at, name, row in rows]  # fmt: skip
+    drawn = [(at, name, curves.risk_coverage(row.inside.confidence, row.inside.correct)) for at, name, row in rows]
     top = max(risk for _, _, points in drawn for share, risk in points if share >= FIRST)
     chart = Chart.of("Risk over coverage", "", x=(0, 1), y=(0, max(top * 1.08, 0.001)))
     chart.axes("answered, %", "wrong among them, %", percent="xy")
@@ -152,8 +159,13 @@ def severities(results: Sequence[Result]) -> list[str]:
             curves_of.append((at, shown_name(result), points))
         every = [value for _, _, points in curves_of for _, value in points]
         room = 0.06 * (max(every) - min(every) or 0.1)
-        chart = Chart.of(f"{title} by severity", "", x=(0, levels[-1]), y=(max(min(every) - room, 0.0), min(max(every) + room, 1.0) if percent else max(every) + room))  # fmt: skip
-        chart.axes("severity of the shift", f"{title.lower()}{', %' if percent else ''}", percent=percent)  # fmt: skip
+        chart = Chart.of(
+            f"{title} by severity",
+            "",
+            x=(0, levels[-1]),
+            y=(max(min(every) - room, 0.0), min(max(every) + room, 1.0) if percent else max(every) + room),
+        )
+        chart.axes("severity of the shift", f"{title.lower()}{', %' if percent else ''}", percent=percent)
         summaries = []
         for at, name, points in curves_of:
             chart.line(points, at, name)
@@ -172,14 +184,18 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
     if len(costed) < 2:
         return []
     base = spent[reference] or 0
-    unit, label = (base, f"multiply-adds, times those of {shown_name(results[reference])}") if base else (1e6, "multiply-adds, M")  # fmt: skip
+    unit, label = (
+        (base, f"multiply-adds, times those of {shown_name(results[reference])}") if base else (1e6, "multiply-adds, M")
+    )
     metrics = (
-        ("Accuracy", "y", _accuracy, "higher"), ("NLL", "", _nll, "lower"), ("ECE", "", _ece, "lower"),
+        ("Accuracy", "y", _accuracy, "higher"),
+        ("NLL", "", _nll, "lower"),
+        ("ECE", "", _ece, "lower"),
         ("OOD AUROC", "y", _auroc, "higher"),
-    )  # fmt: skip
+    )
     charts = []
     for title, percent, of, better in metrics:
-        points = [((spent[at] or 0) / unit, value, at) for at in costed if (value := of(results[at])) is not None]  # fmt: skip
+        points = [((spent[at] or 0) / unit, value, at) for at in costed if (value := of(results[at])) is not None]
         if len(points) < 2:
             continue
         low, high = min(y for _, y, _ in points), max(y for _, y, _ in points)
@@ -190,9 +206,13 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
         # A badge at next to no cost would lie upon the ticks.
         left = -0.06 * right if min(x for x, _, _ in points) < 0.06 * right else 0.0
         values = "; ".join(f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for x, y, at in points)
-        chart = Chart.of(f"{title} against cost", f"{values}.", x=(left, right * 1.08), y=(low, high))  # fmt: skip
-        chart.axes(label if len(label) < 48 else "multiply-adds, times the reference's", f"{title}{', %' if percent else ''}", percent=percent)  # fmt: skip
-        chart.badges([(x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}") for x, y, at in points])  # fmt: skip
+        chart = Chart.of(f"{title} against cost", f"{values}.", x=(left, right * 1.08), y=(low, high))
+        chart.axes(
+            label if len(label) < 48 else "multiply-adds, times the reference's",
+            f"{title}{', %' if percent else ''}",
+            percent=percent,
+        )
+        chart.badges([(x, y, at, f"{shown_name(results[at])}\n{title} {y:.3f} for {x:.2f}") for x, y, at in points])
         charts.append(figure(f"{title} {ARROWS[better]} against cost", chart.svg()))
     return charts
 
@@ -232,8 +252,14 @@ def forest(differences: Sequence[Difference], names: dict[str, str], title: str)
         y = FOREST_ROW * at + 14
         left, right, middle = (number(scale(value)) for value in (*ends, sign * d.value))
         tip = f"{names[d.metric]}: {d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}"
-        pieces.append(f'<text class="tick" x="0" y="{y}" dy=".32em">{text_of(names[d.metric])}</text>')  # fmt: skip
-        pieces.append(f'<g class="mark {d.judgement}" data-tip="{text_of(tip)}"><line x1="{left}" x2="{right}" y1="{y}" y2="{y}"/><circle cx="{middle}" cy="{y}" r="4"/></g>')  # fmt: skip
-    pieces.append(f'<text class="tick" x="{zero - 8}" y="{height - 4}" text-anchor="end">← worse</text><text class="tick" x="{zero + 8}" y="{height - 4}">better →</text>')  # fmt: skip
+        pieces.append(f'<text class="tick" x="0" y="{y}" dy=".32em">{text_of(names[d.metric])}</text>')
+        pieces.append(
+            f'<g class="mark {d.judgement}" data-tip="{text_of(tip)}"><line x1="{left}" x2="{right}" y1="{y}"'
+            f' y2="{y}"/><circle cx="{middle}" cy="{y}" r="4"/></g>'
+        )
+    pieces.append(
+        f'<text class="tick" x="{zero - 8}" y="{height - 4}" text-anchor="end">← worse</text><text class="tick"'
+        f' x="{zero + 8}" y="{height - 4}">better →</text>'
+    )
     says = "; ".join(f"{names[d.metric]} {d.value:+.4f}, {d.judgement}" for d in differences)
     return drawing(title, says, width, height, "".join(pieces), kind="forest")

@@ -1,6 +1,8 @@
-"""The report as one HTML file that opens anywhere: no library, no network, nothing but a style and forty lines of script.
+"""The report as one HTML file that opens anywhere: no library, no network, nothing but a style and forty lines of
+script.
 
-A policy in its head names these two by their hashes, so that a browser runs nothing else, whatever a name in the report holds.
+A policy in its head names these two by their hashes, so that a browser runs nothing else, whatever a name in the report
+holds.
 """
 
 from __future__ import annotations
@@ -21,8 +23,6 @@ from hydrasurgeon.measuring.page.heads import STRIPES, head_maps
 from hydrasurgeon.measuring.page.svg import colour, short, text_of
 from hydrasurgeon.measuring.paired import compared, is_paired
 from hydrasurgeon.measuring.report import Report
-
-__all__ = ["Material", "document"]
 
 
 @dataclass(frozen=True)
@@ -55,29 +55,36 @@ class Material:
             differences = None
             if row is not None and reference is not None and is_paired(row, reference):
                 differences = compared(row, reference, level=self.level, seed=self.seed)
-            verdicts.append(
-                words.verdict(result, results[self.reference], differences, level=self.level)
-            )
+            verdicts.append(words.verdict(result, results[self.reference], differences, level=self.level))
         return verdicts
 
 
 def document(material: Material) -> str:
     """The whole file."""
     style, script = (_part(name) for name in ("style.css", "script.js"))
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action"
+        " 'none'"
+    )
     verdicts = material.verdicts()
     reference = material.names[material.reference]
     title = words.headline(verdicts, reference)
     sections = [
-        ("tables", "Figures", _tables(material, verdicts)), ("heads", "Heads", _heads(material)), ("calibration", "Calibration", _calibration(material)),
-        ("ood", "Foreign data", _foreign(material)), ("selective", "When it may be silent", _selective(material)),
-        ("shift", "Under distribution shift", _shift(material)), ("cost", "Quality against cost", _cost(material)),
-        ("history", "How the models came about", _history(material)), ("method", "How it was measured", _method(material)),
-    ]  # fmt: skip
+        ("tables", "Figures", _tables(material, verdicts)),
+        ("heads", "Heads", _heads(material)),
+        ("calibration", "Calibration", _calibration(material)),
+        ("ood", "Foreign data", _foreign(material)),
+        ("selective", "When it may be silent", _selective(material)),
+        ("shift", "Under distribution shift", _shift(material)),
+        ("cost", "Quality against cost", _cost(material)),
+        ("history", "How the models came about", _history(material)),
+        ("method", "How it was measured", _method(material)),
+    ]
     there = [section for section in sections if section[2]]
     links = "".join(f'<a href="#{key}">{text_of(name)}</a>' for key, name, _ in there)
     body = "".join(
-        f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{text_of(name)}</h2>{content}</section>'
+        f'<section id="{key}" aria-labelledby="{key}-title"><h2'
+        f' id="{key}-title">{text_of(name)}</h2>{content}</section>'
         for key, name, content in there
     )
     return f"""<!DOCTYPE html>
@@ -125,17 +132,27 @@ def _lead(material: Material) -> str:
     sets = data if isinstance(data, list) else [data] if data else []
     on = f" of {text_of(', '.join(map(str, sets)))}" if sets else ""
     foreign = {o.name: o.n for r in rows for o in r.ood}
-    against = f", with {len(foreign)} foreign set{'s' if len(foreign) > 1 else ''} of {words.samples(sum(foreign.values()))}" if foreign else ""  # fmt: skip
+    against = (
+        f", with {len(foreign)} foreign set{'s' if len(foreign) > 1 else ''} of {words.samples(sum(foreign.values()))}"
+        if foreign
+        else ""
+    )
     many = f"{len(rows)} models" if len(rows) > 1 else "One model"
-    rule = f" A difference is called one where the {100 * material.level:.4g} % interval of a paired bootstrap leaves out 0." if len(rows) > 1 else ""  # fmt: skip
+    rule = (
+        f" A difference is called one where the {100 * material.level:.4g} % interval of a paired bootstrap leaves"
+        " out 0."
+        if len(rows) > 1
+        else ""
+    )
     return f"{many} on {words.samples(first, 'labelled')}{on}{against}.{rule}"
 
 
 def _verdicts(verdicts: Sequence[words.Verdict], material: Material) -> str:
     first = material.report.results[material.reference]
     items = [
-        f'<li><span class="badge reference">{"Reference" if verdicts else "Measured"}</span><h2>{text_of(shown_name(first))}</h2>'
-        f'<p>{text_of(words.figures(first))}</p><p class="spent">{text_of(words.spent(first))}</p></li>'
+        '<li><span class="badge'
+        f' reference">{"Reference" if verdicts else "Measured"}</span><h2>{text_of(shown_name(first))}</h2><p>{text_of(words.figures(first))}</p><p'
+        f' class="spent">{text_of(words.spent(first))}</p></li>'
     ]
     for verdict in verdicts:
         drawn = ""
@@ -153,8 +170,16 @@ def _verdicts(verdicts: Sequence[words.Verdict], material: Material) -> str:
 
 def _tables(material: Material, verdicts: Sequence[words.Verdict]) -> str:
     tables = "".join(map(_table, grids(material.report)))
-    apart = " Models that are not compared above may have answered for other samples: that a number of theirs is the best says little." if any(v.word == "unknown" for v in verdicts) else ""  # fmt: skip
-    return f"<p>The best of each column in bold, the second best underlined. ↑: higher is better, ↓: lower is better.{apart}</p>{tables}"
+    apart = (
+        " Models that are not compared above may have answered for other samples: that a number of theirs is the best"
+        " says little."
+        if any(v.word == "unknown" for v in verdicts)
+        else ""
+    )
+    return (
+        "<p>The best of each column in bold, the second best underlined. ↑: higher is better, ↓: lower is"
+        f" better.{apart}</p>{tables}"
+    )
 
 
 ARROWS = {"higher": "&nbsp;↑", "lower": "&nbsp;↓", "": ""}
@@ -169,11 +194,11 @@ def _table(grid: Grid) -> str:
             groups[-1] = (column.group, groups[-1][1] + 1)
         else:
             groups.append((column.group, 1))
-    heads = "".join(f'<th scope="col">{text_of(c.name)}{ARROWS[c.better]}</th>' for c in grid.columns)  # fmt: skip
+    heads = "".join(f'<th scope="col">{text_of(c.name)}{ARROWS[c.better]}</th>' for c in grid.columns)
     above = ""
     first = '<th scope="col">model</th>'
     if any(name for name, _ in groups):
-        cells = "".join(f'<th scope="colgroup" colspan="{count}">{_named([name])[0]}</th>' for name, count in groups)  # fmt: skip
+        cells = "".join(f'<th scope="colgroup" colspan="{count}">{_named([name])[0]}</th>' for name, count in groups)
         above, first = f'<tr><th scope="col" rowspan="2">model</th>{cells}</tr>', ""
     rows = "".join(
         f'<tr><th scope="row">{name}</th>{"".join(map(_cell, cells))}</tr>'
@@ -181,20 +206,22 @@ def _table(grid: Grid) -> str:
     )
     note = f' <span class="note">{text_of(grid.note)}</span>' if grid.note else ""
     return (
-        f'<div class="table" role="region" tabindex="0" aria-label="Table: {text_of(grid.title)}"><table><caption>{text_of(grid.title)}{note}</caption>'
+        '<div class="table" role="region" tabindex="0" aria-label="Table:'
+        f' {text_of(grid.title)}"><table><caption>{text_of(grid.title)}{note}</caption>'
         f"<thead>{above}<tr>{first}{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
 def _named(names: Sequence[str]) -> list[str]:
-    """Names that leave room for numbers, and say themselves whole where they are pointed at; whole where they would look alike."""
+    """Names that leave room for numbers, and say themselves whole where they are pointed at; whole where they would
+    look alike."""
     few = list(map(short, names))
     if len(set(few)) < len(set(names)):
         return list(map(text_of, names))
     return [
         text_of(shown) if shown == name else f'<span title="{text_of(name)}">{text_of(shown)}</span>'
         for name, shown in zip(names, few, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _cell(cell: Cell) -> str:
@@ -231,46 +258,70 @@ def _heads(material: Material) -> str:
     maps = [head_maps(name, manifest) for name, manifest in material.manifests.items()]
     sizes = [len(m.members) for m in material.manifests.values() if m.kind == "hydra"]
     members = max((size for size in sizes if size <= STRIPES), default=0)
-    keys = "".join(f'<li><span class="key c{at}">{at}</span>member {at}</li>' for at in range(members))  # fmt: skip
+    keys = "".join(f'<li><span class="key c{at}">{at}</span>member {at}</li>' for at in range(members))
     striped = " A head of a hydra has a stripe for each member that keeps it." if members else ""
-    crowded = f" Of more than {STRIPES} members a head is the stronger in colour the more of them keep it." if max(sizes, default=0) > STRIPES else ""  # fmt: skip
+    crowded = (
+        f" Of more than {STRIPES} members a head is the stronger in colour the more of them keep it."
+        if max(sizes, default=0) > STRIPES
+        else ""
+    )
     legend = f'<ol class="rows" start="0" aria-label="Members">{keys}</ol>' if keys else ""
-    return f"<p>Layers from top to bottom, heads from left to right, as they are numbered in the original model; at the right how many stay; where there is no room for the number of each member, the fewest and the most.{striped}{crowded}</p>{legend}{_grid(maps)}"
+    return (
+        "<p>Layers from top to bottom, heads from left to right, as they are numbered in the original model; at the"
+        " right how many stay; where there is no room for the number of each member, the fewest and the"
+        f" most.{striped}{crowded}</p>{legend}{_grid(maps)}"
+    )
 
 
 def _calibration(material: Material) -> str:
     rows = _rows(material)
     if not rows:
         return ""
-    return f"<p>Of all answers with some confidence, how many are right? Bars on the dashed line are calibrated; red: surer than right, green: righter than sure. The lines at the foot say how many answers are that sure.</p>{_grid(charts.reliability(rows))}"
+    return (
+        "<p>Of all answers with some confidence, how many are right? Bars on the dashed line are calibrated; red:"
+        " surer than right, green: righter than sure. The lines at the foot say how many answers are that"
+        f" sure.</p>{_grid(charts.reliability(rows))}"
+    )
 
 
 def _foreign(material: Material) -> str:
     rows = [row for row in _rows(material) if row[2].foreign]
     if not rows:
         return ""
-    drawn = [
-        *charts.rocs(rows, material.report.results),
-        *charts.histograms(rows, material.report.results),
-    ]
-    return f"<p>How well scores tell foreign samples from familiar ones: over all thresholds first, then the scores themselves.</p>{_legend(material)}{_grid(drawn)}"
+    drawn = [*charts.rocs(rows, material.report.results), *charts.histograms(rows, material.report.results)]
+    return (
+        "<p>How well scores tell foreign samples from familiar ones: over all thresholds first, then the scores"
+        f" themselves.</p>{_legend(material)}{_grid(drawn)}"
+    )
 
 
 def _selective(material: Material) -> str:
     rows = _rows(material)
     if not rows:
         return ""
-    return f"<p>If only the surest answers are given, how many of these are wrong?</p>{_legend(material)}{_grid([charts.risk_coverage(rows, material.report.results)])}"
+    return (
+        "<p>If only the surest answers are given, how many of these are"
+        f" wrong?</p>{_legend(material)}{_grid([charts.risk_coverage(rows, material.report.results)])}"
+    )
 
 
 def _shift(material: Material) -> str:
     drawn = charts.severities(material.report.results)
-    return f"<p>A mean over the shifts of each severity; 0 is the data as it is.</p>{_legend(material)}{_grid(drawn)}" if drawn else ""  # fmt: skip
+    return (
+        f"<p>A mean over the shifts of each severity; 0 is the data as it is.</p>{_legend(material)}{_grid(drawn)}"
+        if drawn
+        else ""
+    )
 
 
 def _cost(material: Material) -> str:
     drawn = charts.quality_cost(material.report.results, material.reference)
-    return f"<p>What is got for how many multiply-adds. ↑: higher is better, ↓: lower is better.</p>{_legend(material)}{_grid(drawn)}" if drawn else ""  # fmt: skip
+    return (
+        "<p>What is got for how many multiply-adds. ↑: higher is better, ↓: lower is"
+        f" better.</p>{_legend(material)}{_grid(drawn)}"
+        if drawn
+        else ""
+    )
 
 
 def _history(material: Material) -> str:
@@ -283,8 +334,14 @@ def _history(material: Material) -> str:
             f"<td>{'<br>'.join(_hashed(f'{d.spec}, {d.rows:,} rows', d.sha256) for d in step.data) or '–'}</td></tr>"
             for step in manifest.history
         )
-        steps = f'<div class="table words" role="region" tabindex="0" aria-label="History of {text_of(name)}"><table><caption>Steps</caption><thead><tr><th scope="col">command</th><th scope="col">made from</th><th scope="col">data</th></tr></thead><tbody>{rows}</tbody></table></div>' if rows else "<p>Nothing was recorded.</p>"  # fmt: skip
-        parts.append(f"<details><summary>{text_of(name)}</summary><p>{_weights(manifest)}</p>{steps}</details>")  # fmt: skip
+        steps = (
+            '<div class="table words" role="region" tabindex="0" aria-label="History of'
+            f' {text_of(name)}"><table><caption>Steps</caption><thead><tr><th scope="col">command</th><th'
+            f' scope="col">made from</th><th scope="col">data</th></tr></thead><tbody>{rows}</tbody></table></div>'
+            if rows
+            else "<p>Nothing was recorded.</p>"
+        )
+        parts.append(f"<details><summary>{text_of(name)}</summary><p>{_weights(manifest)}</p>{steps}</details>")
     return "".join(parts)
 
 
@@ -303,9 +360,12 @@ def _method(material: Material) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
     settings = material.report.settings
-    facts = {key.replace("_", " "): plain(value) for key, value in settings.items() if value not in (None, [], (), False)}  # fmt: skip
-    facts["intervals"] = f"paired bootstrap over samples, {100 * material.level:.4g} %, seed {material.seed}; AUROC by placements, FPR95 on each draw"  # fmt: skip
-    listed = "".join(
-        f"<dt>{text_of(key)}</dt><dd>{text_of(value)}</dd>" for key, value in facts.items()
+    facts = {
+        key.replace("_", " "): plain(value) for key, value in settings.items() if value not in (None, [], (), False)
+    }
+    facts["intervals"] = (
+        f"paired bootstrap over samples, {100 * material.level:.4g} %, seed {material.seed}; AUROC by placements, FPR95"
+        " on each draw"
     )
+    listed = "".join(f"<dt>{text_of(key)}</dt><dd>{text_of(value)}</dd>" for key, value in facts.items())
     return f"<dl>{listed}</dl>"

@@ -9,8 +9,6 @@ from typing import Literal
 
 from hydrasurgeon.measuring.report import Report, Result
 
-__all__ = ["ABSENT", "Cell", "Column", "Grid", "grids", "shown_name"]
-
 Rank = Literal["best", "second", ""]
 
 ABSENT = "–"
@@ -65,15 +63,27 @@ def grids(report: Report) -> list[Grid]:
     if any(r.ood for r in results):
         tables.append(_grid("Out of distribution", results, [_foreign(r) for r in results]))
     if any(r.sets for r in results):
-        tables.append(_grid("By data set", results, [_sets(r, _mean(s.name for r in results for s in r.sets or ())) for r in results]))  # fmt: skip
+        tables.append(
+            _grid(
+                "By data set",
+                results,
+                [_sets(r, _mean(s.name for r in results for s in r.sets or ())) for r in results],
+            )
+        )
     if any(r.shift for r in results):
-        tables.append(_grid("Under distribution shift", results, [_shift(r, _mean(s.name for r in results for s in r.shift)) for r in results]))  # fmt: skip
+        tables.append(
+            _grid(
+                "Under distribution shift",
+                results,
+                [_shift(r, _mean(s.name for r in results for s in r.shift)) for r in results],
+            )
+        )
     return tables
 
 
 def _grid(title: str, results: Sequence[Result], rows: Sequence[Row], *, note: str = "") -> Grid:
     columns = tuple(dict.fromkeys(column for row in rows for column in row))
-    by_column = [_cells(column, [row.get(column, (None, None)) for row in rows]) for column in columns]  # fmt: skip
+    by_column = [_cells(column, [row.get(column, (None, None)) for row in rows]) for column in columns]
     across = zip(*by_column, strict=True)
     return Grid(title, columns, tuple(map(shown_name, results)), tuple(across), note)
 
@@ -85,7 +95,9 @@ def _cells(column: Column, entries: Sequence[Entry]) -> list[Cell]:
     def text(value: float) -> str:
         return f"{value:.{decimals}f}"
 
-    numbers = sorted({float(text(value)) for value, _ in entries if value is not None}, reverse=column.better == "higher")  # fmt: skip
+    numbers = sorted(
+        {float(text(value)) for value, _ in entries if value is not None}, reverse=column.better == "higher"
+    )
     ranks: dict[str, Rank] = {}
     if column.better and sum(value is not None for value, _ in entries) > 1 and len(numbers) > 1:
         ranks = {text(numbers[0]): "best"}
@@ -93,10 +105,11 @@ def _cells(column: Column, entries: Sequence[Entry]) -> list[Cell]:
         if len(numbers) > 2:
             ranks[text(numbers[1])] = "second"
     return [
-        Cell(ABSENT) if value is None
+        Cell(ABSENT)
+        if value is None
         else Cell(text(value), ranks.get(text(value), ""), *(map(text, ends) if ends else ()))
         for value, ends in entries
-    ]  # fmt: skip
+    ]
 
 
 def _decimals(values: Sequence[float | None]) -> int:
@@ -108,17 +121,20 @@ def _decimals(values: Sequence[float | None]) -> int:
 def _quality(result: Result) -> Row:
     i, ends = result.id, result.id.ci or {}
     table: tuple[tuple[str, Literal["higher", "lower", ""], str, float | None], ...] = (
-        ("accuracy", "higher", "accuracy", i.accuracy), ("Brier", "lower", "brier", i.brier), ("NLL", "lower", "nll", i.nll),
-        ("ECE", "lower", "ece", i.ece), ("aECE", "lower", "aece", i.aece), ("SmoothECE", "lower", "smece", i.smece),
-        ("AURC", "lower", "aurc", i.aurc), ("coverage at 5 % risk", "higher", "cov5", i.cov5),
-        ("set coverage", "", "coverage", i.coverage), ("set size", "", "set_size", i.set_size),
-        ("MI", "", "mi", result.diversity.mi), ("disagreement", "", "disagreement", result.diversity.disagreement),
-    )  # fmt: skip
-    return {
-        Column(name, better): (value, ends.get(key))
-        for name, better, key, value in table
-        if value is not None
-    }
+        ("accuracy", "higher", "accuracy", i.accuracy),
+        ("Brier", "lower", "brier", i.brier),
+        ("NLL", "lower", "nll", i.nll),
+        ("ECE", "lower", "ece", i.ece),
+        ("aECE", "lower", "aece", i.aece),
+        ("SmoothECE", "lower", "smece", i.smece),
+        ("AURC", "lower", "aurc", i.aurc),
+        ("coverage at 5 % risk", "higher", "cov5", i.cov5),
+        ("set coverage", "", "coverage", i.coverage),
+        ("set size", "", "set_size", i.set_size),
+        ("MI", "", "mi", result.diversity.mi),
+        ("disagreement", "", "disagreement", result.diversity.disagreement),
+    )
+    return {Column(name, better): (value, ends.get(key)) for name, better, key, value in table if value is not None}
 
 
 def _cost(result: Result) -> Row:
@@ -127,9 +143,11 @@ def _cost(result: Result) -> Row:
     # `expected_macs`: of a cascade, which does not run all of its members on each sample.
     values = result.cost.model_dump()
     units: tuple[tuple[str, str, Callable[[float], float]], ...] = (
-        ("parameters, M", "params", _millions), ("multiply-adds, M", "macs", _millions),
-        ("expected multiply-adds, M", "expected_macs", _millions), ("time, ms", "latency_ms", float),
-    )  # fmt: skip
+        ("parameters, M", "params", _millions),
+        ("multiply-adds, M", "macs", _millions),
+        ("expected multiply-adds, M", "expected_macs", _millions),
+        ("time, ms", "latency_ms", float),
+    )
     return {
         Column(name, "lower", is_cost=True): (unit(values[key]), None)
         for name, key, unit in units
@@ -143,12 +161,16 @@ def _millions(value: float) -> float:
 
 def _length(results: Sequence[Result]) -> str:
     lengths = sorted({r.cost.tokens for r in results if r.cost and r.cost.tokens is not None})
-    return f"Multiply-adds are of one text of {' or '.join(map(str, lengths))} tokens." if lengths else ""  # fmt: skip
+    return f"Multiply-adds are of one text of {' or '.join(map(str, lengths))} tokens." if lengths else ""
 
 
 def _foreign(result: Result) -> Row:
     row: dict[Column, Entry] = {}
-    averages = [(f"mean, {group}", value) for group, value in result.ood_average.items() if sum(o.group == group or group == "all" for o in result.ood) > 1]  # fmt: skip
+    averages = [
+        (f"mean, {group}", value)
+        for group, value in result.ood_average.items()
+        if sum(o.group == group or group == "all" for o in result.ood) > 1
+    ]
     for name, values in [*((f"{o.name} ({o.group})", o) for o in result.ood), *averages]:
         ends = values.ci or {}
         row[Column("AUROC", "higher", name)] = (values.auroc, ends.get("auroc"))
@@ -186,6 +208,6 @@ def _shift(result: Result, mean: str) -> Row:
             row[Column("mCE", "lower", mean)] = (average.mce, None)
     for name in dict.fromkeys(s.name for s in result.shift):
         values = [s for s in result.shift if s.name == name]
-        row[Column("accuracy", "higher", name)] = (sum(s.accuracy for s in values) / len(values), None)  # fmt: skip
+        row[Column("accuracy", "higher", name)] = (sum(s.accuracy for s in values) / len(values), None)
         row[Column("Brier", "lower", name)] = (sum(s.brier for s in values) / len(values), None)
     return row

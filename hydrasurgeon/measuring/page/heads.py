@@ -8,8 +8,6 @@ from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.measuring.page.svg import drawing, figure, mark, number, text_of
 
-__all__ = ["STRIPES", "head_maps"]
-
 CELL, GAP = 20, 3
 """Size of a head, and room between two, in CSS pixels."""
 LEFT, TOP = 30, 36
@@ -17,32 +15,29 @@ LEFT, TOP = 30, 36
 # Members that have stripes of their own; of more, a head is the darker the more of them keep it.
 STRIPES = 6
 FITS, TEXT, CHARACTER = 330, 11.5, 0.62
-"""Width that a map is shown at where it is wider, size of its text, and how wide a character of it is; the wider the map, the larger its text."""
+"""Width that a map is shown at where it is wider, size of its text, and how wide a character of it is; the wider the
+map, the larger its text."""
 
 
 def head_maps(name: str, manifest: Manifest) -> str:
     """The towers of one model side by side."""
-    keeps = (
-        [member.kept for member in manifest.members]
-        if manifest.kind == "hydra"
-        else [manifest.kept]
-    )
+    keeps = [member.kept for member in manifest.members] if manifest.kind == "hydra" else [manifest.kept]
     maps = []
     for tower, about in manifest.towers.items():
         kept = [rows.get(tower, ()) for rows in keeps]
         maps.append(_map(name, tower, about.layers, about.heads, kept))
     note = ""
     if manifest.kind == "hydra":
-        shared = f", the first {manifest.fusion.trunk} layers shared" if manifest.fusion.trunk else ""  # fmt: skip
+        shared = f", the first {manifest.fusion.trunk} layers shared" if manifest.fusion.trunk else ""
         weights = manifest.fusion.weights
         counted = "" if weights is None else f", that count {shown(weights)} of 1"
         note = f"{len(keeps)} members{shared}{counted}"
     return figure(name, f'<div class="towers">{"".join(maps)}</div>', note=text_of(note))
 
 
-def _map(name: str, tower: str, layers: int, heads: int, kept: list[tuple[tuple[int, ...], ...]]) -> str:  # fmt: skip
+def _map(name: str, tower: str, layers: int, heads: int, kept: list[tuple[tuple[int, ...], ...]]) -> str:
     step = CELL + GAP
-    sizes = [[len(member[layer]) if layer < len(member) else 0 for member in kept] for layer in range(layers)]  # fmt: skip
+    sizes = [[len(member[layer]) if layer < len(member) else 0 for member in kept] for layer in range(layers)]
     counts = [_counts(row) for row in sizes]
     big = LEFT + heads * step > FITS
     text = TEXT * max(1.0, (LEFT + heads * step) / FITS * 1.25)
@@ -54,15 +49,25 @@ def _map(name: str, tower: str, layers: int, heads: int, kept: list[tuple[tuple[
     width = round(left + heads * step + 12 + text * CHARACTER * max(map(len, shown), default=0))
     height = top + layers * step + 4
     style = f' font-size="{number(text)}"'
-    pieces = [f'<text class="map-text" x="{left}" y="{number(text)}"{style}>{text_of(tower)}</text>']  # fmt: skip
+    pieces = [f'<text class="map-text" x="{left}" y="{number(text)}"{style}>{text_of(tower)}</text>']
     for layer in range(layers):
         y = top + layer * step
         if layer % every == 0:
-            pieces.append(f'<text class="map-text" x="{left - 8}" y="{y + CELL / 2}" dy=".32em" text-anchor="end"{style}>{layer}</text>')  # fmt: skip
-            pieces.append(f'<text class="map-text" x="{left + heads * step + 4}" y="{y + CELL / 2}" dy=".32em"{style}>{shown[layer]}</text>')  # fmt: skip
+            pieces.append(
+                f'<text class="map-text" x="{left - 8}" y="{y + CELL / 2}" dy=".32em"'
+                f' text-anchor="end"{style}>{layer}</text>'
+            )
+            pieces.append(
+                f'<text class="map-text" x="{left + heads * step + 4}" y="{y + CELL / 2}"'
+                f' dy=".32em"{style}>{shown[layer]}</text>'
+            )
         rows = [set(member[layer]) if layer < len(member) else set() for member in kept]
         pieces += [_cell(left + head * step, y, layer, head, rows) for head in range(heads)]
-    pieces += [f'<text class="map-text" x="{left + head * step + CELL / 2}" y="{top - 6}" text-anchor="middle"{style}>{head}</text>' for head in range(0, heads, every)]  # fmt: skip
+    pieces += [
+        f'<text class="map-text" x="{left + head * step + CELL / 2}" y="{top - 6}"'
+        f' text-anchor="middle"{style}>{head}</text>'
+        for head in range(0, heads, every)
+    ]
     listed = ", ".join(f"layer {layer}: {each}" for layer, each in enumerate(counts))
     says = f"Heads kept of {heads} in each layer: {listed}."
     return drawing(f"Heads of {name}, {tower}", says, width, height, "".join(pieces), kind="map")
@@ -83,13 +88,19 @@ def _cell(x: int, y: int, layer: int, head: int, rows: list[set[int]]) -> str:
     frame = f'<rect class="gone" x="{x}" y="{y}" width="{CELL}" height="{CELL}" rx="4"/>'
     if len(rows) == 1:
         fate = "kept" if keepers else "removed"
-        stripes = f'<rect class="kept" x="{x}" y="{y}" width="{CELL}" height="{CELL}" rx="4"/>' if keepers else ""  # fmt: skip
+        stripes = f'<rect class="kept" x="{x}" y="{y}" width="{CELL}" height="{CELL}" rx="4"/>' if keepers else ""
     elif len(rows) <= STRIPES:
         fate = f"kept by {', '.join(map(str, keepers)) or 'no member'}"
         width = CELL / len(rows)
-        stripes = "".join(f'<rect class="c{member} stripe" x="{x + member * width:.4g}" y="{y}" width="{width:.4g}" height="{CELL}"/>' for member in keepers)  # fmt: skip
+        stripes = "".join(
+            f'<rect class="c{member} stripe" x="{x + member * width:.4g}" y="{y}" width="{width:.4g}" height="{CELL}"/>'
+            for member in keepers
+        )
     else:
         fate = f"kept by {len(keepers)} of {len(rows)} members"
-        stripes = f'<rect class="kept" opacity="{len(keepers) / len(rows):.2f}" x="{x}" y="{y}" width="{CELL}" height="{CELL}" rx="4"/>'
+        stripes = (
+            f'<rect class="kept" opacity="{len(keepers) / len(rows):.2f}" x="{x}" y="{y}" width="{CELL}"'
+            f' height="{CELL}" rx="4"/>'
+        )
     group = mark("g >", f"layer {layer}, head {head}: {fate}")
     return f"{group}{frame}{stripes}</g>"

@@ -1,4 +1,5 @@
-"""Small charts as SVG: axes, lines, bars and marks, coloured by the page's style sheet and told in words to who cannot see them."""
+"""Small charts as SVG: axes, lines, bars and marks, coloured by the page's style sheet and told in words to who cannot
+see them."""
 
 from __future__ import annotations
 
@@ -9,8 +10,6 @@ from html import escape
 
 from hydrasurgeon.visible import visible
 
-__all__ = ["Chart", "Scale", "colour", "figure", "mark", "number", "short", "text_of", "ticks"]
-
 WIDTH, HEIGHT = 360, 264
 """Of a chart, in CSS pixels where a phone shows it."""
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 12, 42
@@ -19,19 +18,7 @@ LABEL, DIGIT = 22, 6.6
 """Room that a vertical label takes, and that each character of a tick does."""
 RADIUS = 9
 """Of a dot with a number in it."""
-ASIDE = (
-    (0, 0),
-    (0, -20),
-    (0, 20),
-    (20, 0),
-    (-20, 0),
-    (16, -16),
-    (-16, -16),
-    (16, 16),
-    (-16, 16),
-    (0, -40),
-    (0, 40),
-)
+ASIDE = ((0, 0), (0, -20), (0, 20), (20, 0), (-20, 0), (16, -16), (-16, -16), (16, 16), (-16, 16), (0, -40), (0, 40))
 """Where such a dot goes, in turn, where another one is."""
 WIDEST = 52
 """Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
@@ -77,7 +64,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     if span <= 0 or not math.isfinite(span):
         return [low]
     size = 10 ** math.floor(math.log10(span / count))
-    step = min((size * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - count))  # fmt: skip
+    step = min((size * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda s: abs(span / s - count))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [at * step for at in range(first, last + 1)]
@@ -122,16 +109,23 @@ class Chart:
         self.x = replace(self.x, start=left)
         for value, text in steps:
             at = number(self.y(value))
-            self.pieces.append(f'<line class="grid" x1="{left}" x2="{number(self.x.end)}" y1="{at}" y2="{at}"/>')  # fmt: skip
-            self.pieces.append(f'<text class="tick" x="{left - 6}" y="{at}" dy=".32em" text-anchor="end">{text}</text>')  # fmt: skip
+            self.pieces.append(f'<line class="grid" x1="{left}" x2="{number(self.x.end)}" y1="{at}" y2="{at}"/>')
+            self.pieces.append(f'<text class="tick" x="{left - 6}" y="{at}" dy=".32em" text-anchor="end">{text}</text>')
         for value, text in _ticks(self.x, percent="x" in percent):
             at = number(self.x(value))
-            self.pieces.append(f'<line class="grid" y1="{TOP}" y2="{number(self.y.start)}" x1="{at}" x2="{at}"/>')  # fmt: skip
-            self.pieces.append(f'<text class="tick" x="{at}" y="{number(self.y.start + 15)}" text-anchor="middle">{text}</text>')  # fmt: skip
+            self.pieces.append(f'<line class="grid" y1="{TOP}" y2="{number(self.y.start)}" x1="{at}" x2="{at}"/>')
+            self.pieces.append(
+                f'<text class="tick" x="{at}" y="{number(self.y.start + 15)}" text-anchor="middle">{text}</text>'
+            )
         middle = number((self.x.start + self.x.end) / 2)
-        self.pieces.append(f'<text class="axis" x="{middle}" y="{self.height - 8}" text-anchor="middle">{text_of(x_label)}</text>')  # fmt: skip
+        self.pieces.append(
+            f'<text class="axis" x="{middle}" y="{self.height - 8}" text-anchor="middle">{text_of(x_label)}</text>'
+        )
         across = number((self.y.start + self.y.end) / 2)
-        self.pieces.append(f'<text class="axis" transform="rotate(-90 11 {across})" x="11" y="{across}" text-anchor="middle">{text_of(y_label)}</text>')  # fmt: skip
+        self.pieces.append(
+            f'<text class="axis" transform="rotate(-90 11 {across})" x="11" y="{across}"'
+            f' text-anchor="middle">{text_of(y_label)}</text>'
+        )
 
     def line(self, points: Sequence[tuple[float, float]], at: int, tip: str) -> None:
         """A curve of row `at`, with a broad invisible one around it that is easy to point at."""
@@ -160,14 +154,24 @@ class Chart:
             bx, by = free[0] if free else (x, y)
             placed.append((bx, by))
             if (bx, by) != (x, y):
-                self.pieces.append(f'<path class="line thin {colour(at)}" d="M{number(x)} {number(y)}L{number(bx)} {number(by)}"/>')  # fmt: skip
-            self.pieces.append(mark(f'circle cx="{number(bx)}" cy="{number(by)}" r="{RADIUS}"/>', tip, kind=f"mark dot {colour(at)}"))  # fmt: skip
-            self.pieces.append(f'<text class="in-dot" x="{number(bx)}" y="{number(by)}" dy=".34em" text-anchor="middle">{at + 1}</text>')  # fmt: skip
+                self.pieces.append(
+                    f'<path class="line thin {colour(at)}" d="M{number(x)} {number(y)}L{number(bx)} {number(by)}"/>'
+                )
+            self.pieces.append(
+                mark(f'circle cx="{number(bx)}" cy="{number(by)}" r="{RADIUS}"/>', tip, kind=f"mark dot {colour(at)}")
+            )
+            self.pieces.append(
+                f'<text class="in-dot" x="{number(bx)}" y="{number(by)}" dy=".34em"'
+                f' text-anchor="middle">{at + 1}</text>'
+            )
 
     def bar(self, low: float, high: float, top: float, kind: str, tip: str) -> None:
         """From the bottom to `top`."""
         x, y = self.x(low), self.y(top)
-        shape = f'rect x="{number(x + 0.5)}" y="{number(y)}" width="{number(max(self.x(high) - x - 1, 0.5))}" height="{number(max(self.y.start - y, 0))}"/>'
+        shape = (
+            f'rect x="{number(x + 0.5)}" y="{number(y)}" width="{number(max(self.x(high) - x - 1, 0.5))}"'
+            f' height="{number(max(self.y.start - y, 0))}"/>'
+        )
         self.pieces.append(mark(shape, tip, kind=f"mark {kind}"))
 
     def add(self, piece: str) -> None:
@@ -180,8 +184,9 @@ class Chart:
 def drawing(title: str, says: str, width: int, height: int, content: str, *, kind: str = "") -> str:
     """An SVG that has a name and a description, and is one stop of the Tab key."""
     return (
-        f'<svg class="marks {kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" tabindex="0" '
-        f'aria-label="{text_of(title)}. {text_of(says)}"><title>{text_of(title)}</title><desc>{text_of(says)}</desc>{content}</svg>'
+        f'<svg class="marks {kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
+        f' tabindex="0" aria-label="{text_of(title)}.'
+        f' {text_of(says)}"><title>{text_of(title)}</title><desc>{text_of(says)}</desc>{content}</svg>'
     )
 
 
@@ -197,6 +202,6 @@ def _ticks(scale: Scale, *, percent: bool) -> list[tuple[float, str]]:
     step = abs(values[1] - values[0]) * factor if len(values) > 1 else 1.0
     most = max(abs(value) for value in values) * factor
     if not 1e-4 <= step < 1e6 or most >= 1e6:
-        return [(value, f"{factor * value:.4g}".replace("e+0", "e").replace("e-0", "e-")) for value in values]  # fmt: skip
+        return [(value, f"{factor * value:.4g}".replace("e+0", "e").replace("e-0", "e-")) for value in values]
     digits = next(d for d in range(8) if abs(round(step, d) - step) < 1e-6 * step or d == 7)
     return [(value, f"{factor * value + 0.0:.{digits}f}") for value in values]

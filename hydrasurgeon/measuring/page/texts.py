@@ -11,18 +11,37 @@ from hydrasurgeon.measuring.page.grids import Cell, Column, Grid, grids
 from hydrasurgeon.measuring.page.svg import short
 from hydrasurgeon.visible import code, visible
 
-__all__ = ["latex", "markdown"]
-
 MARKDOWN = {"higher": " ↑", "lower": " ↓", "": ""}
 """What stands behind a column's name in Markdown."""
 LATEX = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
 """The same in LaTeX."""
 ESCAPES = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": r"\textendash{}", "−": "$-$", "·": r"$\cdot$", "<": r"\textless{}", "|": r"\textbar{}", ">": r"\textgreater{}",
-    "[": "{[}", "]": "{]}", "*": "{*}", "`": r"\textasciigrave{}", "'": r"\textquotesingle{}", '"': r"\textquotedbl{}", "…": r"\ldots{}",
-}  # fmt: skip
-"""Characters that mean something to LaTeX, and how they are printed; a bracket or a star at the head of a row would be an option of the line above."""
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "%": r"\%",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "–": r"\textendash{}",
+    "−": "$-$",
+    "·": r"$\cdot$",
+    "<": r"\textless{}",
+    "|": r"\textbar{}",
+    ">": r"\textgreater{}",
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
+    "`": r"\textasciigrave{}",
+    "'": r"\textquotesingle{}",
+    '"': r"\textquotedbl{}",
+    "…": r"\ldots{}",
+}
+"""Characters that mean something to LaTeX, and how they are printed; a bracket or a star at the head of a row would be
+an option of the line above."""
 LIGATURES = re.compile(r"(?<=-)(?=-)|(?<=,)(?=,)")
 """Where two characters would be drawn as one other."""
 LATIN = 0x17F
@@ -32,18 +51,16 @@ PREAMBLE = r"""% Needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.
 """
 """What stands before the tables."""
 LINE, ROWS, NAME = 74, 54, 30
-"""Characters in \\footnotesize that a line of a page holds, rows that the page does, and characters of a model's name."""
+"""Characters in \\footnotesize that a line of a page holds, rows that the page does, and characters of a model's
+name."""
 
 
 def markdown(material: Material) -> str:
     """The verdicts as a list, then each table."""
-    verdicts = [
-        f"- **{v.head}**: {code(v.name)}. {_plain(v.sentence)} {v.cost}".rstrip()
-        for v in material.verdicts()
-    ]
+    verdicts = [f"- **{v.head}**: {code(v.name)}. {_plain(v.sentence)} {v.cost}".rstrip() for v in material.verdicts()]
     notes = [f"- Note: {_plain(note)}" for note in material.notes]
     listed = "\n".join([*verdicts, *notes])
-    return "\n\n".join([*([listed] if listed else []), *map(_markdown, grids(material.report))]) + "\n"  # fmt: skip
+    return "\n\n".join([*([listed] if listed else []), *map(_markdown, grids(material.report))]) + "\n"
 
 
 def _plain(text: str) -> str:
@@ -54,7 +71,7 @@ def _plain(text: str) -> str:
 def _markdown(grid: Grid) -> str:
     heads = ["", *(_plain(_head(column)) + MARKDOWN[column.better] for column in grid.columns)]
     lines = [heads, [":---", *["---:"] * len(grid.columns)]]
-    lines += [[code(name), *map(_marked, cells)] for name, cells in zip(grid.names, grid.rows, strict=True)]  # fmt: skip
+    lines += [[code(name), *map(_marked, cells)] for name, cells in zip(grid.names, grid.rows, strict=True)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     note = f"\n\n{grid.note}" if grid.note else ""
     return f"### {grid.title}\n\n{table}{note}"
@@ -80,24 +97,41 @@ def _latex(grid: Grid) -> str:
     few = [short(name, NAME) for name in grid.names]
     names = few if len(set(few)) == len(set(grid.names)) else list(grid.names)
     caption = rf"\caption{{{_tex(grid.title)}. {_tex(grid.note)}}}".replace(". }", ".}")
-    parts = [_tabular(grid, names, columns) for columns in _folds(grid, LINE - max(map(_printed, names)))]  # fmt: skip
+    parts = [_tabular(grid, names, columns) for columns in _folds(grid, LINE - max(map(_printed, names)))]
     # As many as a page holds, each with its rules and heads; the others are a table of their own.
     most = max(1, ROWS // (len(names) + 4))
     floats = []
     for at in range(0, len(parts), most):
         head = caption if at == 0 else rf"\caption{{{_tex(grid.title)}, continued.}}"
         between = "\n\\par\\medskip\n"
-        floats.append("\n".join([r"\begin{table}", r"\centering\footnotesize\setlength{\tabcolsep}{3pt}", head, between.join(parts[at : at + most]), r"\end{table}", ""]))  # fmt: skip
+        floats.append(
+            "\n".join(
+                [
+                    r"\begin{table}",
+                    r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+                    head,
+                    between.join(parts[at : at + most]),
+                    r"\end{table}",
+                    "",
+                ]
+            )
+        )
     return "\n".join(floats)
 
 
 def _folds(grid: Grid, room: int) -> list[range]:
     """Which columns stand side by side; a group of columns is parted only where it is too wide by itself."""
-    widths = [max(len(column.name) + 2, *(_width(row[at]) for row in grid.rows)) + 1 for at, column in enumerate(grid.columns)]  # fmt: skip
+    widths = [
+        max(len(column.name) + 2, *(_width(row[at]) for row in grid.rows)) + 1 for at, column in enumerate(grid.columns)
+    ]
     starts = [0]
     at = 0
     for _, count in _spans(grid.columns):
-        for piece in ([range(at, at + count)] if sum(widths[at : at + count]) <= room else [range(k, k + 1) for k in range(at, at + count)]):  # fmt: skip
+        for piece in (
+            [range(at, at + count)]
+            if sum(widths[at : at + count]) <= room
+            else [range(k, k + 1) for k in range(at, at + count)]
+        ):
             if piece.start > starts[-1] and sum(widths[starts[-1] : piece.stop]) > room:
                 starts.append(piece.start)
         at += count
@@ -118,10 +152,15 @@ def _tabular(grid: Grid, names: Sequence[str], columns: range) -> str:
     of = grid.columns[columns.start : columns.stop]
     lines = [rf"\begin{{tabular}}{{l{'r' * len(of)}}}", r"\toprule"]
     if any(column.group for column in of):
-        lines.append(_row(["", *(rf"\multicolumn{{{count}}}{{c}}{{{_tex(short(name, NAME))}}}" for name, count in _spans(of))]))  # fmt: skip
+        lines.append(
+            _row(["", *(rf"\multicolumn{{{count}}}{{c}}{{{_tex(short(name, NAME))}}}" for name, count in _spans(of))])
+        )
     lines.append(_row(["Model", *(_tex(c.name) + LATEX[c.better] for c in of)]))
     lines.append(r"\midrule")
-    lines += [_row([_tex(name), *map(_cell, cells[columns.start : columns.stop])]) for name, cells in zip(names, grid.rows, strict=True)]  # fmt: skip
+    lines += [
+        _row([_tex(name), *map(_cell, cells[columns.start : columns.stop])])
+        for name, cells in zip(names, grid.rows, strict=True)
+    ]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 

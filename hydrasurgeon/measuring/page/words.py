@@ -11,8 +11,6 @@ from hydrasurgeon.measuring.page.svg import short
 from hydrasurgeon.measuring.paired import Difference
 from hydrasurgeon.measuring.report import Result
 
-__all__ = ["NAMES", "Verdict", "figures", "headline", "samples", "spent", "verdict"]
-
 Word = Literal["better", "equal", "worse", "mixed", "unknown"]
 
 NAMES = {
@@ -27,16 +25,11 @@ NAMES = {
 LEVEL = 0.01
 """By how much costs may differ and be called the same."""
 FEWEST = 20
-"""Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is too narrow, of one sample a point."""
+"""Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is too narrow, of one
+sample a point."""
 NAMED = 3
 """Models of one verdict that the headline names; of more it says how many."""
-HEADS = {
-    "better": "Better",
-    "equal": "Equal",
-    "worse": "Worse",
-    "mixed": "Mixed",
-    "unknown": "Not compared",
-}
+HEADS = {"better": "Better", "equal": "Equal", "worse": "Worse", "mixed": "Mixed", "unknown": "Not compared"}
 """The word above a verdict."""
 
 
@@ -55,9 +48,7 @@ class Verdict:
         return HEADS[self.word]
 
 
-def verdict(
-    result: Result, reference: Result, differences: Sequence[Difference] | None, *, level: float
-) -> Verdict:
+def verdict(result: Result, reference: Result, differences: Sequence[Difference] | None, *, level: float) -> Verdict:
     """None: the two did not answer for the same samples, so that nothing can be told of their difference."""
     name, other = shown_name(result), shown_name(reference)
     cost = cost_words(result, reference)
@@ -73,14 +64,17 @@ def verdict(
     better = [d for d in differences if d.judgement == "better"]
     worse = [d for d in differences if d.judgement == "worse"]
     equal = [NAMES[d.metric] for d in differences if d.judgement == "equal"]
-    word: Word = "mixed" if better and worse else "better" if better else "worse" if worse else "equal"  # fmt: skip
+    word: Word = "mixed" if better and worse else "better" if better else "worse" if worse else "equal"
     parts = []
     if better:
         parts.append(f"Better than {other} in {_told(better)}")
     if worse:
         parts.append(f"{'worse' if better else f'Worse than {other}'} in {_told(worse)}")
     if not parts:
-        same = f"These samples do not tell it from {other}: no {100 * level:.4g} % interval of {listed(equal)} leaves out 0."
+        same = (
+            f"These samples do not tell it from {other}: no {100 * level:.4g} % interval of {listed(equal)} leaves"
+            " out 0."
+        )
         return Verdict(name, word, same, cost, tuple(differences))
     if equal:
         parts.append(f"level in {listed(equal)}")
@@ -89,10 +83,7 @@ def verdict(
 
 def _told(differences: Iterable[Difference]) -> str:
     return listed(
-        [
-            f"{NAMES[d.metric]} ({signed(d.value)}, between {signed(d.low)} and {signed(d.high)})"
-            for d in differences
-        ]
+        [f"{NAMES[d.metric]} ({signed(d.value)}, between {signed(d.low)} and {signed(d.high)})" for d in differences]
     )
 
 
@@ -127,7 +118,11 @@ def cost_words(result: Result, reference: Result) -> str:
         against = base.get("expected_macs") or base[key] if key == "macs" else base[key]
         if value and against:
             ratio = value / against
-            parts.append(f"the same {what}" if abs(ratio - 1) < LEVEL else f"{ratio:.{2 if ratio >= 0.095 else 1}{'f' if ratio >= 0.095 else 'g'}} × the {what}")  # fmt: skip
+            parts.append(
+                f"the same {what}"
+                if abs(ratio - 1) < LEVEL
+                else f"{ratio:.{2 if ratio >= 0.095 else 1}{'f' if ratio >= 0.095 else 'g'}} × the {what}"
+            )
     return f"It takes {listed(parts)}." if parts else ""
 
 
@@ -136,9 +131,12 @@ def headline(verdicts: Sequence[Verdict], reference: str) -> str:
     if not verdicts:
         return f"What {short(reference)} is worth"
     says = {
-        "better": "better", "mixed": "better in some and worse in others", "equal": "level", "worse": "worse",
+        "better": "better",
+        "mixed": "better in some and worse in others",
+        "equal": "level",
+        "worse": "worse",
         "unknown": "not compared",
-    }  # fmt: skip
+    }
     parts = []
     for word, judgement in says.items():
         names = [short(v.name) for v in verdicts if v.word == word]
@@ -151,7 +149,7 @@ def headline(verdicts: Sequence[Verdict], reference: str) -> str:
 def figures(result: Result) -> str:
     """The reference's own figures in a sentence."""
     i = result.id
-    quality = [f"Accuracy {i.accuracy:.3f}", f"Brier score {i.brier:.3f}", f"NLL {i.nll:.3f}", f"ECE {i.ece:.3f}"]  # fmt: skip
+    quality = [f"Accuracy {i.accuracy:.3f}", f"Brier score {i.brier:.3f}", f"NLL {i.nll:.3f}", f"ECE {i.ece:.3f}"]
     if "all" in result.ood_average:
         quality.append(f"OOD AUROC {result.ood_average['all'].auroc:.3f}")
     return f"{listed(quality)}."

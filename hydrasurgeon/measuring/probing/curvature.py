@@ -1,4 +1,5 @@
-"""Loss, gradient and Hessian with respect to the weights of heads, and what removing some of them changes (paper 3.2, B.1).
+"""Loss, gradient and Hessian with respect to the weights of heads, and what removing some of them changes (paper 3.2,
+B.1).
 
 With L the mean cross-entropy, θ the weights of q, k, v and W_O, and δθ = −θ at the heads that go:
 
@@ -18,8 +19,6 @@ from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.heads import Head
-
-__all__ = ["Curvature", "Weights", "curvature", "loss_of", "means_by_head", "twice_differentiable"]
 
 Batched = Callable[[], Iterable[tuple[Any, Tensor]]]
 """One pass over (inputs, labels), the same each time."""
@@ -61,18 +60,13 @@ class Weights:
         changes = []
         for parameter, owner, place in zip(self.parameters, self.owners, self.places, strict=True):
             site = self.sites[place]
-            goes = torch.tensor(
-                [Head(site.tower, site.layer, h) in gone for h in site.heads], device=owner.device
-            )
+            goes = torch.tensor([Head(site.tower, site.layer, h) in gone for h in site.heads], device=owner.device)
             changes.append(torch.where(goes[owner], -parameter.detach(), 0))
         return changes
 
     def signs(self, generator: torch.Generator) -> list[Tensor]:
         """Random signs for each weight, alike on any device."""
-        return [
-            torch.randint(0, 2, p.shape, generator=generator).mul_(2).sub_(1).to(p)
-            for p in self.parameters
-        ]
+        return [torch.randint(0, 2, p.shape, generator=generator).mul_(2).sub_(1).to(p) for p in self.parameters]
 
 
 @dataclass(frozen=True)
@@ -136,11 +130,11 @@ def curvature(
     )
 
 
-def _product(slopes: Sequence[Tensor], parameters: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:  # fmt: skip
+def _product(slopes: Sequence[Tensor], parameters: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
     """The Hessian times a vector: the gradient of gradient · vector."""
     total = sum((s * v).sum() for s, v in zip(slopes, vectors, strict=True))
     made = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-    return [torch.zeros_like(p) if m is None else m.detach() for m, p in zip(made, parameters, strict=True)]  # fmt: skip
+    return [torch.zeros_like(p) if m is None else m.detach() for m, p in zip(made, parameters, strict=True)]
 
 
 def _add(totals: Sequence[Tensor], parts: Sequence[Tensor], share: float = 1.0) -> None:
@@ -179,9 +173,7 @@ def loss_of(model: Callable[[Any], Tensor], batches: Iterable[tuple[Any, Tensor]
     return total / samples
 
 
-def means_by_head(
-    weights: Weights, values: Sequence[Tensor]
-) -> Mapping[tuple[str, int], list[float]]:
+def means_by_head(weights: Weights, values: Sequence[Tensor]) -> Mapping[tuple[str, int], list[float]]:
     """(tower, layer) → the mean of `values`, one for each weight, over the weights of each head present."""
     sums: dict[int, Tensor] = {}
     counts: dict[int, Tensor] = {}
@@ -193,6 +185,5 @@ def means_by_head(
         sums[place] = sums.get(place, 0) + part
         counts[place] = counts.get(place, 0) + torch.bincount(index, minlength=heads)
     return {
-        (site.tower, site.layer): (sums[n] / counts[n].clamp(min=1)).tolist()
-        for n, site in enumerate(weights.sites)
+        (site.tower, site.layer): (sums[n] / counts[n].clamp(min=1)).tolist() for n, site in enumerate(weights.sites)
     }

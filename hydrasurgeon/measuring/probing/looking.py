@@ -17,13 +17,7 @@ from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.overlap import in_samples
-from hydrasurgeon.measuring.probing.curvature import (  # fmt: skip
-    Curvature,
-    Weights,
-    curvature,
-    loss_of,
-    means_by_head,
-)
+from hydrasurgeon.measuring.probing.curvature import Curvature, Weights, curvature, loss_of, means_by_head
 from hydrasurgeon.measuring.probing.report import (
     Gradient,
     Hessian,
@@ -34,18 +28,10 @@ from hydrasurgeon.measuring.probing.report import (
     Proposition,
     Separation,
 )
-from hydrasurgeon.measuring.probing.separation import (  # fmt: skip
-    Doubles,
-    Moments,
-    distances,
-    head_moments,
-    plane,
-)
+from hydrasurgeon.measuring.probing.separation import Doubles, Moments, distances, head_moments, plane
 from hydrasurgeon.run import Run
 from hydrasurgeon.runtime.classifier import live_module
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
-
-__all__ = ["Probed", "Subject", "look"]
 
 AT_ONCE = 16
 """Samples in one pass, if nobody says: the graph of a gradient is large."""
@@ -97,9 +83,7 @@ class _Model:
     def batches(self, samples: Samples, what: str) -> Iterator[Any]:
         """In the order of the samples: clean and noisy ones must meet in the same batches."""
         weight = next(self.module.parameters())
-        loader = Batches(
-            samples, self.transform, batch_size=self.run.batch_size or AT_ONCE, skip_bad=self.run.skip_bad
-        )  # fmt: skip
+        loader = Batches(samples, self.transform, batch_size=self.run.batch_size or AT_ONCE, skip_bad=self.run.skip_bad)
         for done, batch in enumerate(loader, 1):
             inputs = moved(batch.inputs, weight.device, weight.dtype)
             labels = None if batch.labels is None else batch.labels.to(weight.device)
@@ -123,7 +107,7 @@ def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
 
     clean = labelled(open_data(subject.data, limit=run.limit, seed=run.seed))
     noisy = labelled(subject.noisy(clean))
-    foreign = [(name, open_data(spec, limit=run.limit, seed=run.seed)) for name, spec in subject.foreign]  # fmt: skip
+    foreign = [(name, open_data(spec, limit=run.limit, seed=run.seed)) for name, spec in subject.foreign]
     widest = max(size.head_dim for size in checkpoint.manifest.towers.values())
     if foreign and len(clean) <= widest:
         raise DataError(
@@ -133,20 +117,25 @@ def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
     module = live_module(checkpoint).to(device=device_of(run.device), dtype=dtype_of(run.dtype))
     module.requires_grad_(False)
     family = checkpoint.family
-    model = _Model(
-        module, family.anatomy(module), family.transform(about, files=checkpoint.files), run
-    )
-    notes = tuple(
-        in_samples(clean, foreign, harm="what is the same in both makes every distance smaller")
-    )
+    model = _Model(module, family.anatomy(module), family.transform(about, files=checkpoint.files), run)
+    notes = tuple(in_samples(clean, foreign, harm="what is the same in both makes every distance smaller"))
     proposition = _proposition(subject, model, clean, noisy)
     if proposition.losses.gap == 0 == proposition.losses.gap_pruned:
-        notes += (f"{noisy.spec} costs the model exactly what {clean.spec} does: no noise, which shows nothing of Proposition 1",)  # fmt: skip
+        notes += (
+            (
+                f"{noisy.spec} costs the model exactly what {clean.spec} does: no noise, which shows nothing of"
+                " Proposition 1"
+            ),
+        )
     separation, pictured, points = _separation(subject, model, clean, foreign)
     report = ProbeReport(
-        name=checkpoint.name.removesuffix(".safetensors"), settings=settings, proposition=proposition,
-        separation=separation, pictured=pictured, notes=notes,
-    )  # fmt: skip
+        name=checkpoint.name.removesuffix(".safetensors"),
+        settings=settings,
+        proposition=proposition,
+        separation=separation,
+        pictured=pictured,
+        notes=notes,
+    )
     return Probed(report, checkpoint.manifest.towers, points)
 
 
@@ -158,7 +147,7 @@ def _proposition(subject: Subject, model: _Model, clean: Samples, noisy: Samples
     def bent(samples: Samples, what: str) -> Curvature:
         return curvature(
             model.module, weights, model.labelled(samples, what), removal, draws=subject.draws, seed=subject.run.seed
-        )  # fmt: skip
+        )
 
     def loss(samples: Samples, what: str) -> float:
         with ablated(model.anatomy.sites, subject.gone):
@@ -168,9 +157,13 @@ def _proposition(subject: Subject, model: _Model, clean: Samples, noisy: Samples
     pruned, both_lost = loss(clean, "clean, pruned"), loss(noisy, "noisy, pruned")
     gap, gap_pruned = spoiled.loss - plain.loss, both_lost - pruned
     losses = {
-        "clean": plain.loss, "noisy": spoiled.loss, "clean_pruned": pruned, "noisy_pruned": both_lost,
-        "gap": gap, "gap_pruned": gap_pruned,
-    }  # fmt: skip
+        "clean": plain.loss,
+        "noisy": spoiled.loss,
+        "clean_pruned": pruned,
+        "noisy_pruned": both_lost,
+        "gap": gap,
+        "gap_pruned": gap_pruned,
+    }
     if not all(math.isfinite(value) for value in (*losses.values(), *plain.means, *spoiled.means)):
         raise SurgeryError(
             f"probe: losses or second derivatives of {subject.checkpoint.name} are not finite",
@@ -246,7 +239,7 @@ def _separation(
         return (), None, {}
 
     def moments(samples: Samples, what: str) -> dict[tuple[str, int], Moments]:
-        return head_moments(model.module, model.anatomy, model.placed(samples, what), _spread(len(samples)))  # fmt: skip
+        return head_moments(model.module, model.anatomy, model.placed(samples, what), _spread(len(samples)))
 
     inside = moments(clean, "heads on the data")
     least, most = subject.ranked[:SHOWN], subject.ranked[: -SHOWN - 1 : -1]
@@ -259,18 +252,17 @@ def _separation(
         last = both[max(both, key=lambda place: place[1])]
         rows.append(
             Separation(
-                name=name, samples=len(samples),
+                name=name,
+                samples=len(samples),
                 euclidean=_per_head(subject.checkpoint, {place: pair[0] for place, pair in both.items()}),
                 mahalanobis=_per_head(subject.checkpoint, {place: pair[1] for place, pair in both.items()}),
                 last_layer={"euclidean": float(np.mean(last[0])), "mahalanobis": float(np.mean(last[1]))},
             )
-        )  # fmt: skip
-        placed = {head: _in_plane(subject.checkpoint, head, inside, outside) for head in (*most, *least)}  # fmt: skip
+        )
+        placed = {head: _in_plane(subject.checkpoint, head, inside, outside) for head in (*most, *least)}
         points[name] = {head: (a, b) for head, (a, b, _) in placed.items()}
         explained[name] = tuple(placed[head][2] for head in (*most, *least))
-    pictured = Pictured(
-        method=subject.method, most=_plain(most), least=_plain(least), explained=explained
-    )
+    pictured = Pictured(method=subject.method, most=_plain(most), least=_plain(least), explained=explained)
     return tuple(rows), pictured if subject.ranked else None, points
 
 

@@ -1,4 +1,5 @@
-"""A probe in pictures: curvature and separation by head, and the heads that matter most and least in the plane (Figure 4)."""
+"""A probe in pictures: curvature and separation by head, and the heads that matter most and least in the plane (Figure
+4)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,6 @@ from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.probing.looking import Points, Probed
 
-__all__ = ["draw_probe"]
-
 ACROSS = 3
 """Heads in a row of each half."""
 SQUARE = 1.7
@@ -25,7 +24,7 @@ def draw_probe(probed: Probed, path: Path) -> None:
     import matplotlib
 
     report = probed.report
-    maps = [HeadMap("H noisy − H clean, mean diagonal", report.proposition.hessian.heads, centred=True)]  # fmt: skip
+    maps = [HeadMap("H noisy − H clean, mean diagonal", report.proposition.hessian.heads, centred=True)]
     maps += [HeadMap(f"Mahalanobis, {each.name}", each.mahalanobis) for each in report.separation]
     rows = in_rows(maps)
     sizes = [row_inches(row) for row in rows]
@@ -45,7 +44,7 @@ def draw_probe(probed: Probed, path: Path) -> None:
 def _rows(probed: Probed) -> int:
     """Rows of heads in each half."""
     pictured = probed.report.pictured
-    return 1 if pictured is None else math.ceil(max(len(pictured.most), len(pictured.least), 1) / ACROSS)  # fmt: skip
+    return 1 if pictured is None else math.ceil(max(len(pictured.most), len(pictured.least), 1) / ACROSS)
 
 
 def _planes(part: Any, name: str, probed: Probed, points: Mapping[Head, Points]) -> None:
@@ -53,17 +52,17 @@ def _planes(part: Any, name: str, probed: Probed, points: Mapping[Head, Points])
     pictured = probed.report.pictured
     assert pictured is not None, "there are points"
     halves = part.subfigures(1, 2)
-    for half, title, heads in zip(
-        halves, ("most", "least"), (pictured.most, pictured.least), strict=True
-    ):
+    for half, title, heads in zip(halves, ("most", "least"), (pictured.most, pictured.least), strict=True):
         half.suptitle(f"{title} important heads by {pictured.method}; ID and {name}")
         grid = half.subplots(_rows(probed), ACROSS, squeeze=False).ravel()
         for place in grid[len(heads) :]:
             place.set_axis_off()
         for place, entry in zip(grid, heads, strict=False):
             head = Head(*entry)
-            for rows, colour, marker, label in zip(points[head], ("C0", "C1"), "ox", ("ID", name), strict=True):  # fmt: skip
-                place.scatter(rows[:, 0], rows[:, 1], s=5, c=colour, marker=marker, alpha=0.6, linewidths=0.7, label=label)  # fmt: skip
+            for rows, colour, marker, label in zip(points[head], ("C0", "C1"), "ox", ("ID", name), strict=True):
+                place.scatter(
+                    rows[:, 0], rows[:, 1], s=5, c=colour, marker=marker, alpha=0.6, linewidths=0.7, label=label
+                )
             place.set(title=f"layer {head.layer}, head {head.number}", xticks=[], yticks=[])
         if heads:
             grid[0].legend(fontsize=6, markerscale=2, framealpha=0.8)

@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Gradient", "Hessian", "Losses", "Pictured", "ProbeReport", "Proposition", "Separation"]
-
 PerHead = dict[str, tuple[tuple[float | None, ...], ...]]
 """tower → [layer][head] of the original model; None for heads that are gone, or were not looked at."""
 Heads = tuple[tuple[str, int, int], ...]

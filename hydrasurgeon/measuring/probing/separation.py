@@ -20,8 +20,6 @@ from torch import Tensor
 from hydrasurgeon.anatomy.hooks import removed
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
 
-__all__ = ["Moments", "distances", "head_moments", "plane"]
-
 MASK = "attention_mask"
 """Under which name texts say which of their tokens are real."""
 Doubles = NDArray[np.float64]
@@ -39,7 +37,7 @@ class Moments:
     rows: list[NDArray[np.float32]] = field(default_factory=list)
     """Of the samples that a picture shows: [head, head_dim] each."""
 
-    def add(self, vectors: Float[Tensor, "batch head head_dim"], pictured: NDArray[np.bool_]) -> None:  # fmt: skip
+    def add(self, vectors: Float[Tensor, "batch head head_dim"], pictured: NDArray[np.bool_]) -> None:
         values = vectors.double().cpu().numpy()
         if self.shift is None:
             self.shift = values.mean(axis=0)
@@ -112,9 +110,7 @@ def distances(inside: Moments, outside: Moments) -> tuple[list[float], list[floa
     return euclidean.tolist(), np.sqrt(np.maximum(squared, 0)).tolist()
 
 
-def plane(
-    inside: NDArray[np.float32], outside: NDArray[np.float32]
-) -> tuple[Doubles, Doubles, float]:
+def plane(inside: NDArray[np.float32], outside: NDArray[np.float32]) -> tuple[Doubles, Doubles, float]:
     """Both sets' vectors on the first two principal components of all, and the share of variance these hold."""
     both = np.concatenate([inside, outside]).astype(np.float64)
     both -= both.mean(axis=0)

@@ -16,8 +16,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.foreign import read_text
 from hydrasurgeon.lookup import did_you_mean
 
-__all__ = ["Augment", "Recipe", "load_recipe", "recipe_names"]
-
 # Of a recipe's file.
 MAX_BYTES = 1 << 20
 # timm's notation without its tables of weights; what else stands there, timm answers with an assertion.
@@ -80,15 +78,14 @@ class Recipe(BaseModel):
     augment: Augment = Augment()
     last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
-    freeze: tuple[
-        Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...
-    ] = ()
+    freeze: tuple[Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...] = ()
     classifier: Literal["keep", "zero", "fresh"] = "keep"
     """Anything but keep adapts the model to the classes of the data."""
     max_length: Count | None = None
     """Tokens of a text."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights, and keep them beside these."""
+    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights, and keep them
+    beside these."""
     lora_alpha: float = Field(8, gt=0)
     """What such changes are scaled by: alpha / rank."""
 
@@ -100,17 +97,11 @@ class Recipe(BaseModel):
 
 
 def recipe_names() -> list[str]:
-    return sorted(
-        f.name.removesuffix(".toml") for f in files(__name__).iterdir() if f.name.endswith(".toml")
-    )
+    return sorted(f.name.removesuffix(".toml") for f in files(__name__).iterdir() if f.name.endswith(".toml"))
 
 
 def load_recipe(
-    name: str | Path,
-    overrides: Mapping[str, str],
-    *,
-    batch_size: int | None = None,
-    freeze: str | None = None,
+    name: str | Path, overrides: Mapping[str, str], *, batch_size: int | None = None, freeze: str | None = None
 ) -> Recipe:
     """A recipe of the package or a TOML file, with some fields replaced."""
     if str(name) in recipe_names():
@@ -126,19 +117,14 @@ def load_recipe(
         fields = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers too long for Python, tables too deep
         raise UsageError(f"--recipe {name}: not TOML ({error})") from error
-    if not isinstance(fields.get("augment", {}), dict) or not isinstance(
-        fields.get("freeze", []), list
-    ):
+    if not isinstance(fields.get("augment", {}), dict) or not isinstance(fields.get("freeze", []), list):
         raise UsageError(f"--recipe {name}: augment is a table, freeze a list")
     for key, value in overrides.items():
         _override(fields, key, value)
     if batch_size is not None:
         fields["batch_size"] = batch_size
     if freeze is not None:
-        fields["freeze"] = [
-            *fields.get("freeze", []),
-            *(part.strip() for part in freeze.split(",")),
-        ]
+        fields["freeze"] = [*fields.get("freeze", []), *(part.strip() for part in freeze.split(","))]
     try:
         return Recipe.model_validate(fields)
     except ValidationError as error:
@@ -146,17 +132,12 @@ def load_recipe(
         where = ".".join(str(part) for part in first["loc"])[:100]
         raise UsageError(
             f"recipe {name}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}",
-            hint=f"Fields: {', '.join(_field_names())}."
-            if first["type"] == "extra_forbidden"
-            else None,
+            hint=f"Fields: {', '.join(_field_names())}." if first["type"] == "extra_forbidden" else None,
         ) from error
 
 
 def _field_names() -> list[str]:
-    return [
-        *(n for n in Recipe.model_fields if n != "augment"),
-        *(f"augment.{n}" for n in Augment.model_fields),
-    ]
+    return [*(n for n in Recipe.model_fields if n != "augment"), *(f"augment.{n}" for n in Augment.model_fields)]
 
 
 def _override(fields: dict[str, Any], key: str, value: str) -> None:

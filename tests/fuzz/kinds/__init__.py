@@ -10,8 +10,6 @@ from random import Random
 from fuzz.bases import Bases
 from fuzz.guard import Attempt
 
-__all__ = ["KINDS", "Kind"]
-
 
 @dataclass(frozen=True)
 class Kind:

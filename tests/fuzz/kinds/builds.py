@@ -15,8 +15,6 @@ from fuzz.hostile import damaged, mutated, scalar, to_json, value
 from fuzz.kinds.predictions import CHANGES, _file
 from fuzz.kinds.states import _arrays, _hashed
 
-__all__ = ["EXITS", "make"]
-
 # A folder of other work is a wrong command; one that somebody changed cannot be read.
 EXITS = {0, 2, 3, 5}
 IDENTITY = {"weights": "0" * 64, "val": ["8 rows 0a1b2c3d4e5f"], "criteria": ["taylor"], "seed": 0}
@@ -69,9 +67,7 @@ def _answers(random: Random, bases: Bases) -> Attempt:
     for name, tensors in zip(_names(), sets, strict=True):
         changed = mutated(about, random) if random.random() < 0.2 else about
         content = _file(tensors, to_json(changed), random)
-        files[f"work/answers/{name}"] = (
-            damaged(content, random) if random.random() < 0.05 else content
-        )
+        files[f"work/answers/{name}"] = damaged(content, random) if random.random() < 0.05 else content
 
     def call(folder: Path, out: Path) -> object:
         from hydrasurgeon.criteria.together.choice import Pool, choose
@@ -91,9 +87,28 @@ def _command(bases: Bases) -> tuple[str, ...]:
     """The same folder, met by a build of its own, which has other data."""
     data, ood = _arrays(bases.folder)
     return (
-        "build", str(bases.path("scored")), "--data", data, "--val", str(_val(bases.folder)), "--ood", ood, "--criteria", "magnitude",
-        "--candidates", "1", "--no-calibrate", "--dry-run", "--device", "cpu", "--quiet", "--cache", "{}/work", "-o", "{out}/b.safetensors",
-    )  # fmt: skip
+        "build",
+        str(bases.path("scored")),
+        "--data",
+        data,
+        "--val",
+        str(_val(bases.folder)),
+        "--ood",
+        ood,
+        "--criteria",
+        "magnitude",
+        "--candidates",
+        "1",
+        "--no-calibrate",
+        "--dry-run",
+        "--device",
+        "cpu",
+        "--quiet",
+        "--cache",
+        "{}/work",
+        "-o",
+        "{out}/b.safetensors",
+    )
 
 
 @cache
@@ -113,9 +128,10 @@ def _logits(seed: int) -> dict[str, Any]:
 
     drawn = np.random.default_rng(seed)
     return {
-        "logits": drawn.normal(size=(8, 1, 3)).astype("f4"), "labels": np.arange(8) % 3,
+        "logits": drawn.normal(size=(8, 1, 3)).astype("f4"),
+        "labels": np.arange(8) % 3,
         "ood.0.logits": drawn.normal(size=(6, 1, 3)).astype("f4"),
-    }  # fmt: skip
+    }
 
 
 def _candidates() -> tuple[Any, ...]:

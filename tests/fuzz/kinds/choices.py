@@ -14,8 +14,6 @@ from fuzz.bases import Bases
 from fuzz.guard import Attempt, Fifo, Link
 from fuzz.hostile import damaged, mutated, scalar, text, to_json, value
 
-__all__ = ["EXITS", "make"]
-
 # They belong to a command line: what is wrong with them is wrong usage, or a cut that cannot be made.
 EXITS = {0, 2, 4}
 
@@ -29,20 +27,12 @@ def _mask(random: Random, bases: Bases) -> Attempt:
     from hydrasurgeon.files.manifest import parse_manifest
 
     base = bases.checkpoint(
-        random.choice(
-            (
-                "scored",
-                "member-0",
-                "clip-0" if "OpenCLIP" in (bases.families or ("OpenCLIP",)) else "scored",
-            )
-        )
+        random.choice(("scored", "member-0", "clip-0" if "OpenCLIP" in (bases.families or ("OpenCLIP",)) else "scored"))
     )
     manifest = parse_manifest(json.dumps(base.manifest), "base")
     kept = base.manifest["kept"]
     masks = {
-        tower: [
-            [head in row for head in range(base.manifest["towers"][tower]["heads"])] for row in rows
-        ]
+        tower: [[head in row for head in range(base.manifest["towers"][tower]["heads"])] for row in rows]
         for tower, rows in kept.items()
     }
     document = random.choice(
@@ -67,18 +57,14 @@ def _mask(random: Random, bases: Bases) -> Attempt:
 
     files: dict[str, Any] = {name: _or_odd(content, random)}
     return Attempt(
-        files,
-        call,
-        ("prune", str(bases.path(base.name)), "--mask", "{}/" + name, "-o", "{out}/p.safetensors"),
+        files, call, ("prune", str(bases.path(base.name)), "--mask", "{}/" + name, "-o", "{out}/p.safetensors")
     )
 
 
 @cache
 def _recipes() -> tuple[str, ...]:
     folder = resources("hydrasurgeon.tuning.recipes")
-    return tuple(
-        sorted(entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".toml"))
-    )
+    return tuple(sorted(entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
 def _recipe(random: Random, bases: Bases) -> Attempt:
@@ -88,18 +74,7 @@ def _recipe(random: Random, bases: Bases) -> Attempt:
     document = tomllib.loads(source)
     for _ in range(random.randint(1, 3)):
         key = random.choice(
-            (
-                *document,
-                "steps",
-                "epochs",
-                "augment",
-                "freeze",
-                "batch_size",
-                "lr",
-                "warmup",
-                "betas",
-                text(random),
-            )
+            (*document, "steps", "epochs", "augment", "freeze", "batch_size", "lr", "warmup", "betas", text(random))
         )
         how = random.randrange(3)
         if how == 0:
@@ -116,24 +91,19 @@ def _recipe(random: Random, bases: Bases) -> Attempt:
                     },
                 )
             )
-    content = "".join(
-        f"{json.dumps(key)} = {_toml(one)}\n" for key, one in document.items()
-    ).encode("utf-8", "surrogatepass")
+    content = "".join(f"{json.dumps(key)} = {_toml(one)}\n" for key, one in document.items()).encode(
+        "utf-8", "surrogatepass"
+    )
     if random.random() < 0.1:
         content = damaged(content, random)
     if random.random() < 0.02:
         content = random.choice(
-            (
-                b"a = " + b"[" * 50_000,
-                b"[" + b"a." * 2000 + b"a]",
-                b"a." * 2000 + b"b = 1",
-                b"x = " + b"1" * 10_000,
-            )
+            (b"a = " + b"[" * 50_000, b"[" + b"a." * 2000 + b"a]", b"a." * 2000 + b"b = 1", b"x = " + b"1" * 10_000)
         )
     options = {
-        random.choice(
-            ("lr", "steps", "augment.hflip", "betas", "freeze", text(random))
-        ): random.choice((text(random), to_json(value(random)), "1e-3"))
+        random.choice(("lr", "steps", "augment.hflip", "betas", "freeze", text(random))): random.choice(
+            (text(random), to_json(value(random)), "1e-3")
+        )
         for _ in range(random.choice((0, 0, 1)))
     }
 
@@ -163,9 +133,7 @@ def _toml(part: Any) -> str:
     if isinstance(part, bool):
         return str(part).lower()
     if isinstance(part, dict):
-        return (
-            "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in part.items()) + "}"
-        )
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in part.items()) + "}"
     if isinstance(part, list | tuple):
         return "[" + ", ".join(map(_toml, part)) + "]"
     if part is None:
@@ -177,16 +145,9 @@ def _names(random: Random, bases: Bases) -> Attempt:
     from hydrasurgeon.families.prompts import read_labels, read_templates
 
     ending = random.choice((".txt", ".json"))
-    names = [
-        random.choice((text(random), "cat", "dog", "a {label}"))
-        for _ in range(random.choice((0, 1, 2, 3, 1000)))
-    ]
+    names = [random.choice((text(random), "cat", "dog", "a {label}")) for _ in range(random.choice((0, 1, 2, 3, 1000)))]
     document: Any = "\n".join(names) if ending == ".txt" else names
-    content = (
-        document.encode("utf-8", "surrogatepass")
-        if isinstance(document, str)
-        else _written(document, random)
-    )
+    content = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else _written(document, random)
     if random.random() < 0.2:
         content = damaged(content, random)
     labels = random.random() < 0.6
@@ -213,7 +174,5 @@ def _written(document: Any, random: Random) -> bytes:
 def _or_odd(content: bytes, random: Random) -> Any:
     """Now and then no regular file at all."""
     return (
-        random.choice((Fifo(), Link("/dev/zero"), Link("nowhere"), Link(".")))
-        if random.random() < 0.003
-        else content
+        random.choice((Fifo(), Link("/dev/zero"), Link("nowhere"), Link("."))) if random.random() < 0.003 else content
     )

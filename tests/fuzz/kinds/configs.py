@@ -12,40 +12,57 @@ from fuzz.bases import Bases
 from fuzz.guard import Attempt, Fifo, Link
 from fuzz.hostile import damaged, mutated, text, to_json, value
 
-__all__ = ["EXITS", "make", "use"]
-
 EXITS = {0, 3, 4}
 EXTRA = (
-    "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
-    "added_tokens.json", "config.json", "open_clip_config.json", "heads.json", "chat_template.jinja", "tokenizer.py", "modeling.py",
-    "model.safetensors.index.json", "pytorch_model.bin", "adapter_config.json", "generation_config.json",
-)  # fmt: skip
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "config.json",
+    "open_clip_config.json",
+    "heads.json",
+    "chat_template.jinja",
+    "tokenizer.py",
+    "modeling.py",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "adapter_config.json",
+    "generation_config.json",
+)
 
 
 def make(random: Random, bases: Bases) -> Attempt:
     family = random.choice(list(bases.directories))
     files: dict[str, Any] = dict(bases.directories[family])
     if family == "OpenCLIP":
-        files.pop(
-            "heads.json", None
-        )  # what its class names are recorded in; manifests have a kind of their own
+        files.pop("heads.json", None)  # what its class names are recorded in; manifests have a kind of their own
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         random.choice(WAYS)(files, random)
     runs = random.random()
     # A config is read wherever it lies, and a few fields of it; a tokenizer's texts would travel on.
     linked = {name for name, content in files.items() if isinstance(content, Link)}
     return Attempt(
-        {f"m/{name}": content for name, content in files.items()}, lambda folder, out: use(folder / "m", runs), _command(random),
+        {f"m/{name}": content for name, content in files.items()},
+        lambda folder, out: use(folder / "m", runs),
+        _command(random),
         reads=bool(linked & {"config.json", "open_clip_config.json", "heads.json", "model.safetensors.index.json"}),
-    )  # fmt: skip
+    )
 
 
 def _command(random: Random) -> tuple[str, ...]:
-    return random.choice((
-        ("inspect", "{}/m", "--json"), ("inspect", "{}/m"), ("prune", "{}/m", "--method", "random", "--keep", "2", "-o", "{out}/p"),
-        ("prune", "{}/m/model.safetensors", "--method", "random", "--keep", "2", "-o", "{out}/p/"),
-        ("score", "{}/m", "--method", "random", "-o", "{out}/s.safetensors"),
-    ))  # fmt: skip
+    return random.choice(
+        (
+            ("inspect", "{}/m", "--json"),
+            ("inspect", "{}/m"),
+            ("prune", "{}/m", "--method", "random", "--keep", "2", "-o", "{out}/p"),
+            ("prune", "{}/m/model.safetensors", "--method", "random", "--keep", "2", "-o", "{out}/p/"),
+            ("score", "{}/m", "--method", "random", "-o", "{out}/s.safetensors"),
+        )
+    )
 
 
 def use(path: Path, runs: float) -> None:
@@ -80,11 +97,7 @@ def _read(path: Path) -> bytes:
 
 def _texts(files: dict[str, Any]) -> list[str]:
     """What can be read and changed as JSON."""
-    return [
-        name
-        for name, content in files.items()
-        if name.endswith(".json") and isinstance(content, bytes | Path)
-    ]
+    return [name for name, content in files.items() if name.endswith(".json") and isinstance(content, bytes | Path)]
 
 
 def _fields(files: dict[str, Any], random: Random) -> None:
@@ -101,14 +114,7 @@ def _fields(files: dict[str, Any], random: Random) -> None:
 
 def _sizes(files: dict[str, Any], random: Random) -> None:
     """The numbers and names that say how large a model is, and what is loaded for it."""
-    name = next(
-        (
-            n
-            for n in ("open_clip_config.json", "config.json")
-            if isinstance(files.get(n), bytes | Path)
-        ),
-        None,
-    )
+    name = next((n for n in ("open_clip_config.json", "config.json") if isinstance(files.get(n), bytes | Path)), None)
     if name is None:
         return
     try:
@@ -128,18 +134,74 @@ def _sizes(files: dict[str, Any], random: Random) -> None:
     if not holders:
         return
     holder = random.choice(holders)
-    key = random.choice((
-        *holder, *holder, "num_hidden_layers", "num_attention_heads", "hidden_size", "depth", "num_heads", "embed_dim", "img_size", "patch_size",
-        "layers", "width", "heads", "head_width", "vocab_size", "context_length", "attn_implementation", "_attn_implementation",
-        "checkpoint_path", "auto_map", "architectures", "architecture", "model_type", "num_labels", "id2label", "label2id", "label_names",
-        "max_position_embeddings", "image_size", "num_channels", "torch_dtype", "dtype", "quantization_config", "hf_tokenizer_name", "hf_model_name",
-        "timm_model_name", "pretrained_cfg", "input_size", "global_pool", "problem_type", "tie_word_embeddings", "is_decoder", "add_pooling_layer",
-        "chunk_size_feed_forward", "qkv_bias", "mlp_ratio", "pooling_type", "hidden_act", "layer_norm_eps", "trust_remote_code",
-    ))  # fmt: skip
-    holder[key] = random.choice((
-        value(random), random.choice((0, 1, 2, 3, 5, 8, 64, 100, 10**7, 10**9, -1)), text(random), {"0": "a"}, {"0": "a", "1": "b", "2": "c"},
-        {str(i): f"c{i}" for i in range(2000)}, ["a", "b", "c"], [holder.get(key)], "Bert\nX", {"AutoModel": "x.Y"},
-    ))  # fmt: skip
+    key = random.choice(
+        (
+            *holder,
+            *holder,
+            "num_hidden_layers",
+            "num_attention_heads",
+            "hidden_size",
+            "depth",
+            "num_heads",
+            "embed_dim",
+            "img_size",
+            "patch_size",
+            "layers",
+            "width",
+            "heads",
+            "head_width",
+            "vocab_size",
+            "context_length",
+            "attn_implementation",
+            "_attn_implementation",
+            "checkpoint_path",
+            "auto_map",
+            "architectures",
+            "architecture",
+            "model_type",
+            "num_labels",
+            "id2label",
+            "label2id",
+            "label_names",
+            "max_position_embeddings",
+            "image_size",
+            "num_channels",
+            "torch_dtype",
+            "dtype",
+            "quantization_config",
+            "hf_tokenizer_name",
+            "hf_model_name",
+            "timm_model_name",
+            "pretrained_cfg",
+            "input_size",
+            "global_pool",
+            "problem_type",
+            "tie_word_embeddings",
+            "is_decoder",
+            "add_pooling_layer",
+            "chunk_size_feed_forward",
+            "qkv_bias",
+            "mlp_ratio",
+            "pooling_type",
+            "hidden_act",
+            "layer_norm_eps",
+            "trust_remote_code",
+        )
+    )
+    holder[key] = random.choice(
+        (
+            value(random),
+            random.choice((0, 1, 2, 3, 5, 8, 64, 100, 10**7, 10**9, -1)),
+            text(random),
+            {"0": "a"},
+            {"0": "a", "1": "b", "2": "c"},
+            {str(i): f"c{i}" for i in range(2000)},
+            ["a", "b", "c"],
+            [holder.get(key)],
+            "Bert\nX",
+            {"AutoModel": "x.Y"},
+        )
+    )
     files[name] = to_json(document).encode("utf-8", "surrogatepass")
 
 
@@ -149,13 +211,7 @@ def _sharded(files: dict[str, Any], random: Random) -> None:
     if weights is None:
         return
     shard = random.choice(
-        (
-            "model-00001-of-00001.safetensors",
-            weights,
-            text(random),
-            "../outside.safetensors",
-            "sub/x.safetensors",
-        )
+        ("model-00001-of-00001.safetensors", weights, text(random), "../outside.safetensors", "sub/x.safetensors")
     )
     honest = {
         "metadata": {"total_size": 1},
@@ -182,10 +238,22 @@ def _missing(files: dict[str, Any], random: Random) -> None:
 
 def _more(files: dict[str, Any], random: Random) -> None:
     name = random.choice(EXTRA)
-    files[name] = random.choice((
-        b"{}", b"", b"[]", to_json(value(random)).encode("utf-8", "surrogatepass"), random.randbytes(50), b"raise SystemExit(3)\n",
-        json.dumps({"tokenizer_class": random.choice(("BertTokenizer", "X", "AutoTokenizer", "CLIPTokenizer")), "auto_map": {"AutoTokenizer": ["tokenizer.T", None]}}).encode(),
-    ))  # fmt: skip
+    files[name] = random.choice(
+        (
+            b"{}",
+            b"",
+            b"[]",
+            to_json(value(random)).encode("utf-8", "surrogatepass"),
+            random.randbytes(50),
+            b"raise SystemExit(3)\n",
+            json.dumps(
+                {
+                    "tokenizer_class": random.choice(("BertTokenizer", "X", "AutoTokenizer", "CLIPTokenizer")),
+                    "auto_map": {"AutoTokenizer": ["tokenizer.T", None]},
+                }
+            ).encode(),
+        )
+    )
 
 
 def _bytes(files: dict[str, Any], random: Random) -> None:
@@ -200,9 +268,17 @@ def _elsewhere(files: dict[str, Any], random: Random) -> None:
     """A companion that is a link to another's file, a folder, or a pipe."""
     name = random.choice([n for n in files if not n.endswith(".safetensors")] or ["config.json"])
     files.pop(name, None)
-    files[random.choice((name, name, f"{name}/"))] = random.choice((
-        Link("/etc/hostname"), Link("../../outside.json"), Link("nowhere"), Link(name), Link("/dev/zero"), Link(".."), Fifo(),
-    ))  # fmt: skip
+    files[random.choice((name, name, f"{name}/"))] = random.choice(
+        (
+            Link("/etc/hostname"),
+            Link("../../outside.json"),
+            Link("nowhere"),
+            Link(name),
+            Link("/dev/zero"),
+            Link(".."),
+            Fifo(),
+        )
+    )
 
 
 def _tokenizer(files: dict[str, Any], random: Random) -> None:
@@ -215,31 +291,66 @@ def _tokenizer(files: dict[str, Any], random: Random) -> None:
         return
     if not isinstance(document, dict):
         return
-    document[random.choice(("pre_tokenizer", "normalizer", "decoder", "post_processor", "truncation", "padding", "model", "added_tokens", "version"))] = random.choice((
-        {"type": "Split", "pattern": {"Regex": random.choice(("(a+)+$", "(x*)*y", "(x+x+)+y", "[", "(?=", "." * 5000, "(" * 3000))}, "behavior": "Isolated", "invert": False},
-        {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "x" * 100_000}, {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
-        {"type": "Prepend", "prepend": "x" * 1_000_000}, {"direction": "Right", "max_length": 2**40, "strategy": "LongestFirst", "stride": 0},
-        {"strategy": {"Fixed": 2**33}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
-        {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": 2**33, "pad_id": 1, "pad_type_id": 0, "pad_token": "[PAD]"},
-        {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 500, "pair": [], "special_tokens": {}},
-        {"type": "WordLevel", "vocab": {"[UNK]": 2**31, "good": 10**6, "[PAD]": 1}, "unk_token": "[UNK]"},
-        {"type": "WordLevel", "vocab": {"[UNK]": 0, "good": 99}, "unk_token": "[UNK]"}, {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]},
-        {"type": "Unigram", "vocab": [["a", float("nan")]], "unk_id": 5}, [{"id": 2**31, "content": "good", "special": True}], value(random), None,
-    ))  # fmt: skip
+    document[
+        random.choice(
+            (
+                "pre_tokenizer",
+                "normalizer",
+                "decoder",
+                "post_processor",
+                "truncation",
+                "padding",
+                "model",
+                "added_tokens",
+                "version",
+            )
+        )
+    ] = random.choice(
+        (
+            {
+                "type": "Split",
+                "pattern": {
+                    "Regex": random.choice(("(a+)+$", "(x*)*y", "(x+x+)+y", "[", "(?=", "." * 5000, "(" * 3000))
+                },
+                "behavior": "Isolated",
+                "invert": False,
+            },
+            {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "x" * 100_000},
+            {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+            {"type": "Prepend", "prepend": "x" * 1_000_000},
+            {"direction": "Right", "max_length": 2**40, "strategy": "LongestFirst", "stride": 0},
+            {
+                "strategy": {"Fixed": 2**33},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "[PAD]",
+            },
+            {
+                "strategy": "BatchLongest",
+                "direction": "Right",
+                "pad_to_multiple_of": 2**33,
+                "pad_id": 1,
+                "pad_type_id": 0,
+                "pad_token": "[PAD]",
+            },
+            {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 500,
+                "pair": [],
+                "special_tokens": {},
+            },
+            {"type": "WordLevel", "vocab": {"[UNK]": 2**31, "good": 10**6, "[PAD]": 1}, "unk_token": "[UNK]"},
+            {"type": "WordLevel", "vocab": {"[UNK]": 0, "good": 99}, "unk_token": "[UNK]"},
+            {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]},
+            {"type": "Unigram", "vocab": [["a", float("nan")]], "unk_id": 5},
+            [{"id": 2**31, "content": "good", "special": True}],
+            value(random),
+            None,
+        )
+    )
     files["tokenizer.json"] = to_json(document).encode("utf-8", "surrogatepass")
 
 
-WAYS = (
-    _fields,
-    _fields,
-    _fields,
-    _sizes,
-    _sizes,
-    _sizes,
-    _sharded,
-    _missing,
-    _more,
-    _bytes,
-    _elsewhere,
-    _tokenizer,
-)
+WAYS = (_fields, _fields, _fields, _sizes, _sizes, _sizes, _sharded, _missing, _more, _bytes, _elsewhere, _tokenizer)

@@ -17,8 +17,6 @@ from fuzz.bases import Bases
 from fuzz.guard import Attempt, Fifo, Link
 from fuzz.hostile import NUMBERS, damaged, mutated, scalar, text, to_json, value
 
-__all__ = ["EXITS", "make", "use"]
-
 EXITS = {0, 5}
 
 
@@ -37,18 +35,7 @@ def _command(random: Random, name: str, bases: Bases) -> tuple[str, ...]:
     if text and "BERT" in (bases.families or ("BERT",)):
         image = random.choice((image, str(bases.directory("BERT"))))
     more = random.choice(((), ("--limit", "1"), ("--ood", "{}/" + name), ("--skip-bad",)))
-    return (
-        "eval",
-        image,
-        "--data",
-        "{}/" + name,
-        "--device",
-        "cpu",
-        "--quiet",
-        "--json",
-        "-",
-        *more,
-    )
+    return ("eval", image, "--data", "{}/" + name, "--device", "cpu", "--quiet", "--json", "-", *more)
 
 
 def use(path: Path, seed: int) -> None:
@@ -108,14 +95,22 @@ def _npz(random: Random) -> tuple[str, dict[str, Any]]:
     arrays: dict[str, bytes] = {}
     what = random.randrange(8)
     if what == 0:
-        images = images.astype(
-            random.choice(("f4", "i8", "u2", "?", "S3", "U4", "c8", "M8[s]", "V4"))
-        )
+        images = images.astype(random.choice(("f4", "i8", "u2", "?", "S3", "U4", "c8", "M8[s]", "V4")))
     elif what == 1:
-        labels = random.choice((
-            np.arange(rows + 1), labels.astype("f8"), labels.astype("u8") + 2**63, -labels - 5, labels.astype("U2"), labels[:, None], labels.astype("?"),
-            np.full(rows, 2**62), np.array(3), labels.astype("m8[s]"),
-        ))  # fmt: skip
+        labels = random.choice(
+            (
+                np.arange(rows + 1),
+                labels.astype("f8"),
+                labels.astype("u8") + 2**63,
+                -labels - 5,
+                labels.astype("U2"),
+                labels[:, None],
+                labels.astype("?"),
+                np.full(rows, 2**62),
+                np.array(3),
+                labels.astype("m8[s]"),
+            )
+        )
     elif what == 2:
         arrays["classes"] = _npy(
             random.choice(
@@ -132,9 +127,7 @@ def _npz(random: Random) -> tuple[str, dict[str, Any]]:
             )
         )
     elif what == 3:
-        arrays[random.choice(("images", "labels", "classes"))] = _npy(
-            np.array([{"a": 1}, print], dtype=object)
-        )
+        arrays[random.choice(("images", "labels", "classes"))] = _npy(np.array([{"a": 1}, print], dtype=object))
     arrays = {"images": _npy(images), "labels": _npy(labels), **arrays}
     if random.random() < 0.4:
         name = random.choice(list(arrays))
@@ -142,18 +135,11 @@ def _npz(random: Random) -> tuple[str, dict[str, Any]]:
     if random.random() < 0.1:
         del arrays[random.choice(list(arrays))]
     file = io.BytesIO()
-    with zipfile.ZipFile(
-        file, "w", random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-    ) as archive:
+    with zipfile.ZipFile(file, "w", random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
         for name, content in arrays.items():
-            archive.writestr(
-                random.choice((f"{name}.npy",) * 12 + (name, f"../{name}.npy", _name(random))),
-                content,
-            )
+            archive.writestr(random.choice((f"{name}.npy",) * 12 + (name, f"../{name}.npy", _name(random))), content)
         if random.random() < 0.05:
-            archive.writestr(
-                "images.npy", b"twice"
-            ) if "images.npy" not in archive.namelist() else None
+            archive.writestr("images.npy", b"twice") if "images.npy" not in archive.namelist() else None
     content = file.getvalue()
     if random.random() < 0.25:
         content = damaged(content, random)
@@ -200,13 +186,7 @@ def _header(content: bytes, random: Random) -> bytes:
     told = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
     if random.random() < 0.05:
         told = random.choice(
-            (
-                "(" * 10_000,
-                "{'descr': __import__('os').system('true')}",
-                "1" * 5000,
-                " " * 20_000,
-                told * 200,
-            )
+            ("(" * 10_000, "{'descr': __import__('os').system('true')}", "1" * 5000, " " * 20_000, told * 200)
         )
     raw = told.encode() + b" " * 10 + b"\n"
     return (
@@ -221,10 +201,7 @@ def _header(content: bytes, random: Random) -> bytes:
 def _bomb(random: Random) -> bytes:
     """A small archive that unpacks to far more than it is."""
     size = random.choice((*(1 << 20,) * 30, 1 << 28))
-    head = (
-        f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({size >> 6}, 8, 8), }}".encode()
-        + b"\n"
-    )
+    head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({size >> 6}, 8, 8), }}".encode() + b"\n"
     start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head
     return _bombs(size, start)
 
@@ -254,9 +231,7 @@ def _changed_rows(random: Random) -> list[Any]:
     if not isinstance(rows, list):
         rows = [rows]
     if rows and random.random() < 0.3:
-        column = random.choice(
-            ("text", "image", "label", "labels", "img", "sentence", "fine_label")
-        )
+        column = random.choice(("text", "image", "label", "labels", "img", "sentence", "fine_label"))
         for row in rows:
             if isinstance(row, dict):
                 row[column] = random.choice(
@@ -279,9 +254,9 @@ def _images() -> dict[str, Any]:
 
 def _jsonl(random: Random) -> tuple[str, dict[str, Any]]:
     rows = _changed_rows(random)
-    content = "".join(
-        to_json(row) + random.choice(("\n", "\n", "\n", "\r\n", "\n\n", "")) for row in rows
-    ).encode("utf-8", "surrogatepass")
+    content = "".join(to_json(row) + random.choice(("\n", "\n", "\n", "\r\n", "\n\n", "")) for row in rows).encode(
+        "utf-8", "surrogatepass"
+    )
     if random.random() < 0.2:
         content = damaged(content, random)
     return "d.jsonl", {"d.jsonl": content, **_images()}
@@ -296,9 +271,7 @@ def _csv(random: Random) -> tuple[str, dict[str, Any]]:
     for row in rows:
         cells = [row.get(name, "") for name in names]
         writer.writerow(
-            [cell if isinstance(cell, str) else to_json(cell) for cell in cells][
-                : random.choice((99, 99, 99, 1))
-            ]
+            [cell if isinstance(cell, str) else to_json(cell) for cell in cells][: random.choice((99, 99, 99, 1))]
         )
     content = file.getvalue().encode("utf-8", "surrogatepass")
     if random.random() < 0.1:
@@ -316,20 +289,29 @@ def _tables() -> tuple[bytes, ...]:
 
     picture = {"bytes": _png(), "path": "i0.png"}
     tables = [
-        {"image": [picture] * 3, "label": [0, 1, 2]}, {"text": ["a", "b", None], "label": [0, 1, 2]}, {"text": ["a", "b"], "label": ["x", None]},
-        {"img": [_png()] * 2, "labels": [2**62, -5]}, {"image": [b"EPS"] * 2, "label": [0.5, 1.0]}, {"text": [1, 2], "label": [True, False]},
-        {"text": [["a"], ["b"]], "label": [[0], [1]]}, {"image": [{"bytes": None, "path": "/etc/hostname"}], "label": [0]}, {"sentence": ["a"] * 4, "fine_label": [0] * 4},
-        {"image": [{"x": 1}], "label": [0]}, {"image": [[[1, 2], [3, 4]]], "label": [0]}, {"text": ["x" * 100_000], "label": [-1]}, {"text": [], "label": []},
-        {"image": ["/dev/zero"], "label": [0]}, {"image": ["../outside.json"], "label": [0]}, {"text": [b"\xff\xfe"], "label": [0]},
-    ]  # fmt: skip
+        {"image": [picture] * 3, "label": [0, 1, 2]},
+        {"text": ["a", "b", None], "label": [0, 1, 2]},
+        {"text": ["a", "b"], "label": ["x", None]},
+        {"img": [_png()] * 2, "labels": [2**62, -5]},
+        {"image": [b"EPS"] * 2, "label": [0.5, 1.0]},
+        {"text": [1, 2], "label": [True, False]},
+        {"text": [["a"], ["b"]], "label": [[0], [1]]},
+        {"image": [{"bytes": None, "path": "/etc/hostname"}], "label": [0]},
+        {"sentence": ["a"] * 4, "fine_label": [0] * 4},
+        {"image": [{"x": 1}], "label": [0]},
+        {"image": [[[1, 2], [3, 4]]], "label": [0]},
+        {"text": ["x" * 100_000], "label": [-1]},
+        {"text": [], "label": []},
+        {"image": ["/dev/zero"], "label": [0]},
+        {"image": ["../outside.json"], "label": [0]},
+        {"text": [b"\xff\xfe"], "label": [0]},
+    ]
     made = []
     for columns in tables:
         table = pa.table(columns)
         for metadata in (
             None,
-            {
-                b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b", "c"], "_type": "ClassLabel"}}}}'
-            },
+            {b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b", "c"], "_type": "ClassLabel"}}}}'},
             {b"huggingface": b"[" * 5000},
             {b"huggingface": b'{"info": {"features": {"image": {"_type": "os.system"}}}}'},
         ):
@@ -359,40 +341,13 @@ def _list(random: Random) -> tuple[str, dict[str, Any]]:
     lines = [f"i{i % 3}.png {i % 3}" for i in range(random.choice((1, 3, 6)))]
     for _ in range(random.choice((0, 1, 2))):
         name = random.choice(
-            (
-                text(random),
-                "i0.png",
-                "/etc/hostname",
-                "/dev/zero",
-                "../outside.json",
-                "sub/../i0.png",
-                "pipe.png",
-            )
+            (text(random), "i0.png", "/etc/hostname", "/dev/zero", "../outside.json", "sub/../i0.png", "pipe.png")
         )
-        label = random.choice(
-            (
-                *map(str, NUMBERS[:15]),
-                "--5",
-                "-",
-                "²",
-                "١",
-                "1_0",
-                "+1",
-                "0x1",
-                "9" * 5000,
-                "-1",
-                "",
-            )
-        )
+        label = random.choice((*map(str, NUMBERS[:15]), "--5", "-", "²", "١", "1_0", "+1", "0x1", "9" * 5000, "-1", ""))
         lines.insert(
-            random.randrange(len(lines) + 1),
-            f"{name}{random.choice((' ', '  ', chr(9), chr(0xA0), ''))}{label}",
+            random.randrange(len(lines) + 1), f"{name}{random.choice((' ', '  ', chr(9), chr(0xA0), ''))}{label}"
         )
-    content = (
-        random.choice(("\n", "\n", "\r\n", "\x0b", "\x85", "\u2028"))
-        .join(lines)
-        .encode("utf-8", "surrogatepass")
-    )
+    content = random.choice(("\n", "\n", "\r\n", "\x0b", "\x85", "\u2028")).join(lines).encode("utf-8", "surrogatepass")
     if random.random() < 0.2:
         content = damaged(content, random)
     return "d.txt", {"d.txt": content, **_images()}
@@ -400,9 +355,7 @@ def _list(random: Random) -> tuple[str, dict[str, Any]]:
 
 def _folder(random: Random) -> tuple[str, dict[str, Any]]:
     """Class folders with what does not belong there."""
-    files: dict[str, Any] = {
-        f"d/{label}/i.png": _png() for label in "abc"[: random.choice((0, 1, 3))]
-    }
+    files: dict[str, Any] = {f"d/{label}/i.png": _png() for label in "abc"[: random.choice((0, 1, 3))]}
     for _ in range(random.choice((0, 1, 2, 3))):
         inside = random.choice(
             (
@@ -413,9 +366,7 @@ def _folder(random: Random) -> tuple[str, dict[str, Any]]:
                 f"d/{random.choice(('[red]', chr(27) + '[2J', 'é', 'x' * 200, ' '))}/",
             )
         )
-        name = random.choice(
-            ("x.png", "x.PNG", "x.jpg", "x.txt", ".png", "x.gif", f"{'y' * 200}.png")
-        )
+        name = random.choice(("x.png", "x.PNG", "x.jpg", "x.txt", ".png", "x.gif", f"{'y' * 200}.png"))
         files[inside + name] = random.choice(
             (
                 _png(),
@@ -443,52 +394,31 @@ def _tar(random: Random) -> tuple[str, dict[str, Any]]:
     import tarfile
 
     file = io.BytesIO()
-    with tarfile.open(
-        fileobj=file, mode="w", format=random.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))
-    ) as tar:
+    with tarfile.open(fileobj=file, mode="w", format=random.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))) as tar:
         for i in range(random.choice((0, 1, 3))):
             for ending, content in (("png", _png()), ("txt", b"a cat"), ("json", b"{}")):
                 info = tarfile.TarInfo(
-                    random.choice(
-                        (f"{i}.{ending}",) * 8
-                        + (f"../{i}.{ending}", f"/{i}.{ending}", f"{i}", f".{ending}")
-                    )
+                    random.choice((f"{i}.{ending}",) * 8 + (f"../{i}.{ending}", f"/{i}.{ending}", f"{i}", f".{ending}"))
                 )
                 info.size = len(content)
                 if random.random() < 0.05:
                     info.type, info.linkname = (
-                        random.choice(
-                            (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
-                        ),
+                        random.choice((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)),
                         "/etc/hostname",
                     )
                     info.size = 0
                     tar.addfile(info)
                 else:
-                    tar.addfile(
-                        info, io.BytesIO(random.choice((content,) * 9 + (b"\xff" * len(content),)))
-                    )
+                    tar.addfile(info, io.BytesIO(random.choice((content,) * 9 + (b"\xff" * len(content),))))
     content = bytearray(file.getvalue())
     if random.random() < 0.5 and len(content) > 512:
         header = 512 * random.randrange(min(12, len(content) // 512))
         field = random.choice(((124, 12), (156, 1), (0, 100), (148, 8), (345, 155)))
         filler = random.choice(
-            (
-                b"7" * 11 + b"\0",
-                b"\x80" + b"\xff" * 11,
-                b"-0000000001\0",
-                b"\0" * 12,
-                b"x",
-                b"L",
-                b"S",
-            )
+            (b"7" * 11 + b"\0", b"\x80" + b"\xff" * 11, b"-0000000001\0", b"\0" * 12, b"x", b"L", b"S")
         )
-        content[header + field[0] : header + field[0] + min(len(filler), field[1])] = filler[
-            : field[1]
-        ]
-        total = (
-            sum(content[header : header + 148]) + 8 * 32 + sum(content[header + 156 : header + 512])
-        )
+        content[header + field[0] : header + field[0] + min(len(filler), field[1])] = filler[: field[1]]
+        total = sum(content[header : header + 148]) + 8 * 32 + sum(content[header + 156 : header + 512])
         content[header + 148 : header + 156] = b"%06o\0 " % total
     done = bytes(content)
     return "d.tar", {"d.tar": damaged(done, random) if random.random() < 0.2 else done}

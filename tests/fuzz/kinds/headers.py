@@ -12,11 +12,23 @@ from fuzz.bases import Bases, packed
 from fuzz.guard import Attempt
 from fuzz.hostile import NUMBERS, damaged, mutated, scalar, text, to_json, value
 
-__all__ = ["EXITS", "make", "use"]
-
 # A header may also describe a model that cannot be cut.
 EXITS = {0, 3, 4}
-SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}  # fmt: skip
+SIZES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "F32": 4,
+    "I64": 8,
+    "F64": 8,
+}
 
 
 def make(random: Random, bases: Bases) -> Attempt:
@@ -29,9 +41,7 @@ def make(random: Random, bases: Bases) -> Attempt:
     files: dict[str, Any] = {name: content}
     if random.random() < 0.1:
         files["x.heads.json"] = json.dumps(base.manifest).encode()
-    return Attempt(
-        files, lambda folder, out: use(folder / name), ("inspect", "{}/" + name, "--json")
-    )
+    return Attempt(files, lambda folder, out: use(folder / name), ("inspect", "{}/" + name, "--json"))
 
 
 def use(path: Path) -> None:
@@ -47,9 +57,7 @@ def use(path: Path) -> None:
         assert names == set(opened.infos), "we see other tensors than safetensors does"
         for name in names:
             seen = other.get_slice(name)
-            assert tuple(seen.get_shape()) == opened.infos[name].shape, (
-                f"{name}: another shape than safetensors sees"
-            )
+            assert tuple(seen.get_shape()) == opened.infos[name].shape, f"{name}: another shape than safetensors sees"
     tensors = Tensors([opened])
     for name in tensors:
         tensors.read(name)
@@ -60,9 +68,7 @@ def _small(header: dict[str, Any], random: Random) -> dict[str, Any]:
     """A few tensors, packed anew."""
     names = [name for name in header if name != "__metadata__"]
     chosen = random.sample(names, min(len(names), random.choice((0, 1, 2, 4))))
-    made: dict[str, Any] = (
-        {"__metadata__": dict(header["__metadata__"])} if random.random() < 0.5 else {}
-    )
+    made: dict[str, Any] = {"__metadata__": dict(header["__metadata__"])} if random.random() < 0.5 else {}
     at = 0
     for name in chosen:
         dtype = random.choice(list(SIZES))
@@ -90,16 +96,45 @@ def _one_tensor(header: dict[str, Any], body: bytes, random: Random) -> bytes:
     if what == "dtype":
         entry["dtype"] = random.choice((*SIZES, "F4", "f32", "C64", "", 0, None, "F32 ", ["F32"]))
     elif what == "shape":
-        entry["shape"] = random.choice((
-            [*entry["shape"], 1], entry["shape"][::-1], [random.choice(NUMBERS)], [-1, -1], [2**32, 2**32], [0, 2**70], [1] * 100, [True, 1],
-            {"0": 1}, "12", 3, [[1]], [float(n) for n in entry["shape"]], [1] * 5000,
-        ))  # fmt: skip
+        entry["shape"] = random.choice(
+            (
+                [*entry["shape"], 1],
+                entry["shape"][::-1],
+                [random.choice(NUMBERS)],
+                [-1, -1],
+                [2**32, 2**32],
+                [0, 2**70],
+                [1] * 100,
+                [True, 1],
+                {"0": 1},
+                "12",
+                3,
+                [[1]],
+                [float(n) for n in entry["shape"]],
+                [1] * 5000,
+            )
+        )
     elif what == "data_offsets":
         a, b = entry["data_offsets"]
-        entry["data_offsets"] = random.choice((
-            [b, a], [a, b + 1], [a + 4, b + 4], [-4, b - a - 4], [a - 8, b - 8], [0, b - a], [2**63, 2**63 + b - a], [a], [a, b, b], [float(a), b],
-            [str(a), str(b)], a, None, [2**64 - 8, b], [False, b],
-        ))  # fmt: skip
+        entry["data_offsets"] = random.choice(
+            (
+                [b, a],
+                [a, b + 1],
+                [a + 4, b + 4],
+                [-4, b - a - 4],
+                [a - 8, b - 8],
+                [0, b - a],
+                [2**63, 2**63 + b - a],
+                [a],
+                [a, b, b],
+                [float(a), b],
+                [str(a), str(b)],
+                a,
+                None,
+                [2**64 - 8, b],
+                [False, b],
+            )
+        )
     elif what == "extra":
         entry[text(random)] = value(random)
     else:
@@ -114,10 +149,20 @@ def _names(header: dict[str, Any], body: bytes, random: Random) -> bytes:
     if not pairs:
         return packed("{}", body)
     name, entry = pairs[at]
-    other = random.choice((
-        text(random), "members.0." + name, "members.9." + name, "members.-1." + name, "members.1." + name, name.upper(),
-        "hydrasurgeon.decision." + name, random.choice(pairs)[0], name + "\u0301", "__metadata__",
-    ))  # fmt: skip
+    other = random.choice(
+        (
+            text(random),
+            "members.0." + name,
+            "members.9." + name,
+            "members.-1." + name,
+            "members.1." + name,
+            name.upper(),
+            "hydrasurgeon.decision." + name,
+            random.choice(pairs)[0],
+            name + "\u0301",
+            "__metadata__",
+        )
+    )
     said = [f"{json.dumps(n)}:{to_json(e)}" for n, e in pairs]
     said[at] = f"{json.dumps(other)}:{to_json(entry)}"
     if random.random() < 0.5:
@@ -135,15 +180,17 @@ def _metadata(header: dict[str, Any], body: bytes, random: Random) -> bytes:
     elif what == 1:
         told[text(random)] = scalar(random)
     elif what == 2:
-        files = {
-            text(random): random.choice(("x", text(random), 3))
-            for _ in range(random.choice((1, 2, 40)))
-        }
-        told["hydrasurgeon.files"] = random.choice(
-            (json.dumps(files), to_json(value(random)), text(random))
-        )
+        files = {text(random): random.choice(("x", text(random), 3)) for _ in range(random.choice((1, 2, 40)))}
+        told["hydrasurgeon.files"] = random.choice((json.dumps(files), to_json(value(random)), text(random)))
     elif what == 3:
-        told["hydrasurgeon"] = random.choice((to_json(value(random)), text(random), "{}", to_json(mutated({"format": "hydrasurgeon.manifest/1"}, random))))  # fmt: skip
+        told["hydrasurgeon"] = random.choice(
+            (
+                to_json(value(random)),
+                text(random),
+                "{}",
+                to_json(mutated({"format": "hydrasurgeon.manifest/1"}, random)),
+            )
+        )
     else:
         told["hydrasurgeon.predictions"] = to_json(value(random))
     changed["__metadata__"] = told
@@ -153,20 +200,7 @@ def _metadata(header: dict[str, Any], body: bytes, random: Random) -> bytes:
 def _length(header: dict[str, Any], body: bytes, random: Random) -> bytes:
     raw = json.dumps(header)
     length = random.choice(
-        (
-            0,
-            1,
-            2,
-            len(raw) - 1,
-            len(raw) + 1,
-            len(raw) + len(body),
-            2**20,
-            10**8,
-            10**8 + 1,
-            2**31,
-            2**63,
-            2**64 - 1,
-        )
+        (0, 1, 2, len(raw) - 1, len(raw) + 1, len(raw) + len(body), 2**20, 10**8, 10**8 + 1, 2**31, 2**63, 2**64 - 1)
     )
     return packed(raw, body, length=length)
 
@@ -179,9 +213,7 @@ def _bytes(header: dict[str, Any], body: bytes, random: Random) -> bytes:
 
 def _tail(header: dict[str, Any], body: bytes, random: Random) -> bytes:
     """Too many bytes, or too few."""
-    changed = random.choice(
-        (body + b"x", body + random.randbytes(100), body[:-1], body[: len(body) // 2], b"")
-    )
+    changed = random.choice((body + b"x", body + random.randbytes(100), body[:-1], body[: len(body) // 2], b""))
     return packed(json.dumps(header), changed)
 
 
@@ -190,16 +222,11 @@ def _large(header: dict[str, Any], body: bytes, random: Random) -> bytes:
     what = random.randrange(6)
     if what == 0:
         empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-        return packed(
-            json.dumps({f"t{i}": empty for i in range(random.choice((100, 300, 300, 2000)))}), b""
-        )
+        return packed(json.dumps({f"t{i}": empty for i in range(random.choice((100, 300, 300, 2000)))}), b"")
     if what == 1:
         return packed("[" * random.choice((1000, 100_000)), body)
     if what == 2:
-        return packed(
-            " " * random.choice((10, 10_000)) + json.dumps(header) + " " * random.choice((0, 7)),
-            body,
-        )
+        return packed(" " * random.choice((10, 10_000)) + json.dumps(header) + " " * random.choice((0, 7)), body)
     return struct.pack("<Q", 2) + b"{}" + body
 
 

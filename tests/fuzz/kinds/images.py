@@ -15,15 +15,33 @@ from fuzz.bases import Bases
 from fuzz.guard import Attempt
 from fuzz.hostile import damaged
 
-__all__ = ["EXITS", "make", "use"]
-
 EXITS = {0, 5}
 FORMATS = {
-    "png": ("L", "LA", "P", "RGB", "RGBA", "I", "1", "I;16"), "jpeg": ("L", "RGB", "CMYK"), "bmp": ("L", "RGB", "P", "1"), "webp": ("RGB", "RGBA"),
-    "gif": ("P", "L"), "tiff": ("L", "RGB", "RGBA", "F", "CMYK", "I;16", "P"), "ppm": ("L", "RGB", "1"), "ico": ("RGBA",), "tga": ("RGB", "P"),
-    "jpeg2000": ("L", "RGB"), "avif": ("RGB", "RGBA"), "pcx": ("L", "RGB", "P"), "sgi": ("RGB",), "im": ("L",), "dds": ("RGB",), "eps": ("RGB",),
-    "pdf": ("RGB",), "msp": ("1",), "xbm": ("1",), "spider": ("F",), "icns": ("RGBA",), "blp": ("P",), "mpo": ("RGB",), "qoi": ("RGB",),
-}  # fmt: skip
+    "png": ("L", "LA", "P", "RGB", "RGBA", "I", "1", "I;16"),
+    "jpeg": ("L", "RGB", "CMYK"),
+    "bmp": ("L", "RGB", "P", "1"),
+    "webp": ("RGB", "RGBA"),
+    "gif": ("P", "L"),
+    "tiff": ("L", "RGB", "RGBA", "F", "CMYK", "I;16", "P"),
+    "ppm": ("L", "RGB", "1"),
+    "ico": ("RGBA",),
+    "tga": ("RGB", "P"),
+    "jpeg2000": ("L", "RGB"),
+    "avif": ("RGB", "RGBA"),
+    "pcx": ("L", "RGB", "P"),
+    "sgi": ("RGB",),
+    "im": ("L",),
+    "dds": ("RGB",),
+    "eps": ("RGB",),
+    "pdf": ("RGB",),
+    "msp": ("1",),
+    "xbm": ("1",),
+    "spider": ("F",),
+    "icns": ("RGBA",),
+    "blp": ("P",),
+    "mpo": ("RGB",),
+    "qoi": ("RGB",),
+}
 READ = {"png", "jpeg", "webp", "bmp", "gif", "tiff", "ppm"}
 ENDINGS = ("png", "jpg", "bmp", "webp", "gif", "tif", "tiff", "ppm", "pgm", "PNG", "jpeg")
 
@@ -50,9 +68,7 @@ def _valid() -> tuple[tuple[str, bytes], ...]:
                 else base.convert("L").convert(mode)
             )
             file = io.BytesIO()
-            options: dict[str, Any] = (
-                {"progressive": True} if kind == "jpeg" and mode == "RGB" else {}
-            )
+            options: dict[str, Any] = {"progressive": True} if kind == "jpeg" and mode == "RGB" else {}
             if kind == "tiff" and mode == "RGB":
                 options = {"compression": "tiff_deflate"}
             if kind == "gif":
@@ -70,9 +86,7 @@ def _valid() -> tuple[tuple[str, bytes], ...]:
 
 def make(random: Random, bases: Bases) -> Attempt:
     kind, content = random.choice(_valid())
-    while (
-        kind not in READ and random.random() < 0.8
-    ):  # most of those that are refused for what they are
+    while kind not in READ and random.random() < 0.8:  # most of those that are refused for what they are
         kind, content = random.choice(_valid())
     content = random.choice(WAYS)(kind, content, random)
     name = f"a/x.{random.choice(ENDINGS)}"
@@ -92,13 +106,7 @@ def _checkpoint(bases: Bases) -> str:
 def _transforms() -> tuple[Any, ...]:
     from hydrasurgeon.families.transforms import eval_transform
 
-    grey = {
-        "input_size": [1, 28, 28],
-        "mean": [0.5],
-        "std": [0.5],
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-    }
+    grey = {"input_size": [1, 28, 28], "mean": [0.5], "std": [0.5], "crop_pct": 1.0, "interpolation": "bicubic"}
     colour = {
         "input_size": [3, 28, 28],
         "mean": [0.5] * 3,
@@ -146,9 +154,7 @@ def _number(kind: str, content: bytes, random: Random) -> bytes:
     order = random.choice("<>")
     width = random.choice((2, 4))
     number = random.choice(
-        (0, 1, 0x7FFF, 0xFFFF, 50_000)
-        if width == 2
-        else (0, 2**31 - 1, 2**31, 2**32 - 1, 100_000, 20_000)
+        (0, 1, 0x7FFF, 0xFFFF, 50_000) if width == 2 else (0, 2**31 - 1, 2**31, 2**32 - 1, 100_000, 20_000)
     )
     field = struct.pack(f"{order}{'H' if width == 2 else 'I'}", number)
     return content[:at] + field + content[at + width :]
@@ -158,20 +164,27 @@ def _png(kind: str, content: bytes, random: Random) -> bytes:
     """Chunks of a PNG with their checksums made to fit."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
     width = random.choice((0, 1, 8, 300, 20_000, 100_000, 2**31 - 1, 2**32 - 1))
     height = random.choice((0, 1, 8, 300, 20_000, 100_000, 2**31 - 1))
     depth, colour = random.choice((1, 2, 4, 8, 16, 0, 255)), random.choice((0, 2, 3, 4, 6, 1, 7))
     head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, random.choice((0, 1)))
     body = _squeezed(random.choice((0, 100, 10_000, 1_000_000)))
-    extra = random.choice((
-        b"", chunk(b"tEXt", b"a\0" + b"b" * 100), chunk(b"zTXt", b"a\0\0" + _squeezed(3_000_000)),
-        chunk(b"iTXt", b"\xff" * 50), chunk(b"iCCP", b"x\0\0" + _squeezed(3_000_000)), chunk(b"PLTE", b"abc" * 300),
-        chunk(b"eXIf", random.randbytes(40)), chunk(b"tRNS", random.randbytes(3)), chunk(b"acTL", struct.pack(">II", 2**31, 0)), chunk(b"gAMA", b""),
-    ))  # fmt: skip
+    extra = random.choice(
+        (
+            b"",
+            chunk(b"tEXt", b"a\0" + b"b" * 100),
+            chunk(b"zTXt", b"a\0\0" + _squeezed(3_000_000)),
+            chunk(b"iTXt", b"\xff" * 50),
+            chunk(b"iCCP", b"x\0\0" + _squeezed(3_000_000)),
+            chunk(b"PLTE", b"abc" * 300),
+            chunk(b"eXIf", random.randbytes(40)),
+            chunk(b"tRNS", random.randbytes(3)),
+            chunk(b"acTL", struct.pack(">II", 2**31, 0)),
+            chunk(b"gAMA", b""),
+        )
+    )
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", head)

@@ -12,8 +12,6 @@ from fuzz.bases import Bases, packed
 from fuzz.guard import Attempt
 from fuzz.hostile import damaged, mutated, text, to_json, value
 
-__all__ = ["EXITS", "make", "use"]
-
 EXITS = {0, 3, 4}
 
 
@@ -21,11 +19,7 @@ def make(random: Random, bases: Bases) -> Attempt:
     base = random.choice(bases.checkpoints)
     manifest = base.manifest
     own = manifest["weights_sha256"]
-    changed = (
-        random.choice(AIMED)(manifest, random)
-        if random.random() < 0.4
-        else mutated(manifest, random)
-    )
+    changed = random.choice(AIMED)(manifest, random) if random.random() < 0.4 else mutated(manifest, random)
     said = to_json(changed)
     body, header = base.body, {**base.header, "__metadata__": dict(base.header["__metadata__"])}
     if random.random() < 0.1:
@@ -44,19 +38,21 @@ def make(random: Random, bases: Bases) -> Attempt:
     if where != "inside":
         files["x.heads.json"] = content
     further = random.random()
-    return Attempt(
-        files, lambda folder, out: use(folder / "x.safetensors", out, further), _command(random)
-    )
+    return Attempt(files, lambda folder, out: use(folder / "x.safetensors", out, further), _command(random))
 
 
 def _command(random: Random) -> tuple[str, ...]:
     path = "{}/x.safetensors"
-    return random.choice((
-        ("inspect", path), ("inspect", path, "--json"), ("compare", path, path, "--json"),
-        ("prune", path, "--method", "random", "--keep", "1", "-o", "{out}/p.safetensors"),
-        ("prune", path, "--method", "random", "--remove", "2", "-o", "{out}/p/"),
-        ("fuse", path, path, "-o", "{out}/h.safetensors"),
-    ))  # fmt: skip
+    return random.choice(
+        (
+            ("inspect", path),
+            ("inspect", path, "--json"),
+            ("compare", path, path, "--json"),
+            ("prune", path, "--method", "random", "--keep", "1", "-o", "{out}/p.safetensors"),
+            ("prune", path, "--method", "random", "--remove", "2", "-o", "{out}/p/"),
+            ("fuse", path, path, "-o", "{out}/h.safetensors"),
+        )
+    )
 
 
 def use(path: Path, out: Path, further: float) -> None:
@@ -101,9 +97,11 @@ def _write_again(path: Path, out: Path) -> None:
         return Planned(name, info.dtype, info.shape, lambda: hashed(opened.tensors.blocks(name)))
 
     save(
-        out / "d", [planned(name) for name in opened.tensors],
-        lambda sha256: rewritten(opened.manifest, weights_sha256=sha256), files=opened.files,
-    )  # fmt: skip
+        out / "d",
+        [planned(name) for name in opened.tensors],
+        lambda sha256: rewritten(opened.manifest, weights_sha256=sha256),
+        files=opened.files,
+    )
     open_checkpoint(out / "d").digests()
 
 
@@ -138,9 +136,7 @@ def weights_hash(header: dict[str, Any], body: bytes) -> str:
         entry = header[name]
         begin, end = entry["data_offsets"]
         one = hashlib.sha256(body[begin:end]).hexdigest()
-        total.update(
-            f"{name}\0{entry['dtype']}\0{','.join(map(str, entry['shape']))}\0{one}\n".encode()
-        )
+        total.update(f"{name}\0{entry['dtype']}\0{','.join(map(str, entry['shape']))}\0{one}\n".encode())
     return total.hexdigest()
 
 
@@ -153,13 +149,9 @@ def _retyped(header: dict[str, Any], random: Random) -> dict[str, Any]:
     if what == 0:
         entry["shape"] = entry["shape"][::-1]
     elif what == 1:
-        entry["dtype"] = {"F32": random.choice(("I32", "U32", "F32"))}.get(
-            entry["dtype"], entry["dtype"]
-        )
+        entry["dtype"] = {"F32": random.choice(("I32", "U32", "F32"))}.get(entry["dtype"], entry["dtype"])
     elif what == 2:
-        changed[random.choice(("extra", "members.0." + name, name.removeprefix("members.0.")))] = (
-            changed.pop(name)
-        )
+        changed[random.choice(("extra", "members.0." + name, name.removeprefix("members.0.")))] = changed.pop(name)
     else:
         entry["shape"] = [1, *entry["shape"]]
     return changed
@@ -204,29 +196,32 @@ def _fusion(m: dict[str, Any], random: Random) -> Any:
     if what == 4:
         count = len(m["members"])
         weights = random.choice(
-            ([1 / count] * count, [0.5] * count, [0.0] * count, [1.0], [*[0.5] * (count - 1), -1.0], [1, 2], [1e308] * count, [5e-324, 1.0], "1,1", value(random))
-        )  # fmt: skip
+            (
+                [1 / count] * count,
+                [0.5] * count,
+                [0.0] * count,
+                [1.0],
+                [*[0.5] * (count - 1), -1.0],
+                [1, 2],
+                [1e308] * count,
+                [5e-324, 1.0],
+                "1,1",
+                value(random),
+            )
+        )
         m["fusion"]["weights"] = weights
         if random.random() < 0.5 and m["history"]:
-            m["history"][-1]["args"]["weights"] = random.choice(("1,1", "2,1", "0,0", "nan,1", "1", weights))  # fmt: skip
+            m["history"][-1]["args"]["weights"] = random.choice(("1,1", "2,1", "0,0", "nan,1", "1", weights))
     elif what == 0:
         m["fusion"]["trunk"] = random.choice((0, 1, 2, 3, 4, 6, 2**70, -1, True, 1.0))
     elif what == 1:
         m["fusion"]["mlp"] = random.choice(("average", "separate", "x"))
     elif what == 2:
         m["members"] = random.choice(
-            (
-                m["members"][:1],
-                m["members"] * 2,
-                m["members"][::-1],
-                m["members"] * 1000,
-                m["members"][:2],
-            )
+            (m["members"][:1], m["members"] * 2, m["members"][::-1], m["members"] * 1000, m["members"][:2])
         )
     else:
-        m["members"][0]["sha256"] = random.choice(
-            (text(random), "0" * 64, m["members"][-1]["sha256"], "F" * 64)
-        )
+        m["members"][0]["sha256"] = random.choice((text(random), "0" * 64, m["members"][-1]["sha256"], "F" * 64))
     return m
 
 
@@ -235,21 +230,7 @@ def _kept(m: dict[str, Any], random: Random) -> Any:
     rows = random.choice(list(holder["kept"].values()))
     at = random.randrange(len(rows))
     rows[at] = random.choice(
-        (
-            [],
-            [0],
-            [0, 1, 2, 3],
-            [3, 2],
-            [0, 0],
-            [4],
-            [-1],
-            [True],
-            [1.0],
-            ["1"],
-            [2**70],
-            list(range(5000)),
-            [rows[at]],
-        )
+        ([], [0], [0, 1, 2, 3], [3, 2], [0, 0], [4], [-1], [True], [1.0], ["1"], [2**70], list(range(5000)), [rows[at]])
     )
     if random.random() < 0.2:
         rows.append([0])
@@ -258,18 +239,52 @@ def _kept(m: dict[str, Any], random: Random) -> Any:
 
 def _config(m: dict[str, Any], random: Random) -> Any:
     """What reaches a library: keys of its own, and sizes that contradict the towers."""
-    key = random.choice((
-        "checkpoint_path", "pretrained", "attn_implementation", "_attn_implementation", "torch_dtype", "auto_map", "num_heads", "depth",
-        "embed_dim", "img_size", "patch_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "model_type",
-        "global_pool", "norm_layer", "act_layer", "hidden_act", "block_fn", "mlp_ratio", "class_token", "cache_dir", "features_only",
-        "pretrained_cfg", "quantization_config", "gradient_checkpointing", "hf_model_name", "layers", "width", "custom_text", "text_cfg",
-        "vision_cfg", "zero_shot", "image_size", "intermediate_size", "max_position_embeddings", "scriptable", "name_or_path", "id2label",
-    ))  # fmt: skip
-    holders = [
-        part
-        for part in (m["model"]["config"], *m["model"]["config"].values())
-        if isinstance(part, dict)
-    ]
+    key = random.choice(
+        (
+            "checkpoint_path",
+            "pretrained",
+            "attn_implementation",
+            "_attn_implementation",
+            "torch_dtype",
+            "auto_map",
+            "num_heads",
+            "depth",
+            "embed_dim",
+            "img_size",
+            "patch_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "hidden_size",
+            "vocab_size",
+            "model_type",
+            "global_pool",
+            "norm_layer",
+            "act_layer",
+            "hidden_act",
+            "block_fn",
+            "mlp_ratio",
+            "class_token",
+            "cache_dir",
+            "features_only",
+            "pretrained_cfg",
+            "quantization_config",
+            "gradient_checkpointing",
+            "hf_model_name",
+            "layers",
+            "width",
+            "custom_text",
+            "text_cfg",
+            "vision_cfg",
+            "zero_shot",
+            "image_size",
+            "intermediate_size",
+            "max_position_embeddings",
+            "scriptable",
+            "name_or_path",
+            "id2label",
+        )
+    )
+    holders = [part for part in (m["model"]["config"], *m["model"]["config"].values()) if isinstance(part, dict)]
     random.choice(holders)[key] = random.choice(
         (value(random), random.choice((0, 1, 2, 3, 8, 100, 10**7, 10**9)), "os.system", {})
     )
@@ -280,83 +295,122 @@ def _model(m: dict[str, Any], random: Random) -> Any:
     model = m["model"]
     what = random.choice(("arch", "family", "num_classes", "labels", "preprocess"))
     if what == "arch":
-        model["arch"] = random.choice((
-            text(random), "BertModel", "AutoModel", "pipeline", "BertForSequenceClassification", "DistilBertForSequenceClassification",
-            "vit_base_patch16_224", "resnet50", 'Bert"\nopen("/tmp/x","w")\nARCH="Bert', "local-dir:/", "hf-hub:a/b", "ViT-B-32",
-            model["arch"] + "\n", "vit_huge_patch14_224", "__import__",
-        ))  # fmt: skip
+        model["arch"] = random.choice(
+            (
+                text(random),
+                "BertModel",
+                "AutoModel",
+                "pipeline",
+                "BertForSequenceClassification",
+                "DistilBertForSequenceClassification",
+                "vit_base_patch16_224",
+                "resnet50",
+                'Bert"\nopen("/tmp/x","w")\nARCH="Bert',
+                "local-dir:/",
+                "hf-hub:a/b",
+                "ViT-B-32",
+                model["arch"] + "\n",
+                "vit_huge_patch14_224",
+                "__import__",
+            )
+        )
     elif what == "family":
         model["family"] = random.choice(("timm", "transformers", "open_clip", "x", "", None))
     elif what == "num_classes":
         model["num_classes"] = random.choice((0, 1, 2, 4, 1000, 2**31, 2**70, -1, True, 3.0))
     elif what == "labels":
-        model["labels"] = random.choice(([], ["a"], ["a", "b"], ["a", "a", "a"], ["a", "b", "\x1b[2J"], ["\ud800"] * 3, [1, 2, 3], "abc", ["x" * 3000] * 3, ["a"] * 5000))  # fmt: skip
+        model["labels"] = random.choice(
+            (
+                [],
+                ["a"],
+                ["a", "b"],
+                ["a", "a", "a"],
+                ["a", "b", "\x1b[2J"],
+                ["\ud800"] * 3,
+                [1, 2, 3],
+                "abc",
+                ["x" * 3000] * 3,
+                ["a"] * 5000,
+            )
+        )
     else:
         size = random.choice((0, -1, 28, 100_000, 2**40, 28.0, "28", None))
-        model["preprocess"] = {**model["preprocess"], random.choice(("input_size", "mean", "std", "crop_pct", "interpolation", "crop_mode", "max_length")): random.choice(([3, size, size], [size], size, [0.0, 0.0, 0.0], text(random), value(random)))}  # fmt: skip
+        model["preprocess"] = {
+            **model["preprocess"],
+            random.choice(
+                ("input_size", "mean", "std", "crop_pct", "interpolation", "crop_mode", "max_length")
+            ): random.choice(([3, size, size], [size], size, [0.0, 0.0, 0.0], text(random), value(random))),
+        }
     return m
 
 
 def _scores(m: dict[str, Any], random: Random) -> Any:
     rows = [
-        [
-            random.choice((0.5, -1.0, 1e308, float("nan"), float("inf"), 1, True, "1", None))
-            for _ in range(4)
-        ]
+        [random.choice((0.5, -1.0, 1e308, float("nan"), float("inf"), 1, True, "1", None)) for _ in range(4)]
         for _ in range(3)
     ]
     tower = next(iter(m["towers"]))
-    m["scores"][random.choice(("random", "taylor", "circuit-avg", "cahp", text(random)))] = random.choice((
-        {"values": {tower: rows}}, {"values": {tower: rows[:1]}}, {"values": {text(random): rows}}, {"values": {}},
-        {"order": [[tower, 0, 0], [tower, 0, 0]]}, {"order": [[tower, 9, 9]]}, {"order": [[tower, 0, random.choice((0, -1, 2**70))]], "trace": []},
-        {"order": [], "trace": [1e308] * 3}, {"order": [[tower, i % 3, i % 4] for i in range(12)], "trace": [0.5] * 12, "settings": {"tower": text(random), "keep": "x"}},
-        {"values": {tower: [[0.5] * 4] * 3}, "settings": value(random), "data": [{"spec": text(random), "rows": -1, "sha256": ""}]},
-    ))  # fmt: skip
+    m["scores"][random.choice(("random", "taylor", "circuit-avg", "cahp", text(random)))] = random.choice(
+        (
+            {"values": {tower: rows}},
+            {"values": {tower: rows[:1]}},
+            {"values": {text(random): rows}},
+            {"values": {}},
+            {"order": [[tower, 0, 0], [tower, 0, 0]]},
+            {"order": [[tower, 9, 9]]},
+            {"order": [[tower, 0, random.choice((0, -1, 2**70))]], "trace": []},
+            {"order": [], "trace": [1e308] * 3},
+            {
+                "order": [[tower, i % 3, i % 4] for i in range(12)],
+                "trace": [0.5] * 12,
+                "settings": {"tower": text(random), "keep": "x"},
+            },
+            {
+                "values": {tower: [[0.5] * 4] * 3},
+                "settings": value(random),
+                "data": [{"spec": text(random), "rows": -1, "sha256": ""}],
+            },
+        )
+    )
     return m
 
 
 def _history(m: dict[str, Any], random: Random) -> Any:
     step = {
-        "command": random.choice(("prune", "score", text(random))), "args": random.choice(({}, {text(random): value(random)}, value(random))),
+        "command": random.choice(("prune", "score", text(random))),
+        "args": random.choice(({}, {text(random): value(random)}, value(random))),
         "inputs": random.choice(([], [{"name": text(random), "sha256": text(random)}])),
         "data": random.choice(([], [{"spec": text(random), "rows": 3, "sha256": "0" * 64}])),
-        "seed": random.choice((0, -1, 2**70, None, 1.5)), "versions": random.choice(({}, {text(random): text(random)})),
-    }  # fmt: skip
+        "seed": random.choice((0, -1, 2**70, None, 1.5)),
+        "versions": random.choice(({}, {text(random): text(random)})),
+    }
     m["history"] = random.choice(([step], [*m["history"], step], [step] * 300))
     return m
 
 
 def _decision(m: dict[str, Any], random: Random) -> Any:
-    """The decision state: numbers that are none, shapes of other tensors, members and classes that the model has not."""
+    """The decision state: numbers that are none, shapes of other tensors, members and classes that the model has
+    not."""
     decision = m.get("decision")
     if decision is None or random.random() < 0.1:
-        m["decision"] = random.choice((
-            value(random), {}, {"temperature": 1.0}, None,
-            {"temperature": 1.0, "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "option"},
-             "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5}, "fitted": 10, "certified": 10},
-        ))  # fmt: skip
+        m["decision"] = random.choice(
+            (
+                value(random),
+                {},
+                {"temperature": 1.0},
+                None,
+                {
+                    "temperature": 1.0,
+                    "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "option"},
+                    "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5},
+                    "fitted": 10,
+                    "certified": 10,
+                },
+            )
+        )
         return m
-    holder = random.choice(
-        [decision, *(part for part in decision.values() if isinstance(part, dict))]
-    )
-    numbers = (
-        0,
-        -1,
-        1,
-        0.5,
-        1e308,
-        -1e308,
-        5e-324,
-        float("nan"),
-        float("inf"),
-        2**31,
-        2**70,
-        True,
-        "1",
-        None,
-        [],
-        {},
-    )
+    holder = random.choice([decision, *(part for part in decision.values() if isinstance(part, dict))])
+    numbers = (0, -1, 1, 0.5, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 2**31, 2**70, True, "1", None, [], {})
     what = random.randrange(6)
     if decision.get("cascade") and random.random() < 0.7:
         _cascade(decision["cascade"], random, numbers)
@@ -370,31 +424,72 @@ def _decision(m: dict[str, Any], random: Random) -> Any:
         )
     elif what == 3:
         standards = decision["ood"].get("members") or [{"mean": 0.0, "deviation": 1.0}]
-        decision["ood"]["members"] = random.choice((
-            standards[:1], standards * 2, standards * 2000, [{"mean": random.choice(numbers), "deviation": random.choice(numbers)}] * len(standards), [],
-        ))  # fmt: skip
+        decision["ood"]["members"] = random.choice(
+            (
+                standards[:1],
+                standards * 2,
+                standards * 2000,
+                [{"mean": random.choice(numbers), "deviation": random.choice(numbers)}] * len(standards),
+                [],
+            )
+        )
     elif what == 4:
-        decision[random.choice(("joint", "abstain", "conformal"))] = random.choice((
-            {"aleatoric": random.choice(numbers), "epistemic": 1.0}, {"method": "raps", "coverage": 0.9, "threshold": 0.5}, value(random), None,
-            {"threshold": random.choice(numbers), "risk": 0.1, "delta": 0.1, "bound": 0.1, "coverage": 1.0},
-        ))  # fmt: skip
+        decision[random.choice(("joint", "abstain", "conformal"))] = random.choice(
+            (
+                {"aleatoric": random.choice(numbers), "epistemic": 1.0},
+                {"method": "raps", "coverage": 0.9, "threshold": 0.5},
+                value(random),
+                None,
+                {"threshold": random.choice(numbers), "risk": 0.1, "delta": 0.1, "bound": 0.1, "coverage": 1.0},
+            )
+        )
     else:
-        m["history"] = random.choice((
-            [], [step for step in m["history"] if step["command"] != "calibrate"], m["history"] * 2, m["history"][::-1],
-            [{**step, "inputs": []} for step in m["history"]], [{**step, "data": step["data"] * 3} for step in m["history"]],
-            [{**step, "args": {**step["args"], text(random): value(random)}} for step in m["history"]],
-        ))  # fmt: skip
+        m["history"] = random.choice(
+            (
+                [],
+                [step for step in m["history"] if step["command"] != "calibrate"],
+                m["history"] * 2,
+                m["history"][::-1],
+                [{**step, "inputs": []} for step in m["history"]],
+                [{**step, "data": step["data"] * 3} for step in m["history"]],
+                [{**step, "args": {**step["args"], text(random): value(random)}} for step in m["history"]],
+            )
+        )
     return m
 
 
 def _cascade(record: dict[str, Any], random: Random, numbers: tuple[Any, ...]) -> None:
-    """Members twice or never, steps and windows that contradict, costs and shares that do not add up, thresholds of anything."""
-    record[random.choice(("order", "steps", "shares", "gate", "drops", "cost", "conformal", "certified", "budget"))] = random.choice((
-        record["order"][::-1], [0, 0, 1], [1, 2], [0, 1, 2, 3], list(range(5000)), [0, 2**40], [2, 3], [1, 1], [1.0, 2.0], [0, 3],
-        {"score": random.choice(("msp", "entropy", "ood", "disagreement", text(random))), "low": random.choice(numbers), "high": random.choice(numbers)},
-        {**record["cost"], "expected": random.choice(numbers)}, {"first": 1.0, "rest": 0.0, "expected": 1.0}, {}, True, False, value(random),
-        {"accuracy": {"drop": random.choice(numbers), "low": 0.0, "high": 0.0}}, random.choice(numbers),
-    ))  # fmt: skip
+    """Members twice or never, steps and windows that contradict, costs and shares that do not add up, thresholds of
+    anything."""
+    record[random.choice(("order", "steps", "shares", "gate", "drops", "cost", "conformal", "certified", "budget"))] = (
+        random.choice(
+            (
+                record["order"][::-1],
+                [0, 0, 1],
+                [1, 2],
+                [0, 1, 2, 3],
+                list(range(5000)),
+                [0, 2**40],
+                [2, 3],
+                [1, 1],
+                [1.0, 2.0],
+                [0, 3],
+                {
+                    "score": random.choice(("msp", "entropy", "ood", "disagreement", text(random))),
+                    "low": random.choice(numbers),
+                    "high": random.choice(numbers),
+                },
+                {**record["cost"], "expected": random.choice(numbers)},
+                {"first": 1.0, "rest": 0.0, "expected": 1.0},
+                {},
+                True,
+                False,
+                value(random),
+                {"accuracy": {"drop": random.choice(numbers), "low": 0.0, "high": 0.0}},
+                random.choice(numbers),
+            )
+        )
+    )
     if random.random() < 0.3:
         record[random.choice(list(record))] = random.choice(numbers)
 

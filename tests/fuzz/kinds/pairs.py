@@ -1,4 +1,5 @@
-"""Low-rank pairs: halves that are lost, misnamed, of other shapes, dtypes and values, in members and a hydra of them, with hashes made to fit."""
+"""Low-rank pairs: halves that are lost, misnamed, of other shapes, dtypes and values, in members and a hydra of them,
+with hashes made to fit."""
 
 from __future__ import annotations
 
@@ -11,8 +12,6 @@ from typing import Any
 from fuzz.bases import Bases, Checkpoint, packed
 from fuzz.guard import Attempt
 from fuzz.kinds.manifests import use, weights_hash
-
-__all__ = ["EXITS", "make"]
 
 EXITS = {0, 1, 3, 4}
 """1: what `verify` looked at does not hold."""
@@ -32,13 +31,16 @@ def make(random: Random, bases: Bases) -> Attempt:
             change(tensors, random.choice(halves), random)
     content = _file(base, tensors)
     further = random.choice((0.6, 0.95, 0.95, 0.99))
-    command = random.choice((
-        ("inspect", "{}/x.safetensors", "--json"), ("verify", "{}/x.safetensors"),
-        ("prune", "{}/x.safetensors", "--method", "random", "--keep", "1", "-o", "{out}/p.safetensors"),
-        ("prune", "{}/x.safetensors", "--method", "random", "--remove", "2", "-o", "{out}/p/"),
-        ("fuse", "{}/x.safetensors", "{}/x.safetensors", "--weights", "2,1", "-o", "{out}/h.safetensors"),
-    ))  # fmt: skip
-    return Attempt({"x.safetensors": content}, lambda folder, out: use(folder / "x.safetensors", out, further), command)  # fmt: skip
+    command = random.choice(
+        (
+            ("inspect", "{}/x.safetensors", "--json"),
+            ("verify", "{}/x.safetensors"),
+            ("prune", "{}/x.safetensors", "--method", "random", "--keep", "1", "-o", "{out}/p.safetensors"),
+            ("prune", "{}/x.safetensors", "--method", "random", "--remove", "2", "-o", "{out}/p/"),
+            ("fuse", "{}/x.safetensors", "{}/x.safetensors", "--weights", "2,1", "-o", "{out}/h.safetensors"),
+        )
+    )
+    return Attempt({"x.safetensors": content}, lambda folder, out: use(folder / "x.safetensors", out, further), command)
 
 
 def _parts(base: Checkpoint) -> dict[str, Stored]:
@@ -54,7 +56,7 @@ def _file(base: Checkpoint, tensors: dict[str, Stored]) -> bytes:
     header: dict[str, Any] = {}
     body = b""
     for name, (dtype, shape, content) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(content)]}  # fmt: skip
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(content)]}
         body += content
     manifest = {**base.manifest, "weights_sha256": weights_hash(header, body)}
     text = json.dumps(manifest)
@@ -69,7 +71,7 @@ def _of_member(header: dict[str, Any], i: int) -> dict[str, Any]:
     """What all members share, and its own by their plain names."""
     own = f"members.{i}."
     shared = {name: entry for name, entry in header.items() if not name.startswith("members.")}
-    return shared | {name.removeprefix(own): entry for name, entry in header.items() if name.startswith(own)}  # fmt: skip
+    return shared | {name.removeprefix(own): entry for name, entry in header.items() if name.startswith(own)}
 
 
 def _lost(tensors: dict[str, Stored], name: str, random: Random) -> None:
@@ -80,14 +82,28 @@ def _misnamed(tensors: dict[str, Stored], name: str, random: Random) -> None:
     """Beside another tensor, a half of a half, or of nothing."""
     whole, _, half = name.rpartition(".")
     other = random.choice(list(tensors))
-    tensors[random.choice((f"{other}.{half}", f"{name}.{half}", f"{whole}.lora_c", f"x.{half}", half, f"members.1.{name}", name.removeprefix("members.0.")))] = tensors.pop(name)  # fmt: skip
+    tensors[
+        random.choice(
+            (
+                f"{other}.{half}",
+                f"{name}.{half}",
+                f"{whole}.lora_c",
+                f"x.{half}",
+                half,
+                f"members.1.{name}",
+                name.removeprefix("members.0."),
+            )
+        )
+    ] = tensors.pop(name)
 
 
 def _reshaped(tensors: dict[str, Stored], name: str, random: Random) -> None:
     dtype, shape, _ = tensors[name]
     rank = random.choice((0, 1, 3, 40, 1000))
     high, wide = shape if len(shape) == 2 else (2, 32)
-    changed = random.choice(([wide, high], [rank, wide], [high, rank], [high, 1, wide], [high * wide], [0, 0], [high, wide + 1], []))  # fmt: skip
+    changed = random.choice(
+        ([wide, high], [rank, wide], [high, rank], [high, 1, wide], [high * wide], [0, 0], [high, wide + 1], [])
+    )
     count = 1
     for size in changed:
         count *= size
@@ -111,7 +127,7 @@ def _revalued(tensors: dict[str, Stored], name: str, random: Random) -> None:
     if dtype == "F32" and content:
         number = struct.pack("<f", random.choice((float("nan"), float("inf"), 3e38, -3e38, 1e-45)))
         whole = random.random() < 0.5
-        tensors[name] = (dtype, shape, number * (len(content) // 4) if whole else number + content[4:])  # fmt: skip
+        tensors[name] = (dtype, shape, number * (len(content) // 4) if whole else number + content[4:])
 
 
 def _reranked(tensors: dict[str, Stored], name: str, random: Random) -> None:
@@ -123,7 +139,7 @@ def _reranked(tensors: dict[str, Stored], name: str, random: Random) -> None:
             continue
         dtype, shape, _ = tensors[half]
         changed = [rank if i == axis else size for i, size in enumerate(shape)]
-        tensors[half] = (dtype, changed, random.randbytes(1) * (changed[0] * changed[1] * BYTES[dtype]))  # fmt: skip
+        tensors[half] = (dtype, changed, random.randbytes(1) * (changed[0] * changed[1] * BYTES[dtype]))
 
 
 BREAKING = (_lost, _misnamed, _reshaped, _retyped)
@@ -131,6 +147,9 @@ BREAKING = (_lost, _misnamed, _reshaped, _retyped)
 FITTING = (_retyped, _revalued, _reranked)
 """Most of these leave one."""
 MIXES: tuple[tuple[tuple[Callable[[dict[str, Stored], str, Random], None], ...], tuple[int, ...]], ...] = (
-    (BREAKING, (1, 1, 1, 1)), (FITTING, (1, 3, 4)), (FITTING, (1, 3, 4)), (FITTING, (1, 3, 4)),
-)  # fmt: skip
+    (BREAKING, (1, 1, 1, 1)),
+    (FITTING, (1, 3, 4)),
+    (FITTING, (1, 3, 4)),
+    (FITTING, (1, 3, 4)),
+)
 """What is drawn from, and how often each: three of four inputs are meant to get past the layout."""

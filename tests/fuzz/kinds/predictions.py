@@ -14,8 +14,6 @@ from fuzz.bases import Bases, packed
 from fuzz.guard import Attempt
 from fuzz.hostile import damaged, mutated, text, to_json, value
 
-__all__ = ["EXITS", "make", "use"]
-
 EXITS = {0, 2, 5}
 NAME = "p.safetensors"
 
@@ -23,18 +21,33 @@ NAME = "p.safetensors"
 def make(random: Random, bases: Bases) -> Attempt:
     tensors = _tensors(random)
     about: Any = {
-        "name": "m", "kind": "hydra", "ood": [["a", "near"], ["b", "far"]], "shift": [["fog", 1], ["snow", None]],
+        "name": "m",
+        "kind": "hydra",
+        "ood": [["a", "near"], ["b", "far"]],
+        "shift": [["fog", 1], ["snow", None]],
         "cost": {"params": 10, "macs": 100},
-    }  # fmt: skip
+    }
     for _ in range(random.choice((0, 1, 1, 2))):
         random.choice(CHANGES)(tensors, random)
     if random.random() < 0.5:
         about = mutated(about, random)
     elif random.random() < 0.3:
-        about = random.choice((
-            {"ood": [["a", "near"], ["a", "far"]]}, {"ood": {"a": "near"}}, {"shift": [["fog", 1, 2]]}, {"cost": {}}, {"name": text(random), "kind": text(random)},
-            {"ood": [["a", text(random)]]}, {"cost": {"params": -1, "macs": 2**70}}, {"shift": [["fog", 1]] * 500}, {"ood": [["logits", "far"]]}, {}, [], 3,
-        ))  # fmt: skip
+        about = random.choice(
+            (
+                {"ood": [["a", "near"], ["a", "far"]]},
+                {"ood": {"a": "near"}},
+                {"shift": [["fog", 1, 2]]},
+                {"cost": {}},
+                {"name": text(random), "kind": text(random)},
+                {"ood": [["a", text(random)]]},
+                {"cost": {"params": -1, "macs": 2**70}},
+                {"shift": [["fog", 1]] * 500},
+                {"ood": [["logits", "far"]]},
+                {},
+                [],
+                3,
+            )
+        )
     content = _file(tensors, to_json(about) if random.random() < 0.95 else None, random)
     if random.random() < 0.05:
         content = damaged(content, random)
@@ -71,9 +84,7 @@ def _show(path: Path, out: Path) -> None:
     hs.evaluate([], predictions_in=[path], **places)
     texts = {kind: place.read_text(encoding="utf-8") for kind, place in places.items()}
     for kind, written in texts.items():
-        assert all(c.isprintable() or c in "\n\t" for c in written), (
-            f"{kind} holds control characters"
-        )
+        assert all(c.isprintable() or c in "\n\t" for c in written), f"{kind} holds control characters"
     tags = _Tags()
     tags.feed(texts["html"])
     assert tags.scripts == 1, f"{tags.scripts} scripts"
@@ -112,23 +123,24 @@ def _strict(text: str) -> None:
 
 def _tensors(random: Random) -> dict[str, Any]:
     drawn = np.random.default_rng(random.randrange(2**32))
-    rows, members, classes = (
-        random.choice((1, 4, 12)),
-        random.choice((1, 3)),
-        random.choice((2, 3, 5)),
-    )
+    rows, members, classes = (random.choice((1, 4, 12)), random.choice((1, 3)), random.choice((2, 3, 5)))
 
     def logits(n: int) -> Any:
-        return drawn.normal(size=(n, members, classes)).astype(
-            random.choice(("f4", "f4", "f8", "f2"))
-        )
+        return drawn.normal(size=(n, members, classes)).astype(random.choice(("f4", "f4", "f8", "f2")))
 
     return {
-        "logits": logits(rows), "labels": drawn.integers(0, classes, rows), "ood.a.logits": logits(5), "ood.b.logits": logits(1),
-        "shift.fog.1.logits": logits(4), "shift.fog.1.labels": drawn.integers(0, classes, 4), "shift.snow.logits": logits(2),
+        "logits": logits(rows),
+        "labels": drawn.integers(0, classes, rows),
+        "ood.a.logits": logits(5),
+        "ood.b.logits": logits(1),
+        "shift.fog.1.logits": logits(4),
+        "shift.fog.1.labels": drawn.integers(0, classes, 4),
+        "shift.snow.logits": logits(2),
         "shift.snow.labels": drawn.integers(0, classes, 2),
-        "scores.own": drawn.normal(size=rows), "ood.a.scores.own": drawn.normal(size=5), "ood.b.scores.own": drawn.normal(size=1),
-    }  # fmt: skip
+        "scores.own": drawn.normal(size=rows),
+        "ood.a.scores.own": drawn.normal(size=5),
+        "ood.b.scores.own": drawn.normal(size=1),
+    }
 
 
 def _values(tensors: dict[str, Any], random: Random) -> None:
@@ -138,9 +150,7 @@ def _values(tensors: dict[str, Any], random: Random) -> None:
         return
     flat = array.reshape(-1).copy()
     with np.errstate(all="ignore"):
-        special = random.choice(
-            (np.nan, np.inf, -np.inf, 1e308, -1e308, 1e30, 0, -1, 2**31, 5e-324)
-        )
+        special = random.choice((np.nan, np.inf, -np.inf, 1e308, -1e308, 1e30, 0, -1, 2**31, 5e-324))
         try:
             flat[random.randrange(flat.size)] = special
         except (OverflowError, ValueError):
@@ -153,18 +163,29 @@ def _values(tensors: dict[str, Any], random: Random) -> None:
 def _shape(tensors: dict[str, Any], random: Random) -> None:
     name = random.choice(list(tensors))
     array = np.atleast_1d(tensors[name])
-    tensors[name] = random.choice((
-        array[:0], array[..., :1], array[..., :0], array.reshape(-1), array[None], array[:, None], array.T, np.concatenate([array, array]), array.sum(),
-        np.zeros((1, 1, 1), array.dtype), np.zeros((0, 3, 5), array.dtype), np.zeros((2, 0, 3), array.dtype), np.repeat(array, 500, axis=0),
-    ))  # fmt: skip
+    tensors[name] = random.choice(
+        (
+            array[:0],
+            array[..., :1],
+            array[..., :0],
+            array.reshape(-1),
+            array[None],
+            array[:, None],
+            array.T,
+            np.concatenate([array, array]),
+            array.sum(),
+            np.zeros((1, 1, 1), array.dtype),
+            np.zeros((0, 3, 5), array.dtype),
+            np.zeros((2, 0, 3), array.dtype),
+            np.repeat(array, 500, axis=0),
+        )
+    )
 
 
 def _dtype(tensors: dict[str, Any], random: Random) -> None:
     name = random.choice(list(tensors))
     with np.errstate(all="ignore"):
-        tensors[name] = tensors[name].astype(
-            random.choice(("f8", "f4", "f2", "i8", "i4", "i1", "u1", "?", "i2"))
-        )
+        tensors[name] = tensors[name].astype(random.choice(("f8", "f4", "f2", "i8", "i4", "i1", "u1", "?", "i2")))
 
 
 def _missing(tensors: dict[str, Any], random: Random) -> None:
@@ -195,15 +216,7 @@ def _renamed(tensors: dict[str, Any], random: Random) -> None:
 
 def _more(tensors: dict[str, Any], random: Random) -> None:
     tensors[
-        random.choice(
-            (
-                f"ood.{text(random)}.logits",
-                "ood.c.logits",
-                text(random),
-                "scores.rmds",
-                "ood.a.scores.rmds",
-            )
-        )
+        random.choice((f"ood.{text(random)}.logits", "ood.c.logits", text(random), "scores.rmds", "ood.a.scores.rmds"))
     ] = random.choice(list(tensors.values()))
 
 

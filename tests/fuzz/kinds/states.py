@@ -18,8 +18,6 @@ from fuzz.bases import Bases, packed, unpacked
 from fuzz.guard import Attempt
 from fuzz.hostile import damaged, mutated, scalar, text, to_json, value
 
-__all__ = ["EXITS", "make"]
-
 # A state that is of no use is a wrong command, or a file that cannot be read.
 EXITS = {0, 2, 3}
 SEARCHES = ("exact", "fast", "naive", "attribution")
@@ -35,9 +33,7 @@ def _arrays(folder: Path) -> tuple[str, str]:
     rng = np.random.default_rng(0)
     if not (folder / "ood.npz").exists():
         np.savez(
-            folder / "id.npz",
-            images=rng.integers(0, 255, (6, 28, 28, 3), dtype=np.uint8),
-            labels=np.arange(6) % 3,
+            folder / "id.npz", images=rng.integers(0, 255, (6, 28, 28, 3), dtype=np.uint8), labels=np.arange(6) % 3
         )
         np.savez(folder / "ood.npz", images=rng.integers(0, 255, (4, 28, 28, 3), dtype=np.uint8))
     return str(folder / "id.npz"), str(folder / "ood.npz")
@@ -59,7 +55,8 @@ def _score_options(bases: Bases, search: str) -> dict[str, Any]:
 
 @cache
 def _searches(bases: Bases) -> dict[str, tuple[Any, Any, int, Any, str, bytes]]:
-    """For each search: the problem, the search, its budget, its identity, its file's name, and the file after one removal."""
+    """For each search: the problem, the search, its budget, its identity, its file's name, and the file after one
+    removal."""
     import hydrasurgeon as hs
     from hydrasurgeon.criteria.circuits import criterion, state
 
@@ -69,9 +66,7 @@ def _searches(bases: Bases) -> dict[str, tuple[Any, Any, int, Any, str, bytes]]:
         contents: list[bytes] = []
         write, extract = state.SearchState.write, criterion.extract
 
-        def recorded(
-            self: Any, position: Any, contents: list[bytes] = contents, write: Any = write
-        ) -> None:
+        def recorded(self: Any, position: Any, contents: list[bytes] = contents, write: Any = write) -> None:
             write(self, position)
             contents.append(self.path.read_bytes())
 
@@ -87,13 +82,11 @@ def _searches(bases: Bases) -> dict[str, tuple[Any, Any, int, Any, str, bytes]]:
             search: str = search,
         ) -> Any:
             kept[search] = (problem, make, budget, state)
-            return extract(problem, make, budget=budget, state=state, recorded=recorded, progress=progress)  # fmt: skip
+            return extract(problem, make, budget=budget, state=state, recorded=recorded, progress=progress)
 
         with _replaced((state.SearchState, "write", recorded), (criterion, "extract", seen)):
             hs.score(
-                source,
-                out=bases.folder / f"state-{search}-{id(contents)}.safetensors",
-                **_score_options(bases, search),
+                source, out=bases.folder / f"state-{search}-{id(contents)}.safetensors", **_score_options(bases, search)
             )
         problem, make_search, budget, made = kept[search]
         kept[search] = (problem, make_search, budget, made.identity, made.path.name, contents[0])
@@ -140,9 +133,28 @@ def _search(random: Random, bases: Bases) -> Attempt:
     # The command has another state at hand than the one that its own data and weights would leave; that is refused too.
     options = _score_options(bases, search)
     command = (
-        "score", str(bases.path("scored")), "--method", "circuit", "--objective", "avg", "--data", options["data"], "--ood", options["ood"][0],
-        "--search", search, "--remove", "2", "--layers", "1-2", "--device", "cpu", "--quiet", "-o", "{}/s.safetensors",
-    )  # fmt: skip
+        "score",
+        str(bases.path("scored")),
+        "--method",
+        "circuit",
+        "--objective",
+        "avg",
+        "--data",
+        options["data"],
+        "--ood",
+        options["ood"][0],
+        "--search",
+        search,
+        "--remove",
+        "2",
+        "--layers",
+        "1-2",
+        "--device",
+        "cpu",
+        "--quiet",
+        "-o",
+        "{}/s.safetensors",
+    )
     return Attempt({name: said}, call, command, writes=True)
 
 
@@ -181,14 +193,7 @@ def _aimed(document: dict[str, Any], random: Random) -> Any:
             )
         )
         document["order"] = random.choice(
-            (
-                [head],
-                [*document["order"], head],
-                document["order"] * 2,
-                document["order"] * 50,
-                [],
-                head,
-            )
+            ([head], [*document["order"], head], document["order"] * 2, document["order"] * 50, [], head)
         )
     elif what == "trace":
         document["trace"] = random.choice(
@@ -205,10 +210,22 @@ def _aimed(document: dict[str, Any], random: Random) -> Any:
         content = holder[key]
         if isinstance(content, str) and content:
             raw = base64.b64decode(content)
-            holder[key] = random.choice((
-                base64.b64encode(raw[:-3]).decode(), base64.b64encode(raw * 2).decode(), "", "!!", content[:-1], content + "=", base64.b64encode(raw[: len(raw) // 2 // 8 * 8]).decode(),
-                base64.b64encode(b"\xff" * len(raw)).decode(), base64.b64encode(bytes(len(raw))).decode(), "é", 3, None,
-            ))  # fmt: skip
+            holder[key] = random.choice(
+                (
+                    base64.b64encode(raw[:-3]).decode(),
+                    base64.b64encode(raw * 2).decode(),
+                    "",
+                    "!!",
+                    content[:-1],
+                    content + "=",
+                    base64.b64encode(raw[: len(raw) // 2 // 8 * 8]).decode(),
+                    base64.b64encode(b"\xff" * len(raw)).decode(),
+                    base64.b64encode(bytes(len(raw))).decode(),
+                    "é",
+                    3,
+                    None,
+                )
+            )
         else:
             holder[key] = random.choice((value(random), [["vision", 9, 9]], [["vision", 1]], []))
     return document
@@ -232,9 +249,7 @@ def _trained() -> tuple[dict[str, Any], bytes]:
     with tempfile.TemporaryDirectory() as folder:
         state = TrainingState(Path(folder) / "t.training.safetensors", identity)
         state.write(
-            model,
-            optimizer,
-            {"step": 3, "loss_sum": 1.5, "loss_count": 2, "log": [{"epoch": 1.0, "loss": 0.5}]},
+            model, optimizer, {"step": 3, "loss_sum": 1.5, "loss_count": 2, "log": [{"epoch": 1.0, "loss": 0.5}]}
         )
         return identity, state.path.read_bytes()
 
@@ -254,14 +269,21 @@ def _renamed_or_reshaped(header: dict[str, Any], what: int, random: Random) -> N
     """One tensor less, under another name, or as something else."""
     name = random.choice([name for name in header if name != "__metadata__"])
     if what == 5:
-        header[name]["shape"] = random.choice(
-            (header[name]["shape"][::-1], [1, *header[name]["shape"]], [-1])
-        )
+        header[name]["shape"] = random.choice((header[name]["shape"][::-1], [1, *header[name]["shape"]], [-1]))
         header[name]["dtype"] = random.choice(("F32", "F32", "I32", "U32"))
         return
     entry = header.pop(name)
     if random.random() < 0.7:
-        names = ("optimizer.9.exp_avg", "optimizer.x.exp_avg", "optimizer.0", "optimizer.0.exp_avg.x", "optimizer.-1.step", "model.extra", text(random), name.upper())  # fmt: skip
+        names = (
+            "optimizer.9.exp_avg",
+            "optimizer.x.exp_avg",
+            "optimizer.0",
+            "optimizer.0.exp_avg.x",
+            "optimizer.-1.step",
+            "model.extra",
+            text(random),
+            name.upper(),
+        )
         header[random.choice(names)] = entry
 
 
@@ -273,7 +295,7 @@ def _hash_anew(header: Any, body: bytes) -> None:
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         infos = {n: TensorInfo(n, e["dtype"], tuple(e["shape"]), 0, 0) for n, e in entries.items()}
-        digests = {n: sha256(body[slice(*e["data_offsets"])]).hexdigest() for n, e in entries.items()}  # fmt: skip
+        digests = {n: sha256(body[slice(*e["data_offsets"])]).hexdigest() for n, e in entries.items()}
         texts = dict(header["__metadata__"])
         plain = {"format": texts.pop("format")}
         header["__metadata__"] = plain | _hashed(texts, weights_sha256(infos, digests))
@@ -291,10 +313,7 @@ def _training(random: Random, bases: Bases) -> Attempt:
         texts["position"] = to_json(
             mutated(document, random)
             if random.random() < 0.7
-            else {
-                **document,
-                random.choice(("step", "loss_sum", "loss_count", "log")): scalar(random),
-            }
+            else {**document, random.choice(("step", "loss_sum", "loss_count", "log")): scalar(random)}
         )
     elif what == 3:
         texts["identity"] = to_json(mutated(json.loads(texts["identity"]), random))
@@ -322,7 +341,19 @@ def _training(random: Random, bases: Bases) -> Attempt:
 
     data, _ = _arrays(bases.folder)
     command = (
-        "finetune", str(bases.path("scored")), "--data", data, "--recipe", "scratch", "--set", "steps=1", "--device", "cpu", "--quiet", "--resume",
-        "-o", "{}/t.safetensors",
-    )  # fmt: skip
+        "finetune",
+        str(bases.path("scored")),
+        "--data",
+        data,
+        "--recipe",
+        "scratch",
+        "--set",
+        "steps=1",
+        "--device",
+        "cpu",
+        "--quiet",
+        "--resume",
+        "-o",
+        "{}/t.safetensors",
+    )
     return Attempt({name: said}, call, command, writes=True)
