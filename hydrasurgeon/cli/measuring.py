@@ -38,7 +38,10 @@ def evaluate(
         ),
     ] = None,
     val: Annotated[
-        str | None, typer.Option("--val", metavar="D", help="Labelled data to fit the temperature on.")
+        str | None,
+        typer.Option(
+            "--val", metavar="D", help="Labelled data to fit the temperature on, or to calibrate a report's reference."
+        ),
     ] = None,
     classes: options.ClassSets = None,
     template: options.Template = None,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import TINY, Labels, Logits
 from hydrasurgeon.measuring import metrics, selective
+from hydrasurgeon.measuring.conditions import Conditions
 from hydrasurgeon.measuring.intervals import bootstrap
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.reading import Reading
@@ -25,6 +26,8 @@ from hydrasurgeon.measuring.smooth import smooth_ece
 ELEMENTS = 1 << 20
 
 Values = Float[Tensor, " sample"]
+PLAIN = Conditions("msp", calibrated=False)
+"""The conditions of answers of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Answered:
     """The OOD scores of the labelled set; the first is the one in use."""
     foreign: tuple[Foreign, ...] = ()
     classes: int = 0
+    conditions: Conditions = PLAIN
+    """What a comparison should have alike."""
 
     @property
     def used(self) -> str:
@@ -87,6 +92,7 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
             for s in predictions.ood
         ),
         predictions.logits.shape[-1],
+        Conditions(kinds[0] if predictions.ood else None, reading.is_calibrated, predictions.provenance),
     )
 
 

@@ -25,6 +25,7 @@ from hydrasurgeon.files.manifest import MAX_CLASSES
 from hydrasurgeon.files.mixture import Mixture, check_mixture
 from hydrasurgeon.files.names import is_name
 from hydrasurgeon.files.tensors import TensorFile, TensorInfo
+from hydrasurgeon.measuring.conditions import Provenance
 from hydrasurgeon.measuring.report import Cost
 from hydrasurgeon.measuring.stray import OOD, SCORED, instead, stray, stray_note
 from hydrasurgeon.runtime.tensors import to_tensor
@@ -102,6 +103,8 @@ class Predictions:
     """The weights that its members have in their mean; None where all count alike."""
     notes: tuple[str, ...] = ()
     """What of the file was not read."""
+    provenance: Provenance | None = None
+    """How the model was trained and calibrated; None where only its answers are known."""
 
     @property
     def members(self) -> int:

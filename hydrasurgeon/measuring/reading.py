@@ -46,6 +46,10 @@ class Reading:
     mixture: Mixture | None = None
     """The members' weights; None where all count alike."""
 
+    @property
+    def is_calibrated(self) -> bool:
+        return self.joint is not None or self.temperature != 1.0
+
     def probs(self, logits: Tensor) -> Tensor:
         from hydrasurgeon.decision.temperature import calibrated
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from hydrasurgeon.measuring.showing import Places, Showing, ShowingKeywords, che
 from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
 from hydrasurgeon.sharing.measured_card import CardKeywords, Cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
+from hydrasurgeon.stages.evaluate_alike import uncalibrated, unlike_notes
 from hydrasurgeon.stages.evaluate_models import Measured, corruptions_in, decision_of, expected, of_files, of_models
 from hydrasurgeon.stages.evaluate_notes import unused
 
@@ -80,7 +82,7 @@ class EvaluateArguments(Showing, Cards, Run):
     corrupt: Sequence[str] = ()
     """Corruptions of the data, all, NAME or NAME:S, to be made as it is read."""
     val: str | None = None
-    """Labelled data to fit the temperature on."""
+    """Labelled data to fit the temperature on, or to calibrate a report's reference."""
     classes: str | Sequence[str] | None = None
     """The class names of zero-shot models, of all data sets or of one."""
     template: Sequence[str] = ()
@@ -138,6 +140,8 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     computed, notes = of_files(arguments, temperature, answered, together=together)
     opened = told_apart([open_checkpoint(each, arch=arguments.arch) for each in checkpoints])
     made = _made(opened, labelled, arguments)
+    plain = uncalibrated(opened, arguments)
+    twin = plain if plain is not None and arguments.val is not None else None
     cards = arguments.claim(opened)
     check_cascades(opened if arguments.cascade else ())
     for checkpoint in opened:
@@ -153,8 +157,9 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     if assertions:
         check_paths(assertions, [*expected(jobs, labelled, made, arguments), *computed])
     measured = Measured()
-    if opened:
-        measured = of_models(opened, labelled, arguments, temperature, predictions, answered)
+    with contextlib.nullcontext(opened) if twin is None else twin.beside(opened, arguments) as every:
+        if every:
+            measured = of_models(every, labelled, arguments, temperature, predictions, answered)
     results = with_mce([*measured.results, *computed])
     report = Report(
         settings={**_settings(labelled, opened, arguments), **measured.classes},
@@ -163,15 +168,19 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     )
     if json is not None:
         write_text(json, report.to_json())
-    written, hub = cards.write(results, measured.uses, report.settings, bars=arguments.progress is not None)
+    measured_alone = [each for each in results if twin is None or each.name != twin.name]
+    written, hub = cards.write(measured_alone, measured.uses, report.settings, bars=arguments.progress is not None)
     notes = [
-        *unused(opened, arguments),
+        *unused(opened, arguments, val_is_read=twin is not None),
         *(each.note for each in opened if each.note),
         *measured.notes,
         *notes,
         *lacking_mce(results),
     ]
-    printed = _shown(places, report, answered, opened, notes, arguments)
+    if plain is not None and twin is None:
+        notes.append(plain.advice())
+    printed = _shown(places, report, answered, opened, notes, arguments, twin.name if twin else arguments.reference)
+    notes += unlike_notes(answered)
     if tracker is not None and is_main_process():
         log_report(tracker, report)
     return Evaluation(report, measured.skipped, written, tuple(notes), printed, hub)
@@ -184,18 +193,12 @@ def _shown(
     opened: Sequence[Checkpoint],
     notes: Sequence[str],
     arguments: EvaluateArguments,
+    reference: str | None,
 ) -> dict[str, str]:
     """The report as people read it, written; what of it is to be printed."""
     manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
     return show(
-        places,
-        report,
-        answered,
-        manifests,
-        reference=arguments.reference,
-        level=arguments.ci,
-        seed=arguments.seed,
-        notes=notes,
+        places, report, answered, manifests, reference=reference, level=arguments.ci, seed=arguments.seed, notes=notes
     )
 
 

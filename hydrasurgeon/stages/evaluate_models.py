@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from hydrasurgeon.measuring.sets import (
     uses_of,
 )
 from hydrasurgeon.measuring.shifts import corrupted, kind_read, with_shifts
+from hydrasurgeon.stages.provenance import provenance_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.data.corruptions import Corruption
@@ -89,6 +90,7 @@ def of_models(
         state = _state(models, arguments)
         kinds = ood_scores(arguments.ood_score, state, name_of(job))
         predicted, val_logits = run_models(job, models, sets, how, timed, fitted=fitted_among(state, kinds))
+        predicted = replace(predicted, provenance=provenance_of(job))
         heat = None
         if arguments.temperature is not None:
             heat = partial(_fitted, temperature, val_logits, mixture_among(models))

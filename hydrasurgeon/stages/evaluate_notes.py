@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.evaluate import EvaluateArguments
 
 
-def unused(opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> Iterator[str]:
+def unused(opened: Sequence[Checkpoint], arguments: EvaluateArguments, *, val_is_read: bool = False) -> Iterator[str]:
     """Options that change nothing beside the others, and decision states that are left alone unasked."""
     if not opened:
         yield from _unread(arguments)
         return
-    if arguments.val is not None and arguments.temperature != "fit":
+    if arguments.val is not None and arguments.temperature != "fit" and not val_is_read:
         yield "--val: not read, for nothing is fitted to it; --temperature fit would be"
     decided = [visible(each.name) for each in opened if each.manifest.decision is not None]
     if not decided or arguments.no_decision:

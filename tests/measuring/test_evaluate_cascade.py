@@ -96,7 +96,7 @@ def test_the_page_compares_the_cascade_with_its_own_hydra(folder: Path, tmp_path
     ).report
     part, whole = report.results
     text = page.read_text(encoding="utf-8")
-    assert "<h1>Beside c (full): c is " in text
+    assert "<h1>Compared with c (full): c is " in text
     assert part.cost is not None
     assert part.cost.expected_macs is not None
     assert f"It takes {part.cost.expected_macs / part.cost.macs:.2f} × the multiply-adds" in text

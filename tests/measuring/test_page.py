@@ -153,7 +153,10 @@ def test_who_cannot_see_it_is_told(files: list[Path], tmp_path: Path) -> None:
 
 def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
     parsed, text = page(files, tmp_path / "r.html")
-    assert "".join(parsed.said("h1")) == f"Beside base: {NASTY} is better; weak is better in some and worse in others."
+    assert (
+        "".join(parsed.said("h1"))
+        == f"Compared with base: {NASTY} is better; weak is better in some and worse in others."
+    )
     badges = [a["class"] for a in parsed.all("span") if str(a.get("class")).startswith("badge")]
     assert badges == ["badge reference", "badge better", "badge mixed"]
     assert "Worse than" not in text.partition("<h2>weak")[0]
@@ -167,7 +170,7 @@ def test_the_verdict_comes_first(files: list[Path], tmp_path: Path) -> None:
 def test_other_samples_are_not_compared(files: list[Path], tmp_path: Path) -> None:
     other = write(tmp_path / "o.safetensors", 2.0, name="other", labels=(torch.arange(200) + 1) % 4)
     parsed, text = page([files[0], other], tmp_path / "r.html")
-    assert "".join(parsed.said("h1")) == "Beside base: other is not compared."
+    assert "".join(parsed.said("h1")) == "Compared with base: other is not compared."
     assert "did not answer for the samples" in text
 
 
@@ -187,7 +190,7 @@ def test_long_names_and_many_models_leave_room_for_the_verdict(tmp_path: Path) -
     assert all(f'<th scope="row">{name}</th>' in text for name in alike)
     many = [write(tmp_path / f"m{at}.safetensors", 1.0 + at, name=f"m{at}") for at in range(6)]
     parsed, _ = page(many, tmp_path / "many.html")
-    assert "".join(parsed.said("h1")).startswith("Beside m0: 4 models are better; m1 is better in some")
+    assert "".join(parsed.said("h1")).startswith("Compared with m0: 4 models are better; m1 is better in some")
 
 
 def test_ticks_differ_and_lie_beside_the_label() -> None:

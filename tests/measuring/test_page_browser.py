@@ -64,7 +64,7 @@ def test_the_report_in_a_browser(browser: Browser, page: Path) -> None:
             assert browser.value("document.documentElement.scrollWidth") <= width
             assert browser.value("document.body.scrollWidth") <= width
             assert browser.value(COVERED) == []
-            assert browser.value("document.title").startswith("Beside ")
+            assert browser.value("document.title").startswith("Compared with ")
             grounds.add((dark, browser.value("getComputedStyle(document.body).backgroundColor")))
     assert len(grounds) == 2
     assert browser.errors == []

@@ -194,6 +194,7 @@ def beside(
         full.cost.model_copy(update={"expected_macs": expected}),
         inside,
         state.mixture,
+        provenance=keep[-1].conditions.provenance,
     )
     steps_reading = InSteps(
         reading.temperature,

@@ -17,6 +17,7 @@ from typing import Any
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import UNKNOWN, Manifest
 from hydrasurgeon.measuring.answers import Answered
+from hydrasurgeon.measuring.conditions import unlike
 from hydrasurgeon.measuring.page import charts, words
 from hydrasurgeon.measuring.page.grids import Cell, Grid, grids, shown_name
 from hydrasurgeon.measuring.page.heads import STRIPES, head_maps
@@ -52,10 +53,13 @@ class Material:
         for at, (result, row) in enumerate(zip(results, self.answered, strict=True)):
             if at == self.reference:
                 continue
-            differences = None
+            differences, conditions = None, {}
             if row is not None and reference is not None and is_paired(row, reference):
                 differences = compared(row, reference, level=self.level, seed=self.seed)
-            verdicts.append(words.verdict(result, results[self.reference], differences, level=self.level))
+                conditions = unlike(row.conditions, reference.conditions)
+            verdicts.append(
+                words.verdict(result, results[self.reference], differences, level=self.level, unlike=conditions)
+            )
         return verdicts
 
 

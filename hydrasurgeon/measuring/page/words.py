@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hydrasurgeon.measuring.page.grids import shown_name
@@ -42,13 +42,22 @@ class Verdict:
     sentence: str
     cost: str
     differences: tuple[Difference, ...]
+    unlike: Mapping[str, str] = field(default_factory=dict)
+    """Conditions that the two do not have in common."""
 
     @property
     def head(self) -> str:
         return HEADS[self.word]
 
 
-def verdict(result: Result, reference: Result, differences: Sequence[Difference] | None, *, level: float) -> Verdict:
+def verdict(
+    result: Result,
+    reference: Result,
+    differences: Sequence[Difference] | None,
+    *,
+    level: float,
+    unlike: Mapping[str, str],
+) -> Verdict:
     """None: the two did not answer for the same samples, so that nothing can be told of their difference."""
     name, other = shown_name(result), shown_name(reference)
     cost = cost_words(result, reference)
@@ -59,6 +68,7 @@ def verdict(result: Result, reference: Result, differences: Sequence[Difference]
         why = f"{samples(result.id.n)} cannot tell it from {other}: a comparison takes {FEWEST} at least."
     if differences is None or why:
         return Verdict(name, "unknown", why, cost, ())
+    but = f"; not alike: {'; '.join(unlike.values())}" if unlike else ""
     if any(o.n < FEWEST for o in result.ood):
         differences = [d for d in differences if d.metric not in ("auroc", "fpr95")]
     better = [d for d in differences if d.judgement == "better"]
@@ -73,12 +83,12 @@ def verdict(result: Result, reference: Result, differences: Sequence[Difference]
     if not parts:
         same = (
             f"These samples do not tell it from {other}: no {100 * level:.4g} % interval of {listed(equal)} leaves"
-            " out 0."
+            f" out 0{but}."
         )
-        return Verdict(name, word, same, cost, tuple(differences))
+        return Verdict(name, word, same, cost, tuple(differences), unlike)
     if equal:
         parts.append(f"level in {listed(equal)}")
-    return Verdict(name, word, "; ".join(parts) + ".", cost, tuple(differences))
+    return Verdict(name, word, f"{'; '.join(parts)}{but}.", cost, tuple(differences), unlike)
 
 
 def _told(differences: Iterable[Difference]) -> str:
@@ -139,11 +149,25 @@ def headline(verdicts: Sequence[Verdict], reference: str) -> str:
     }
     parts = []
     for word, judgement in says.items():
-        names = [short(v.name) for v in verdicts if v.word == word]
+        of_word = [v for v in verdicts if v.word == word]
+        names = [short(v.name) for v in of_word]
         if names:
             subject = listed(names) if len(names) <= NAMED else f"{len(names)} models"
-            parts.append(f"{subject} {'is' if len(names) == 1 else 'are'} {judgement}")
-    return f"Beside {short(reference)}: {'; '.join(parts)}"
+            parts.append(f"{subject} {'is' if len(names) == 1 else 'are'} {judgement}{_unlike(of_word)}")
+    return f"Compared with {short(reference)}: {'; '.join(parts)}"
+
+
+def _unlike(verdicts: Sequence[Verdict]) -> str:
+    """In parentheses, what these models do not have in common with the reference."""
+    phrases = [dict(each) for each in dict.fromkeys(tuple(v.unlike.items()) for v in verdicts if v.unlike)]
+    if not phrases:
+        return ""
+    which = [short(v.name) for v in verdicts if v.unlike]
+    who = "" if len(which) == len(verdicts) else f"{listed(which) if len(which) <= NAMED else len(which)} "
+    if len(phrases) == 1:
+        return f" ({who}{'; '.join(phrases[0].values())})"
+    kinds = dict.fromkeys(kind for each in phrases for kind in each)
+    return f" ({who}not alike in {listed(list(kinds))}: see below)"
 
 
 def figures(result: Result) -> str:

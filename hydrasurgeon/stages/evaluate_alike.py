@@ -1,0 +1,111 @@
+"""What eval says and does so that its headline compares like with like."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.measuring.conditions import unlike
+from hydrasurgeon.measuring.naming import name_of
+from hydrasurgeon.run import Run
+from hydrasurgeon.visible import visible
+
+if TYPE_CHECKING:
+    from hydrasurgeon.measuring.answers import Answered
+    from hydrasurgeon.stages.evaluate import EvaluateArguments
+
+CALIBRATED = " (calibrated)"
+"""What stands behind the name of a reference that was calibrated for the comparison."""
+
+
+@dataclass(frozen=True)
+class Uncalibrated:
+    """A reference without a decision state, compared with a model that has one."""
+
+    reference: Checkpoint
+    model: str
+    decision: Decision
+
+    @property
+    def ood_score(self) -> str:
+        """The other model's score, where the reference can have it."""
+        kind = self.decision.ood.score
+        alone = kind == "mi" and not self.reference.manifest.members
+        return "msp" if alone or (kind == "mcm" and not self.reference.family.named_classes) else kind
+
+    @property
+    def name(self) -> str:
+        return name_of([self.reference]) + CALIBRATED
+
+    def advice(self) -> str:
+        """What to run so that both are calibrated."""
+        words = ["hydrasurgeon", "calibrate", self.reference.hub_id or self.reference.path.name, "--data", "VAL"]
+        words += ["--ood-score", self.ood_score, "-o", "calibrated.safetensors"]
+        return (
+            f"{visible(self.model)} has a decision state, {visible(name_of([self.reference]))}, the reference, has none:"
+            f" to compare calibrated models, give --val VAL, or run `{visible(shlex.join(words))}` and compare with that"
+        )
+
+    @contextmanager
+    def beside(self, opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> Iterator[list[Checkpoint]]:
+        """The checkpoints, and behind the reference a copy of it with a decision state fitted to `--val`, which is there
+        for as long as the block lasts."""
+        from hydrasurgeon.stages.calibrate import calibrate
+
+        assert arguments.val is not None
+        run = {each.name: getattr(arguments, each.name) for each in fields(Run)}
+        classes: dict[str, Any] = {}
+        if isinstance(arguments.classes, str):
+            classes = {"classes": arguments.classes, "template": arguments.template}
+        with TemporaryDirectory(prefix="hydrasurgeon-eval-") as folder:
+            made = calibrate(
+                self.reference.path,
+                data=arguments.val,
+                out=Path(folder) / "calibrated.safetensors",
+                ood_score=self.ood_score,
+                coverage=self.decision.conformal.coverage,
+                conformal=self.decision.conformal.method,
+                id_flagged=self.decision.ood.id_flagged,
+                arch=arguments.arch,
+                **classes,
+                **run,
+            )
+            copy = replace(open_checkpoint(made.path), alias=self.name)
+            yield [one for each in opened for one in ([each, copy] if each is self.reference else [each])]
+
+
+def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> Uncalibrated | None:
+    """The reference of a report, where a decision state is in use beside it and it has none."""
+    if not (arguments.html or arguments.markdown) or arguments.no_decision or arguments.temperature is not None:
+        return None
+    if arguments.ensemble or arguments.mc_dropout is not None or not opened:
+        return None
+    named = {name_of([each]): each for each in opened}
+    if arguments.reference is not None and arguments.reference not in named:
+        return None
+    reference = opened[0] if arguments.reference is None else named[arguments.reference]
+    decided = next((each for each in opened if each.manifest.decision is not None), None)
+    if decided is None or decided.manifest.decision is None or reference.manifest.decision is not None:
+        return None
+    return Uncalibrated(reference, name_of([decided]), decided.manifest.decision)
+
+
+def unlike_notes(answered: Sequence[Answered]) -> Iterator[str]:
+    """In what the rows differ from the first besides their answers; models that differ alike share a note."""
+    if not answered:
+        return
+    first, *others = answered
+    of_models: dict[str, list[str]] = {}
+    for row in others:
+        phrases = unlike(row.conditions, first.conditions)
+        if phrases:
+            of_models.setdefault("; ".join(phrases.values()), []).append(visible(row.name))
+    for text, names in of_models.items():
+        yield f"{', '.join(names)} against {visible(first.name)}, the reference: {text}"
