@@ -117,7 +117,7 @@ def opened(source: Source, model: Classifier) -> Samples | Perturbed:
     samples = open_data(source.spec, limit=source.limit)
     if source.labelled:
         about = model.manifest.model
-        samples = fit_classes(samples, num_classes=about.num_classes, labels=about.labels)
+        samples = fit_classes(samples, about)
     return Perturbed(samples) if source.perturbed else samples
 
 

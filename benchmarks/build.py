@@ -107,7 +107,7 @@ def task(
         build_search.searched = searched
     search = searches[0]
     model = search.backbone.manifest.model
-    test = fit_classes(open_data(options.test), num_classes=model.num_classes, labels=model.labels)
+    test = fit_classes(open_data(options.test), model)
     foreign = tuple(open_data(spec) for spec in (options.near, *options.far))
     trial = replace(search.cache.trial, val=test, foreign=foreign)
     elsewhere = Cache(folder / f"test-{seed}", trial, {"test": options.test})

@@ -117,7 +117,7 @@ def of_hydra(hydra: Path, sources: dict[str, Source]) -> Answers:
     for name, source in {} if tensors else sources.items():
         samples = open_data(source.spec, limit=source.limit)
         if source.labelled:
-            samples = fit_classes(samples, num_classes=8, labels=model.manifest.model.labels)
+            samples = fit_classes(samples, model.manifest.model)
         piece = collected(
             model, Perturbed(samples) if source.perturbed else samples, Run(device="cpu", batch_size=32), features=True
         )

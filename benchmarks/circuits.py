@@ -59,7 +59,7 @@ def problem(spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype
     model = checkpoint.manifest.model
     family, module = family_of(model), live_module(checkpoint).to(dtype)
     transform = family.transform(model, files=checkpoint.files)
-    inside = fit_classes(open_data(data, limit=samples), num_classes=model.num_classes, labels=model.labels)
+    inside = fit_classes(open_data(data, limit=samples), model)
     outside = open_data(ood, limit=foreign)
 
     def held(samples: Any) -> Held:

@@ -291,7 +291,7 @@ def _train(name: str, module: nn.Module, place: Place, seed: int, folder: Path, 
     """In place; goes on where it was interrupted."""
     recipe = load_recipe("scratch", dict(FROM_SCRATCH))
     about = base.manifest.model
-    samples = fit_classes(open_data(full_train(place)), num_classes=about.num_classes, labels=about.labels)
+    samples = fit_classes(open_data(full_train(place)), about)
     transform = family_of(about).transform(about, recipe.augment.model_dump(), files={})
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:

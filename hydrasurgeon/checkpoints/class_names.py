@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, rewritten
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
+from hydrasurgeon.run import Run
+
+if TYPE_CHECKING:
+    from hydrasurgeon.data import Samples
 
 FROM_DATA = "data"
 """--classes data: the names that the data set has, whatever the checkpoint records."""
-# Numbers, and WordNet's numbers: what ImageNet's folders are called.
-CODE = re.compile(r"n?\d+")
 
 
 class ClassNamesKeywords(TypedDict, total=False):
@@ -77,12 +78,33 @@ def with_class_names(
     return replace(plain, manifest=rewritten(plain.manifest, model=changed))
 
 
+def with_data_names(checkpoint: Checkpoint, samples: Samples) -> Checkpoint:
+    """The checkpoint with the class names of samples that were fitted to it, where it has none, and with their note."""
+    notes = [note for note in (checkpoint.note, samples.note) if note is not None]
+    noted = replace(checkpoint, note="; ".join(notes) or None)
+    manifest = checkpoint.manifest
+    if manifest.model.labels is not None or samples.classes is None:
+        return noted
+    named = manifest.model.model_copy(update={"labels": samples.classes})
+    return replace(noted, manifest=rewritten(manifest, model=named))
+
+
+def fitted_to(checkpoint: Checkpoint, data: str, run: Run) -> Checkpoint:
+    """The checkpoint with the class names of data that it is about to be scored on."""
+    from hydrasurgeon.data import fit_classes, open_data
+
+    samples = open_data(data, limit=run.limit, seed=run.seed)
+    return with_data_names(checkpoint, fit_classes(samples, checkpoint.manifest.model))
+
+
 def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
     """Class names that a text tower can make something of."""
+    from hydrasurgeon.data.labels import are_codes
+
     why = None
     if names is None:
         why = "the data has none"
-    elif all(CODE.fullmatch(name) for name in names):
+    elif are_codes(names):
         why = f"the data calls them {names[0]}, …, which are no words"
     if names is None or why is not None:
         raise UsageError(

@@ -15,8 +15,9 @@ from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import families, family_of
 from hydrasurgeon.files.atomic import SUFFIX, fill, output_path, real, replacing, staged, sweep, write_text
 from hydrasurgeon.files.decided import BESIDE, PREFIX
+from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.locks import hold
-from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, UNKNOWN, Manifest, ManifestT, sidecar
+from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, MAX_BYTES, UNKNOWN, Manifest, ManifestT, sidecar
 from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, hashed, write_tensors
 
@@ -169,6 +170,20 @@ def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
     with replacing(weights, path / "heads.json" if folder else sidecar(weights)) as (part, text):
         write_tensors(part, planned, lambda _: header)
         fill(text, manifest.to_json().encode())
+    if folder:
+        _record_names(path / "config.json", manifest)
+
+
+def _record_names(place: Path, manifest: Manifest) -> None:
+    """Let the family's own config tell the class names that the manifest has."""
+    if not place.is_file():
+        return
+    config = read_json(place, most=MAX_BYTES)
+    written = json.loads(family_of(manifest.model).directory(manifest)[place.name])
+    names = {key: written[key] for key in ("id2label", "label2id", "label_names") if key in written}
+    if any(config.get(key) != value for key, value in names.items()):
+        with replacing(place) as (part,):
+            fill(part, f"{json.dumps({**config, **names}, indent=2)}\n".encode())
 
 
 def weights_name(manifest: Manifest) -> str:

@@ -64,7 +64,7 @@ class Feed:
 
         model = checkpoint.manifest.model
         samples = open_data(data, limit=run.limit, seed=run.seed)
-        samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
+        samples = fit_classes(samples, model)
         outside = [open_data(spec, limit=run.limit, seed=run.seed) for spec in ood]
         target, precision = device_of(own_device(run.device)), dtype_of(run.dtype)
         size = run.batch_size or (256 if target.type == "cuda" else 64)

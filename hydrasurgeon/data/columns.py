@@ -12,6 +12,24 @@ CAPTIONS = ("caption", "text")
 """Columns that may hold the captions of images."""
 LABELS = ("label", "labels", "fine_label")
 """Columns that may hold labels."""
+PAIRS = (
+    "text_pair",
+    "text_b",
+    "text2",
+    "sentence1",
+    "sentence2",
+    "sentence_b",
+    "premise",
+    "hypothesis",
+    "query",
+    "passage",
+    "question",
+    "question1",
+    "question2",
+    "document",
+    "context",
+)
+"""Columns that hold one of two texts, which models read together."""
 COLUMNS = frozenset(IMAGES + TEXTS + CAPTIONS + LABELS)
 """All columns that are read."""
 

@@ -24,12 +24,24 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 """Any number as text."""
 
 
+CODE = re.compile(r"n?\d+")
+"""A number or WordNet's number, as ImageNet's folders are called: it names no class in words."""
+MANY = re.compile(r"\[.*\]|[0-9.]+(\s*[,;|\s]\s*[0-9.]+)+")
+"""Several labels as text, or a fraction with a comma."""
+
+
+def are_codes(names: Sequence[str]) -> bool:
+    return all(CODE.fullmatch(name) for name in names)
+
+
 def labels_of(spec: str, values: Sequence[Any]) -> tuple[Labels | None, tuple[str, ...] | None]:
     """A column of whole numbers, or of names: then the classes are the names in their order."""
     absent = next((row for row, value in enumerate(values) if value is None or value == ""), None)
     if absent is not None:
         raise DataError(f"{spec}: row {absent} has no label", hint="Label every row, or none.")
     if all(isinstance(value, str) for value in values):
+        if values and all(MANY.fullmatch(value) for value in values):
+            raise _unusable(spec, 0, values[0])
         if not all(NUMBER.fullmatch(value) for value in values):
             classes = class_names(spec, sorted(set(values)))
             number = {name: i for i, name in enumerate(classes)}
@@ -38,11 +50,15 @@ def labels_of(spec: str, values: Sequence[Any]) -> tuple[Labels | None, tuple[st
         values = [int(value) if INTEGER.fullmatch(value) else value for value in values]
     wrong = next((row for row, value in enumerate(values) if type(value) is not int), None)
     if wrong is not None:
-        raise DataError(
-            f"{spec}: row {wrong} has the label {_shown(values[wrong])}",
-            hint="Labels are whole numbers or names, in all rows alike.",
-        )
+        raise _unusable(spec, wrong, values[wrong])
     return class_numbers(spec, values), None
+
+
+def _unusable(spec: str, row: int, value: object) -> DataError:
+    return DataError(
+        f"{spec}: row {row} has the label {_shown(value)}",
+        hint="Labels are whole numbers or names, one for each row and in all rows alike.",
+    )
 
 
 def class_numbers(spec: str, values: Sequence[int] | NDArray[Any]) -> Labels | None:

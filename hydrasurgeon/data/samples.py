@@ -37,6 +37,8 @@ class Samples(ABC):
     kind: Literal["image", "text", "pair"] = "image"
     classes: tuple[str, ...] | None = None
     labels: Labels | None = None
+    note: str | None = None
+    """Which order of classes was assumed, where names did not say."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -220,34 +222,3 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
         raise DataError(f"--limit {limit}: must be at least 1")
     chosen = np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit])
     return Subset(samples, chosen, samples.labels[chosen] if samples.labels is not None else None)
-
-
-OTHER_CLASSES = (
-    "Use the data set the model was trained for, make it a classifier of these classes (hydrasurgeon finetune "
-    "--set classifier=fresh --data D), or give CLIP other --classes."
-)
-"""What next, where the data has other classes than the model."""
-
-
-def fit_classes(samples: Samples, *, num_classes: int, labels: Sequence[str] | None) -> Samples:
-    """Labelled samples whose labels mean what the model's classes mean; DataError when they cannot."""
-    if samples.labels is None:
-        raise DataError(
-            f"{samples.spec}: has no labels",
-            hint="Give a column or array called label(s), or class folders; a label of -1 stands for none.",
-        )
-    names = samples.classes
-    if names is not None and len(names) != num_classes:
-        raise DataError(f"{samples.spec}: has {len(names)} classes, the model has {num_classes}", hint=OTHER_CLASSES)
-    numbers = samples.labels
-    if names is not None and labels is not None and tuple(names) != tuple(labels) and sorted(names) == sorted(labels):
-        where = {name: i for i, name in enumerate(labels)}
-        numbers = np.array([where[name] for name in names], dtype=np.int64)[numbers]
-        samples = Subset(samples, np.arange(len(samples)), numbers)
-    bad = np.flatnonzero((numbers < 0) | (numbers >= num_classes))
-    if len(bad):
-        raise DataError(
-            f"{samples.spec}: row {bad[0]} has label {numbers[bad[0]]}, the model has classes 0-{num_classes - 1}",
-            hint=OTHER_CLASSES,
-        )
-    return samples

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from hydrasurgeon.data.columns import COLUMNS, IMAGES, LABELS, TEXTS, Read
+from hydrasurgeon.data.columns import COLUMNS, IMAGES, LABELS, PAIRS, TEXTS, Read
 from hydrasurgeon.data.labels import labels_of
 from hydrasurgeon.data.parquet import read_parquet
 from hydrasurgeon.data.samples import Rows
@@ -55,6 +55,12 @@ def rows(table: Table) -> Rows:
         raise DataError(f"{table.spec}: holds no samples")
     kind: Literal["image", "text"] = "image" if table.find(IMAGES) else "text"
     column = table.find(IMAGES if kind == "image" else TEXTS)
+    texts = [name for name in table.names if name in PAIRS or name == column]
+    if kind == "text" and len(texts) > 1:
+        raise DataError(
+            f"{table.spec}: columns {', '.join(texts)} hold more than one text for each row; pairs are not read",
+            hint="Join them into one column text, or remove what the model does not read.",
+        )
     if column is None:
         raise DataError(f"{table.spec}: needs a column image or text (found: {table.listed()})")
     labels = table.find(LABELS)

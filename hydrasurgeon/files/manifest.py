@@ -120,6 +120,11 @@ class Model(_Record):
             raise ValueError(f"{len(self.labels)} labels for {self.num_classes} classes")
         return self
 
+    @property
+    def is_zero_shot(self) -> bool:
+        """Whether class names, and no trained classifier, say what the classes are."""
+        return "zero_shot" in self.config
+
 
 class Tower(_Record):
     """Sizes of one stack of layers, as they were before pruning."""

@@ -118,6 +118,12 @@ class DataSets:
     shift: tuple[tuple[str, int | None, Any], ...]
     val: Any | None
 
+    @property
+    def notes(self) -> list[str]:
+        """Which orders of classes were assumed."""
+        labelled = (self.id, *(samples for *_, samples in self.shift), self.val)
+        return [each.note for each in labelled if each is not None and each.note is not None]
+
 
 def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
     """What each data set was for, the labelled one first."""
@@ -185,8 +191,16 @@ def open_further(
 
 def check_same_classes(opened: Sequence[Checkpoint]) -> None:
     first = opened[0]
+    labels = first.manifest.model.labels
     for other in opened[1:]:
         check_classes(first.name, first.manifest.model.num_classes, other.name, other.manifest.model.num_classes)
+        others = other.manifest.model.labels
+        if labels is not None and others is not None and labels != others:
+            at = next(i for i, (mine, its) in enumerate(zip(labels, others, strict=True)) if mine != its)
+            raise DataError(
+                f"{visible(first.name)} calls class {at} {visible(labels[at])}, {visible(other.name)} {visible(others[at])}",
+                hint="One table needs models of the same classes in the same order: evaluate them one by one.",
+            )
 
 
 def check_classes(name: str, classes: int | None, other: str, its_classes: int | None) -> None:
@@ -212,7 +226,7 @@ def open_sets(
     model = checkpoint.manifest.model
 
     def labelled(spec: str) -> Samples:
-        return fit_classes(open_data(spec, limit=limit, seed=seed), num_classes=model.num_classes, labels=model.labels)
+        return fit_classes(open_data(spec, limit=limit, seed=seed), model)
 
     _check_once("--ood", [parse_ood(entry)[1] for entry in ood])
     _check_once(

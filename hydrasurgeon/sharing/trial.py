@@ -69,7 +69,7 @@ def opened_trial(about: Model, *, check: str, ood: Sequence[str], limit: int | N
         if name in foreign:
             raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
         foreign[name] = open_data(spec, limit=limit)
-    return Trial(fit_classes(samples, num_classes=about.num_classes, labels=about.labels), foreign)
+    return Trial(fit_classes(samples, about), foreign)
 
 
 def checked(model: Classifier, trial: Trial, run: Answer, *, tolerance: float) -> Compared:

@@ -323,12 +323,13 @@ def _opened_data(opened: Checkpoint, arguments: BuildArguments) -> tuple[dict[st
 
     def labelled(spec: str) -> Samples:
         samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
-        return fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
+        return fit_classes(samples, model)
 
     sets = {"data": [labelled(arguments.data)], "val": [labelled(arguments.val)]}
     sets["ood"] = [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood]
     in_turn = [("--val", sets["val"][0]), ("--data", sets["data"][0]), *(("--ood", s) for s in sets["ood"])]
-    notes = apart(in_turn, "What members are chosen by must be neither trained on nor foreign.")
+    notes = [samples.note for _, samples in in_turn if samples.note is not None]
+    notes += apart(in_turn, "What members are chosen by must be neither trained on nor foreign.")
     if len(sets["val"][0]) < FEWEST:
         raise DataError(
             f"--val {arguments.val}: has {len(sets['val'][0])} samples",

@@ -13,6 +13,7 @@ from hydrasurgeon.checkpoints.class_names import (
     names_in,
     naming_options,
     with_class_names,
+    with_data_names,
 )
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.lowrank import check_whole
@@ -129,6 +130,7 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
     opened = undecided(named)
     digests = opened.digests()
     data = _opened_data(opened, arguments)
+    opened = with_data_names(opened, data.val)
     skipped: list[str] = []
     result = _fit(opened, data, arguments, skipped)
     from hydrasurgeon.decision.stored import stored
@@ -151,7 +153,7 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    notes = (*([named.note] if named.note else []), *_unfitted(arguments), *data.notes, *result.notes)
+    notes = (*([opened.note] if opened.note else []), *_unfitted(arguments), *data.notes, *result.notes)
     return Calibrated(target.path, written, notes, tuple(skipped), hub)
 
 
@@ -228,7 +230,7 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
 
     def labelled(spec: str) -> Samples:
         samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
-        return fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
+        return fit_classes(samples, model)
 
     val = labelled(arguments.data)
     fit = None if arguments.fit_data is None else labelled(arguments.fit_data)

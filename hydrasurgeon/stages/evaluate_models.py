@@ -118,7 +118,10 @@ def of_models(
         uses,
         record_of(opened[0].manifest.model) | class_hashes(further),
         tuple(dict.fromkeys(how.skipped)),
-        tuple(in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE)),
+        (
+            *dict.fromkeys([*sets.notes, *(note for each in further if (note := each.samples.note) is not None)]),
+            *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE),
+        ),
     )
 
 

@@ -112,8 +112,8 @@ def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export
         open_checkpoint(checkpoint, arch=arguments.arch), classes=arguments.classes, templates=arguments.template
     )
     inputs = [checkpoint, arguments.classes, arguments.template, arguments.check, arguments.ood]
-    notes = (opened.note,) if opened.note else ()
-    return replace(_exported(opened, arguments, inputs), notes=notes)
+    result = _exported(opened, arguments, inputs)
+    return replace(result, notes=((opened.note,) if opened.note else ()) + result.notes)
 
 
 def _exported(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:
@@ -212,6 +212,7 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
         arguments.format,
         quantised=quantised,
         checked=checked,
+        notes=() if trial is None or trial.samples.note is None else (trial.samples.note,),
     )
 
 

@@ -163,7 +163,8 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     written = target.save(planned, manifest, files=files)
     state.clear()
     hub = target.publish(written, files, bars=arguments.progress is not None)
-    notes = [note for note in (material.source.note, left_out) if note is not None]
+    orders = (material.samples.note, None if material.held_out is None else material.held_out.note)
+    notes = [note for note in (material.source.note, *orders, left_out) if note is not None]
     if chosen:
         notes.append(f"trained by the recipe {arguments.recipe}, as no --recipe was given")
     if arguments.resume and not interrupted:
@@ -197,9 +198,10 @@ def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArgumen
         recipe = recipe.model_copy(update={"classifier": "fresh"})  # there is none to keep
     model = with_length_of(with_classes_of(source.manifest.model, recipe, samples), recipe)
     if not paired:
-        samples = fit_classes(samples, num_classes=model.num_classes, labels=model.labels)
+        samples = fit_classes(samples, model)
+        model = model.model_copy(update={"labels": samples.classes})
     if held_out is not None:
-        held_out = fit_classes(held_out, num_classes=model.num_classes, labels=model.labels)
+        held_out = fit_classes(held_out, model)
     return _Material(source, recipe, model, samples, held_out)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Required, Unpack
 
@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.class_names import (
     with_class_names,
 )
 from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.locks import releases_claims
@@ -29,6 +29,8 @@ from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from hydrasurgeon.data import Samples
 
 # Independent weights lie √(M − 1) of their average's norm from it, 1 for two of them, members that were tuned from one
 # start
@@ -109,6 +111,7 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
         mixture = parse_mixture(arguments.weights, len(members))
     repository = arguments.repository()
     opened = _opened(members, arguments)
+    samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
     target = arguments.claim(
         arguments.out, repository=repository, inputs=[members, arguments.check, arguments.classes, arguments.template]
     )
@@ -117,10 +120,11 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
     manifest = _manifest_of(opened, digests, plan, arguments, mixture)
     written = target.save(plan.planned, manifest, files=opened[0].files)
     agreement = None
-    if arguments.check is not None:
-        agreement = _checked(opened, target.path, arguments.check, arguments)
+    if samples is not None:
+        agreement = _checked(opened, target.path, samples, arguments)
     hub = target.publish(written, opened[0].files, bars=arguments.progress is not None)
     notes = tuple(f"{member.name}: {member.note}" for member in opened if member.note)
+    notes += () if samples is None or samples.note is None else (samples.note,)
     notes += tuple(_twins(opened, written.members or ()))
     notes += tuple(_averaged(plan.spread, agreement))
     return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, notes)
@@ -133,8 +137,25 @@ def _opened(members: Sequence[str | Path], arguments: FuseArguments) -> list[Che
         single(member)
     names = None if arguments.check is None else names_in(arguments.check)
     opened = [with_class_names(m, classes=arguments.classes, templates=arguments.template, names=names) for m in opened]
+    opened = _with_common_names(opened)
     _fusable(opened)
     return opened
+
+
+def _with_common_names(members: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Members that have no class names get those of the first that has, and a note."""
+    named = next((member for member in members if member.manifest.model.labels is not None), None)
+    if named is None:
+        return list(members)
+    labels, notes = named.manifest.model.labels, f"its classes are taken as those of {named.name}, in its order"
+    common = []
+    for member in members:
+        model = member.manifest.model
+        if model.labels is None and model.num_classes == named.manifest.model.num_classes:
+            manifest = rewritten(member.manifest, model=model.model_copy(update={"labels": labels}))
+            member = replace(member, manifest=manifest, note="; ".join(filter(None, (member.note, notes))))
+        common.append(member)
+    return common
 
 
 def _twins(opened: Sequence[Checkpoint], members: Sequence[Member]) -> Iterator[str]:
@@ -197,10 +218,18 @@ def _manifest_of(
     return manifest
 
 
-def _checked(opened: Sequence[Checkpoint], target: Path, data: str, arguments: FuseArguments) -> Agreement:
+def _samples(member: Checkpoint, data: str, run: Run) -> Samples:
+    """What the hydra is compared with its members on; its labels, where it has some, must be the members'."""
+    from hydrasurgeon.data import fit_classes, open_data
+
+    samples = open_data(data, limit=run.limit, seed=run.seed)
+    return samples if samples.labels is None else fit_classes(samples, member.manifest.model)
+
+
+def _checked(opened: Sequence[Checkpoint], target: Path, samples: Samples, arguments: FuseArguments) -> Agreement:
     """How far the hydra agrees with its members; refused where it is not far enough."""
     try:
-        agreement = _agreement(opened, target, data, arguments)
+        agreement = _agreement(opened, target, samples, arguments)
     except CheckpointError as error:  # weights or logits that are no numbers agree with nothing
         raise CheckFailed(error.message, hint=error.hint) from error
     # `not <=`: NaN is larger than nothing.
@@ -249,15 +278,12 @@ def _first_difference(left: object, right: object) -> tuple[object, object]:
     return left, right
 
 
-def _agreement(opened: Sequence[Checkpoint], target: Path, data: str, run: Run) -> Agreement:
+def _agreement(opened: Sequence[Checkpoint], target: Path, samples: Samples, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
-    from hydrasurgeon.data import open_data
     from hydrasurgeon.decision.probabilities import over_members
     from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.inference import logits_of
-
-    samples = open_data(data, limit=run.limit, seed=run.seed)
 
     def logits(checkpoints: Sequence[Checkpoint]) -> tuple[Tensor, Tensor | None]:
         models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 from hydrasurgeon.checkpoints.class_names import (
     ClassNames,
     ClassNamesKeywords,
+    fitted_to,
     names_in,
     naming_options,
     with_class_names,
@@ -153,9 +154,10 @@ def _opened(checkpoint: str | Path, arguments: PruneArguments) -> Checkpoint:
     single(opened)
     method, data = arguments.method, arguments.data
     scored = data is not None and method is not None and method not in WITHOUT_DATA
-    return with_class_names(
+    opened = with_class_names(
         opened, classes=arguments.classes, templates=arguments.template, names=names_in(data) if scored else None
     )
+    return fitted_to(opened, data, arguments) if scored and data is not None else opened
 
 
 def _key(opened: Checkpoint, arguments: PruneArguments) -> str | None:

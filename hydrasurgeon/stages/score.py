@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Required, Unpack
 from hydrasurgeon.checkpoints.class_names import (
     ClassNames,
     ClassNamesKeywords,
+    fitted_to,
     names_in,
     naming_options,
     with_class_names,
@@ -213,6 +214,8 @@ def _opened(checkpoint: str | Path, arguments: ScoreArguments) -> tuple[Checkpoi
         opened = open_checkpoint(checkpoint, arch=arguments.arch)
     names = None if arguments.method in WITHOUT_DATA else names_in(arguments.data)
     opened = with_class_names(opened, classes=arguments.classes, templates=arguments.template, names=names)
+    if arguments.data is not None and names is not None:
+        opened = fitted_to(opened, arguments.data, arguments)
     return opened, copy
 
 

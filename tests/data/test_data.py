@@ -16,6 +16,7 @@ from PIL import Image
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.families.transforms import eval_transform, train_transform
+from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.measuring.sets import labelled_sets, parse_ood
 
 PREPROCESS = {"input_size": [1, 28, 28], "interpolation": "bicubic", "mean": [0.5], "std": [0.25], "crop_pct": 1.0}
@@ -40,6 +41,10 @@ def folder(root: Path) -> Path:
     return root
 
 
+def model(num_classes: int, labels: tuple[str, ...] | None = None) -> Model:
+    return Model(family="timm", arch="vit", num_classes=num_classes, labels=labels)
+
+
 def values(spec: str) -> list[int]:
     samples = open_data(spec)
     return [int(np.asarray(samples.read(i))[0, 0]) for i in range(len(samples))]
@@ -58,11 +63,11 @@ def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
     samples = open_data(str(tmp_path))
     assert samples.labels is None
     with pytest.raises(DataError, match="has no labels") as refused:
-        fit_classes(samples, num_classes=2, labels=None)
+        fit_classes(samples, model(2))
     # Labels that are all -1 are there, and are none.
     np.savez(tmp_path / "d.npz", images=np.zeros((2, 4, 4), dtype=np.uint8), labels=np.full(2, -1))
     with pytest.raises(DataError) as again:
-        fit_classes(open_data(str(tmp_path / "d.npz")), num_classes=2, labels=None)
+        fit_classes(open_data(str(tmp_path / "d.npz")), model(2))
     assert again.value.hint == refused.value.hint
     assert "a label of -1 stands for none" in str(again.value.hint)
 
@@ -269,10 +274,10 @@ def test_fingerprints_follow_content_not_place(tmp_path: Path) -> None:
 
 def test_classes_meet_the_models(tmp_path: Path) -> None:
     samples = open_data(str(folder(tmp_path / "d")))
-    same = fit_classes(samples, num_classes=2, labels=("b", "a"))
+    same = fit_classes(samples, model(2, ("b", "a")))
     assert same.labels.tolist() == [1, 1, 0, 0, 0]
     with pytest.raises(DataError, match="has 2 classes, the model has 5"):
-        fit_classes(samples, num_classes=5, labels=None)
+        fit_classes(samples, model(5))
 
 
 def test_corrupt_images_are_named(tmp_path: Path) -> None:

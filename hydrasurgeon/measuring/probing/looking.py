@@ -103,7 +103,7 @@ def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
     about = checkpoint.manifest.model
 
     def labelled(samples: Samples) -> Samples:
-        return fit_classes(samples, num_classes=about.num_classes, labels=about.labels)
+        return fit_classes(samples, about)
 
     clean = labelled(open_data(subject.data, limit=run.limit, seed=run.seed))
     noisy = labelled(subject.noisy(clean))
@@ -118,7 +118,8 @@ def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
     module.requires_grad_(False)
     family = checkpoint.family
     model = _Model(module, family.anatomy(module), family.transform(about, files=checkpoint.files), run)
-    notes = tuple(in_samples(clean, foreign, harm="what is the same in both makes every distance smaller"))
+    notes: tuple[str, ...] = () if clean.note is None else (clean.note,)
+    notes += tuple(in_samples(clean, foreign, harm="what is the same in both makes every distance smaller"))
     proposition = _proposition(subject, model, clean, noisy)
     if proposition.losses.gap == 0 == proposition.losses.gap_pruned:
         notes += (

@@ -42,13 +42,14 @@ def use(path: Path, seed: int) -> None:
     """Opened, counted, hashed, and a few samples of it read and shaped for a model."""
     from hydrasurgeon.data import fit_classes, open_data
     from hydrasurgeon.data.pairs import open_pairs
+    from hydrasurgeon.files.manifest import Model
 
     samples = (open_pairs if path.suffix == ".tar" else open_data)(str(path), limit=4, seed=seed)
     samples.fingerprint()
     for i in range(len(samples)):
         samples.read(i)
     if samples.labels is not None:
-        fit_classes(samples, num_classes=3, labels=("a", "b", "c"))
+        fit_classes(samples, Model(family="timm", arch="vit", num_classes=3, labels=("a", "b", "c")))
 
 
 @cache

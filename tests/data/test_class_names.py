@@ -1,0 +1,221 @@
+"""Labels go by name: what is matched, what is refused, what is assumed, and what a checkpoint learns of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import fit_classes, open_data
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.sharing.trial import opened_trial
+
+MAKE = Callable[..., Path]
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+
+
+def named(labels: Sequence[str] | None, count: int = 5, **config: Any) -> Model:
+    names = None if labels is None else tuple(labels)
+    return Model(family="timm", arch="vit", num_classes=count, labels=names, config=config)
+
+
+def table(path: Path, names: Sequence[str]) -> str:
+    rows = "".join(f"text {i},{name}\n" for i, name in enumerate(names))
+    path.write_text(f"text,label\n{rows}")
+    return str(path)
+
+
+def npz(path: Path, names: Sequence[str] | None, labels: Sequence[int], seed: int = 0) -> str:
+    images = np.random.default_rng(seed).integers(0, 255, (len(labels), 28, 28), np.uint8)
+    arrays = {"images": images, "labels": np.array(labels)}
+    np.savez(path, **arrays, **({} if names is None else {"classes": np.array(names)}))
+    return str(path)
+
+
+def test_names_are_matched_in_any_order_and_some_may_lack(tmp_path: Path) -> None:
+    samples = open_data(table(tmp_path / "t.csv", ["eel", "ant", "cat"]))
+    fitted = fit_classes(samples, named(NAMES[::-1]))
+    assert fitted.labels is not None
+    assert fitted.labels.tolist() == [0, 4, 2]
+    assert fitted.classes == NAMES[::-1]
+    assert fitted.note is None
+
+
+def test_a_class_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    samples = open_data(table(tmp_path / "t.csv", ["ant", "bee", "cat", "doggy", "eel"]))
+    with pytest.raises(DataError) as refused:
+        fit_classes(samples, named(NAMES))
+    message = refused.value.message
+    assert "no class doggy" in message
+    assert "the data's classes: doggy, ant" in message
+    assert "the model's: dog, ant" in message
+
+
+def test_a_declared_class_without_samples_need_not_be_known(tmp_path: Path) -> None:
+    fitted = fit_classes(open_data(npz(tmp_path / "d.npz", ["other", *NAMES], [1, 5])), named(NAMES))
+    assert fitted.labels is not None
+    assert fitted.labels.tolist() == [0, 4]
+
+
+def test_one_side_has_names(tmp_path: Path) -> None:
+    numbers = fit_classes(open_data(npz(tmp_path / "a.npz", None, [0, 4])), named(NAMES))
+    assert numbers.note is not None
+    assert "0 is ant, 4 is eel" in numbers.note
+    words = fit_classes(open_data(npz(tmp_path / "b.npz", NAMES, [0, 4])), named(None))
+    assert words.classes == NAMES
+    assert words.note == "classes of b.npz, in this order, taken as the model's 0…4: ant, bee, cat, dog, eel"
+    with pytest.raises(DataError, match="has 3 classes, the model has 5"):
+        fit_classes(open_data(npz(tmp_path / "c.npz", NAMES[:3], [0, 2])), named(None))
+    assert fit_classes(open_data(npz(tmp_path / "d.npz", None, [0])), named(None)).note is None
+
+
+def test_numbers_of_wordnet_are_no_words(tmp_path: Path) -> None:
+    """ImageNet's folders beside a model that knows words: in their order, and a note says so."""
+    data = npz(tmp_path / "d.npz", [f"n0144076{i}" for i in range(5)], [3])
+    fitted = fit_classes(open_data(data), named(NAMES))
+    assert fitted.labels is not None
+    assert fitted.labels.tolist() == [3]
+    assert fitted.note is not None
+    with pytest.raises(DataError, match="no class n01440764"):
+        fit_classes(open_data(npz(tmp_path / "e.npz", ["n01440764"], [0])), named([f"n{i}" for i in range(5)]))
+
+
+def test_clip_takes_other_words_in_the_same_places_only(tmp_path: Path) -> None:
+    words = ("an_ant", "bee", "cat", "dog", "an_eel")
+    prompts = {"zero_shot": {"templates": ["{label}"]}}
+    samples = open_data(npz(tmp_path / "d.npz", words, [0, 4]))
+    fitted = fit_classes(samples, named(NAMES, **prompts))
+    assert fitted.labels is not None
+    assert fitted.labels.tolist() == [0, 4]
+    assert fitted.note is not None
+    with pytest.raises(DataError, match="no class an_ant, an_eel"):
+        fit_classes(samples, named(("bee", "ant", "cat", "dog", "eel"), **prompts))
+
+
+def test_a_name_that_the_model_has_twice(tmp_path: Path) -> None:
+    crane = ("crane", "crane", "cat", "dog", "eel")
+    with pytest.raises(DataError, match="more than one class crane"):
+        fit_classes(open_data(npz(tmp_path / "d.npz", ["crane", "cat"], [0, 1])), named(crane))
+    same = fit_classes(open_data(npz(tmp_path / "e.npz", crane, [1])), named(crane))
+    assert same.labels is not None
+    assert same.labels.tolist() == [1]
+
+
+def test_a_label_without_a_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="row 1 has label 5, it has classes 0-4"):
+        fit_classes(open_data(npz(tmp_path / "d.npz", NAMES, [0, 5])), named(NAMES))
+
+
+def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None:
+    """score, finetune and calibrate record the data's names; what comes later is matched by them."""
+    vit, labels = tiny(), [i % 5 for i in range(60)]
+    train = npz(tmp_path / "train.npz", NAMES, labels)
+    scored = hs.score(vit, method="taylor", data=train, device="cpu", out=tmp_path / "s.safetensors")
+    assert scored.manifest.model.labels == NAMES
+    assert any("taken as the model's 0…4" in note for note in scored.notes)
+    calibrated = hs.calibrate(vit, data=train, device="cpu", out=tmp_path / "c.safetensors")
+    assert calibrated.manifest.model.labels == NAMES
+    tuned = hs.finetune(vit, data=train, out=f"{tmp_path}/t/", set={"epochs": "1"}, device="cpu")
+    assert tuned.manifest.model.labels == NAMES
+    assert json.loads((tmp_path / "t" / "config.json").read_text())["label_names"] == list(NAMES)
+    permuted = npz(tmp_path / "permuted.npz", NAMES[::-1], [4 - label for label in labels])
+    (straight,) = hs.evaluate([tuned.path], data=train, device="cpu").report.results
+    (turned,) = hs.evaluate([tuned.path], data=permuted, device="cpu").report.results
+    assert straight.id == turned.id
+    renamed = npz(tmp_path / "renamed.npz", ("ant", "bee", "cat", "doggy", "eel"), labels)
+    out = tmp_path / "out.safetensors"
+    attempts: list[Callable[[], object]] = [
+        lambda: hs.evaluate([tuned.path], data=renamed),
+        lambda: hs.evaluate([tuned.path], data=train, shift=[f"x={renamed}"]),
+        lambda: hs.evaluate([tuned.path], data=train, val=renamed, temperature="fit"),
+        lambda: hs.score(tuned.path, method="taylor", data=renamed),
+        lambda: hs.prune(tuned.path, method="taylor", keep=2, data=renamed, out=out),
+        lambda: hs.finetune(tuned.path, data=renamed, out=out),
+        lambda: hs.finetune(tuned.path, data=train, val=renamed, out=out),
+        lambda: hs.calibrate(tuned.path, data=renamed, out=out),
+        lambda: hs.fuse([tuned.path, calibrated.path], out=out, check=renamed),
+        lambda: hs.probe(tuned.path, method="taylor", keep=2, data=renamed, corrupt=["gaussian_noise:1"]),
+        lambda: hs.build(tuned.path, data=train, val=renamed, budget="macs=2", out=out),
+        lambda: opened_trial(tuned.manifest.model, check=renamed, ood=(), limit=None),
+    ]
+    for attempt in attempts:
+        with pytest.raises(DataError, match="no class doggy"):
+            attempt()
+    assert not out.exists()
+    fresh = hs.finetune(tuned.path, data=renamed, out=out, set={"classifier": "fresh", "epochs": "1"}, device="cpu")
+    assert fresh.manifest.model.labels == ("ant", "bee", "cat", "doggy", "eel")
+    with pytest.raises(DataError, match=r"calls class 3 dog, out\.safetensors doggy"):
+        hs.evaluate([tuned.path, out], data=train)
+
+
+def test_a_directory_of_ours_learns_names_where_it_lies(tiny: MAKE, tmp_path: Path) -> None:
+    data = npz(tmp_path / "d.npz", NAMES, [i % 5 for i in range(20)])
+    folder = tmp_path / "vit"
+    hs.prune(tiny(), method="magnitude", keep=3, data=data, out=f"{folder}/")
+    assert "label_names" not in json.loads((folder / "config.json").read_text())
+    hs.score(folder, method="taylor", data=data, device="cpu")
+    assert json.loads((folder / "config.json").read_text())["label_names"] == list(NAMES)
+    assert open_checkpoint(folder).manifest.model.labels == NAMES
+
+
+def test_members_share_names(tiny: MAKE, tmp_path: Path) -> None:
+    vit, data = tiny(), npz(tmp_path / "d.npz", NAMES, [i % 5 for i in range(20)])
+    plain = hs.prune(vit, method="magnitude", keep=3, data=data, out=tmp_path / "a.safetensors").path
+    taught = hs.prune(vit, method="taylor", keep=2, data=data, out=tmp_path / "b.safetensors", device="cpu").path
+    fused = hs.fuse([plain, taught], out=tmp_path / "h.safetensors")
+    assert fused.manifest.model.labels == NAMES
+    assert any("taken as those of b.safetensors" in note for note in fused.notes)
+
+
+def test_class_folders_in_another_alphabet_order(tmp_path: Path) -> None:
+    for name in ("bee", "ant"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "d" / name / "0.png")
+    fitted = fit_classes(open_data(str(tmp_path / "d")), named(NAMES[::-1]))
+    assert fitted.labels is not None
+    assert fitted.labels.tolist() == [4, 3]
+
+
+PAIRED = ("text_pair", "sentence2", "hypothesis", "passage", "query", "question2", "context")
+
+
+@pytest.mark.parametrize("second", PAIRED)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_second_text_is_refused(tmp_path: Path, second: str, suffix: str) -> None:
+    path = tmp_path / f"d.{suffix}"
+    row = {"text": "a", second: "b", "label": 0}
+    if suffix == "csv":
+        path.write_text(",".join(row) + "\na,b,0\n")
+    elif suffix == "jsonl":
+        path.write_text(json.dumps(row) + "\n")
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    with pytest.raises(DataError, match=f"columns text, {second} hold more than one text"):
+        open_data(str(path))
+
+
+@pytest.mark.parametrize("pair", [("sentence1", "sentence2"), ("premise", "hypothesis"), ("query", "passage")])
+def test_two_texts_without_a_first_are_refused_alike(tmp_path: Path, pair: tuple[str, str]) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps(dict.fromkeys(pair, "x")))
+    with pytest.raises(DataError, match=f"columns {pair[0]}, {pair[1]} hold"):
+        open_data(str(tmp_path / "d.jsonl"))
+
+
+@pytest.mark.parametrize("labels", [("0.5", "0.7"), ("[0, 2]", "[1]"), ("0;2", "1;2"), ("0,5", "1,5")])
+def test_labels_that_are_lists_or_fractions(tmp_path: Path, labels: tuple[str, str]) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("".join(f"{row}\n" for row in ("text,label", *(f'x,"{label}"' for label in labels))))
+    with pytest.raises(DataError, match="row 0 has the label") as refused:
+        open_data(str(path))
+    assert "whole numbers or names, one for each row" in str(refused.value.hint)
