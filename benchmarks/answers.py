@@ -37,7 +37,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.fitting import Outputs
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.runtime.outputs import collected

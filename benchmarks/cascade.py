@@ -53,7 +53,7 @@ from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, sides
 from hydrasurgeon.measuring.cascades.cost import StepMacs, single_macs, step_macs
 from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.runtime.outputs import collected

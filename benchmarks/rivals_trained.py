@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from hydrasurgeon.data import Batch, Batches, fit_classes, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.tuning.loop import Training, epoch_order, train
 from hydrasurgeon.tuning.recipes import load_recipe

@@ -31,7 +31,7 @@ from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.criteria.feed import Feed
 from hydrasurgeon.data import by_length, open_data
 from hydrasurgeon.measuring.timing import machine
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.inference import logits_of
 
 RESULTS = Path(__file__).parent / "results" / "text.json"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.hydra_layout import hydra_digests
 from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.files.history import changes_weights
 from hydrasurgeon.files.manifest import HydraManifest, Step
 from hydrasurgeon.files.scan import finite, scan, spoiled
@@ -157,3 +158,14 @@ def _broken_link(steps: Sequence[Step], weights: str, *, begin: int) -> str | No
         if not changes_weights(entry) and reads[at] != [*reads[1:], weights][at]:
             return f"step {at + 1}, {entry.command}, read other weights than it left"
     return None
+
+
+def must_hold(path: str, checks: Sequence[Check]) -> None:
+    """Refuse what did not prove true."""
+    broken = [check for check in checks if check.holds is False]
+    if broken:
+        more = f", nor do {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise CheckFailed(
+            f"{path}: {broken[0].name} does not hold ({broken[0].detail}){more}",
+            hint="Do not rely on it before you know why.",
+        )

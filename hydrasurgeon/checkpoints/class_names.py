@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, rewritten
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
 
 FROM_DATA = "data"
 """--classes data: the names that the data set has, whatever the checkpoint records."""
-
-
-class ClassNamesKeywords(TypedDict, total=False):
-    """The keywords of `ClassNames`."""
-
-    classes: str | None
-    template: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassNames:
-    """What a zero-shot model is told of the classes."""
-
-    classes: str | None = None
-    """Their names, a file of them, or `data`; None: the recorded ones, else the data's."""
-    template: Sequence[str] = ()
-    """Prompts with {label} in them, or files of such."""
 
 
 def with_class_names(
@@ -112,12 +93,6 @@ def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
             hint="Give --classes cat,dog,… or --classes FILE with one name a line.",
         )
     return names
-
-
-def naming_options(classes: str | None, templates: Sequence[str]) -> dict[str, Any]:
-    """The two options as history records them."""
-    names = Path(classes) if classes is not None and os.path.isfile(classes) else classes
-    return {"classes": names, "template": list(templates) or None}
 
 
 def names_in(data: str | None) -> Callable[[], Sequence[str] | None]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hydrasurgeon.cli import building, deciding, looking, making, measuring, options, shared, trusting
+from hydrasurgeon.cli.commands import add
+from hydrasurgeon.cli.words import printed, spread
 from hydrasurgeon.errors import HydraError, OutputError, UsageError
 from hydrasurgeon.visible import visible
 
@@ -28,35 +29,56 @@ app = typer.Typer(
 )
 
 
-for name, command in (
-    ("score", making.score),
-    ("prune", making.prune),
-    ("finetune", making.finetune),
-    ("fuse", making.fuse),
-    ("build", building.build),
-    ("calibrate", deciding.calibrate),
-    ("predict", deciding.predict),
-    ("eval", measuring.evaluate),
-    ("bench", measuring.bench),
-    ("inspect", measuring.inspect),
-    ("compare", measuring.compare),
-    ("probe", looking.probe),
-    ("verify", trusting.verify),
-    ("replay", trusting.replay),
-    ("sign", trusting.sign),
-    ("bom", trusting.bom),
-    ("export", measuring.export),
-    ("schema", measuring.schema),
-):
-    app.command(name)(shared.expanded(command))
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+add(app)
 
 
-@app.command()
+@app.command("schema")
+def schema() -> None:
+    """Print the manifest's JSON Schema."""
+    from hydrasurgeon import render
+    from hydrasurgeon.files.manifest import json_schema
+
+    render.raw(json_schema())
+
+
+@app.command("sign")
+def sign(
+    checkpoint: str,
+    key: Annotated[Path, typer.Option("--key", help="The private key: elliptic curve, PEM, not encrypted.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The signature; else CKPT.sig beside it.")] = None,
+    force: Force = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+) -> None:
+    """Sign a checkpoint's files: weights, manifest and, in a directory, everything in it."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.sign import sign as stage
+
+    render.signed(stage(checkpoint, key=key, out=out, force=force), json=json, quiet=quiet)
+
+
+@app.command("bom")
+def bom(
+    checkpoint: str,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The .json file; else it goes to stdout.")] = None,
+    arch: str | None = None,
+    force: Force = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
+) -> None:
+    """Write a CycloneDX bill of materials: files, ancestors, data and packages, each with its hash or version."""
+    from hydrasurgeon import render
+    from hydrasurgeon.stages.bom import bom as stage
+
+    render.billed(stage(checkpoint, out=out, arch=arch, force=force), quiet=quiet)
+
+
+@app.command("demo")
 def demo(
     folder: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")] = Path(
         "hydra-demo"
     ),
-    force: options.Force = False,
+    force: Force = False,
 ) -> None:
     """Build a Hydra from a small trained ViT on real images, and compare it with a Deep Ensemble."""
     from hydrasurgeon.cli.demo import demo as stage
@@ -74,11 +96,9 @@ def run(arguments: list[str]) -> int:
 
     try:
         if arguments[:1] == ["bench"]:
-            arguments = options.spread(arguments, "--vs")
+            arguments = spread(arguments, "--vs")
         if arguments[:1] == ["eval"]:
-            arguments = options.printed(
-                arguments, {"--markdown": (".md", ".markdown", ".txt"), "--latex": (".tex", ".txt")}
-            )
+            arguments = printed(arguments, {"--markdown": (".md", ".markdown", ".txt"), "--latex": (".tex", ".txt")})
         # Help is the one text that typer prints itself.
         with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():
             code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")

@@ -9,7 +9,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 
 
 class NoData:

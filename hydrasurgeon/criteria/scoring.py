@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.criteria import CIRCUIT, OOD_SCORES, WITHOUT_DATA, criterion, objective_of
@@ -17,50 +16,7 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord, Refined, Score
 from hydrasurgeon.heads import parse_layers, parse_towers
-from hydrasurgeon.run import Run
-
-
-class ScoringKeywords(TypedDict, total=False):
-    """The keywords of a `Scoring`."""
-
-    objective: str | None
-    ood_score: str | None
-    data: str | None
-    ood: Sequence[str]
-    search: str | None
-    keep: int | str | None
-    remove: int | None
-    layers: str | None
-    tower: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """Which heads are scored, on what, and for how many to go."""
-
-    objective: str | None = None
-    """What a circuit keeps: acc, ood or avg."""
-    ood_score: str | None = None
-    """By which score of the logits a circuit tells OOD samples; None: msp."""
-    data: str | None = None
-    """Labelled data."""
-    ood: Sequence[str] = ()
-    """Foreign data for the objectives ood and avg."""
-    search: str | None = None
-    """How a circuit is searched: exact, fast, naive or attribution."""
-    keep: int | str | None = None
-    """Heads to keep in each layer; auto: cahp's own number."""
-    remove: int | None = None
-    """Heads to remove in all."""
-    layers: str | None = None
-    """The layers that heads are removed from."""
-    tower: str | None = None
-    """vision, text or both."""
-
-    @property
-    def heads_kept(self) -> int | None:
-        """In each layer; None where nobody says, or cahp is to find it."""
-        return None if isinstance(self.keep, str) else self.keep
+from hydrasurgeon.options.shared import Run, Scoring
 
 
 def check_keep(method: str | None, keep: int | str | None) -> None:

@@ -92,7 +92,7 @@ class CalibrateOptions(RunOptions):
     conformal: str = "lac"
     id_flagged: float = 0.05
     risk: float | None = None
-    delta: float = 0.05
+    delta: float | None = None
     cascade: bool = False
     max_drop: float | None = None
     budget: float | None = None

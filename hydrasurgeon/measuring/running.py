@@ -11,7 +11,7 @@ from hydrasurgeon.files.mixture import Mixture, joined
 from hydrasurgeon.measuring.naming import name_of
 from hydrasurgeon.measuring.report import Result
 from hydrasurgeon.measuring.sets import DataSets
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 
 if TYPE_CHECKING:
     from hydrasurgeon.decision.scores.fitted import EnsembleScore

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.report import Report, Result
+from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
@@ -24,43 +25,16 @@ FULL = " (full)"
 """What stands behind the name of a hydra that was also measured as a cascade."""
 
 
-class ShowingKeywords(TypedDict, total=False):
-    """The keywords of a `Showing`."""
-
-    html: str | Path | None
-    markdown: str | Path | None
-    latex: str | Path | None
-    reference: str | None
-    log: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Showing:
-    """How a report is shown."""
-
-    html: str | Path | None = None
-    """Where the report is written as one page; - is stdout."""
-    markdown: str | Path | None = None
-    """Where its tables are written as Markdown; - is stdout."""
-    latex: str | Path | None = None
-    """The same as LaTeX."""
-    reference: str | None = None
-    """The result that others are compared with; None: the first."""
-    log: str | None = None
-    """The experiment tracker that gets a run for each result: wandb, mlflow or trackio, perhaps with :PROJECT."""
-
-    def places(self, claimed: Callable[[str | Path | None, str], Path | None]) -> Places:
-        """Where it goes, claimed."""
-        if self.reference is not None and not (self.html or self.markdown):
-            raise UsageError("--reference: is what a report compares with", hint="Give --html F or --markdown F.")
-        files = {"html": self.html, "markdown": self.markdown, "latex": self.latex}
-        return Places(
-            {
-                kind: STDOUT if place == STDOUT else claimed(place, f"--{kind}")
-                for kind, place in files.items()
-                if place is not None
-            }
-        )
+def places_of(arguments: EvaluateOptions, claimed: Callable[[str | Path | None, str], Path | None]) -> Places:
+    """Where the report goes, claimed."""
+    files = {"html": arguments.html, "markdown": arguments.markdown, "latex": arguments.latex}
+    return Places(
+        {
+            kind: STDOUT if place == STDOUT else claimed(place, f"--{kind}")
+            for kind, place in files.items()
+            if place is not None
+        }
+    )
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from rich.cells import cell_len
 
+from hydrasurgeon.options.shared import Progress as Tick
 from hydrasurgeon.render.console import err, say
-from hydrasurgeon.run import Progress as Tick
 from hydrasurgeon.visible import visible
 
 PLAIN_EVERY_SECONDS = 10.0

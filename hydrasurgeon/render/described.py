@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.inspect import Inspection
 
 
-def inspected(inspection: Inspection, *, json: bool) -> None:
+def inspected(inspection: Inspection, *, json: bool, quiet: bool = False) -> None:
     manifest = inspection.manifest
     if json:
         about = {
@@ -81,7 +81,7 @@ OVERLAP = ("A", "B", "both", "Jaccard", "share")
 """The columns of one comparison of two sets."""
 
 
-def compared(comparison: Comparison, *, json: bool) -> None:
+def compared(comparison: Comparison, *, json: bool, quiet: bool = False) -> None:
     if json:
         return as_json(comparison.to_json())
     notes(comparison.notes)

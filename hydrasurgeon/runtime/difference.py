@@ -14,7 +14,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.data import Batches, moved, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import all_heads
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydrasurgeon.data import Batches, Samples, by_length, moved
 from hydrasurgeon.errors import CheckpointError, DataError
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydrasurgeon.data import Batches, Samples, by_length, moved
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import reading
 from hydrasurgeon.runtime.inference import check_finite

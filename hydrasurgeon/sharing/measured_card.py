@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, END
 from hydrasurgeon.checkpoints.reading import Checkpoint
@@ -15,6 +15,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import claim, real, write_text
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.report import OodAverage, OodResult, Result, SetAverage
+from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.run import is_main_process
 from hydrasurgeon.sharing.eval_results import write_eval_results
 from hydrasurgeon.sharing.upload import Repository, card_destination, publish_card
@@ -30,26 +31,10 @@ FOREIGN = {"AUROC ↑": "auroc", "FPR95 ↓": "fpr95", "AUPR ↑": "aupr"}
 """Column → metric of OOD detection."""
 
 
-class CardKeywords(TypedDict, total=False):
-    """The keywords of `Cards`."""
-
-    card: bool
-    push_to_hub: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cards:
-    """Where else a checkpoint's own result goes."""
-
-    card: bool = False
-    """Write each directory's own result into its model card."""
-    push_to_hub: str | None = None
-    """OWNER/NAME of the hub repository that gets the card, too."""
-
-    def claim(self, opened: Sequence[Checkpoint]) -> Claimed:
-        """The cards that are to be written, and the repository, before any work."""
-        cards = _cards_of(opened) if self.card else []
-        return Claimed(opened, cards, card_destination(self.push_to_hub, cards))
+def claimed_cards(arguments: EvaluateOptions, opened: Sequence[Checkpoint]) -> Claimed:
+    """The cards that are to be written, and the repository, before any work."""
+    cards = _cards_of(opened) if arguments.card else []
+    return Claimed(opened, cards, card_destination(arguments.push_to_hub, cards))
 
 
 @dataclass(frozen=True)

@@ -5,46 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.manifest import Manifest, ManifestT
 from hydrasurgeon.files.tensors import Planned
+from hydrasurgeon.options.shared import Output
 from hydrasurgeon.sharing.upload import Repository, destination, publish
 
 
-class OutputKeywords(TypedDict, total=False):
-    """The keywords of an `Output`."""
-
-    force: bool
-    max_shard_size: str | None
-    push_to_hub: str | None
-    private: bool
+def repository_of(arguments: Output) -> Repository | None:
+    """Where on the hub the result goes; refused before any work if nothing could be written there."""
+    return destination(arguments.push_to_hub, private=arguments.private)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """How a checkpoint is written."""
-
-    force: bool = False
-    """Replace an existing output."""
-    max_shard_size: str | None = None
-    """Cut a directory's weights into files of at most 5GB, 500MB, …"""
-    push_to_hub: str | None = None
-    """OWNER/NAME of a hub repository that gets the result too."""
-    private: bool = False
-    """A new repository is private."""
-
-    def repository(self) -> Repository | None:
-        """Where on the hub the result goes; refused before any work if nothing could be written there."""
-        return destination(self.push_to_hub, private=self.private)
-
-    def claim(self, out: str | Path, *, inputs: Iterable[object], repository: Repository | None) -> Target:
-        """`-o`, held until the command ends."""
-        path = claim_checkpoint(out, force=self.force, inputs=inputs)
-        return Target(path, shard_size(self.max_shard_size, path), repository)
+def claimed(arguments: Output, out: str | Path, *, inputs: Iterable[object], repository: Repository | None) -> Target:
+    """`-o`, held until the command ends."""
+    path = claim_checkpoint(out, force=arguments.force, inputs=inputs)
+    return Target(path, shard_size(arguments.max_shard_size, path), repository)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hydrasurgeon.files.recorded import (
     options_of,
 )
 from hydrasurgeon.files.tensors import as_float
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.surgery.derivation import (
     Derived,
     compare,

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cascades.run import FULL, check_cascades
 from hydrasurgeon.measuring.naming import name_of, told_apart
 from hydrasurgeon.measuring.sets import portable_entry as portable
-from hydrasurgeon.run import Progress, takes
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.measuring import BenchOptions
 from hydrasurgeon.stages.bench_data import CASCADE, Real, Through, check_cascade, expected_macs
 
 if TYPE_CHECKING:
@@ -74,61 +74,6 @@ class _Entry:
     checkpoints: tuple[Checkpoint, ...]
 
 
-class BenchKeywords(TypedDict, total=False):
-    """The keywords of `BenchArguments`."""
-
-    vs: Sequence[str | Path]
-    backbone: str | Path | None
-    batch: str
-    dtype: str
-    compile: bool
-    runs: int
-    device: str
-    seed: int
-    cascade: bool
-    data: str | None
-    arch: str | None
-    json: str | Path | None
-    plot: str | Path | None
-    force: bool
-    progress: Progress | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchArguments:
-    """What `bench` is to do."""
-
-    vs: Sequence[str | Path] = ()
-    """Members, run one after another for comparison."""
-    backbone: str | Path | None = None
-    """The single model that ratios refer to."""
-    batch: str = "1,4,16"
-    """Batch sizes."""
-    dtype: str = "float32"
-    """Any of float32, bfloat16 and float16, with commas between them."""
-    compile: bool = False
-    """Measure under torch.compile."""
-    runs: int = 7
-    """Interleaved runs behind each median."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    seed: int = 0
-    """Of the random inputs."""
-    cascade: bool = False
-    """Time the checkpoints' cascades on `data`, and the full hydras beside them."""
-    data: str | None = None
-    """Real samples, instead of random inputs."""
-    arch: str | None = None
-    """Architecture of files without manifest."""
-    json: str | Path | None = None
-    """Where the report is written."""
-    plot: str | Path | None = None
-    """Where it is drawn, .png or .svg."""
-    force: bool = False
-    """Replace existing outputs."""
-    progress: Progress | None = None
-
-
 @dataclass
 class _Figures:
     """What was measured so far, by the contender's name."""
@@ -140,11 +85,10 @@ class _Figures:
     notes: list[str] = field(default_factory=list)
 
 
-@releases_claims
-@takes(BenchArguments)
-def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) -> Benched:
+@stage(BenchOptions)
+def bench(arguments: BenchOptions) -> Benched:
     """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
-    arguments = BenchArguments(**keywords)
+    checkpoints = arguments.checkpoints
     batches, dtypes = _batches(arguments.batch), _dtypes(arguments.dtype)
     if arguments.cascade:
         check_cascade(data=arguments.data, compiled=arguments.compile)
@@ -192,7 +136,7 @@ def bench(checkpoints: Sequence[str | Path], **keywords: Unpack[BenchKeywords]) 
     return benched
 
 
-def _outputs(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> tuple[Path | None, Path | None]:
+def _outputs(checkpoints: Sequence[str | Path], arguments: BenchOptions) -> tuple[Path | None, Path | None]:
     """Where the picture and the report go, both this command's to write."""
     from hydrasurgeon.files.plots import check_plot
 
@@ -200,8 +144,8 @@ def _outputs(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> tu
     picture = report = None
     if arguments.plot is not None:
         picture = check_plot(Path(arguments.plot), force=arguments.force, inputs=inputs)
-    if arguments.json is not None:
-        report = output_file(arguments.json, option="--json", force=arguments.force, inputs=inputs)
+    if arguments.json_ is not None:
+        report = output_file(arguments.json_, option="--json", force=arguments.force, inputs=inputs)
     return picture, report
 
 
@@ -210,7 +154,7 @@ def _measured(
     batches: Sequence[int],
     dtypes: Sequence[str],
     device: torch.device,
-    arguments: BenchArguments,
+    arguments: BenchOptions,
 ) -> _Figures:
     """Every contender at every dtype and batch size."""
     import torch
@@ -267,7 +211,7 @@ def _points(
     batch: int,
     inputs: Sequence[Any],
     notes: list[str],
-    arguments: BenchArguments,
+    arguments: BenchOptions,
 ) -> dict[str, Point]:
     """Every batch through every contender, in turn."""
     from hydrasurgeon.measuring.timing import interleaved, peak_bytes
@@ -305,7 +249,7 @@ def _dtypes(text: str) -> list[str]:
     return names
 
 
-def _entries(checkpoints: Sequence[str | Path], arguments: BenchArguments) -> list[_Entry]:
+def _entries(checkpoints: Sequence[str | Path], arguments: BenchOptions) -> list[_Entry]:
     """Everything that is measured, each under a name of its own."""
 
     def opened(path: str | Path) -> Checkpoint:

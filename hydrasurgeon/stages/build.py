@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Required, Unpack
+from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.criteria import score_key
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, named, real
-from hydrasurgeon.files.locks import claims, hold, releases_claims
+from hydrasurgeon.files.locks import claims, hold
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.overlap import apart
-from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.making import BuildOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.budget import Budget
@@ -80,76 +81,8 @@ class Built:
         }
 
 
-class BuildKeywords(ClassNamesKeywords, RunKeywords, total=False):
-    """The keywords of `BuildArguments`."""
-
-    data: Required[str]
-    val: Required[str]
-    out: Required[str | Path]
-    ood: Sequence[str]
-    budget: str
-    objective: str | None
-    members: int | str
-    max_drop: float
-    candidates: int
-    criteria: str | None
-    search: str
-    score_limit: int
-    tune: str | None
-    weights: str | None
-    calibrate: bool
-    cache: str | Path | None
-    plot: str | Path | None
-    dry_run: bool
-    force: bool
-    arch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildArguments(ClassNames, Run):
-    """What `build` is to do."""
-
-    data: str
-    """Labelled training data: heads are scored, members repaired and tuned, OOD scores fitted on it."""
-    val: str
-    """Labelled validation data, by which members are chosen."""
-    out: str | Path
-    """NAME.safetensors, or "DIR/" (a text: a `Path` has no slash)."""
-    ood: Sequence[str] = ()
-    """Foreign data, by which members are chosen too."""
-    budget: str = "macs=1.5"
-    """macs=, params= (times the backbone's) or ms= (of a batch of 16 here); a list asks for the front."""
-    objective: str | None = None
-    """acc, nll, ood, avg or an OOD score; None: avg with foreign data, nll without."""
-    members: int | str = "auto"
-    """How many; auto: one to five, or the backbone itself."""
-    max_drop: float = 0.5
-    """Points of the backbone's accuracy that may be lost for telling foreign data better."""
-    candidates: int = 48
-    """How many members are tried."""
-    criteria: str | None = None
-    """Criteria by which candidates are pruned, with commas between them."""
-    search: str = "fast"
-    """How circuits are searched: exact, fast, naive or attribution."""
-    score_limit: int = 1000
-    """Samples of the training data that heads are scored, and members repaired, on."""
-    tune: str | None = None
-    """A recipe that the chosen members are tuned by, where that helps."""
-    weights: str | None = None
-    """fit: how much each member counts is fitted to the validation data, and taken where that is worth more on samples
-    it was not fitted to."""
-    calibrate: bool = True
-    """Fit a decision state at the end."""
-    cache: str | Path | None = None
-    """Where scores and answers are kept; None: NAME.build beside the output."""
-    plot: str | Path | None = None
-    """A picture of quality against cost, .png or .svg."""
-    dry_run: bool = False
-    """Search and choose, and write nothing but the work folder."""
-    force: bool = False
-    """Replace an existing output."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
+class Building(BuildOptions):
+    """What `build` is to do, and what follows from it."""
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -203,11 +136,10 @@ class BuildArguments(ClassNames, Run):
         }
 
 
-@releases_claims
-@takes(BuildArguments)
-def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
+@stage(Building)
+def build(arguments: Building) -> Built:
     """Choose members of a checkpoint together, within a budget, and make the hydra of them."""
-    arguments = BuildArguments(**keywords)
+    checkpoint = arguments.checkpoint
     _check(arguments)
     out, picture, work = _outputs(checkpoint, arguments)
     opened = _opened(checkpoint, arguments)
@@ -243,7 +175,7 @@ def build(checkpoint: str | Path, **keywords: Unpack[BuildKeywords]) -> Built:
     )
 
 
-def _check(arguments: BuildArguments) -> None:
+def _check(arguments: Building) -> None:
     """Options that go together."""
     from hydrasurgeon.criteria import check_search, criterion
     from hydrasurgeon.criteria.together.budget import check_enough
@@ -282,7 +214,7 @@ def _check(arguments: BuildArguments) -> None:
     _ = arguments.budgets
 
 
-def _outputs(checkpoint: str | Path, arguments: BuildArguments) -> tuple[Path, Path | None, Path]:
+def _outputs(checkpoint: str | Path, arguments: Building) -> tuple[Path, Path | None, Path]:
     """Output, picture and work folder, all of which can be written."""
     inputs = [checkpoint, arguments.data, arguments.val, arguments.ood, arguments.classes, arguments.template]
     out, _ = named(arguments.out)
@@ -300,7 +232,7 @@ def _outputs(checkpoint: str | Path, arguments: BuildArguments) -> tuple[Path, P
     return out, picture, work
 
 
-def _opened(checkpoint: str | Path, arguments: BuildArguments) -> Checkpoint:
+def _opened(checkpoint: str | Path, arguments: Building) -> Checkpoint:
     """The backbone, a classifier."""
     opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
     single(opened)
@@ -315,7 +247,7 @@ def _opened(checkpoint: str | Path, arguments: BuildArguments) -> Checkpoint:
     return named
 
 
-def _opened_data(opened: Checkpoint, arguments: BuildArguments) -> tuple[dict[str, list[Samples]], list[str]]:
+def _opened_data(opened: Checkpoint, arguments: Building) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and foreign data, all different; and what is odd about them."""
     from hydrasurgeon.data import fit_classes, open_data
 
@@ -338,7 +270,7 @@ def _opened_data(opened: Checkpoint, arguments: BuildArguments) -> tuple[dict[st
     return sets, notes
 
 
-def _make(commands: Sequence[Command], out: Path, arguments: BuildArguments) -> None:
+def _make(commands: Sequence[Command], out: Path, arguments: Building) -> None:
     """Run what is not there yet; the last command writes the output."""
     for command in commands:
         last = command.out == out

@@ -21,7 +21,7 @@ from hydrasurgeon.stages.build_steps import Command, script
 
 if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.budget import Budget
-    from hydrasurgeon.stages.build import BuildArguments
+    from hydrasurgeon.stages.build import Building
     from hydrasurgeon.stages.build_search import Search
 
 
@@ -42,7 +42,7 @@ class Outcome:
     """The members' weights, where they were to be fitted."""
 
 
-def chosen(search: Search, arguments: BuildArguments, *, work: Path, out: Path) -> Outcome:
+def chosen(search: Search, arguments: Building, *, work: Path, out: Path) -> Outcome:
     """Choose for every budget, compare with what could be had otherwise, and plan how it is made."""
     choosing = _Choosing(search, arguments)
     choices = [(budget, *choosing.within(budget)) for budget in arguments.budgets]
@@ -84,7 +84,7 @@ def chosen(search: Search, arguments: BuildArguments, *, work: Path, out: Path) 
 class _Choosing:
     """The candidates' answers in the terms of the objective."""
 
-    def __init__(self, search: Search, arguments: BuildArguments) -> None:
+    def __init__(self, search: Search, arguments: Building) -> None:
         self.search, self.arguments = search, arguments
         count = len(search.candidates)
         single = measured([search.cache.read(search.candidates[0])])
@@ -158,7 +158,7 @@ class _Tuned:
 class _Making:
     """The commands that make members and the hydra."""
 
-    def __init__(self, search: Search, arguments: BuildArguments, work: Path, out: Path) -> None:
+    def __init__(self, search: Search, arguments: Building, work: Path, out: Path) -> None:
         self.search, self.arguments, self.work, self.out = search, arguments, work, out
         self.source = work / "scored.safetensors"
         self.tuning_notes: dict[str, None] = {}

@@ -33,7 +33,7 @@ from hydrasurgeon.stages.build_steps import Command
 if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.budget import Costs
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.stages.build import BuildArguments
+    from hydrasurgeon.stages.build import Building
 
 BUILD = Work("build", "hydrasurgeon.build-state", 2)
 """What a work folder's state calls itself."""
@@ -135,7 +135,7 @@ class Search:
         return [pool for at, pool in enumerate(pools) if pool not in pools[:at]]
 
 
-def scored(opened: Checkpoint, place: str | Path, work: Path, arguments: BuildArguments) -> list[Command]:
+def scored(opened: Checkpoint, place: str | Path, work: Path, arguments: Building) -> list[Command]:
     """The commands that score the backbone into a copy."""
     target, kept = work / "scored.safetensors", single(opened).kept
     commands = []
@@ -164,7 +164,7 @@ def scored(opened: Checkpoint, place: str | Path, work: Path, arguments: BuildAr
 
 
 def searched(
-    opened: Checkpoint, place: str | Path, work: Path, sets: Mapping[str, Sequence[Samples]], arguments: BuildArguments
+    opened: Checkpoint, place: str | Path, work: Path, sets: Mapping[str, Sequence[Samples]], arguments: Building
 ) -> Search:
     """Score, make candidates, run them and know what they cost; whatever an earlier run left is used."""
     from hydrasurgeon.criteria.together.budget import Costs
@@ -235,7 +235,7 @@ def _tidy(work: Path) -> None:
             write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
 
 
-def _identity(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], arguments: BuildArguments) -> dict[str, Any]:
+def _identity(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], arguments: Building) -> dict[str, Any]:
     """What must be the same for a work folder to be of use."""
 
     def content(samples: Samples) -> str:
@@ -258,7 +258,7 @@ def _identity(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], argumen
     }
 
 
-def _scored_backbone(commands: Sequence[Command], work: Path, arguments: BuildArguments, *, weights: str) -> Checkpoint:
+def _scored_backbone(commands: Sequence[Command], work: Path, arguments: Building, *, weights: str) -> Checkpoint:
     """The copy that carries all scores; what is missing is computed, and other weights are refused."""
     target = work / "scored.safetensors"
     with joined() as world:
@@ -284,7 +284,7 @@ def _recorded(target: Path, weights: str) -> set[str]:
     return set(copy.manifest.scores)
 
 
-def _papers(backbone: Checkpoint, arguments: BuildArguments) -> list[Candidate]:
+def _papers(backbone: Checkpoint, arguments: Building) -> list[Candidate]:
     """Three members drawn as the paper draws them, from the first order that there is."""
     from hydrasurgeon.criteria.selection import movable, select
 

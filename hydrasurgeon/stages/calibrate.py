@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Required, Unpack
+from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.class_names import (
-    ClassNames,
-    ClassNamesKeywords,
-    names_in,
-    naming_options,
-    with_class_names,
-    with_data_names,
-)
+from hydrasurgeon.checkpoints.class_names import names_in, with_class_names, with_data_names
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.lowrank import check_whole
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.decided import STORED, Decision
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.measuring.overlap import apart
-from hydrasurgeon.run import Run, RunKeywords, takes
-from hydrasurgeon.sharing.output import Output, OutputKeywords
-from hydrasurgeon.stages.calibrate_cascade import CascadeKeywords, CascadeOptions
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.deciding import DELTA, CalibrateOptions
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.sharing.output import claimed, repository_of
+from hydrasurgeon.stages.calibrate_cascade import check_members, fit_cascade, max_drop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,67 +51,19 @@ class Calibrated:
         return self.manifest.decision
 
 
-DELTA = 0.05
-"""How likely a promised risk may be broken, unless something else is asked for."""
-
-
-class CalibrateKeywords(ClassNamesKeywords, OutputKeywords, CascadeKeywords, RunKeywords, total=False):
-    """The keywords of `CalibrateArguments`."""
-
-    data: Required[str]
-    out: Required[str | Path]
-    fit_data: str | None
-    ood: Sequence[str]
-    ood_score: str
-    coverage: float
-    conformal: str
-    id_flagged: float
-    risk: float | None
-    delta: float
-    arch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrateArguments(ClassNames, Output, CascadeOptions, Run):
-    """What `calibrate` is to do."""
-
-    data: str
-    """Labelled validation data, which the model was not trained on: one half fits, the other certifies."""
-    out: str | Path
-    """NAME.safetensors, or "DIR/" (a text: a `Path` has no slash)."""
-    fit_data: str | None = None
-    """Labelled data that OOD scores are fitted on, the training data say; None: a part of the half that fits."""
-    ood: Sequence[str] = ()
-    """Foreign data by which `auto` chooses an OOD score, and a cascade is chosen, beside perturbed validation data."""
-    ood_score: str = "auto"
-    """The OOD score, or auto: the one that tells foreign and perturbed data best."""
-    coverage: float = 0.9
-    """How often prediction sets hold the true label."""
-    conformal: str = "lac"
-    """How prediction sets are made: lac, aps or raps."""
-    id_flagged: float = 0.05
-    """The share of samples like the validation data that is flagged as unfamiliar."""
-    risk: float | None = None
-    """At most this share of the answers is wrong; the model abstains from the others. None: it never does."""
-    delta: float = DELTA
-    """The promised risk is broken with at most this probability."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
-
-
-@releases_claims
-@takes(CalibrateArguments)
-def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> Calibrated:
+@stage(CalibrateOptions)
+def calibrate(arguments: CalibrateOptions) -> Calibrated:
     """Write a copy of a checkpoint that knows its temperature, its OOD score, its prediction sets and when to
     abstain."""
-    arguments = CalibrateArguments(**keywords)
+    checkpoint = arguments.checkpoint
     _check(arguments)
-    repository = arguments.repository()
+    repository = repository_of(arguments)
     whole_file = open_checkpoint(checkpoint, arch=arguments.arch)
     named = with_class_names(
         whole_file, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
     )
-    target = arguments.claim(
+    target = claimed(
+        arguments,
         arguments.out,
         repository=repository,
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
@@ -125,7 +71,7 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
     if target.loads_elsewhere:
         check_whole(named, f"calibrate -o {target.path}")
     _check_score(named, arguments.ood_score)
-    arguments.check_members(named)
+    check_members(arguments, named)
     named.digests()
     opened = undecided(named)
     digests = opened.digests()
@@ -157,26 +103,10 @@ def calibrate(checkpoint: str | Path, **keywords: Unpack[CalibrateKeywords]) -> 
     return Calibrated(target.path, written, notes, tuple(skipped), hub)
 
 
-def _check(arguments: CalibrateArguments) -> None:
+def _check(arguments: CalibrateOptions) -> None:
     """Shares are shares, and names are known."""
-    arguments.check_options()
-    from hydrasurgeon.decision.conformal import METHODS
     from hydrasurgeon.decision.scores.fitted import check_score
 
-    for option, value in (
-        ("--coverage", arguments.coverage),
-        ("--id-flagged", arguments.id_flagged),
-        ("--risk", arguments.risk),
-        ("--delta", arguments.delta),
-    ):
-        if value is not None and not 0 < value < 1:
-            raise UsageError(f"{option} {value:g}: must lie between 0 and 1")
-    if arguments.delta != DELTA and arguments.risk is None:
-        raise UsageError(
-            f"--delta {arguments.delta:g}: says how sure --risk is", hint="Give --risk R, or leave it out."
-        )
-    if arguments.conformal not in METHODS:
-        raise UsageError(f"--conformal {arguments.conformal}: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")
     if arguments.ood_score != "auto":
         check_score(arguments.ood_score)
         if arguments.ood and not arguments.cascade:
@@ -186,7 +116,7 @@ def _check(arguments: CalibrateArguments) -> None:
             )
 
 
-def _unfitted(arguments: CalibrateArguments) -> Iterator[str]:
+def _unfitted(arguments: CalibrateOptions) -> Iterator[str]:
     """That data for fitting scores fits none."""
     if arguments.fit_data is not None and arguments.ood_score not in ("auto", *STORED):
         yield f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a function of the logits alone"
@@ -218,7 +148,7 @@ class _Data:
     """What is odd about them."""
 
 
-def _opened_data(opened: Checkpoint, arguments: CalibrateArguments) -> _Data:
+def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
     from hydrasurgeon.data import fit_classes, open_data
 
     model = opened.manifest.model
@@ -253,7 +183,7 @@ class _Found:
     notes: tuple[str, ...]
 
 
-def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateArguments, skipped: list[str]) -> _Found:
+def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: list[str]) -> _Found:
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -285,7 +215,7 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateArguments, skipped
             arguments.conformal,  # type: ignore[arg-type]
             arguments.id_flagged,
             arguments.risk,
-            arguments.delta,
+            arguments.delta or DELTA,
         ),
         score=arguments.ood_score,
         classifiers=linear,
@@ -296,7 +226,7 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateArguments, skipped
     )
     cascade, notes = None, fitted.notes
     if arguments.cascade:
-        cascade, more = arguments.fit(model, fitted.state, data.val, (val, foreign), arguments)
+        cascade, more = fit_cascade(arguments, model, fitted.state, data.val, (val, foreign))
         notes += more
     chosen_by = "option" if not auto else "ood" if data.ood else "perturbed"
     return _Found(fitted, chosen_by, cascade, notes)
@@ -318,26 +248,10 @@ def _gathered(
     return [gathering.evidence() for gathering in gatherings]
 
 
-def _recorded(arguments: CalibrateArguments) -> dict[str, Any]:
-    """What history gets to know."""
-    return {
-        "data": arguments.data,
-        "fit_data": arguments.fit_data,
-        "ood": list(arguments.ood) or None,
-        "ood_score": arguments.ood_score,
-        "coverage": arguments.coverage,
-        "conformal": arguments.conformal,
-        "id_flagged": arguments.id_flagged,
-        "risk": arguments.risk,
-        "delta": arguments.delta if arguments.risk is not None else None,
-        **arguments.cascade_options(),
-        **naming_options(arguments.classes, arguments.template),
-        "limit": arguments.limit,
-        "dtype": arguments.dtype,
-        "batch_size": arguments.batch_size,
-        "skip_bad": arguments.skip_bad,
-        "arch": arguments.arch,
-    }
+def _recorded(arguments: CalibrateOptions) -> dict[str, Any]:
+    """What history gets to know: the bounds that hold where none were given, too."""
+    delta = None if arguments.risk is None else arguments.delta or DELTA
+    return {**arguments.recorded(), "delta": delta, "max_drop": max_drop(arguments)}
 
 
 def _kept(opened: Checkpoint, name: str, digests: Mapping[str, str]) -> Planned:

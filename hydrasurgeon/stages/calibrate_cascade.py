@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.deciding import CalibrateOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -21,75 +20,45 @@ DROP = 0.5
 """Points that no measure of a cascade may lose, unless something else is asked for."""
 
 
-class CascadeKeywords(TypedDict, total=False):
-    """The keywords of `CascadeOptions`."""
+def check_members(arguments: CalibrateOptions, checkpoint: Checkpoint) -> None:
+    if arguments.cascade and not checkpoint.manifest.members:
+        raise UsageError(
+            f"--cascade: lets some members answer first, and {checkpoint.name} has one only", hint="Give a hydra."
+        )
 
-    cascade: bool
-    max_drop: float | None
-    budget: float | None
+
+def max_drop(arguments: CalibrateOptions) -> float | None:
+    """What a cascade may lose; None where none is fitted, or its cost is what counts."""
+    if not arguments.cascade or arguments.budget is not None:
+        return None
+    return DROP if arguments.max_drop is None else arguments.max_drop
 
 
-@dataclass(frozen=True, kw_only=True)
-class CascadeOptions:
-    """Whether most inputs are to be answered by few members, and what that may lose or cost."""
+def fit_cascade(
+    arguments: CalibrateOptions,
+    model: Classifier,
+    state: State,
+    samples: Samples,
+    outputs: tuple[Outputs, Sequence[Outputs]],
+) -> tuple[CascadeRecord, tuple[str, ...]]:
+    """From what all members said of the validation samples and of foreign ones; multiply-adds are of the first
+    sample."""
+    from functools import cache
 
-    cascade: bool = False
-    """Fit a cascade too."""
-    max_drop: float | None = None
-    """Points that accuracy, AUROC, FPR95 and coverage at 5 % risk may lose at most; None: 0.5, unless there is a
-    budget."""
-    budget: float | None = None
-    """Multiples of the single model's multiply-adds that it may cost; instead of `max_drop`."""
+    from hydrasurgeon.data import Batches, moved
+    from hydrasurgeon.measuring.cascades.cost import StepMacs, single_macs, step_macs
+    from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
+    from hydrasurgeon.measuring.cost import macs
 
-    def check_options(self) -> None:
-        """They go together, and are numbers one can keep to."""
-        for option, value, most in (("--max-drop", self.max_drop, 100.0), ("--budget", self.budget, 1e6)):
-            if value is not None and not self.cascade:
-                raise UsageError(f"{option}: is of a cascade", hint="Give --cascade too.")
-            if value is not None and not 0 <= value <= most:
-                raise UsageError(f"{option} {value:g}: must lie between 0 and {most:g}")
-        if self.max_drop is not None and self.budget is not None:
-            raise UsageError(
-                "--max-drop and --budget: one says what a cascade may lose, the other what it may cost",
-                hint="Leave one of them out.",
-            )
+    batches = Batches(samples, model.transform, batch_size=1, workers=0, skip_bad=arguments.skip_bad)
+    weight = next(model.parameters())
+    one = moved(next(iter(batches)).inputs, weight.device, weight.dtype)
 
-    def check_members(self, checkpoint: Checkpoint) -> None:
-        if self.cascade and not checkpoint.manifest.members:
-            raise UsageError(
-                f"--cascade: lets some members answer first, and {checkpoint.name} has one only", hint="Give a hydra."
-            )
+    @cache
+    def steps(starters: tuple[int, ...]) -> StepMacs:
+        return step_macs(model, one, starters)
 
-    def cascade_options(self) -> dict[str, Any]:
-        """What history gets to know; nothing where no cascade was asked for."""
-        if not self.cascade:
-            return {}
-        return {"cascade": True, "max_drop": self._max_drop(), "budget": self.budget}
-
-    def _max_drop(self) -> float | None:
-        return DROP if self.max_drop is None and self.budget is None else self.max_drop
-
-    def fit(
-        self, model: Classifier, state: State, samples: Samples, outputs: tuple[Outputs, Sequence[Outputs]], run: Run
-    ) -> tuple[CascadeRecord, tuple[str, ...]]:
-        """From what all members said of the validation samples and of foreign ones; multiply-adds are of the first
-        sample."""
-        from functools import cache
-
-        from hydrasurgeon.data import Batches, moved
-        from hydrasurgeon.measuring.cascades.cost import StepMacs, single_macs, step_macs
-        from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
-        from hydrasurgeon.measuring.cost import macs
-
-        batches = Batches(samples, model.transform, batch_size=1, workers=0, skip_bad=run.skip_bad)
-        weight = next(model.parameters())
-        one = moved(next(iter(batches)).inputs, weight.device, weight.dtype)
-
-        @cache
-        def steps(starters: tuple[int, ...]) -> StepMacs:
-            return step_macs(model, one, starters)
-
-        costs = MacsOf(single_macs(model, one), macs(model, one), steps)
-        wanted = Wanted(self._max_drop(), self.budget)
-        val, foreign = outputs
-        return CascadeFit(state, val, foreign, costs, seed=run.seed).record(wanted)
+    costs = MacsOf(single_macs(model, one), macs(model, one), steps)
+    wanted = Wanted(max_drop(arguments), arguments.budget)
+    val, foreign = outputs
+    return CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(wanted)

@@ -6,21 +6,22 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import check_cascades, refuse_with
 from hydrasurgeon.measuring.naming import files_apart, name_of, told_apart
 from hydrasurgeon.measuring.report import Report
 from hydrasurgeon.measuring.sets import LabelledSet, check_classes, data_names, labelled_sets, portable_entry
 from hydrasurgeon.measuring.shifts import as_shifts, lacking_mce, with_mce
-from hydrasurgeon.measuring.showing import Places, Showing, ShowingKeywords, check_reference, show
-from hydrasurgeon.run import Run, RunKeywords, is_main_process, takes
-from hydrasurgeon.sharing.measured_card import CardKeywords, Cards
+from hydrasurgeon.measuring.showing import Places, check_reference, places_of, show
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.measuring import EvaluateOptions
+from hydrasurgeon.run import is_main_process
+from hydrasurgeon.sharing.measured_card import claimed_cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
 from hydrasurgeon.stages.evaluate_alike import uncalibrated, unlike_notes
 from hydrasurgeon.stages.evaluate_models import Measured, corruptions_in, decision_of, expected, of_files, of_models
@@ -44,85 +45,13 @@ class Evaluation:
     """Where on the hub the model card was uploaded to."""
 
 
-class EvaluateKeywords(ShowingKeywords, CardKeywords, RunKeywords, total=False):
-    """The keywords of `EvaluateArguments`."""
-
-    data: str | Sequence[str] | None
-    ood: Sequence[str]
-    shift: Sequence[str]
-    corrupt: Sequence[str]
-    val: str | None
-    classes: str | Sequence[str] | None
-    template: Sequence[str]
-    ensemble: bool
-    temperature: str | float | None
-    ood_score: str | None
-    no_decision: bool
-    cascade: bool
-    mc_dropout: int | None
-    ci: float | None
-    arch: str | None
-    json: str | Path | None
-    predictions: str | Path | None
-    predictions_in: Sequence[str | Path]
-    asserts: Sequence[str]
-    force: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateArguments(Showing, Cards, Run):
-    """What `evaluate` is to do."""
-
-    data: str | Sequence[str] | None = None
-    """Labelled data, D or NAME=D."""
-    ood: Sequence[str] = ()
-    """Foreign data, near:NAME=D or far:NAME=D."""
-    shift: Sequence[str] = ()
-    """Labelled shifted data, NAME=D, or NAME:S=D of severity S, 1 to 5."""
-    corrupt: Sequence[str] = ()
-    """Corruptions of the data, all, NAME or NAME:S, to be made as it is read."""
-    val: str | None = None
-    """Labelled data to fit the temperature on, or to calibrate a report's reference."""
-    classes: str | Sequence[str] | None = None
-    """The class names of zero-shot models, of all data sets or of one."""
-    template: Sequence[str] = ()
-    """Prompts with {label} in them, or files of such."""
-    ensemble: bool = False
-    """Treat the checkpoints as one Deep Ensemble; without checkpoints, the models behind the files of logits."""
-    temperature: str | float | None = None
-    """Of the averaged prediction; `fit`: the one that suits the validation set; None: the decision state's, else 1."""
-    ood_score: str | None = None
-    """One or several, A,B,…, of which the first is in use, or all; None: the decision state's, else msp."""
-    no_decision: bool = False
-    """Leave the checkpoints' decision states alone."""
-    cascade: bool = False
-    """Run the checkpoints' cascades, and show each before its hydra, which is then called NAME (full)."""
-    mc_dropout: int | None = None
-    """Passes of each model with its dropout on, as members; its decision state, fitted without, is then left alone."""
-    ci: float | None = None
-    """The level of bootstrap intervals of the ID metrics, such as 0.95."""
-    arch: str | None = None
-    """Architecture of files without manifest."""
-    json: str | Path | None = None
-    """Where the report is written."""
-    predictions: str | Path | None = None
-    """Where the logits are written."""
-    predictions_in: Sequence[str | Path] = ()
-    """Files of logits to evaluate too."""
-    asserts: Sequence[str] = ()
-    """Limits that numbers of the report must keep."""
-    force: bool = False
-    """Replace existing outputs."""
-
-
-@releases_claims
-@takes(EvaluateArguments)
-def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywords]) -> Evaluation:
+@stage(EvaluateOptions)
+def evaluate(arguments: EvaluateOptions) -> Evaluation:
     """Evaluate checkpoints (or predictions files) side by side.
 
     Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
-    arguments = EvaluateArguments(**keywords)
+    checkpoints = arguments.checkpoints
     if arguments.mc_dropout is not None:
         if not checkpoints:
             raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")
@@ -142,7 +71,7 @@ def evaluate(checkpoints: Sequence[str | Path], **keywords: Unpack[EvaluateKeywo
     made = _made(opened, labelled, arguments)
     plain = uncalibrated(opened, arguments)
     twin = plain if plain is not None and arguments.val is not None else None
-    cards = arguments.claim(opened)
+    cards = claimed_cards(arguments, opened)
     check_cascades(opened if arguments.cascade else ())
     for checkpoint in opened:
         checkpoint.digests()
@@ -192,7 +121,7 @@ def _shown(
     answered: Sequence[Answered],
     opened: Sequence[Checkpoint],
     notes: Sequence[str],
-    arguments: EvaluateArguments,
+    arguments: EvaluateOptions,
     reference: str | None,
 ) -> dict[str, str]:
     """The report as people read it, written; what of it is to be printed."""
@@ -202,7 +131,7 @@ def _shown(
     )
 
 
-def _check(checkpoints: Sequence[str | Path], labelled: Sequence[LabelledSet], arguments: EvaluateArguments) -> None:
+def _check(checkpoints: Sequence[str | Path], labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     """Refuse arguments that do not go together."""
     if arguments.cascade:
         refuse_with(arguments)
@@ -236,9 +165,7 @@ def _check(checkpoints: Sequence[str | Path], labelled: Sequence[LabelledSet], a
         raise UsageError("--card: a model card holds the result of its own checkpoint alone")
 
 
-def _outputs(
-    checkpoints: Sequence[str | Path], arguments: EvaluateArguments
-) -> tuple[Path | None, Path | None, Places]:
+def _outputs(checkpoints: Sequence[str | Path], arguments: EvaluateOptions) -> tuple[Path | None, Path | None, Places]:
     """Where report, logits and pages go, all this command's to write."""
     inputs = [
         checkpoints,
@@ -256,18 +183,18 @@ def _outputs(
             return None
         return output_file(out, option=option, force=arguments.force, inputs=inputs)
 
-    json, predictions = claimed(arguments.json, "--json"), claimed(arguments.predictions, "--predictions")
-    return json, predictions, arguments.places(claimed)
+    json, predictions = claimed(arguments.json_, "--json"), claimed(arguments.predictions, "--predictions")
+    return json, predictions, places_of(arguments, claimed)
 
 
-def _made(opened: Sequence[Checkpoint], labelled: Sequence[LabelledSet], arguments: EvaluateArguments) -> list[str]:
+def _made(opened: Sequence[Checkpoint], labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> list[str]:
     """The shifts that corruptions amount to; refused where `--shift` has one of that name."""
     corruptions = corruptions_in(opened, arguments)
     return as_shifts(corruptions, arguments.shift, labelled[0].spec) if corruptions else []
 
 
 def _settings(
-    labelled: Sequence[LabelledSet], opened: Sequence[Checkpoint], arguments: EvaluateArguments
+    labelled: Sequence[LabelledSet], opened: Sequence[Checkpoint], arguments: EvaluateOptions
 ) -> dict[str, Any]:
     """What the report says of how it came about; `decision`: as each checkpoint's decision state has it."""
     jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]

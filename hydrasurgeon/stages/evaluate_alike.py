@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,12 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.measuring.conditions import unlike
 from hydrasurgeon.measuring.naming import name_of
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.answers import Answered
-    from hydrasurgeon.stages.evaluate import EvaluateArguments
+    from hydrasurgeon.options.measuring import EvaluateOptions
 
 CALIBRATED = " (calibrated)"
 """What stands behind the name of a reference that was calibrated for the comparison."""
@@ -54,16 +54,16 @@ class Uncalibrated:
         )
 
     @contextmanager
-    def beside(self, opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> Iterator[list[Checkpoint]]:
+    def beside(self, opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Iterator[list[Checkpoint]]:
         """The checkpoints, and behind the reference a copy of it with a decision state fitted to `--val`, which is there
         for as long as the block lasts."""
         from hydrasurgeon.stages.calibrate import calibrate
 
         assert arguments.val is not None
-        run = {each.name: getattr(arguments, each.name) for each in fields(Run)}
+        run = {name: getattr(arguments, name) for name in Run.model_fields}
         classes: dict[str, Any] = {}
-        if isinstance(arguments.classes, str):
-            classes = {"classes": arguments.classes, "template": arguments.template}
+        if len(arguments.classes) == 1:
+            classes = {"classes": arguments.classes[0], "template": arguments.template}
         with TemporaryDirectory(prefix="hydrasurgeon-eval-") as folder:
             made = calibrate(
                 self.reference.path,
@@ -81,7 +81,7 @@ class Uncalibrated:
             yield [one for each in opened for one in ([each, copy] if each is self.reference else [each])]
 
 
-def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> Uncalibrated | None:
+def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Uncalibrated | None:
     """The reference of a report, where a decision state is in use beside it and it has none."""
     if not (arguments.html or arguments.markdown) or arguments.no_decision or arguments.temperature is not None:
         return None

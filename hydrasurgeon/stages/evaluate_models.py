@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.mixture import Mixture
     from hydrasurgeon.measuring.answers import Answered
     from hydrasurgeon.measuring.predictions import Predictions
-    from hydrasurgeon.stages.evaluate import EvaluateArguments
+    from hydrasurgeon.options.measuring import EvaluateOptions
 
 ALIKE = "what no model can tell apart makes every OOD figure worse"
 """Why OOD data must not hold labelled samples."""
@@ -60,7 +60,7 @@ class Measured:
 def of_models(
     plain: Sequence[Checkpoint],
     labelled: Sequence[LabelledSet],
-    arguments: EvaluateArguments,
+    arguments: EvaluateOptions,
     temperature: float | None,
     predictions: Path | None,
     answered: list[Answered],
@@ -129,7 +129,7 @@ def expected(
     jobs: Sequence[Sequence[Checkpoint]],
     labelled: Sequence[LabelledSet],
     made: Sequence[str],
-    arguments: EvaluateArguments,
+    arguments: EvaluateOptions,
 ) -> list[Result]:
     """Results with the keys that these jobs will give."""
     expected = [
@@ -153,7 +153,7 @@ def expected(
 
 
 def of_files(
-    arguments: EvaluateArguments, temperature: float | None, answered: list[Answered], *, together: bool
+    arguments: EvaluateOptions, temperature: float | None, answered: list[Answered], *, together: bool
 ) -> tuple[list[Result], list[str]]:
     """The results that predictions files amount to, each or all of them as one ensemble, and what is odd about them."""
     if not arguments.predictions_in:
@@ -183,7 +183,7 @@ def _stored(paths: Sequence[str | Path], *, together: bool) -> Iterator[tuple[st
         yield str(path), read_predictions(Path(path))
 
 
-def corruptions_in(opened: Sequence[Checkpoint], arguments: EvaluateArguments) -> tuple[Corruption, ...]:
+def corruptions_in(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> tuple[Corruption, ...]:
     """What becomes of the samples that these models read."""
     if not arguments.corrupt:
         return ()
@@ -192,7 +192,7 @@ def corruptions_in(opened: Sequence[Checkpoint], arguments: EvaluateArguments) -
     return corruptions_of(arguments.corrupt, kind_read(opened[0].manifest))
 
 
-def _state(models: Sequence[Any], arguments: EvaluateArguments) -> State | None:
+def _state(models: Sequence[Any], arguments: EvaluateOptions) -> State | None:
     """The decision state that is in use: of one checkpoint run alone, unless it is to be left alone."""
     if len(models) != 1 or arguments.no_decision or arguments.mc_dropout is not None:
         return None
@@ -200,7 +200,7 @@ def _state(models: Sequence[Any], arguments: EvaluateArguments) -> State | None:
     return state
 
 
-def decision_of(job: Sequence[Checkpoint], arguments: EvaluateArguments) -> Decision | None:
+def decision_of(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> Decision | None:
     """The record of that state."""
     if len(job) != 1 or arguments.no_decision or arguments.mc_dropout is not None:
         return None

@@ -9,10 +9,10 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
-    from hydrasurgeon.stages.evaluate import EvaluateArguments
+    from hydrasurgeon.options.measuring import EvaluateOptions
 
 
-def unused(opened: Sequence[Checkpoint], arguments: EvaluateArguments, *, val_is_read: bool = False) -> Iterator[str]:
+def unused(opened: Sequence[Checkpoint], arguments: EvaluateOptions, *, val_is_read: bool = False) -> Iterator[str]:
     """Options that change nothing beside the others, and decision states that are left alone unasked."""
     if not opened:
         yield from _unread(arguments)
@@ -31,7 +31,7 @@ def unused(opened: Sequence[Checkpoint], arguments: EvaluateArguments, *, val_is
         )
 
 
-def _unread(arguments: EvaluateArguments) -> Iterator[str]:
+def _unread(arguments: EvaluateOptions) -> Iterator[str]:
     """Data sets that were named, where no model is there to read them."""
     named = {
         "--data": arguments.data,

@@ -7,15 +7,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, with_class_names
+from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import claim, fill, output_file, real, replacing, write_bytes
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.lookup import need
-from hydrasurgeon.run import takes
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.measuring import ExportOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import Classifier
@@ -47,58 +47,8 @@ class Export:
     """What was assumed of the checkpoint, or contradicts it."""
 
 
-class ExportKeywords(ClassNamesKeywords, total=False):
-    """The keywords of `ExportArguments`."""
-
-    format: str
-    out: str | Path | None
-    arch: str | None
-    force: bool
-    aot: bool
-    cascade: bool
-    member: int | None
-    int8: bool
-    check: str | None
-    ood: Sequence[str]
-    tolerance: float
-    limit: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportArguments(ClassNames):
-    """What `export` is to do."""
-
-    format: str = "onnx"
-    """onnx, pt2 or padded."""
-    out: str | Path | None = None
-    """The file, or for padded a directory; None: beside the checkpoint."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
-    force: bool = False
-    """Replace an existing output."""
-    aot: bool = False
-    """pt2: compiled for this machine by AOTInductor."""
-    cascade: bool = False
-    """onnx: as two graphs, OUT.first.onnx and OUT.rest.onnx."""
-    member: int | None = None
-    """padded: which member of a hydra."""
-    int8: bool = False
-    """onnx: weights of matrix products in 8 bits, if the answers on `check` stay as good."""
-    check: str | None = None
-    """onnx, pt2: labelled data to compare the answers of the file on with the model's, or in int8 with the whole
-    file's."""
-    ood: Sequence[str] = ()
-    """Foreign data that must be told as well as before."""
-    tolerance: float = 0.01
-    """By how much accuracy, ECE and AUROC may be worse, and what a decision state flags, covers and answers another
-    share."""
-    limit: int | None = None
-    """Compare on a random so many samples of each."""
-
-
-@releases_claims
-@takes(ExportArguments)
-def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export:
+@stage(ExportOptions)
+def export(arguments: ExportOptions) -> Export:
     """Write the checkpoint for another runtime (onnx, pt2) or, with zeros for the heads that are gone, for its own
     library (padded).
 
@@ -106,7 +56,7 @@ def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export
     probabilities,
     uncertainty, ood_score and unfamiliar.
     """
-    arguments = ExportArguments(**keywords)
+    checkpoint = arguments.checkpoint
     _check(arguments)
     opened = with_class_names(
         open_checkpoint(checkpoint, arch=arguments.arch), classes=arguments.classes, templates=arguments.template
@@ -116,7 +66,7 @@ def export(checkpoint: str | Path, **keywords: Unpack[ExportKeywords]) -> Export
     return replace(result, notes=((opened.note,) if opened.note else ()) + result.notes)
 
 
-def _exported(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:
+def _exported(opened: Checkpoint, arguments: ExportOptions, inputs: Sequence[object]) -> Export:
     """As its format is written."""
     if arguments.format == "padded":
         return _padded(opened, arguments, inputs)
@@ -132,7 +82,7 @@ def _exported(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[o
     return _graph(opened, path, arguments)
 
 
-def _check(arguments: ExportArguments) -> None:
+def _check(arguments: ExportOptions) -> None:
     """Options that go together, and the packages that they need."""
     format = arguments.format
     if format not in FORMATS:
@@ -170,7 +120,7 @@ def _check(arguments: ExportArguments) -> None:
         need("onnx", "onnxscript", "onnxruntime", purpose="export --format onnx")
 
 
-def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export:
+def _graph(opened: Checkpoint, path: Path, arguments: ExportOptions) -> Export:
     """One graph in one file."""
     if arguments.aot:
         from hydrasurgeon.sharing.pt2 import check_compiler
@@ -216,7 +166,7 @@ def _graph(opened: Checkpoint, path: Path, arguments: ExportArguments) -> Export
     )
 
 
-def _checked(made: Exported, model: Classifier, trial: Trial, arguments: ExportArguments) -> Compared:
+def _checked(made: Exported, model: Classifier, trial: Trial, arguments: ExportOptions) -> Compared:
     """The file's answers on the user's data beside the model's, before it is written."""
     from hydrasurgeon.sharing.trial import checked, in_onnxruntime
 
@@ -232,7 +182,7 @@ def _checked(made: Exported, model: Classifier, trial: Trial, arguments: ExportA
         return checked(model, trial, run, tolerance=arguments.tolerance)
 
 
-def _in_steps(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:
+def _in_steps(opened: Checkpoint, arguments: ExportOptions, inputs: Sequence[object]) -> Export:
     """A cascade, as two graphs side by side."""
     decision = opened.manifest.decision
     if decision is None or decision.cascade is None:
@@ -256,12 +206,13 @@ def _in_steps(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[o
     return Export(first, nbytes, made.inputs, made.outputs, made.max_difference, OPSET, beside=rest)
 
 
-def _padded(opened: Checkpoint, arguments: ExportArguments, inputs: Sequence[object]) -> Export:
+def _padded(opened: Checkpoint, arguments: ExportOptions, inputs: Sequence[object]) -> Export:
     """All heads again, those that are gone as zeros."""
-    from hydrasurgeon.sharing.output import Output
+    from hydrasurgeon.options.shared import Output
+    from hydrasurgeon.sharing.output import claimed
 
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-padded')}/"
-    target = Output(force=arguments.force).claim(out, inputs=inputs, repository=None)
+    target = claimed(Output(force=arguments.force), out, inputs=inputs, repository=None)
     opened.digests()
     from hydrasurgeon.sharing.padded import padded
 

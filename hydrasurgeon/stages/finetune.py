@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Required, Unpack, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, naming_options
 from hydrasurgeon.checkpoints.lowrank import MERGED, merged_plans
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model, Step
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.files.shards import check_count
 from hydrasurgeon.lookup import need
-from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.making import FinetuneOptions
 from hydrasurgeon.runtime.tensors import plan_module, plan_tensors
-from hydrasurgeon.sharing.output import Output, OutputKeywords
+from hydrasurgeon.sharing.output import claimed, repository_of
 from hydrasurgeon.tuning import lora
 from hydrasurgeon.tuning.start import (
     Start,
@@ -56,43 +55,6 @@ class Finetuned:
     """Where on the hub it was uploaded to."""
 
 
-class FinetuneKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
-    """The keywords of `FinetuneArguments`."""
-
-    data: Required[str]
-    out: Required[str | Path]
-    val: str | None
-    recipe: str | Path | None
-    set: Mapping[str, str] | None
-    freeze: str | None
-    save_every: int | None
-    resume: bool
-    arch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneArguments(ClassNames, Output, Run):
-    """What `finetune` is to do; the batch size is the recipe's unless it is given."""
-
-    data: str
-    """Labelled data, or image–text pairs."""
-    out: str | Path
-    val: str | None = None
-    """Labelled data to report on after each epoch."""
-    recipe: str | Path | None = None
-    """One of the package's, or a .toml file; None: imagenet for images, text for texts, scratch for random weights."""
-    set: Mapping[str, str] | None = None
-    """Fields of the recipe, replaced."""
-    freeze: str | None = None
-    """mlp, attention, norm, embedding, readout, classifier, with commas between them: what does not move."""
-    save_every: int | None = None
-    """Steps between resumable states; each epoch if not given."""
-    resume: bool = False
-    """Continue an interrupted run of the same command."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
-
-
 @dataclass(frozen=True)
 class _Material:
     """What is tuned, by which recipe, on what."""
@@ -111,25 +73,25 @@ class _Material:
         return [each.fingerprint() for each in sets]
 
 
-@releases_claims
-@takes(FinetuneArguments)
-def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Finetuned:
+@stage(FinetuneOptions)
+def finetune(arguments: FinetuneOptions) -> Finetuned:
     """Train a checkpoint on labelled data, or on image–text pairs, and write the result."""
     from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
 
-    arguments = FinetuneArguments(**keywords)
+    checkpoint = arguments.checkpoint
     chosen = arguments.recipe is None
     if chosen:
-        arguments = replace(arguments, recipe=usual_recipe(checkpoint, arguments.arch))
+        arguments = arguments.but(recipe=usual_recipe(checkpoint, arguments.arch))
     recipe = load_recipe(
         str(arguments.recipe), dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
     )
     if recipe.lora_rank is not None:
         need("peft", purpose=f"--recipe {arguments.recipe}")
-    repository = arguments.repository()
-    target = arguments.claim(
+    repository = repository_of(arguments)
+    target = claimed(
+        arguments,
         arguments.out,
         repository=repository,
         inputs=[checkpoint, arguments.data, arguments.val, arguments.recipe, arguments.classes, arguments.template],
@@ -174,7 +136,7 @@ def finetune(checkpoint: str | Path, **keywords: Unpack[FinetuneKeywords]) -> Fi
     return Finetuned(target.path, written, trained, tuple(notes), hub)
 
 
-def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArguments) -> _Material:
+def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     """Checkpoint and data, opened and fitted to each other."""
     from hydrasurgeon.data import fit_classes, open_data
     from hydrasurgeon.data.pairs import open_pairs
@@ -205,7 +167,7 @@ def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneArgumen
     return _Material(source, recipe, model, samples, held_out)
 
 
-def _module(material: _Material, arguments: FinetuneArguments) -> tuple[nn.Module, str | None]:
+def _module(material: _Material, arguments: FinetuneOptions) -> tuple[nn.Module, str | None]:
     """What is trained, with the recipe's dropout and low-rank changes; what of the recipe is left out."""
     source, recipe = material.source, material.recipe
     module, left_out = starting_module(source, material.model, recipe, arguments.seed), None
@@ -224,7 +186,7 @@ def _module(material: _Material, arguments: FinetuneArguments) -> tuple[nn.Modul
     return module, left_out
 
 
-def _training(module: nn.Module, material: _Material, arguments: FinetuneArguments) -> Training:
+def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions) -> Training:
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.tuning.contrastive import Contrast, TwoTowers
@@ -270,7 +232,7 @@ def _moves(material: _Material) -> Callable[[str], bool]:
     return trainable(_weights(material), material.recipe, material.source.manifest.towers)
 
 
-def _identity(material: _Material, arguments: FinetuneArguments) -> dict[str, Any]:
+def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]:
     """What must be the same for an interrupted run to be continued."""
     return {
         "checkpoint": material.source.sha256,
@@ -282,23 +244,11 @@ def _identity(material: _Material, arguments: FinetuneArguments) -> dict[str, An
     }
 
 
-def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneArguments) -> Step:
+def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneOptions) -> Step:
     """What history gets to know."""
     inputs = material.source.inputs
-    recorded = {
-        "checkpoint": None if inputs else str(checkpoint),  # random weights: no input tells of them
-        "recipe": str(arguments.recipe),
-        "set": dict(arguments.set) if arguments.set else None,
-        "freeze": arguments.freeze,
-        "data": arguments.data,
-        "val": arguments.val,
-        **naming_options(arguments.classes, arguments.template),
-        "limit": arguments.limit,
-        "dtype": arguments.dtype,
-        "batch_size": arguments.batch_size,
-        "skip_bad": arguments.skip_bad,
-        "arch": arguments.arch,
-    }
+    # Random weights have no input that tells of them.
+    recorded = arguments.recorded() | ({} if inputs else {"checkpoint": str(checkpoint)})
     data = [DataRecord(**fingerprint) for fingerprint in material.fingerprints]
     uses = ["torch", material.model.family, "accelerate"]
     if material.recipe.lora_rank is not None:

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Required, Unpack
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.checks import sound_digests
-from hydrasurgeon.checkpoints.class_names import (
-    ClassNames,
-    ClassNamesKeywords,
-    names_in,
-    naming_options,
-    with_class_names,
-)
+from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Fusion, HydraManifest, Member
 from hydrasurgeon.files.mixture import Mixture, as_given, parse_mixture
 from hydrasurgeon.files.tensors import weights_sha256
-from hydrasurgeon.run import Run, RunKeywords, takes
-from hydrasurgeon.sharing.output import Output, OutputKeywords
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.making import FuseOptions
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.sharing.output import claimed, repository_of
 from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion
 
 if TYPE_CHECKING:
@@ -64,56 +59,23 @@ class Fused:
     notes: tuple[str, ...] = ()
 
 
-class FuseKeywords(ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
-    """The keywords of `FuseArguments`."""
-
-    out: Required[str | Path]
-    mlp: str
-    weights: str | Sequence[float] | None
-    check: str | None
-    tolerance: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FuseArguments(ClassNames, Output, Run):
-    """What `fuse` is to do."""
-
-    out: str | Path
-    mlp: str = "average"
-    """average (the paper's) or separate (exact)."""
-    weights: str | Sequence[float] | None = None
-    """How much each member counts in the mean of their probabilities, such as 2,1,1; None: all alike."""
-    check: str | None = None
-    """Data on which the hydra is compared with its members."""
-    tolerance: float = 0.02
-    """Largest mean difference of a class probability that the comparison accepts."""
-
-    def __post_init__(self) -> None:
-        if self.mlp not in ("average", "separate"):
-            raise UsageError(f"--mlp {self.mlp}: must be average or separate")
-        if not self.tolerance >= 0:
-            raise UsageError(f"--tolerance {self.tolerance:g}: must be 0 or more")
-        if self.limit is not None and self.check is None:
-            raise UsageError(
-                "--limit: belongs to --check, whose samples it counts", hint="Give --check D, or leave it out."
-            )
-
-
-@releases_claims
-@takes(FuseArguments)
-def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fused:
+@stage(FuseOptions)
+def fuse(arguments: FuseOptions) -> Fused:
     """Write one hydra that runs all members in one pass."""
+    members = arguments.members
     if len(members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
-    arguments = FuseArguments(**keywords)
     mixture = None
     if arguments.weights is not None:
         mixture = parse_mixture(arguments.weights, len(members))
-    repository = arguments.repository()
+    repository = repository_of(arguments)
     opened = _opened(members, arguments)
     samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
-    target = arguments.claim(
-        arguments.out, repository=repository, inputs=[members, arguments.check, arguments.classes, arguments.template]
+    target = claimed(
+        arguments,
+        arguments.out,
+        repository=repository,
+        inputs=[members, arguments.check, arguments.classes, arguments.template],
     )
     digests = [sound_digests(member) for member in opened]
     plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
@@ -130,7 +92,7 @@ def fuse(members: Sequence[str | Path], **keywords: Unpack[FuseKeywords]) -> Fus
     return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, notes)
 
 
-def _opened(members: Sequence[str | Path], arguments: FuseArguments) -> list[Checkpoint]:
+def _opened(members: Sequence[str | Path], arguments: FuseOptions) -> list[Checkpoint]:
     """The members, which must fit each other, as classifiers of the same classes."""
     opened = [undecided(open_checkpoint(member)) for member in members]
     for member in opened:
@@ -182,18 +144,14 @@ def _manifest_of(
     opened: Sequence[Checkpoint],
     digests: Sequence[dict[str, str]],
     plan: FusionPlan,
-    arguments: FuseArguments,
+    arguments: FuseOptions,
     mixture: Mixture | None,
 ) -> Callable[[str], HydraManifest]:
     """The hydra's manifest, once the hash of its weights is there."""
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
     entry = step(
         "fuse",
-        args={
-            "mlp": arguments.mlp,
-            "weights": as_given(arguments.weights),
-            **naming_options(arguments.classes, arguments.template),
-        },
+        args={**arguments.recorded(), "weights": as_given(arguments.weights), "limit": None, "dtype": None},
         inputs=[member.record(d) for member, d in zip(opened, digests, strict=True)],
         seed=arguments.seed,
     )
@@ -226,7 +184,7 @@ def _samples(member: Checkpoint, data: str, run: Run) -> Samples:
     return samples if samples.labels is None else fit_classes(samples, member.manifest.model)
 
 
-def _checked(opened: Sequence[Checkpoint], target: Path, samples: Samples, arguments: FuseArguments) -> Agreement:
+def _checked(opened: Sequence[Checkpoint], target: Path, samples: Samples, arguments: FuseOptions) -> Agreement:
     """How far the hydra agrees with its members; refused where it is not far enough."""
     try:
         agreement = _agreement(opened, target, samples, arguments)

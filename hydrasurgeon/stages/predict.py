@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Required, Unpack
+from typing import IO, TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file
 from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet
-from hydrasurgeon.files.locks import releases_claims
-from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.deciding import PredictOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -66,45 +66,10 @@ class Predicted:
     """Rows that an interrupted run had left."""
 
 
-class PredictKeywords(ClassNamesKeywords, RunKeywords, total=False):
-    """The keywords of `PredictArguments`."""
-
-    data: Required[str]
-    out: str | Path | None
-    shard: str | None
-    top: int
-    cascade: bool | None
-    force: bool
-    arch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictArguments(ClassNames, Run):
-    """What `predict` is to do."""
-
-    data: str
-    """Data, labelled or not; `-`: a text in each line of stdin."""
-    out: str | Path | None = None
-    """A .jsonl, .csv or .parquet file; None: rows go to the caller."""
-    shard: str | None = None
-    """I/N: the Ith of N contiguous parts; their .jsonl files, joined, are those of one run."""
-    top: int = 5
-    """How many labels `top` lists."""
-    cascade: bool | None = None
-    """Whether to answer by the checkpoint's cascade; None: where it has one."""
-    force: bool = False
-    """Replace an existing output, and begin anew what was interrupted."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
-
-
-@releases_claims
-@takes(PredictArguments)
-def predict(
-    checkpoint: str | Path, *, each: Callable[[str], None] | None = None, **keywords: Unpack[PredictKeywords]
-) -> Predicted:
+@stage(PredictOptions)
+def predict(arguments: PredictOptions) -> Predicted:
     """Answer for every sample of a data set; rows are written into `out`, or handed to `each` as lines of JSON."""
-    arguments = PredictArguments(**keywords)
+    checkpoint = arguments.checkpoint
     _check(arguments)
     place = None
     if arguments.out is not None:
@@ -133,7 +98,7 @@ def predict(
         for rows in answering.rows(0):
             counts.update(_outcome(row) for row in rows)
             for row in rows:
-                (each or _ignored)(_line(row))
+                (arguments.each or _ignored)(_line(row))
     else:
         growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or answering.streams)
         resumed = growing.done
@@ -162,7 +127,7 @@ def _outcome(row: dict[str, Any]) -> str:
     return row["answer"] if row["answer"] in ("abstain", "unfamiliar") else "answered"
 
 
-def _check(arguments: PredictArguments) -> None:
+def _check(arguments: PredictOptions) -> None:
     """Options that go together."""
     if arguments.out is not None and Path(arguments.out).suffix not in WRITERS:
         raise UsageError(f"-o {arguments.out}: must end in {', '.join(WRITERS)}", hint="The ending says the format.")
@@ -179,7 +144,7 @@ def _check(arguments: PredictArguments) -> None:
 class _Answering:
     """One checkpoint and one data set: rows, batch by batch."""
 
-    def __init__(self, opened: Checkpoint, arguments: PredictArguments) -> None:
+    def __init__(self, opened: Checkpoint, arguments: PredictOptions) -> None:
         from hydrasurgeon.data import open_data
         from hydrasurgeon.data.batches import batch_size_of
         from hydrasurgeon.runtime.classifier import as_classifier

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.class_names import ClassNames, ClassNamesKeywords, names_in, with_class_names
+from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
-from hydrasurgeon.criteria.scoring import Scoring, ScoringKeywords, check_keep, compute
+from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.criteria.selection import select
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
 from hydrasurgeon.measuring.probing.report import ProbeReport
 from hydrasurgeon.measuring.sets import parse_ood, portable_entry
 from hydrasurgeon.measuring.shifts import kind_read
-from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.measuring import ProbeOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.probing.looking import Probed
@@ -36,46 +36,10 @@ SPARED = 3
 """Without a number, one head of so many goes: the paper keeps 8 of 12."""
 
 
-class ProbeKeywords(ScoringKeywords, ClassNamesKeywords, RunKeywords, total=False):
-    """The keywords of `ProbeArguments`."""
-
-    method: str
-    corrupt: Sequence[str]
-    shift: str | None
-    draws: int
-    json: str | Path | None
-    plot: str | Path | None
-    force: bool
-    arch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeArguments(Scoring, ClassNames, Run):
-    """What `probe` is to do."""
-
-    method: str = "taylor"
-    """By which scores heads are removed, and called important."""
-    corrupt: Sequence[str] = ()
-    """The noisy data: corruptions of the data, each sample by one of them in turn; nothing: all."""
-    shift: str | None = None
-    """The noisy data, where it is a labelled set of its own."""
-    draws: int = 8
-    """Random vectors behind the diagonals of Hessians."""
-    json: str | Path | None = None
-    """Where the report is written."""
-    plot: str | Path | None = None
-    """A picture of it, .png or .svg."""
-    force: bool = False
-    """Replace existing outputs."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
-
-
-@releases_claims
-@takes(ProbeArguments)
-def probe(checkpoint: str | Path, **keywords: Unpack[ProbeKeywords]) -> ProbeReport:
+@stage(ProbeOptions)
+def probe(arguments: ProbeOptions) -> ProbeReport:
     """Measure curvature under noise and the separation of foreign data by head; nothing is changed."""
-    arguments = ProbeArguments(**keywords)
+    checkpoint = arguments.checkpoint
     _check(arguments)
     foreign = [parse_ood(entry) for entry in arguments.ood]
     json, plot = _outputs(checkpoint, arguments)
@@ -116,7 +80,7 @@ def _draw(probed: Probed, path: Path) -> None:
     draw_probe(probed, path)
 
 
-def _check(arguments: ProbeArguments) -> None:
+def _check(arguments: ProbeOptions) -> None:
     """Refuse arguments that do not go together."""
     check_keep(arguments.method, arguments.keep)
     if arguments.data is None:
@@ -137,28 +101,28 @@ def _check(arguments: ProbeArguments) -> None:
             raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
 
 
-def _outputs(checkpoint: str | Path, arguments: ProbeArguments) -> tuple[Path | None, Path | None]:
+def _outputs(checkpoint: str | Path, arguments: ProbeOptions) -> tuple[Path | None, Path | None]:
     """Where report and picture go, both this command's to write."""
     inputs = [checkpoint, arguments.data, arguments.ood, arguments.shift, arguments.classes, arguments.template]
     plot = json = None
     if arguments.plot is not None:
         plot = check_plot(Path(arguments.plot), force=arguments.force, inputs=inputs)
-    if arguments.json is not None:
-        json = output_file(arguments.json, option="--json", force=arguments.force, inputs=inputs)
+    if arguments.json_ is not None:
+        json = output_file(arguments.json_, option="--json", force=arguments.force, inputs=inputs)
     return json, plot
 
 
-def _opened(checkpoint: str | Path, arguments: ProbeArguments) -> Checkpoint:
+def _opened(checkpoint: str | Path, arguments: ProbeOptions) -> Checkpoint:
     opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
     if opened.manifest.kind == "hydra":
-        raise SurgeryError(f"probe: {opened.name} is a hydra", hint="Probe its backbone, or one of its members.")
+        raise SurgeryError(f"probe: {opened.name} is a hydra", hint="ProbeOptions its backbone, or one of its members.")
     opened.digests()
     return with_class_names(
         opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
     )
 
 
-def _noisy(opened: Checkpoint, arguments: ProbeArguments) -> Callable[[Any], Any]:
+def _noisy(opened: Checkpoint, arguments: ProbeOptions) -> Callable[[Any], Any]:
     """The noisy data, made of the clean samples or opened beside them; misspelt corruptions are refused now."""
     from hydrasurgeon.data.corruptions import Mixed, corruptions_of
 
@@ -171,16 +135,16 @@ def _noisy(opened: Checkpoint, arguments: ProbeArguments) -> Callable[[Any], Any
     return lambda samples: Mixed(samples, kinds, arguments.seed)
 
 
-def _with_amount(manifest: SingleManifest, arguments: ProbeArguments) -> ProbeArguments:
+def _with_amount(manifest: SingleManifest, arguments: ProbeOptions) -> ProbeOptions:
     """Two of three heads stay in each layer, where nobody says how many: scores by layers must know before."""
     circuit = arguments.method.startswith(CIRCUIT)
     if arguments.keep is not None or arguments.remove is not None or circuit or manifest.kind != "backbone":
         return arguments
     heads = min(size.heads for size in manifest.towers.values())
-    return replace(arguments, keep=heads - heads // SPARED)
+    return arguments.but(keep=heads - heads // SPARED)
 
 
-def _scores(opened: Checkpoint, arguments: ProbeArguments) -> tuple[str, Score]:
+def _scores(opened: Checkpoint, arguments: ProbeOptions) -> tuple[str, Score]:
     """Recorded scores, or new ones; a circuit is not searched on the way."""
     recorded = opened.manifest.scores
     key = score_key(arguments.method, arguments.objective, arguments.ood_score, recorded=recorded)
@@ -192,11 +156,11 @@ def _scores(opened: Checkpoint, arguments: ProbeArguments) -> tuple[str, Score]:
             f"{opened.path}: has no {key} scores",
             hint=f"Run `hydrasurgeon score --method {key} --data D --ood O {opened.path.name}` first.",
         )
-    scoring = replace(arguments, ood=(), data=None if key in WITHOUT_DATA else arguments.data)
+    scoring = arguments.but(ood=(), data=None if key in WITHOUT_DATA else arguments.data)
     return key, compute(opened, key, scoring, arguments, output=opened.path)
 
 
-def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeArguments) -> Kept:
+def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeOptions) -> Kept:
     """The heads that stay: as `prune` chooses them, or two of three."""
     keep, remove = arguments.heads_kept, arguments.remove
     if arguments.keep is None and remove is None:
@@ -223,7 +187,7 @@ def _ranked(manifest: SingleManifest, score: Score) -> Iterator[Head]:
         yield from removal_order(score.values, present)
 
 
-def _settings(arguments: ProbeArguments) -> dict[str, Any]:
+def _settings(arguments: ProbeOptions) -> dict[str, Any]:
     """What the report says of how it came about."""
     return {
         "data": portable_entry(arguments.data),

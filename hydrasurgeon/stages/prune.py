@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import (
-    ClassNames,
-    ClassNamesKeywords,
-    fitted_to,
-    names_in,
-    naming_options,
-    with_class_names,
-)
+from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.lowrank import MERGED, has_pairs, merged_plans
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
@@ -22,17 +15,17 @@ from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
 from hydrasurgeon.criteria.circuits.state import clear_search
 from hydrasurgeon.criteria.rearrange import check_rearrange, rearranged
-from hydrasurgeon.criteria.scoring import Scoring, ScoringKeywords, check_keep, compute
+from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.criteria.selection import kept_from_file, movable, select
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Score, SingleManifest, Step
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.lookup import whole_number
-from hydrasurgeon.run import Run, RunKeywords, takes
-from hydrasurgeon.sharing.output import Output, OutputKeywords
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.making import PruneOptions
+from hydrasurgeon.sharing.output import claimed, repository_of
 from hydrasurgeon.surgery.compensate import check_compensation, repaired_tensors
 from hydrasurgeon.surgery.cut import plan_pruning
 
@@ -50,42 +43,6 @@ class Pruned:
     """Where on the hub it was uploaded to."""
 
 
-class PruneKeywords(ScoringKeywords, ClassNamesKeywords, OutputKeywords, RunKeywords, total=False):
-    """The keywords of `PruneArguments`."""
-
-    method: str | None
-    sample: str | None
-    mask: str | Path | None
-    rearrange: bool
-    compensate: str
-    out: str | Path | None
-    arch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneArguments(Scoring, ClassNames, Output, Run):
-    """What `prune` is to do."""
-
-    method: str | None = None
-    """Criterion; its scores come from the manifest or from the data."""
-    sample: str | None = None
-    """N/P: remove N of the first P heads in removal order, drawn by the seed."""
-    mask: str | Path | None = None
-    """Keep the heads of this manifest or JSON mask."""
-    rearrange: bool = False
-    """Let other heads of the same layers go, by what fisher knows of heads together."""
-    compensate: str = "none"
-    """Repair without training, on the data: none, mean or lstsq."""
-    out: str | Path | None = None
-    """NAME.safetensors, or "DIR/" (a text: a `Path` has no slash); else named after what was done, beside the input."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
-
-    @property
-    def repairs(self) -> bool:
-        return self.compensate != "none"
-
-
 @dataclass(frozen=True)
 class _Choice:
     """The heads to keep, and what they were chosen by."""
@@ -98,13 +55,12 @@ class _Choice:
     notes: tuple[str, ...] = ()
 
 
-@releases_claims
-@takes(PruneArguments)
-def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
+@stage(PruneOptions)
+def prune(arguments: PruneOptions) -> Pruned:
     """Write a member: the checkpoint without the heads that matter least."""
-    arguments = PruneArguments(**keywords)
+    checkpoint = arguments.checkpoint
     _check_amount(arguments)
-    repository = arguments.repository()
+    repository = repository_of(arguments)
     check_keep(arguments.method, arguments.keep)
     check_compensation(arguments.compensate, arguments.data)
     if arguments.rearrange:
@@ -112,7 +68,8 @@ def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
     opened = _opened(checkpoint, arguments)
     key = _key(opened, arguments)
     label = key or "mask"
-    target = arguments.claim(
+    target = claimed(
+        arguments,
         arguments.out if arguments.out is not None else _default_name(opened.home, label, arguments),
         inputs=[checkpoint, arguments.mask, arguments.data, arguments.ood, arguments.classes, arguments.template],
         repository=repository,
@@ -134,7 +91,7 @@ def prune(checkpoint: str | Path, **keywords: Unpack[PruneKeywords]) -> Pruned:
     return Pruned(target.path, written, removed, notes, hub)
 
 
-def _check_amount(arguments: PruneArguments) -> None:
+def _check_amount(arguments: PruneOptions) -> None:
     """Exactly one option says how many heads go."""
     amounts = {
         "--keep": arguments.keep,
@@ -148,7 +105,7 @@ def _check_amount(arguments: PruneArguments) -> None:
         raise UsageError(f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE.")
 
 
-def _opened(checkpoint: str | Path, arguments: PruneArguments) -> Checkpoint:
+def _opened(checkpoint: str | Path, arguments: PruneOptions) -> Checkpoint:
     """The checkpoint, as a classifier of the data's classes where data is scored."""
     opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
     single(opened)
@@ -160,14 +117,14 @@ def _opened(checkpoint: str | Path, arguments: PruneArguments) -> Checkpoint:
     return fitted_to(opened, data, arguments) if scored and data is not None else opened
 
 
-def _key(opened: Checkpoint, arguments: PruneArguments) -> str | None:
+def _key(opened: Checkpoint, arguments: PruneOptions) -> str | None:
     """Under which name the scores stand in the manifest; None for a mask."""
     if arguments.method is None:
         return None
     return score_key(arguments.method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores)
 
 
-def _choose(opened: Checkpoint, key: str | None, arguments: PruneArguments, output: Path) -> _Choice:
+def _choose(opened: Checkpoint, key: str | None, arguments: PruneOptions, output: Path) -> _Choice:
     """The heads to keep: a mask's, or those that scores leave."""
     scores = dict(opened.manifest.scores)
     if arguments.mask is not None:
@@ -208,7 +165,7 @@ def _choose(opened: Checkpoint, key: str | None, arguments: PruneArguments, outp
 
 
 def _score(
-    opened: Checkpoint, key: str | None, arguments: PruneArguments, output: Path
+    opened: Checkpoint, key: str | None, arguments: PruneOptions, output: Path
 ) -> tuple[str, Score, tuple[DataRecord, ...]]:
     """Recorded scores, or new ones where there is data; data that calibrates a repair replaces no record."""
     if key is None:
@@ -225,7 +182,7 @@ def _score(
             f"{opened.path}: has no {key} scores",
             hint=f"Run `hydrasurgeon score --method {key} {needs} {name}` first, or give {needs} here.",
         )
-    scoring = replace(arguments, remove=_needed(arguments.remove, arguments.sample))
+    scoring = arguments.but(remove=_needed(arguments.remove, arguments.sample))
     score = compute(opened, key, scoring, arguments, output=output)
     return key, score, score.data
 
@@ -238,7 +195,7 @@ def _needed(remove: int | None, sample: str | None) -> int | None:
 
 
 def _repair(
-    opened: Checkpoint, choice: _Choice, arguments: PruneArguments
+    opened: Checkpoint, choice: _Choice, arguments: PruneOptions
 ) -> tuple[dict[str, Raw], tuple[DataRecord, ...]]:
     """The tensors that are not the checkpoint's own, and all the data that was read."""
     if not arguments.repairs:
@@ -251,30 +208,10 @@ def _repair(
 
 
 def _entry(
-    opened: Checkpoint, key: str | None, data: tuple[DataRecord, ...], arguments: PruneArguments
+    opened: Checkpoint, key: str | None, data: tuple[DataRecord, ...], arguments: PruneOptions
 ) -> Callable[[str], Step]:
     """What history gets to know, once the hash of the input is there."""
-    recorded = {
-        "method": key,
-        "keep": arguments.keep,
-        "remove": arguments.remove,
-        "sample": arguments.sample,
-        "layers": arguments.layers,
-        "tower": arguments.tower,
-        **naming_options(arguments.classes, arguments.template),
-        "data": arguments.data,
-        "ood": list(arguments.ood) or None,
-        "search": arguments.search,
-        "rearrange": arguments.rearrange or None,
-        "compensate": arguments.compensate if arguments.repairs else None,
-        "limit": arguments.limit,
-        "mask": arguments.mask and Path(arguments.mask),
-        "arch": arguments.arch,
-        # Only where they are not the default: whoever repeats the command must know.
-        "dtype": arguments.dtype if arguments.dtype != "float32" else None,
-        "batch_size": arguments.batch_size,
-        "skip_bad": arguments.skip_bad,
-    }
+    recorded = {**arguments.recorded(), "method": key}
     uses = ("torch", opened.manifest.model.family) if arguments.repairs else ()
 
     def entry(sha256: str) -> Step:
@@ -307,7 +244,7 @@ def _manifest_of(
     return manifest
 
 
-def _default_name(path: Path, label: str, arguments: PruneArguments) -> Path:
+def _default_name(path: Path, label: str, arguments: PruneOptions) -> Path:
     """`vit-taylor-k8.safetensors` beside the input."""
     amount = ""
     if arguments.keep is not None:

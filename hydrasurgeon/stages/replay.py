@@ -31,7 +31,7 @@ from hydrasurgeon.files.recorded import (
     StepOptions,
 )
 from hydrasurgeon.files.tensors import Planned, as_float, weights_sha256
-from hydrasurgeon.run import Progress
+from hydrasurgeon.options.shared import Progress
 from hydrasurgeon.stages.replay_inputs import derived_mask, with_files
 from hydrasurgeon.stages.replay_plan import Artifact, Plan, Rerun, plan_replay
 from hydrasurgeon.stages.replay_script import mask_place, script

@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Required, Unpack
+from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.class_names import (
-    ClassNames,
-    ClassNamesKeywords,
-    fitted_to,
-    names_in,
-    naming_options,
-    with_class_names,
-)
+from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
 from hydrasurgeon.checkpoints.lowrank import check_whole
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
-from hydrasurgeon.criteria.scoring import Scoring, ScoringKeywords, check_keep, compute
+from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Input, Manifest, Score, Step
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.files.tensors import Planned
-from hydrasurgeon.run import Run, RunKeywords, is_main_process, process_count, takes
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.making import ScoreOptions
+from hydrasurgeon.run import is_main_process, process_count
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
@@ -56,43 +50,10 @@ class Scored:
         return self.manifest.scores[self.method]
 
 
-class ScoreKeywords(ScoringKeywords, ClassNamesKeywords, RunKeywords, total=False):
-    """The keywords of `ScoreArguments`."""
-
-    method: Required[str]
-    refine: str | None
-    bootstrap: int | None
-    plot: str | Path | None
-    out: str | Path | None
-    force: bool
-    arch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreArguments(Scoring, ClassNames, Run):
-    """What `score` is to do."""
-
-    method: str
-    """taylor, fisher, headmap, magnitude, random, cahp or circuit."""
-    refine: str | None = None
-    """swap: put other heads in the place of those that go, where a circuit is better for it."""
-    bootstrap: int | None = None
-    """Search a circuit again on so many resamples of the data."""
-    plot: str | Path | None = None
-    """A picture of the scores by layer and head, of cahp's curve and clusters; .png or .svg."""
-    out: str | Path | None = None
-    """A copy that carries the scores; None: the checkpoint itself gets them."""
-    force: bool = False
-    """Replace existing outputs."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
-
-
-@releases_claims
-@takes(ScoreArguments)
-def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
+@stage(ScoreOptions)
+def score(arguments: ScoreOptions) -> Scored:
     """Score heads by a criterion and record the result in the checkpoint's manifest."""
-    arguments = ScoreArguments(**keywords)
+    checkpoint = arguments.checkpoint
     if process_count() == 1:
         return _score(checkpoint, arguments)
     from hydrasurgeon.runtime.processes import joined
@@ -101,7 +62,7 @@ def score(checkpoint: str | Path, **keywords: Unpack[ScoreKeywords]) -> Scored:
         return _score(checkpoint, arguments)
 
 
-def _score(checkpoint: str | Path, arguments: ScoreArguments) -> Scored:
+def _score(checkpoint: str | Path, arguments: ScoreOptions) -> Scored:
     key = score_key(arguments.method, arguments.objective, arguments.ood_score)
     check_keep(arguments.method, arguments.keep)
     _check_circuit_options(arguments)
@@ -144,7 +105,7 @@ def _all_have_read() -> None:
             world.gather(None)
 
 
-def _check_circuit_options(arguments: ScoreArguments) -> None:
+def _check_circuit_options(arguments: ScoreOptions) -> None:
     """What is done with a circuit once it is found needs one, and a number of heads."""
     if arguments.refine not in (None, *REFINEMENTS):
         raise UsageError(
@@ -162,14 +123,14 @@ def _check_circuit_options(arguments: ScoreArguments) -> None:
             raise UsageError(f"{option} {value}: for how many heads?", hint="Give --keep K or --remove N.")
 
 
-def _picture(checkpoint: str | Path, arguments: ScoreArguments) -> Path | None:
+def _picture(checkpoint: str | Path, arguments: ScoreOptions) -> Path | None:
     """Where the scores are drawn."""
     if arguments.plot is None:
         return None
     return check_plot(Path(arguments.plot), force=arguments.force, inputs=[checkpoint, arguments.data])
 
 
-def _draw(opened: Checkpoint, key: str, result: Score, arguments: ScoreArguments, picture: Path) -> None:
+def _draw(opened: Checkpoint, key: str, result: Score, arguments: ScoreOptions, picture: Path) -> None:
     """cahp's curve and clusters; of any other criterion a heat map, with the heads marked that would stay."""
     from hydrasurgeon.criteria.cahp.plot import draw_cahp
     from hydrasurgeon.criteria.pictured import head_map
@@ -193,7 +154,7 @@ def _draw(opened: Checkpoint, key: str, result: Score, arguments: ScoreArguments
     return None
 
 
-def _opened(checkpoint: str | Path, arguments: ScoreArguments) -> tuple[Checkpoint, Path | None]:
+def _opened(checkpoint: str | Path, arguments: ScoreOptions) -> tuple[Checkpoint, Path | None]:
     """The checkpoint to score, and where its copy goes; what is written is this command's from here on."""
     opened = open_checkpoint(checkpoint, arch=arguments.arch)
     single(opened)
@@ -219,26 +180,9 @@ def _opened(checkpoint: str | Path, arguments: ScoreArguments) -> tuple[Checkpoi
     return opened, copy
 
 
-def _entry(opened: Checkpoint, key: str, result: Score, record: Input, arguments: ScoreArguments) -> Step:
+def _entry(opened: Checkpoint, key: str, result: Score, record: Input, arguments: ScoreOptions) -> Step:
     """What history gets to know."""
-    recorded = {
-        "method": key,
-        "data": arguments.data,
-        "ood": list(arguments.ood) or None,
-        "search": arguments.search,
-        "refine": arguments.refine,
-        "bootstrap": arguments.bootstrap,
-        "keep": arguments.keep,
-        "remove": arguments.remove,
-        "layers": arguments.layers,
-        "tower": arguments.tower,
-        **naming_options(arguments.classes, arguments.template),
-        "limit": arguments.limit,
-        "dtype": arguments.dtype,
-        "batch_size": arguments.batch_size,
-        "skip_bad": arguments.skip_bad,
-        "arch": arguments.arch,
-    }
+    recorded = {**arguments.recorded(), "method": key}
     uses: tuple[str, ...] = ()
     if arguments.method not in WITHOUT_DATA:
         uses += ("torch", opened.manifest.model.family)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import Disagreement, UsageError
+from hydrasurgeon.errors import Disagreement
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import weights_sha256
-from hydrasurgeon.run import Run, RunKeywords, takes
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.trusting import VerifyOptions
 
 FORMAT = "hydrasurgeon.verify/1"
 """Of the JSON report."""
@@ -47,46 +48,10 @@ class Verification:
         }
 
 
-class VerifyKeywords(RunKeywords, total=False):
-    """The keywords of `VerifyArguments`."""
-
-    parents: str | Path | None
-    data: str | None
-    signature: str | Path | None
-    public_key: str | Path | None
-    arch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyArguments(Run):
-    """What `verify` is to do."""
-
-    parents: str | Path | None = None
-    """A folder with what the checkpoint was made from."""
-    data: str | None = None
-    """What outputs are compared on, instead of random inputs."""
-    signature: str | Path | None = None
-    """A signature to check, made by `sign`."""
-    public_key: str | Path | None = None
-    """The signer's key, PEM."""
-    arch: str | None = None
-    """Architecture of a file without manifest."""
-    dtype: str = "float64"
-    """float64 or float32: what outputs are compared in."""
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ("float64", "float32"):
-            raise UsageError(f"--dtype {self.dtype}: outputs are compared in float64 or float32")
-        if self.data is not None and self.parents is None:
-            raise UsageError("--data: nothing runs without --parents", hint="Give --parents DIR too.")
-        if self.public_key is not None and self.signature is None:
-            raise UsageError("--public-key: of which signature?", hint="Give --signature SIG.")
-
-
-@takes(VerifyArguments)
-def verify(checkpoint: str | Path, **keywords: Unpack[VerifyKeywords]) -> Verification:
+@stage(VerifyOptions)
+def verify(arguments: VerifyOptions) -> Verification:
     """Check a checkpoint against itself; with `parents` against what it was made from too."""
-    arguments = VerifyArguments(**keywords)
+    checkpoint = arguments.checkpoint
     at_hand = None if arguments.parents is None else AtHand(arguments.parents)
     try:
         opened = open_checkpoint(checkpoint, arch=arguments.arch)

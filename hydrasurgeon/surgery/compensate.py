@@ -11,7 +11,7 @@ from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.heads import Kept
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw

@@ -88,7 +88,7 @@ def test_quiet_is_quiet(tiny: MAKE, shell: Callable[[str], tuple[int, str, str]]
         ("score --method taylor vit", 2, "needs data"),
         ("score --method taylor --data seven.npz vit", 5, "the model has classes 0-4"),
         ("fuse vit -o h", 2, "at least two members"),
-        ("fuse vit vit -o h --mlp mean", 2, "average or separate"),
+        ("fuse vit vit -o h --mlp mean", 2, "expected average or separate"),
         ("eval vit", 2, "needs data"),
         ("eval vit --data seven.npz --batch-size many", 2, "--batch-size many"),
         ("eval vit --data seven.npz --device tpu", 2, "--device tpu"),

@@ -15,7 +15,7 @@ from hydrasurgeon.anatomy.parts import Stack
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.circuits.engine import Engine
 from hydrasurgeon.heads import all_heads
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 
 ALL = [pytest.param(family, id=name.replace(" ", "-")) for name, family in FAMILIES.items()]
 TEXTS = [param for param in ALL if param.values[0].is_text]

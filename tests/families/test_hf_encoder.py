@@ -20,7 +20,7 @@ from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError, SurgeryError
 from hydrasurgeon.families import family_named
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 
 SHARED = Path(__file__).parents[3] / "shared"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hydrasurgeon.checkpoints.class_names import naming_options
 from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates
 from hydrasurgeon.measuring.sets import _name_of as named_sets
+from hydrasurgeon.options.shared import ClassNames
 from hydrasurgeon.stages.compare import compare
 from hydrasurgeon.tuning.recipes import load_recipe
 
@@ -48,7 +48,7 @@ def test_a_list_may_be_longer_than_any_file_name() -> None:
     """What the system refuses as a name is a list of class names, or a template, all the same."""
     names = tuple(f"class {number}" for number in range(100))
     assert read_labels(",".join(names)) == names
-    assert naming_options(",".join(names), ()) == {"classes": ",".join(names), "template": None}
+    assert ClassNames(classes=",".join(names)).recorded() == {"classes": ",".join(names)}
     template = "a photo of a {label}, " * 20
     assert read_templates([template]) == (template,)
 

@@ -20,7 +20,7 @@ from hydrasurgeon.families.timm_eva.family import TimmEva
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 
 FEW = (
     "vit_small_patch16_dinov3",

@@ -18,7 +18,7 @@ from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics, selective
 from hydrasurgeon.measuring.smooth import smooth_ece
-from hydrasurgeon.stages.evaluate import EvaluateArguments
+from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.stages.evaluate_models import decision_of
 from hydrasurgeon.stages.evaluate_notes import unused
 
@@ -165,7 +165,7 @@ def test_what_is_not_used_is_said(ready: Path) -> None:
     assert both.notes == (f"{alone} this model's answers, not the ensemble's",)
     assert hs.evaluate([model, ready / "source"], data=data, ensemble=True, no_decision=True).notes == ()
     opened = [open_checkpoint(model)]
-    passes = EvaluateArguments(data=data, mc_dropout=3)
+    passes = EvaluateOptions(data=data, mc_dropout=3)
     assert [*unused(opened, passes)] == [f"{alone} answers without dropout"]
     assert decision_of(opened, passes) is None
     with pytest.raises(UsageError, match="--mc-dropout 0: must be at least 1"):

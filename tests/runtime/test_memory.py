@@ -16,7 +16,7 @@ from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
 from hydrasurgeon.decision.probabilities import mean_probs, nll
 from hydrasurgeon.decision.scores import fitted
 from hydrasurgeon.decision.temperature import Joint, fit_temperature, nll_of, temperature_of
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime import outputs
 
 ROWS, CLASSES = 4000, 50

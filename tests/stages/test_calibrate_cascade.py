@@ -193,10 +193,10 @@ def test_rows_say_how_many_members_ran(made: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("keywords", "what"),
     [
-        ({"max_drop": 1.0}, "is of a cascade"),
-        ({"budget": 1.0}, "is of a cascade"),
-        ({"cascade": True, "max_drop": 1.0, "budget": 2.0}, "may lose"),
-        ({"cascade": True, "max_drop": -1.0}, "between 0 and 100"),
+        ({"max_drop": 1.0}, "--max-drop requires --cascade"),
+        ({"budget": 1.0}, "--budget requires --cascade"),
+        ({"cascade": True, "max_drop": 1.0, "budget": 2.0}, "--max-drop conflicts with --budget"),
+        ({"cascade": True, "max_drop": -1.0}, "must be 0.0 or more"),
         ({"cascade": True, "budget": 0.01}, "costs so little"),
     ],
 )

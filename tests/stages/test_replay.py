@@ -459,7 +459,7 @@ def test_mistakes(made: Callable[..., Path], capsys: pytest.CaptureFixture[str])
     with pytest.raises(OutputError, match="no such folder"):
         replay(folder / "taylor.safetensors", folder=folder, out=folder / "no" / "where")
     assert run(["replay", "taylor", "--from", ".", "--shell"]) == 2
-    assert "--dry-run --shell" in capsys.readouterr().err
+    assert "--shell requires --dry-run" in capsys.readouterr().err
 
 
 def test_the_command(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

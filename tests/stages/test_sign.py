@@ -120,7 +120,7 @@ def test_mistakes(tiny: MAKE, tmp_path: Path, pair: tuple[Path, Path]) -> None:
         hs.verify(path, signature=done.path, public_key=pair[0])
     with pytest.raises(UsageError, match="whose"):
         hs.verify(path, signature=done.path)
-    with pytest.raises(UsageError, match="of which signature"):
+    with pytest.raises(UsageError, match="--public-key requires --signature"):
         hs.verify(path, public_key=pair[1])
     with pytest.raises(UsageError, match="cannot be read"):
         hs.verify(path, signature=tmp_path / "gone.sig", public_key=pair[1])

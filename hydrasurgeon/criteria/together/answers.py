@@ -22,7 +22,7 @@ from hydrasurgeon.data import Samples
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import make_folder
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, read_predictions, write_predictions
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.inference import logits_of
@@ -201,4 +201,4 @@ def _chunks(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
 
 def replace_fields(run: Run, **changes: Any) -> Run:
     """A plain `Run`, whatever record it is a part of."""
-    return Run(**{name: getattr(run, name) for name in Run.__dataclass_fields__} | changes)
+    return Run(**{name: getattr(run, name) for name in Run.model_fields} | changes)

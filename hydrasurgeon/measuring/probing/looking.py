@@ -29,7 +29,7 @@ from hydrasurgeon.measuring.probing.report import (
     Separation,
 )
 from hydrasurgeon.measuring.probing.separation import Doubles, Moments, distances, head_moments, plane
-from hydrasurgeon.run import Run
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import live_module
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 

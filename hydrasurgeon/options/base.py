@@ -1,0 +1,239 @@
+"""A record of options, and what is made of it: a signature in Python, an entry of the history, the words of a command line."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.locks import claims
+
+READ = "What is read"
+CHOSEN = "What is done"
+WRITTEN = "What is written"
+RUNS = "How it runs"
+GROUPS = (READ, CHOSEN, WRITTEN, RUNS)
+"""The groups that options stand in, in the order of `--help`."""
+
+EXPECTED = {
+    "literal_error": "expected {expected}",
+    "int_parsing": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_parsing": "expected a number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be {le} or less",
+}
+"""What is wrong with a value, by pydantic's name of the error."""
+
+NOTHING = FieldInfo()
+PathLike = str | Path
+"""A file, or `DIR/` as text: a `Path` has no slash at its end."""
+Result = TypeVar("Result")
+
+
+def option(
+    default: Any = ...,
+    *,
+    help: str,
+    group: str = CHOSEN,
+    metavar: str | None = None,
+    flags: Sequence[str] = (),
+    recorded: bool = False,
+    repeatable: bool = False,
+    **bounds: Any,
+) -> Any:
+    """A field that is an option.
+
+    `flags` are its names where they are not the field's; `recorded` options are kept in the history; a `repeatable` one
+    may be given several times on the command line.
+    """
+    about: dict[str, Any] = {
+        "group": group,
+        "metavar": metavar,
+        "flags": [*flags],
+        "recorded": recorded,
+        "repeatable": repeatable,
+    }
+    return Field(default, description=help, json_schema_extra=about, **bounds)
+
+
+def argument(*, help: str, metavar: str, default: Any = ...) -> Any:
+    """A field that has no `--name`: it stands first on the command line, and may come first in Python."""
+    return Field(default, description=help, json_schema_extra={"argument": True, "metavar": metavar})
+
+
+class Options(BaseModel):
+    """What a command can be told; the docstring of a subclass is the command's help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+
+    requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Option → options of which it requires one."""
+    conflicts: ClassVar[Sequence[tuple[str, str]]] = ()
+    """Options that cannot be given together."""
+
+    @classmethod
+    def of(cls, *inputs: Any, **options: Any) -> Self:
+        """The record of what a caller gave: arguments by position, options by name."""
+        names = cls.arguments()
+        if len(inputs) > len(names):
+            raise TypeError(f"takes {len(names)} positional arguments, {len(inputs)} were given")
+        given = dict(zip(names, inputs, strict=False)) | options
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise TypeError(f"unexpected keyword argument {unknown!r}")
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise UsageError(cls.wrong(error)) from None
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        for name, others in self.requires.items():
+            if name in given and not given & {*others}:
+                raise UsageError(f"{self.flag(name)} requires {' or '.join(map(self.flag, others))}")
+        for one, other in self.conflicts:
+            if {one, other} <= given:
+                raise UsageError(f"{self.flag(one)} conflicts with {self.flag(other)}", hint="Give one of them.")
+        return self
+
+    def but(self, **changed: Any) -> Self:
+        """The same options but these, which the caller knows to be valid."""
+        return self.model_copy(update=changed)
+
+    @classmethod
+    def ordered(cls) -> dict[str, FieldInfo]:
+        """Its fields: its own first, then those it shares with other commands."""
+        homes = {
+            name: at
+            for at, base in reversed([*enumerate(cls.__mro__)])
+            for name in vars(base).get("__annotations__", ())
+        }
+        return dict(sorted(cls.model_fields.items(), key=lambda item: homes[item[0]]))
+
+    @classmethod
+    def arguments(cls) -> list[str]:
+        """The fields that need no name."""
+        return [name for name, field in cls.model_fields.items() if about(field).get("argument")]
+
+    @classmethod
+    def flag(cls, name: str) -> str:
+        """The option as it is typed."""
+        field = cls.model_fields.get(name)
+        flags = about(field).get("flags", ()) if field is not None else ()
+        return str(flags[-1]) if flags else f"--{name.replace('_', '-')}"
+
+    @classmethod
+    def wrong(cls, error: ValidationError) -> str:
+        """The first thing that is wrong with a record, in one line."""
+        first, *more = error.errors()
+        name = str(first["loc"][0])
+        field = next(f for n, f in cls.model_fields.items() if name in (n, f.alias))
+        said = about(field)
+        shown = str(said["metavar"]) if said.get("argument") else cls.flag(name)
+        if first["type"] == "missing":
+            return f"{shown} is required"
+        if more:  # a union says what each of its parts would have been
+            return f"{shown} {first['input']}: expected {said['metavar']}"
+        reason = EXPECTED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+        return f"{shown} {first['input']}: {reason}".replace("'", "")
+
+    def recorded(self) -> dict[str, Any]:
+        """What history keeps; `()` and the like say no more than None."""
+        fields = self.ordered()
+        kept = {name: getattr(self, name) for name, field in fields.items() if about(field).get("recorded")}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in kept.items()
+            if not (value is None or value is False or value in ((), {}))
+        }
+
+    @classmethod
+    def recalled(cls, args: Mapping[str, Any]) -> Self:
+        """The record of what history kept; ValueError where it holds what this command does not record."""
+        fields = cls.model_fields
+        unknown = next((name for name in args if not about(fields.get(name, NOTHING)).get("recorded")), None)
+        if unknown is not None:
+            raise ValueError(f"{unknown}: is not an option that {cls.__name__.lower()} records")
+        texts = [str(value) for value in args.values()]
+        if not all(text.isprintable() for text in texts):
+            raise ValueError("holds control characters")
+        # Inputs and outputs are not among the options; where they lie is said elsewhere.
+        places = {
+            name: () if name in ("members", "checkpoints") else ""
+            for name, field in fields.items()
+            if field.is_required()
+        }
+        try:
+            return cls(**{**places, **args})
+        except ValidationError as error:
+            raise ValueError(cls.wrong(error)) from None
+
+    @classmethod
+    def call_signature(cls) -> inspect.Signature:
+        """How the stage is called from Python, for `help` and editors."""
+        names = cls.arguments()
+        parameters = [
+            inspect.Parameter(
+                field.alias or name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD if name in names else inspect.Parameter.KEYWORD_ONLY,
+                default=_default(field),
+                annotation=field.annotation,
+            )
+            for name, field in cls.ordered().items()
+        ]
+        parameters.sort(key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.default is not p.empty))
+        return inspect.Signature(parameters)
+
+
+def about(field: FieldInfo) -> Mapping[str, Any]:
+    """What `option` and `argument` said of a field; nothing of one that is for Python alone."""
+    extra = field.json_schema_extra
+    return extra if isinstance(extra, Mapping) else {}
+
+
+def words(options: Mapping[str, Any], record: type[Options]) -> list[str]:
+    """Options as they are typed: a flag alone, several values and KEY=VALUE pairs one by one."""
+    line: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        flag = record.flag(name)
+        if value is True:
+            line.append(flag)
+            continue
+        if isinstance(value, Mapping):
+            value = [f"{key}={each}" for key, each in value.items()]
+        values: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
+        line += [word for each in values for word in (flag, str(each))]
+    return line
+
+
+def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """A function of a record, to be called with its fields; outputs that it claims are held until it returns."""
+
+    def decorated(function: Callable[..., Result]) -> Callable[..., Result]:
+        @functools.wraps(function)
+        def called(*inputs: Any, **options: Any) -> Result:
+            with claims():
+                return function(record.of(*inputs, **options))
+
+        called.__signature__ = record.call_signature()  # type: ignore[attr-defined]
+        return called
+
+    return decorated
+
+
+def _default(field: FieldInfo) -> Any:
+    return inspect.Parameter.empty if field.default is PydanticUndefined else field.default

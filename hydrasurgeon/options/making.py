@@ -1,0 +1,180 @@
+"""The commands that make checkpoints: score, prune, finetune, fuse, build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from hydrasurgeon.options.base import READ, RUNS, WRITTEN, PathLike, argument, option
+from hydrasurgeon.options.shared import (
+    OUT,
+    Bare,
+    Checkpoint,
+    ClassNames,
+    Commas,
+    Force,
+    Output,
+    Pairs,
+    Paths,
+    Run,
+    Scoring,
+    Texts,
+)
+
+
+class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
+    """Measure how much each head matters, and write it into the manifest.
+
+    With --keep, taylor decides layer after layer: what a layer loses is off before the next is scored.
+    circuit finds the order in which heads can go; a killed search continues when the command is repeated.
+    """
+
+    method: str = option(
+        "taylor", metavar="M", recorded=True, help="taylor, fisher, headmap, magnitude, random, cahp or circuit."
+    )
+    remove: int | None = option(
+        None, metavar="N", recorded=True, help="Heads a circuit's removal order holds; all but one if not given."
+    )
+    refine: str | None = option(None, metavar="swap", recorded=True, help="Then swap heads of the circuit.")
+    bootstrap: int | None = option(None, metavar="N", recorded=True, help="Search again on N resamples of the data.")
+    plot: PathLike | None = option(
+        None, metavar="FILE", group=WRITTEN, help="cahp: draw its curve and clusters; .png or .svg."
+    )
+    out: PathLike | None = option(
+        None,
+        flags=("-o", "--out"),
+        metavar="OUT",
+        group=WRITTEN,
+        help="A copy that carries the scores; else the checkpoint itself gets them.",
+    )
+
+
+class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
+    """Remove the least important heads from a checkpoint: writes a member.
+
+    Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
+    """
+
+    method: str | None = option(
+        None, metavar="M", recorded=True, help="Criterion; its scores come from the manifest or from --data."
+    )
+    sample: str | None = option(
+        None, metavar="N/P", recorded=True, help="Remove N of the first P heads in removal order, drawn by --seed."
+    )
+    mask: PathLike | None = option(
+        None, metavar="FILE", group=READ, recorded=True, help="Keep the heads of this manifest or JSON mask."
+    )
+    rearrange: bool = option(
+        False,
+        recorded=True,
+        help="Let other heads of the same layers go, by how fisher says that heads matter together.",
+    )
+    compensate: Literal["none", "mean", "lstsq"] = option(
+        "none", metavar="HOW", recorded=True, help="Repair without training, on --data: none, mean or lstsq."
+    )
+    out: PathLike | None = option(None, flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+
+    @property
+    def repairs(self) -> bool:
+        return self.compensate != "none"
+
+    def recorded(self) -> dict[str, Any]:
+        """What history keeps: whoever repeats the command must know what is not the default."""
+        kept = super().recorded()
+        if not self.repairs:
+            del kept["compensate"]
+        if self.dtype == "float32":
+            del kept["dtype"]
+        return kept | ({} if self.mask is None else {"mask": Path(self.mask)})
+
+
+class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Output):
+    """Train a member, or an unpruned backbone, by a recipe.
+
+    CKPT may be init:timm:NAME,key=value… to start from random weights.
+    """
+
+    data: str = option(metavar="D", group=READ, recorded=True, help="Labelled training data; image–text pairs for lit.")
+    val: str | None = option(
+        None, metavar="D", group=READ, recorded=True, help="Labelled data to report on after each epoch."
+    )
+    recipe: PathLike | None = option(
+        None,
+        metavar="NAME|FILE",
+        recorded=True,
+        help="imagenet, image, text, scratch (init:), cifar100, sst2, lora, lit, demo, or a .toml file.",
+    )
+    set: Pairs = option(None, metavar="KEY=VALUE", recorded=True, help="Override a field of the recipe; repeatable.")
+    freeze: Commas = option(
+        None,
+        repeatable=True,
+        metavar="PART",
+        recorded=True,
+        help="Parts that stay as they are, with commas: mlp, attention, norm, embedding, readout, classifier. "
+        "Frozen MLPs make fusing exact.",
+    )
+    batch_size: int | None = option(None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's.")
+    save_every: int | None = option(
+        None, metavar="N", group=RUNS, help="Steps between resumable states; each epoch if not given."
+    )
+    resume: bool = option(False, group=RUNS, help="Continue an interrupted run of the same command.")
+    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+
+
+class FuseOptions(ClassNames, Run, Output):
+    """Fuse members into one hydra that runs all of them in a single pass."""
+
+    requires: ClassVar = {"limit": ("check",)}
+
+    members: Paths = argument(metavar="M1 M2 ...", help="Members of one backbone, two or more.")
+    mlp: Literal["average", "separate"] = option(
+        "average", recorded=True, help="average (the paper's) or separate (exact)."
+    )
+    weights: str | tuple[float, ...] | None = option(
+        None, metavar="W1,W2,…", recorded=True, help="How much each member counts in the mean of their probabilities."
+    )
+    check: str | None = option(None, metavar="D", group=READ, help="Compare with the members on this data.")
+    tolerance: float = option(0.02, ge=0, help="Largest mean difference of a class probability that --check accepts.")
+    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+
+
+class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
+    """Choose members together, within a budget, and make the hydra that is worth most.
+
+    One member, or the checkpoint itself, may be the answer. A killed build goes on when the command is repeated.
+    """
+
+    data: str = option(
+        metavar="TRAIN", group=READ, help="Labelled training data: heads are scored, members repaired and tuned on it."
+    )
+    val: str = option(metavar="VAL", group=READ, help="Labelled data by which members are chosen.")
+    ood: Texts = option(
+        (), metavar="D", group=READ, help="OOD data by which members are chosen too; repeatable, needs no labels."
+    )
+    budget: str = option(
+        "macs=1.5", metavar="UNIT=N[,N]", help="macs= or params=, times the backbone's; a list asks for the front."
+    )
+    objective: str | None = option(
+        None, metavar="NAME", help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood."
+    )
+    members: int | Literal["auto"] = option("auto", metavar="auto|N", help="How many; auto: one to five.")
+    max_drop: float = option(0.5, metavar="P", help="Points of accuracy that may be lost for better OOD detection.")
+    candidates: int = option(48, metavar="N", help="Members that are tried.")
+    criteria: str | None = option(
+        None, metavar="A,B", help="What candidates are pruned by: taylor, fisher, circuit-avg, cahp, …"
+    )
+    search: str = option("fast", metavar="HOW", help="How circuits are searched: exact, fast or attribution.")
+    score_limit: int = option(
+        1000, metavar="N", group=RUNS, help="Samples of TRAIN that heads are scored, and members repaired, on."
+    )
+    tune: str | None = option(
+        None, metavar="RECIPE", help="Tune the chosen members too, and keep them where that is worth more."
+    )
+    weights: str | None = option(None, metavar="fit", help="Fit how much each member counts.")
+    calibrate: bool = option(True, flags=("--calibrate/--no-calibrate",), help="Fit a decision state at the end.")
+    cache: PathLike | None = option(
+        None, metavar="DIR", group=WRITTEN, help="Scores and answers; NAME.build beside -o if not given."
+    )
+    plot: PathLike | None = option(None, metavar="FILE", group=WRITTEN, help="Draw quality against cost, .png or .svg.")
+    dry_run: bool = option(False, group=RUNS, help="Choose, and print the commands as a script instead.")
+    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)

@@ -1,0 +1,179 @@
+"""The commands that measure and look at checkpoints, and take them elsewhere: eval, bench, inspect, compare, probe, export."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hydrasurgeon.options.base import READ, RUNS, WRITTEN, Options, PathLike, argument, option
+from hydrasurgeon.options.shared import DATA, Bare, Checkpoint, ClassNames, Device, Force, Paths, Run, Scoring, Texts
+
+REPORT = "Write the report as JSON; - is stdout."
+
+
+class EvaluateOptions(Bare, Run, Force):
+    """Accuracy, calibration, OOD detection, diversity and cost, in one table.
+
+    Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
+    """
+
+    requires: ClassVar = {"reference": ("html", "markdown")}
+
+    checkpoints: Paths = argument(metavar="CKPT...", help="Checkpoints to compare.", default=())
+    data: Texts = option((), metavar="[NAME=]D", group=READ, help=f"{DATA}; repeatable.")
+    ood: Texts = option((), metavar="near:NAME=D", group=READ, help="OOD data, near:NAME=D or far:NAME=D; repeatable.")
+    shift: Texts = option(
+        (),
+        metavar="NAME[:S]=D",
+        group=READ,
+        help="Labelled shifted data by any name, of severity S, 1 to 5; repeatable.",
+    )
+    corrupt: Texts = option(
+        (),
+        metavar="all|NAME[:S]",
+        group=READ,
+        help="ImageNet-C's corruptions of the data, for texts typos and word_dropout, of severity S or all five; "
+        "repeatable.",
+    )
+    val: str | None = option(
+        None, metavar="D", group=READ, help="Labelled data to fit the temperature on, or to calibrate the reference."
+    )
+    classes: Texts = option(
+        (),
+        metavar="[NAME=]A,B,…|FILE|data",
+        group=READ,
+        help="CLIP: the class names, of all data sets or of one; else the recorded ones, else the data's; repeatable.",
+    )
+    template: Texts = option(
+        (),
+        metavar="TEXT",
+        group=READ,
+        help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
+    )
+    predictions_in: Paths = option((), metavar="F", group=READ, help="Evaluate logits from such a file; repeatable.")
+    ensemble: bool = option(
+        False, help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble."
+    )
+    temperature: str | float | None = option(
+        None, metavar="fit|T", help="Temperature of the averaged prediction; else the decision state's, or 1."
+    )
+    ood_score: str | None = option(
+        None,
+        metavar="NAME,…|all",
+        help="msp, entropy, energy, max-logit, mi, gen, or what calibrate fitted, which is the default; else msp.",
+    )
+    no_decision: bool = option(False, help="Ignore decision states.")
+    cascade: bool = option(False, help="Measure each checkpoint's cascade, and the full hydra next to it.")
+    mc_dropout: int | None = option(
+        None, ge=1, le=1000, metavar="N", help="Run each model N times with its dropout on; the passes are its members."
+    )
+    ci: float | None = option(None, metavar="P", help="Bootstrap confidence intervals of the metrics, of level P.")
+    reference: str | None = option(None, metavar="NAME", help="The result that reports compare with; else the first.")
+    asserts: Texts = option(
+        (),
+        flags=("--assert",),
+        metavar="[NAME:]PATH<=X",
+        help='Exit 1 unless a number of the report keeps this limit, "id.ece<=0.02"; repeatable.',
+    )
+    json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
+    html: PathLike | None = option(
+        None, metavar="F|-", group=WRITTEN, help="Write the report as one page that opens offline; - is stdout."
+    )
+    markdown: PathLike | None = option(
+        None, metavar="F|-", group=WRITTEN, help="Write verdicts and tables as Markdown; - is stdout."
+    )
+    latex: PathLike | None = option(None, metavar="F|-", group=WRITTEN, help="Write the tables as LaTeX.")
+    predictions: PathLike | None = option(None, metavar="F", group=WRITTEN, help="Write the logits as safetensors.")
+    log: str | None = option(
+        None, metavar="NAME[:PROJECT]", group=WRITTEN, help="Log a run for each result: wandb, mlflow or trackio."
+    )
+    card: bool = option(False, group=WRITTEN, help="Write each directory's own result into its model card, README.md.")
+    push_to_hub: str | None = option(
+        None,
+        metavar="OWNER/NAME",
+        group=WRITTEN,
+        help="Upload what --card writes to this hub repository; uses the usual token.",
+    )
+
+
+class BenchOptions(Bare, Device, Force):
+    """Latency, throughput, memory and multiply-adds on this machine, all contenders measured in turn."""
+
+    checkpoints: Paths = argument(metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids.")
+    vs: Paths = option((), metavar="M1 M2 ...", group=READ, help="Members, run one after another for comparison.")
+    backbone: PathLike | None = option(None, metavar="CKPT", group=READ, help="The single model that ratios refer to.")
+    data: str | None = option(None, metavar="D", group=READ, help="Real samples instead of random inputs.")
+    cascade: bool = option(False, help="Time each checkpoint's cascade on --data, and the full hydra next to it.")
+    batch: str = option("1,4,16", metavar="N,N,…", group=RUNS, help="Batch sizes.")
+    dtype: str = option("float32", metavar="T,T,…", group=RUNS, help="float32, bfloat16, float16.")
+    compile: bool = option(False, group=RUNS, help="Measure under torch.compile.")
+    runs: int = option(7, group=RUNS, help="Interleaved runs behind each median.")
+    json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
+    plot: PathLike | None = option(None, metavar="F", group=WRITTEN, help="A picture of it, as .png or .svg.")
+
+
+class InspectOptions(Checkpoint, Bare, Force):
+    """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
+
+    plot: PathLike | None = option(None, metavar="FILE", group=WRITTEN, help="Draw the recorded scores.")
+
+
+class CompareOptions(Options):
+    """How alike two selections of heads are: overlap for each layer and in all, Jensen–Shannon divergence."""
+
+    a: PathLike = argument(metavar="A", help="A checkpoint, a hydra's member (FILE#0) or a manifest.")
+    b: PathLike = argument(metavar="B", help="Another one of the same architecture.")
+
+
+class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
+    """Whether noise makes pruning worse, and which heads detect OOD data: the paper's Proposition 1 and Appendix B.
+
+    Without --keep or --remove, one head of three goes. Nothing is written but --json and --plot.
+    """
+
+    ood: Texts = option(
+        (), metavar="NAME=D", group=READ, help="OOD data to be detected head by head; repeatable, needs no labels."
+    )
+    corrupt: Texts = option(
+        (),
+        metavar="all|NAME[:S]",
+        group=READ,
+        help="The noisy data: these corruptions of the data, each sample by one of them in turn; all if not given.",
+    )
+    shift: str | None = option(None, metavar="D", group=READ, help="Labelled noisy data, instead of corruptions.")
+    method: str = option(
+        "taylor",
+        metavar="M",
+        help="The criterion by which heads go, and are called important: recorded scores, or computed now.",
+    )
+    draws: int = option(8, metavar="N", group=RUNS, help="Random vectors behind the diagonals of Hessians.")
+    json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
+    plot: PathLike | None = option(None, metavar="FILE", group=WRITTEN, help="Draw it, as .png or .svg.")
+
+
+class ExportOptions(Checkpoint, ClassNames, Bare, Force):
+    """Write a model or a hydra for other runtimes (onnx, pt2), or with zeros for its own library (padded).
+
+    Each is checked first.
+    """
+
+    format: str = option("onnx", help="onnx, pt2 or padded.")
+    aot: bool = option(False, help="pt2: compiled for this machine (AOTInductor).")
+    cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
+    member: int | None = option(None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0.")
+    int8: bool = option(False, help="onnx: weights in 8 bits, if answers stay as good.")
+    check: str | None = option(None, metavar="D", group=READ, help="onnx, pt2: labelled data to compare answers on.")
+    ood: Texts = option(
+        (),
+        metavar="[near|far:]NAME=D",
+        group=READ,
+        help="--check: OOD data to be detected as well as before; repeatable.",
+    )
+    tolerance: float = option(0.01, metavar="X", help="--check: by how much accuracy, ECE and AUROC may be worse.")
+    limit: int | None = option(None, ge=0, metavar="N", group=READ, help="Use a random N of the samples.")
+    out: PathLike | None = option(
+        None,
+        flags=("-o", "--out"),
+        metavar="OUT",
+        group=WRITTEN,
+        help="The file, or DIR/ for padded; else beside CKPT.",
+    )

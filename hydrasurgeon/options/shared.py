@@ -1,0 +1,202 @@
+"""What several commands can be told: how a model runs, how heads are chosen, how a checkpoint is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.options.base import READ, RUNS, WRITTEN, Options, PathLike, argument, option
+
+Progress = Callable[[str, int, int], None]
+"""What is being done, steps done, steps in all."""
+LARGEST = 2**63 - 1
+"""The largest number that fits into a manifest, and that torch and numpy take as a seed."""
+CHECKPOINT = "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
+DATA = "Labelled data: folder, .npz, .parquet, .jsonl, .csv, list, hf:…, torchvision:…, demo:…"
+OUT = "NAME.safetensors, or DIR/ for the family's own layout."
+
+
+def _number_or_auto(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19 else value
+
+
+def _batch(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _pairs(value: Any) -> Any:
+    """KEY=VALUE texts as a mapping."""
+    if isinstance(value, Mapping):
+        return {key: str(each) for key, each in value.items()}
+    if value is None:
+        return None
+    pairs = {}
+    for entry in value:
+        key, equals, after = str(entry).partition("=")
+        if not equals:
+            raise UsageError(f"--set {entry}: not KEY=VALUE")
+        pairs[key.strip()] = after.strip()
+    return pairs
+
+
+def _joined(value: Any) -> Any:
+    return ",".join(value) or None if isinstance(value, list | tuple) else value
+
+
+def _texts(value: Any) -> Any:
+    """One text or path where several may be given."""
+    return () if value is None else (value,) if isinstance(value, str | Path) else tuple(value)
+
+
+Auto = Annotated[int | Literal["auto"] | None, BeforeValidator(_number_or_auto)]
+"""A number, or `auto`."""
+Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
+"""KEY=VALUE pairs; on the command line one by one."""
+Commas = Annotated[str | None, BeforeValidator(_joined)]
+"""Names with commas between them; on the command line perhaps one by one."""
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+"""Texts; on the command line an option that may be repeated."""
+Paths = Annotated[tuple[PathLike, ...], BeforeValidator(_texts)]
+"""Paths; on the command line an option that may be repeated."""
+
+
+class Checkpoint(Options):
+    """The checkpoint that a command is about."""
+
+    checkpoint: PathLike = argument(metavar="CKPT", help=CHECKPOINT)
+
+
+class Bare(Options):
+    """What is said of a checkpoint without a manifest."""
+
+    arch: str | None = option(
+        None,
+        metavar="timm:NAME",
+        group=READ,
+        recorded=True,
+        help="Architecture of a file without manifest; may end in ,key=value….",
+    )
+
+
+class ClassNames(Options):
+    """What a zero-shot model is told of the classes."""
+
+    classes: str | None = option(
+        None,
+        metavar="A,B,…|FILE|data",
+        group=READ,
+        recorded=True,
+        help="CLIP: the class names; else the recorded ones, else the data's.",
+    )
+    template: Texts = option(
+        (),
+        metavar="TEXT",
+        group=READ,
+        recorded=True,
+        help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
+    )
+
+    def recorded(self) -> dict[str, Any]:
+        """A file of names by its name alone."""
+        kept = super().recorded()
+        if self.classes is not None and os.path.isfile(self.classes):
+            kept["classes"] = Path(self.classes)
+        return kept
+
+
+class Force(Options):
+    """Whether outputs may be replaced."""
+
+    force: bool = option(False, group=WRITTEN, help="Replace an existing output.")
+
+
+class Output(Force):
+    """How a checkpoint is written."""
+
+    max_shard_size: str | None = option(
+        None,
+        metavar="SIZE",
+        group=WRITTEN,
+        help="Cut a directory's weights into files of at most 5GB, 500MB, …; transformers loads them so.",
+    )
+    push_to_hub: str | None = option(
+        None,
+        metavar="OWNER/NAME",
+        group=WRITTEN,
+        help="Upload the result as a directory to this hub repository; uses the usual token.",
+    )
+    private: bool = option(False, group=WRITTEN, help="With --push-to-hub: a new repository is private.")
+
+
+class Device(Options):
+    """Where a model runs, how its progress is shown, and what random choices follow from."""
+
+    seed: int = option(0, ge=0, le=LARGEST, metavar="N", group=RUNS, help="Seed of every random choice.")
+    device: str = option("auto", group=RUNS, help="auto, cpu or cuda.")
+    progress: Progress | None = None
+
+
+class Run(Device):
+    """How a model runs over samples."""
+
+    limit: int | None = option(
+        None, ge=0, le=LARGEST, metavar="N", group=READ, recorded=True, help="Use a random N of the samples."
+    )
+    dtype: str = option("float32", group=RUNS, recorded=True, help="float32, bfloat16 or float16.")
+    batch_size: Annotated[int | None, BeforeValidator(_batch)] = option(
+        None, ge=1, metavar="N|auto", group=RUNS, recorded=True, help="Samples in one pass."
+    )
+    skip_bad: bool = option(
+        False, group=READ, recorded=True, help="Leave out images that cannot be read, and name them."
+    )
+
+    def tick(self, what: str, done: int, total: int) -> None:
+        """Report how far the work is."""
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+
+class Scoring(Options):
+    """Which heads are scored, on what, and how many go."""
+
+    objective: str | None = option(
+        None, metavar="acc|ood|avg", help="What a circuit keeps: accuracy, OOD separability or their mean (avg)."
+    )
+    ood_score: str | None = option(
+        None,
+        metavar="NAME",
+        help="Score by which a circuit detects OOD data: msp (default), entropy, gen, energy or max-logit.",
+    )
+    data: str | None = option(None, metavar="D", group=READ, recorded=True, help=f"{DATA}.")
+    ood: Texts = option(
+        (),
+        metavar="D",
+        group=READ,
+        recorded=True,
+        help="OOD data for the objectives ood and avg; repeatable, needs no labels.",
+    )
+    search: str | None = option(
+        None, metavar="S", recorded=True, help="How a circuit is searched: exact (default), fast or attribution."
+    )
+    keep: Auto = option(
+        None, metavar="K|auto", recorded=True, help="Heads to keep in each layer; auto is cahp's own number."
+    )
+    remove: int | None = option(
+        None, metavar="N", recorded=True, help="Heads to remove in all, the lowest scores first."
+    )
+    layers: str | None = option(
+        None, metavar="A-B", recorded=True, help="Remove heads from these layers only (6-11, or 0,2,5-7)."
+    )
+    tower: str | None = option(
+        None, metavar="TOWER", recorded=True, help="vision, text or both: where heads are scored and removed."
+    )
+
+    @property
+    def heads_kept(self) -> int | None:
+        """The number in each layer; None where it is not given, or cahp finds it."""
+        return None if isinstance(self.keep, str) else self.keep

@@ -1,0 +1,91 @@
+"""One record per command is its options, its signature in Python, its entry in the history and what replay reads."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import app
+from hydrasurgeon.cli.commands import COMMANDS, Command
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import imported
+from hydrasurgeon.options.base import Options, about, words
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_is_made_of_the_record(command: Command) -> None:
+    text = " ".join(CliRunner().invoke(app, [command.name, "--help"]).output.split())
+    for name, field in command.record.model_fields.items():
+        said = about(field)
+        if said and not said.get("argument"):
+            flag = said["flags"][0] if said["flags"] else f"--{name.replace('_', '-')}"
+            assert flag.split("/")[0] in text
+            assert str(field.description).split()[0] in text
+    assert (command.record.__doc__ or "").split()[0] in text
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_stage_takes_what_the_command_takes(command: Command) -> None:
+    signature = inspect.signature(imported(f"hydrasurgeon.stages.{command.stage}"))
+    fields = {field.alias or name for name, field in command.record.model_fields.items()}
+    assert fields - {"shell"} <= {*signature.parameters}
+
+
+def test_the_signature_says_what_is_required_and_what_is_assumed() -> None:
+    signature = inspect.signature(hs.prune)
+    assert next(iter(signature.parameters)) == "checkpoint"
+    assert signature.parameters["dtype"].default == "float32"
+    assert inspect.signature(hs.finetune).parameters["data"].default is inspect.Parameter.empty
+    assert inspect.signature(hs.verify).parameters["dtype"].default == "float64"
+
+
+def test_a_misspelt_keyword_is_no_option() -> None:
+    with pytest.raises(TypeError, match="sed"):
+        hs.prune("vit", method="random", keep=2, sed=1)
+
+
+@pytest.mark.parametrize(
+    ("record", "given", "says"),
+    [
+        (FuseOptions, {"members": ["a"], "out": "x", "mlp": "mean"}, "--mlp mean: expected average or separate"),
+        (FuseOptions, {"members": ["a"]}, "--out is required"),
+        (FuseOptions, {"members": ["a"], "out": "x", "limit": 3}, "--limit requires --check"),
+        (FuseOptions, {"members": ["a"], "out": "x", "tolerance": -1}, "--tolerance -1: must be 0.0 or more"),
+        (PruneOptions, {"checkpoint": "a", "keep": "ten"}, "--keep ten: expected K|auto"),
+        (PruneOptions, {"checkpoint": "a", "seed": 2**63}, f"--seed {2**63}: must be {2**63 - 1} or less"),
+        (PruneOptions, {"checkpoint": "a", "remove": "²"}, "--remove ²: expected a whole number"),
+        (CalibrateOptions, {"checkpoint": "a", "data": "d", "out": "o", "delta": 0.1}, "--delta requires --risk"),
+        (
+            CalibrateOptions,
+            {"checkpoint": "a", "data": "d", "out": "o", "cascade": True, "max_drop": 1, "budget": 1},
+            "--max-drop conflicts with --budget",
+        ),
+        (FinetuneOptions, {"checkpoint": "a", "data": "d", "out": "o", "set": ["lr"]}, "--set lr: not KEY=VALUE"),
+    ],
+)
+def test_one_message_says_what_is_wrong(record: type[Options], given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        record.of(**given)
+    assert str(caught.value) == says
+
+
+def test_what_history_keeps_can_be_recalled_and_typed() -> None:
+    options = FinetuneOptions.of("a", data="d.npz", out="o", set={"steps": 2, "lr": "1e-3"}, freeze=["mlp", "norm"])
+    kept = options.recorded()
+    assert kept == {"data": "d.npz", "set": {"steps": "2", "lr": "1e-3"}, "freeze": "mlp,norm", "dtype": "float32"}
+    assert FinetuneOptions.recalled(kept).recorded() == kept
+    assert words(kept, FinetuneOptions) == (
+        ["--data", "d.npz", "--set", "steps=2", "--set", "lr=1e-3", "--freeze", "mlp,norm", "--dtype", "float32"]
+    )
+
+
+@pytest.mark.parametrize("kept", [{"out": "x"}, {"sed": 1}, {"data": "a\nb"}, {"data": "d", "limit": "many"}])
+def test_history_that_no_command_wrote_is_refused(kept: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        FinetuneOptions.recalled({"data": "d", **kept})
