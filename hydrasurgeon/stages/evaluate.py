@@ -55,8 +55,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if arguments.mc_dropout is not None:
         if not checkpoints:
             raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")
-        if arguments.mc_dropout < 1:
-            raise UsageError(f"--mc-dropout {arguments.mc_dropout}: must be at least 1")
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(checkpoints, labelled, arguments)

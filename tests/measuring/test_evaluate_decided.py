@@ -168,7 +168,7 @@ def test_what_is_not_used_is_said(ready: Path) -> None:
     passes = EvaluateOptions(data=data, mc_dropout=3)
     assert [*unused(opened, passes)] == [f"{alone} answers without dropout"]
     assert decision_of(opened, passes) is None
-    with pytest.raises(UsageError, match="--mc-dropout 0: must be at least 1"):
+    with pytest.raises(UsageError, match="--mc-dropout 0: must be 1 or more"):
         hs.evaluate([model], data=data, mc_dropout=0)
     with pytest.raises(UsageError, match="--predictions: holds what a model answers, and none is run"):
         hs.evaluate([], predictions_in=[ready / "p"], predictions=ready / "q")

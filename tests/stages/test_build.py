@@ -339,7 +339,7 @@ def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyP
         ({"ood": [], "criteria": "circuit-ood"}, UsageError, "needs foreign data"),
         ({"members": 9, "candidates": 3}, UsageError, "there are 4 candidates"),
         ({"members": 99}, UsageError, "--members"),
-        ({"members": "²"}, UsageError, r"--members ²: expected auto\|N"),
+        ({"members": "²"}, UsageError, "--members ²: expected auto|N"),
         ({"search": "fats"}, UsageError, "did you mean fast"),
         ({"candidates": 0}, UsageError, "must be at least 1"),
         ({"max_drop": -1}, UsageError, "must lie between 0 and 100"),
