@@ -52,9 +52,8 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
     checkpoints = arguments.checkpoints
-    if arguments.mc_dropout is not None:
-        if not checkpoints:
-            raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")
+    if arguments.mc_dropout is not None and not checkpoints:
+        raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(checkpoints, labelled, arguments)
