@@ -12,12 +12,7 @@ from typing import Any
 from hydrasurgeon.errors import MissingDependency
 
 # What a package is called where it is installed from, if not as it is imported.
-INSTALLED_AS = {
-    "sklearn": "scikit-learn",
-    "model_signing": "model-signing",
-    "OpenSSL": "pyOpenSSL",
-    "cyclonedx": "cyclonedx-python-lib",
-}
+INSTALLED_AS = {"sklearn": "scikit-learn", "model_signing": "model-signing", "OpenSSL": "pyOpenSSL"}
 
 
 LARGEST = 2**63 - 1

@@ -29,7 +29,6 @@ app = typer.Typer(
 )
 
 
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 add(app)
 
 
@@ -40,37 +39,6 @@ def schema() -> None:
     from hydrasurgeon.files.manifest import json_schema
 
     render.raw(json_schema())
-
-
-@app.command("sign")
-def sign(
-    checkpoint: str,
-    key: Annotated[Path, typer.Option("--key", help="The private key: elliptic curve, PEM, not encrypted.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The signature; else CKPT.sig beside it.")] = None,
-    force: Force = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
-) -> None:
-    """Sign a checkpoint's files: weights, manifest and, in a directory, everything in it."""
-    from hydrasurgeon import render
-    from hydrasurgeon.stages.sign import sign as stage
-
-    render.signed(stage(checkpoint, key=key, out=out, force=force), json=json, quiet=quiet)
-
-
-@app.command("bom")
-def bom(
-    checkpoint: str,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The .json file; else it goes to stdout.")] = None,
-    arch: str | None = None,
-    force: Force = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
-) -> None:
-    """Write a CycloneDX bill of materials: files, ancestors, data and packages, each with its hash or version."""
-    from hydrasurgeon import render
-    from hydrasurgeon.stages.bom import bom as stage
-
-    render.billed(stage(checkpoint, out=out, arch=arch, force=force), quiet=quiet)
 
 
 @app.command("demo")

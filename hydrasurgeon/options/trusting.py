@@ -15,7 +15,7 @@ class VerifyOptions(Checkpoint, Bare, Run):
     masked parent and fused is the members, bit for bit and by their outputs.
     """
 
-    requires: ClassVar = {"data": ("parents",), "public_key": ("signature",)}
+    requires: ClassVar = {"data": ("parents",), "public_key": ("signature",), "signature": ("public_key",)}
 
     parents: PathLike | None = option(
         None, metavar="DIR", group=READ, help="Compare it with what it was made from: files of this folder, by hash."

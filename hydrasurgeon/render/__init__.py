@@ -9,4 +9,4 @@ from hydrasurgeon.render.made import exported, finetuned, fused, pruned, scored
 from hydrasurgeon.render.measured import benched, evaluated
 from hydrasurgeon.render.probed import probed
 from hydrasurgeon.render.streams import finish_streams, prepare_streams, writing
-from hydrasurgeon.render.trusted import billed, replayed, signed, verified
+from hydrasurgeon.render.trusted import replayed, verified

@@ -10,9 +10,7 @@ from hydrasurgeon.render.pieces import notes
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check
-    from hydrasurgeon.stages.bom import Billed
     from hydrasurgeon.stages.replay import Replay
-    from hydrasurgeon.stages.sign import Signed
     from hydrasurgeon.stages.verify import Verification
 
 
@@ -59,21 +57,4 @@ def replayed(result: Replay, *, shell: bool, json: bool, quiet: bool) -> None:
         for command in result.commands:
             lines([styled(f"hydrasurgeon {command}")])  # to be copied: not folded
     _checks(result.checks)
-    return None
-
-
-def signed(result: Signed, *, json: bool, quiet: bool) -> None:
-    files = [path.name for path in result.files]
-    if json:
-        return as_json({"path": str(result.path), "files": files})
-    if not quiet:
-        show((str(result.path), "bold"), f": signs {', '.join(files)}")
-    return None
-
-
-def billed(result: Billed, *, quiet: bool) -> None:
-    if result.path is None:
-        return raw(result.text)
-    if not quiet:
-        show((str(result.path), "bold"), f": {result.components} components")
     return None

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
 from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import Disagreement
-from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.errors import Disagreement, UsageError
+from hydrasurgeon.files.foreign import read_bytes
+from hydrasurgeon.files.manifest import Manifest, sidecar
 from hydrasurgeon.files.tensors import weights_sha256
+from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.trusting import VerifyOptions
 
+if TYPE_CHECKING:
+    from model_signing.hashing import PathLike
+    from model_signing.manifest import Manifest as Signed
+
 FORMAT = "hydrasurgeon.verify/1"
-"""Of the JSON report."""
+"""Format identifier of the JSON report."""
+MAX_SIGNATURE = 16 << 20
+"""Bytes of a signature file: a hash for each of a hundred thousand files."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +66,11 @@ def verify(arguments: VerifyOptions) -> Verification:
         opened = open_checkpoint(checkpoint, arch=arguments.arch)
     except Disagreement as error:  # every other command refuses it; here it is what was asked
         return Verification(Path(checkpoint), None, None, (Check("manifest", False, error.message),))
-    signed: list[Check] = []
-    if arguments.signature is not None:
-        from hydrasurgeon.stages.sign import check_signature
-
-        signed = [check_signature(opened, arguments.signature, arguments.public_key)]
+    checks: list[Check] = []
+    if arguments.signature is not None and arguments.public_key is not None:
+        checks.append(_signature(opened, Path(arguments.signature), Path(arguments.public_key)))
     contents = read_through(opened)
-    checks = [*signed, *checks_alone(opened, contents)]
+    checks += checks_alone(opened, contents)
     if at_hand is not None:
         from hydrasurgeon.runtime.difference import Inputs
         from hydrasurgeon.stages.ancestry import ancestry
@@ -76,3 +83,52 @@ def verify(arguments: VerifyOptions) -> Verification:
     return Verification(
         opened.path, opened.manifest, weights_sha256(opened.tensors, contents.digests), tuple(checks), opened.note
     )
+
+
+def _signature(checkpoint: Checkpoint, signature: Path, public_key: Path) -> Check:
+    """Check an OpenSSF model signature: it is by this key, and every file is as it was signed."""
+    need("model_signing", "OpenSSL", purpose="verify --signature")
+    from model_signing import hashing
+    from model_signing.verifying import Config
+
+    if checkpoint.hub_id is not None:
+        raise UsageError(f"{checkpoint.hub_id} lies in the hub's cache", hint="Download it to a directory first.")
+    try:
+        verifier = Config().use_elliptic_key_verifier(public_key=public_key)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"--public-key {public_key}: not a public key ({_one_line(error)})",
+            hint="Give an EC key in PEM: openssl ec -in KEY -pubout.",
+        ) from error
+    content = read_bytes(signature, most=MAX_SIGNATURE, error=UsageError)
+    folder, files = _own_files(checkpoint)
+    files = [path for path in files if path.resolve() != signature.resolve()]
+
+    class OwnFiles(hashing.Config):
+        """Hashes these files, where the library takes everything in the folder."""
+
+        def hash(self, model_path: PathLike, *, files_to_hash: Any = None) -> Signed:
+            return super().hash(model_path, files_to_hash=files)
+
+    verifier.set_hashing_config(OwnFiles().set_allow_symlinks(True))  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "signature"
+        copy.write_bytes(content)
+        try:
+            verifier.verify(folder, copy)
+        # Whatever the library raises on a signature that is none, or does not hold.
+        except Exception as error:
+            return Check("signature", False, _one_line(error) or "it is not by this key")
+    return Check("signature", True, f"{len(files)} files, by the key in {public_key.name}")
+
+
+def _own_files(checkpoint: Checkpoint) -> tuple[Path, list[Path]]:
+    """The files of a checkpoint (weights and sidecar, or all of a directory), and the folder that holds them."""
+    path = checkpoint.path
+    if path.is_dir():
+        return path, [each for each in sorted(path.rglob("*")) if each.is_file()]
+    return path.parent, [each for each in (path, sidecar(path)) if each.is_file()]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -99,7 +99,7 @@ def test_the_readmes_commands_run(folder: Path) -> None:
 def test_the_commands_about_trust_run(folder: Path) -> None:
     text = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 4
     for block in blocks:
         done = shell("set -e\n" + block, folder)
         assert done.returncode == 0, f"{block}\n{done.stderr}"

@@ -34,19 +34,16 @@ LINES = {
     "probe": "probe vit --data data.npz --draws 1 --method magnitude",
     "verify": "verify hydra --parents .",
     "replay": "replay a --from . -o again",
-    "sign": "sign vit --key mine.pem",
     "export": "export a --format padded",
 }
 # What these print is all they do.
 NEVER_QUIET = {"inspect", "compare", "schema", "demo"}
 # These print one JSON document, asked or not.
-JSON_ONLY = {"schema", "bom"}
+JSON_ONLY = {"schema"}
 
 
 @pytest.fixture
 def here(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> Path:
-    from mistakes import keys
-
     tiny(), images(), images("val.npz", seed=1)
     os.chdir(tmp_path)
     for line in (
@@ -55,8 +52,6 @@ def here(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> Path:
         "fuse a b -o hydra",
     ):
         assert run([*line.split(), "--quiet"]) == 0
-    keys(tmp_path)
-    (tmp_path / "vit.sig").unlink()
     return tmp_path
 
 

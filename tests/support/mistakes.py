@@ -238,28 +238,6 @@ def clip(folder: Path) -> None:
     (folder / "clip" / "heads.json").unlink()
 
 
-def keys(folder: Path) -> None:
-    """Two key pairs, and a signature of vit with the first."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    from hydrasurgeon.stages.sign import sign
-
-    for name in ("mine", "theirs"):
-        private = ec.generate_private_key(ec.SECP256R1())
-        (folder / f"{name}.pem").write_bytes(
-            private.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        (folder / f"{name}.pub").write_bytes(
-            private.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
-    sign(folder / "vit", key=folder / "mine.pem")
-
-
 def tuned(folder: Path) -> None:
     """Two members whose MLPs differ: their mean is another function."""
     import hydrasurgeon as hs
@@ -299,9 +277,6 @@ MISTAKES = (
         lambda f: (predictions(f / "p.safetensors"), predictions(f / "q.safetensors", labels=np.arange(8) // 2)),
     ),
     Mistake("A bit of a tensor was changed", "verify hydra", 1, bent),
-    Mistake(
-        "Somebody else's signature", "verify vit --signature vit.sig --public-key theirs.pub", 1, keys, theirs=True
-    ),
     # 2: the command line
     Mistake("No such command", "prun vit", 2, theirs=True),
     Mistake("No such option", "inspect vit --jsn", 2, theirs=True),
@@ -507,9 +482,6 @@ MISTAKES = (
     Mistake("A member of what has none", "export a --format padded --member 1", 2),
     Mistake("A precision that proves nothing", "verify vit --dtype float16", 2),
     Mistake("A script of what was run already", "replay a --from . --shell", 2),
-    Mistake("A key that is not there", "sign vit --key gone.pem", 2),
-    Mistake("A key that is none", "sign vit --key data.npz", 2, theirs=True),
-    Mistake("A signature over what it signs", "sign vit --key mine.pem -o vit.safetensors --force", 2, keys),
     Mistake("A folder that is not empty", "demo -o full", 2, folder_of("full", {"notes.txt": "mine"})),
     # 3: checkpoints
     Mistake("No such checkpoint", "inspect gone", 3),
@@ -841,10 +813,8 @@ MISTAKES = (
     Mistake(
         "A probe's picture without matplotlib", "probe vit --data data.npz --plot p.svg", 6, without=("matplotlib",)
     ),
-    Mistake("A bill of materials without its package", "bom vit", 6, without=("cyclonedx",)),
     Mistake("A tracker without its package", "eval vit --data data.npz --log mlflow", 6, without=("mlflow",)),
     Mistake("A tracker misspelt", "eval vit --data data.npz --log wandbb", 2),
-    Mistake("Signing without its package", "sign vit --key mine.pem", 6, keys, without=("model_signing",)),
 )
 
 
