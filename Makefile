@@ -34,12 +34,11 @@ test-slow: $(STAMP)  ## the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 COUNT ?= 20000
-OUT ?=
-fuzz: $(STAMP)  ## hostile inputs, COUNT=1000000 of them; OUT=benchmarks/results/fuzz.json records what came out
-	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/support $(BIN)/python -m fuzz --count $(COUNT) $(if $(OUT),--out $(OUT)) $(ARGS)
+fuzz: $(STAMP)  ## hostile inputs, COUNT=1000000 of them
+	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/support $(BIN)/python -m fuzz --count $(COUNT) $(ARGS)
 
-crash: $(STAMP)  ## kills, failing disks and races at every call that writes; OUT=benchmarks/results/crash.json records them
-	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/support $(BIN)/python -m crash $(if $(OUT),--out $(OUT)) $(ARGS)
+crash: $(STAMP)  ## kills, failing disks and races at every call that writes
+	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/support $(BIN)/python -m crash $(ARGS)
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

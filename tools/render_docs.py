@@ -18,7 +18,6 @@ from evidence import WORTH as ALIKE
 from evidence import evidence, worth
 from inside import CORRUPTIONS, PROBE, corruptions, probe
 from readme import DEMO, demo_table, hydra_svg
-from reliability import reliability
 from traded import trunk_plot
 
 ROOT = Path(__file__).parents[1]
@@ -60,8 +59,6 @@ def pages() -> None:
         (DOCS / "evidence.md").write_text(evidence(quality, result("probe")), encoding="utf-8")
         put_between(ROOT / "README.md", ALIKE, worth(quality))
     (DOCS / "benchmarks.md").write_text(benchmarks(result), encoding="utf-8")
-    tried = reliability(result("fuzz"), result("crash"))
-    (DOCS / "reliability.md").write_text(tried, encoding="utf-8")
     for name, (page, marks, passage) in PASSAGES.items():
         results = result(name)
         if results is not None:

@@ -1,4 +1,4 @@
-"""`python -m crash`: blows at every call that changes a disk, and races; counted in benchmarks/results/crash.json."""
+"""`python -m crash`: blows at every call that changes a disk, and races of two writers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
 from crash.blows import HOWS
-from crash.record import Record
-
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "crash.json"
 
 
 def main() -> int:
@@ -31,13 +28,6 @@ def main() -> int:
     parser.add_argument("--races", type=int, default=200, help="how many")
     parser.add_argument("--race", action="append", help="only races whose name holds this; repeatable")
     parser.add_argument("--sample", action="store_true", help="the few scenes that need no model")
-    parser.add_argument("--out", type=Path, help=f"the result file (for all: {RESULTS.relative_to(ROOT)})")
-    parser.add_argument("--add", action="store_true", help="to what the result file has")
-    parser.add_argument(
-        "--missing",
-        action="store_true",
-        help="with --add: only what the result file has no blows of; what was stopped is gone on with",
-    )
     options = parser.parse_args()
     chosen = [s for s in SCENES if not options.scene or any(part in s.name for part in options.scene)]
     if options.sample:
@@ -47,28 +37,26 @@ def main() -> int:
     _import_all(light=options.sample)
     work = Path(tempfile.mkdtemp(prefix="hydrasurgeon-crash-", dir=_memory()))
     started = time.monotonic()
-    record = Record(options.out, add=options.add)
+    blows, violations = Counter[str](), 0
     try:
         make_inputs(work / "inputs", light=options.sample)
         for scene in chosen:
             for how in hows:
-                if options.missing and record.has(scene.name, how):
-                    continue
                 every = 1 if how == "kill" or not options.sample else 4
                 struck = strike(scene, how, work / "inputs", work / "scene", every=every)
-                record.struck(scene.name, how, struck.blows, len(struck.violations))
+                blows[how] += struck.blows
+                violations += len(struck.violations)
                 print("\n".join(struck.violations), file=sys.stderr, end="\n" * bool(struck.violations))
-            print(f"{scene.name}: {record.scenes[scene.name]}, {time.monotonic() - started:.0f} s", flush=True)
+            print(f"{scene.name}: {dict(blows)} so far, {time.monotonic() - started:.0f} s", flush=True)
         for i in range(options.races if races else 0):
             name = races[i % len(races)]
-            outcome, problems = race(name, work / "inputs", work / "race")
-            record.raced(name, outcome, len(problems))
+            problems = race(name, work / "inputs", work / "race")
+            violations += len(problems)
             print("\n".join(problems), file=sys.stderr, end="\n" * bool(problems))
     finally:
         shutil.rmtree(work)
-    totals = {how: record.total(how) for how in hows}
-    print(f"{totals}, races {record.races}, {record.violations} violations, {time.monotonic() - started:.0f} s")
-    return 1 if record.violations else 0
+    print(f"{dict(blows)}, {options.races} races, {violations} violations, {time.monotonic() - started:.0f} s")
+    return 1 if violations else 0
 
 
 def _import_all(*, light: bool) -> None:

@@ -32,8 +32,8 @@ RACES = {
 """Commands that meet at one output; both may succeed in turn, then the later one is what is there."""
 
 
-def race(name: str, inputs: Path, work: Path) -> tuple[str, list[str]]:
-    """Run two commands at once; how it came out, and what is wrong with that."""
+def race(name: str, inputs: Path, work: Path) -> list[str]:
+    """Run two commands at once; what is wrong with how that came out."""
     shutil.copytree(inputs, work)
     if name.startswith("folder"):
         _alone(work, "prune vit --method random --keep 1 -o d/")
@@ -54,8 +54,7 @@ def race(name: str, inputs: Path, work: Path) -> tuple[str, list[str]]:
     problems += [f"leaves {each}" for each in found if LEFT.fullmatch(each.rpartition("/")[2])]
     for folder in (work, start):
         shutil.rmtree(folder)
-    outcome = "both, in turn" if codes == [0, 0] else "one, the other told so"
-    return outcome, [f"race for a {name}: {problem}" for problem in problems]
+    return [f"race for a {name}: {problem}" for problem in problems]
 
 
 def _possible(winners: list[str], start: Path) -> list[dict[str, bytes]]:

@@ -54,14 +54,11 @@ class Tally:
     outcomes: Counter[int] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
-    slowest: float = 0.0
-    peak: int = 0
 
     def add(self, other: Tally) -> None:
         self.outcomes += other.outcomes
         self.failures += other.failures
         self.seconds += other.seconds
-        self.slowest, self.peak = max(self.slowest, other.slowest), max(self.peak, other.peak)
 
     @property
     def count(self) -> int:
@@ -164,7 +161,7 @@ def _work(folder: Path, slot: int, jobs: Any, results: Any, now: Any) -> None:
         for seed in range(job.first, job.last):
             now[2 * slot], now[2 * slot + 1] = seed, time.monotonic()
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            outcome, seconds = judge(kind, job.way, seed, bases, sandbox)
+            outcome, _ = judge(kind, job.way, seed, bases, sandbox)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             if outcome.problem is None and peak - before > MEMORY >> 10:
                 outcome = Outcome(outcome.code, f"took {(peak - before) >> 10} MB")
@@ -172,7 +169,6 @@ def _work(folder: Path, slot: int, jobs: Any, results: Any, now: Any) -> None:
                 tally.outcomes[outcome.code] += 1
             else:
                 tally.failures.append(Failure(job.kind, job.way, seed, outcome.problem, outcome.where))
-            tally.slowest, tally.peak = max(tally.slowest, seconds), peak
         tally.seconds = time.monotonic() - started
         now[2 * slot] = -1
         results.put((slot, job, tally))
@@ -212,16 +208,7 @@ def memory_limit() -> int | None:
 
 def _warm_up(bases: Bases, sandbox: Sandbox) -> None:
     """Import what attempts import, before anybody counts seconds, memory or files."""
-    for library in (
-        "torch",
-        "datasets",
-        "transformers",
-        "timm",
-        "open_clip",
-        "accelerate",
-        "scipy.stats",
-        "torchvision",
-    ):
+    for library in ["torch", "datasets", "transformers", "timm", "open_clip", "accelerate", "scipy.stats", "torchvision"]:
         import_module(library)
     for kind in KINDS.values():
         for seed in range(-12, 0):
@@ -233,7 +220,7 @@ def _warm_up(bases: Bases, sandbox: Sandbox) -> None:
                     sandbox.clear()
 
 
-def run(folder: Path, jobs: list[Job], workers: int, *, progress: Any = None) -> Iterator[tuple[Job, Tally]]:
+def run(folder: Path, jobs: list[Job], workers: int) -> Iterator[tuple[Job, Tally]]:
     """All jobs; one whose process dies or stops answering is a failure of its seed, and goes on behind it."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

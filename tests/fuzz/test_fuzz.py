@@ -5,12 +5,10 @@ The few that run here are drawn by hypothesis, which makes a failing one smaller
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -23,7 +21,6 @@ from fuzz import runner
 from fuzz.bases import Bases
 from fuzz.guard import Attempt, Link, Sandbox
 from fuzz.kinds import KINDS
-from fuzz.record import Record
 from hydrasurgeon.errors import DataError
 
 EXAMPLES = {
@@ -164,33 +161,3 @@ def test_what_an_input_may_do_is_not(sandbox: Sandbox) -> None:
 
     outcome = sandbox.run(Attempt({}, refused, ()))
     assert (outcome.code, outcome.problem) == (5, None)
-
-
-def test_results_add_up(tmp_path: Path) -> None:
-    """A second run goes on behind the seeds of the first, and only its own kinds change."""
-    path = tmp_path / "fuzz.json"
-    tallies = {
-        ("headers", "library"): runner.Tally(Counter({3: 5, 0: 2}), seconds=1.5, slowest=0.5),
-        ("images", "library"): runner.Tally(Counter({5: 1})),
-    }
-    Record(path, first=10, add=False).write(tallies)
-    again = Record(path, first=0, add=True)
-    assert [again.next_seed(kind, "library") for kind in ("headers", "images", "states")] == [17, 11, 0]
-    assert again.next_seed("headers", "command") == 10
-    failed = runner.Failure("headers", "library", 20, "KeyError: x")
-    more = {
-        ("headers", "library"): runner.Tally(Counter({3: 3}), [failed], slowest=0.25),
-        ("headers", "command"): runner.Tally(Counter({3: 1})),
-    }
-    for _ in range(2):  # written as often as one likes
-        again.write(more)
-    kinds = json.loads(path.read_text())["kinds"]
-    headers = kinds["headers"]
-    assert headers["library"]["inputs"] == 11
-    assert headers["library"]["outcomes"] == {"0": 2, "3": 8}
-    assert (headers["library"]["failed"], headers["library"]["slowest_seconds"]) == (1, 0.5)
-    assert headers["command"]["inputs"] == 1
-    assert headers["first_seed"] == 10
-    assert kinds["images"]["library"]["outcomes"] == {"5": 1}
-    Record(path, first=0, add=False).write(more)
-    assert json.loads(path.read_text())["kinds"]["headers"]["library"]["inputs"] == 4

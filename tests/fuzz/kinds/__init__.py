@@ -14,7 +14,6 @@ from fuzz.guard import Attempt
 @dataclass(frozen=True)
 class Kind:
     name: str
-    what: str
     share: int
     """Of a thousand inputs, how many are of this kind: the cheap ones are many."""
 
@@ -34,15 +33,15 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("headers", "safetensors headers", 260),
-        Kind("manifests", "manifests, in the header and beside the file", 30),
-        Kind("configs", "config, index, tokenizer and preprocessor files of directories", 12),
-        Kind("datasets", "data sets: npz, jsonl, csv, parquet, lists, folders, tar", 60),
-        Kind("predictions", "predictions files", 60),
-        Kind("states", "states of interrupted searches and trainings", 12),
-        Kind("builds", "work folders of build: its state, and candidates' answers", 12),
-        Kind("choices", "masks, recipes, class names and templates", 40),
-        Kind("pairs", "low-rank pairs of members and a hydra", 12),
-        Kind("images", "images", 502),
+        Kind("headers", 260),
+        Kind("manifests", 30),
+        Kind("configs", 12),
+        Kind("datasets", 60),
+        Kind("predictions", 60),
+        Kind("states", 12),
+        Kind("builds", 12),
+        Kind("choices", 40),
+        Kind("pairs", 12),
+        Kind("images", 502),
     )
 }
