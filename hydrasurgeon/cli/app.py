@@ -46,7 +46,7 @@ def demo(
     folder: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the demo leaves its files.")] = Path(
         "hydra-demo"
     ),
-    force: Force = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
     """Build a Hydra from a small trained ViT on real images, and compare it with a Deep Ensemble."""
     from hydrasurgeon.cli.demo import demo as stage

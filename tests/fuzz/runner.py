@@ -208,7 +208,16 @@ def memory_limit() -> int | None:
 
 def _warm_up(bases: Bases, sandbox: Sandbox) -> None:
     """Import what attempts import, before anybody counts seconds, memory or files."""
-    for library in ["torch", "datasets", "transformers", "timm", "open_clip", "accelerate", "scipy.stats", "torchvision"]:
+    for library in [
+        "torch",
+        "datasets",
+        "transformers",
+        "timm",
+        "open_clip",
+        "accelerate",
+        "scipy.stats",
+        "torchvision",
+    ]:
         import_module(library)
     for kind in KINDS.values():
         for seed in range(-12, 0):
