@@ -41,6 +41,11 @@ def _shortened(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE else f"{message[:half]} … {message[-half:]}"
 
 
+def reason(error: Exception) -> str:
+    """What a library says when it fails, for a message of ours: the first line, or the kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
 class CheckFailed(HydraError):
     exit_code = 1
 

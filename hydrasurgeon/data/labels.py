@@ -36,6 +36,7 @@ def are_codes(names: Sequence[str]) -> bool:
 
 def labels_of(spec: str, values: Sequence[Any]) -> tuple[Labels | None, tuple[str, ...] | None]:
     """A column of whole numbers, or of names: then the classes are the names in their order."""
+    values = [_short(spec, value) for value in values]
     absent = next((row for row, value in enumerate(values) if value is None or value == ""), None)
     if absent is not None:
         raise DataError(f"{spec}: row {absent} has no label", hint="Label every row, or none.")
@@ -79,17 +80,22 @@ def class_names(spec: str, names: Sequence[Any]) -> tuple[str, ...]:
     if len(names) > MAX_CLASSES:
         raise DataError(f"{spec}: has {len(names):,} classes; at most {MAX_CLASSES:,} are read")
     for name in names:
-        if isinstance(name, str) and len(name) > MAX_NAME:
-            raise DataError(
-                f"{spec}: a class name has {len(name):,} characters; at most {MAX_NAME} are read",
-                hint="Is the column of labels a column of texts?",
-            )
         if not isinstance(name, str) or not is_name(name):
             raise DataError(
                 f"{spec}: {_shown(name)} is no name of a class",
                 hint="A name is UTF-8 text of one line, without control characters.",
             )
     return tuple(names)
+
+
+def _short(spec: str, value: Any) -> Any:
+    """A label, unless it is a whole text: a column of them may stand for more than the memory holds."""
+    if isinstance(value, str) and len(value) > MAX_NAME:
+        raise DataError(
+            f"{spec}: a class name has {len(value):,} characters; at most {MAX_NAME} are read",
+            hint="Is the column of labels a column of texts?",
+        )
+    return value
 
 
 def _shown(value: object) -> str:

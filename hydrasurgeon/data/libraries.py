@@ -2,54 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hydrasurgeon.data.arrays import pixels
-from hydrasurgeon.data.columns import COLUMNS, IMAGES
-from hydrasurgeon.data.failures import reason
 from hydrasurgeon.data.labels import class_names, class_numbers
 from hydrasurgeon.data.samples import Arrays, Rows, Samples
-from hydrasurgeon.data.tables import Table, rows
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.data.tables import COLUMNS, IMAGES, Table, rows
+from hydrasurgeon.errors import DataError, reason
 from hydrasurgeon.lookup import nearest
 
-BOUND = r"(?:-?[0-9]{1,18})?"
-"""One end of a slice of a split."""
-SLICE = re.compile(rf"[^\[\]]+(?:\[{BOUND}:{BOUND}\])?|[^\[\]]+\[(?:-?[0-9]{{1,3}}%)?:(?:-?[0-9]{{1,3}}%)?\]")
+SLICE = re.compile(r"[^\[\]]+(\[(-?\d+%?)?:(-?\d+%?)?\])?")
 """A split or a slice of it, in samples or in per cent, as the datasets library writes them."""
 
 
 def read_hub(spec: str, rest: str) -> Samples:
     """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is `hf:name[/config]:split`."""
-    from datasets import config as settings
-    from datasets import load_dataset
+    import datasets
 
     # Older versions run the script of a data set if whoever sits there agrees to it.
-    settings.HF_DATASETS_TRUST_REMOTE_CODE = False
-
+    datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
+    datasets.disable_progress_bars()
     name, split = _name_and_split(spec, rest)
-    first, *others = parts = name.split("/")
+    parts = name.split("/")
     # Two parts may be an organisation and a name, or a name and a config.
     attempts = [("/".join(parts[:2]), parts[2] if len(parts) > 2 else None)]
     if len(parts) == 2:
-        attempts.append((first, others[0]))
+        attempts.append((parts[0], parts[1]))
     failures = []
     for repo, config in attempts:
         _check_name(spec, repo)
         try:
-            with _quiet_datasets():
-                loaded = load_dataset(repo, config, split=split)
+            loaded = datasets.load_dataset(repo, config, split=split)
         except Exception as error:  # datasets raises many kinds for missing names, splits and networks
             failures.append(error)
-            continue
-        return rows(_hub_table(spec, loaded))
+        else:
+            return rows(_hub_table(spec, loaded))
     raise DataError(
         f"{spec}: cannot be loaded ({reason(failures[0])})",
         hint="Check name, config and split; the hub must be reachable or the set cached.",
@@ -103,19 +95,6 @@ def _hub_table(spec: str, loaded: Any) -> Table:
     )
 
 
-@contextlib.contextmanager
-def _quiet_datasets() -> Iterator[None]:
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
-
-    shown = is_progress_bar_enabled()
-    disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bar()
-
-
 def read_torchvision(spec: str, rest: str) -> Samples:
     from torchvision import datasets
 
@@ -129,22 +108,20 @@ def read_torchvision(spec: str, rest: str) -> Samples:
     make = getattr(datasets, by_name[name.lower()])
     root = Path(os.environ.get("HYDRASURGEON_DATA", Path.home() / ".cache" / "hydrasurgeon"))
     split = split or "test"
+    why = "it has no splits"
     # What the sets call it.
-    attempts = ({"split": split}, {"train": split == "train"}, {"image_set": split})
-    failure = None
-    for arguments in attempts:
+    for arguments in ({"split": split}, {"train": split == "train"}, {"image_set": split}):
         for download in (False, True):
             try:
-                loaded = make(str(root), **arguments, download=download)
+                return _indexed(spec, make(str(root), **arguments, download=download))
+            except DataError:
+                raise
             except TypeError:
                 break
             except Exception as error:  # absent, unreachable or an unknown split: each set has its own kind
-                failure = reason(error)
-                continue
-            return _indexed(spec, loaded)
+                why = reason(error)
     raise DataError(
-        f"{spec}: cannot be loaded ({failure or 'it has no splits'})",
-        hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once.",
+        f"{spec}: cannot be loaded ({why})", hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once."
     )
 
 
@@ -154,13 +131,12 @@ def _indexed(spec: str, loaded: Any) -> Samples:
     targets = next((getattr(loaded, name) for name in names if hasattr(loaded, name)), None)
     if targets is None:
         targets = [loaded[i][1] for i in range(len(loaded))]
-    try:
-        numbers = np.asarray(targets, dtype=np.int64).reshape(len(loaded))
-    except (TypeError, ValueError) as error:
+    numbers = np.asarray(targets)
+    if numbers.dtype.kind not in "iu" or numbers.shape != (len(loaded),):
         raise DataError(
             f"{spec}: its targets are not one class for each picture",
             hint="Only data sets for classification can be used.",
-        ) from error
+        )
     labels = class_numbers(spec, numbers)
     classes = getattr(loaded, "classes", None)
     if classes is not None:  # ImageNet has several words for each

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from hydrasurgeon.data.columns import CAPTIONS
-from hydrasurgeon.data.columns import IMAGES as IMAGE_COLUMNS
-from hydrasurgeon.data.failures import reason
 from hydrasurgeon.data.images import MAX_BYTES, decode
 from hydrasurgeon.data.samples import Rows, Samples, limited
 from hydrasurgeon.data.sources import is_there
-from hydrasurgeon.data.tables import Table, read_table
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.data.tables import CAPTIONS, READERS, Table, read_table
+from hydrasurgeon.data.tables import IMAGES as IMAGE_COLUMNS
+from hydrasurgeon.errors import DataError, reason
 from hydrasurgeon.files.foreign import open_regular
 from hydrasurgeon.files.names import portable
 
@@ -33,19 +31,15 @@ IMAGES = ("jpg", "jpeg", "png", "webp")
 """Suffixes of a shard’s pictures."""
 TEXT = "txt"
 """Suffix of a shard’s captions."""
-# Bytes of one member of a pair.
-SIZES = {"image": MAX_BYTES, TEXT: 1 << 20}
 RANGE = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
 """Numbered shards in one name: {000..127}."""
-MAX_SHARDS = 100_000
-"""Files that one name may stand for."""
 
 
 def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
     """Pairs behind a spec; with `limit` a seeded random subset of them."""
     path = Path(spec)
     samples: Samples
-    if path.suffix in (".parquet", ".jsonl", ".csv"):
+    if path.suffix in READERS:
         if not is_there(path):
             raise DataError(f"{spec}: no such file")
         samples = _captioned(read_table(spec, path))
@@ -58,29 +52,29 @@ def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples
 
 
 def _shards(spec: str, path: Path) -> list[Path]:
+    numbers = RANGE.search(spec)
+    names: Iterable[str]
     if is_there(path):
-        shards = sorted(path.glob("*.tar")) if path.is_dir() else [path]
-    elif (numbers := RANGE.search(spec)) is not None:
+        names = map(str, sorted(path.glob("*.tar")) if path.is_dir() else [path])
+    elif numbers is not None:
         first, last = numbers[1], int(numbers[2])
-        if not int(first) <= last < int(first) + MAX_SHARDS:
-            raise DataError(
-                f"{spec}: {numbers[0]} is no range of shards",
-                hint=f"Write {{FIRST..LAST}}, for at most {MAX_SHARDS:,} of them.",
-            )
-        named = (f"{i:0{len(first)}}" for i in range(int(first), last + 1))
-        shards = [Path(spec[: numbers.start()] + n + spec[numbers.end() :]) for n in named]
+        names = (
+            f"{spec[: numbers.start()]}{i:0{len(first)}}{spec[numbers.end() :]}" for i in range(int(first), last + 1)
+        )
     else:
-        shards = [Path(name) for name in sorted(glob.glob(spec))]
-    if not shards:
-        raise DataError(f"{spec}: no such image–text pairs", hint=f"Pairs are {KINDS}.")
-    for shard in shards:
-        if shard.suffix != ".tar":
+        names = sorted(glob.glob(spec))
+    shards = []
+    for name in names:
+        if Path(name).suffix != ".tar":
             raise DataError(
-                f"{shard}: not image–text pairs",
+                f"{name}: not image–text pairs",
                 hint=f"Pairs are {KINDS}. A compressed shard must be unpacked to .tar first.",
             )
-        if not is_there(shard):
-            raise DataError(f"{shard}: no such file")
+        if not is_there(Path(name)):
+            raise DataError(f"{name}: no such file")
+        shards.append(Path(name))
+    if not shards:
+        raise DataError(f"{spec}: no such image–text pairs", hint=f"Pairs are {KINDS}.")
     return shards
 
 
@@ -145,10 +139,8 @@ def _members(path: Path) -> Iterator[tuple[int, int, int, int]]:
             yield from _pair(parts)
             key, parts = os.path.join(folder, stem), {}
         kind = "image" if suffix.lower() in IMAGES else suffix.lower()
-        if member.size > SIZES.get(kind, member.size):
-            raise DataError(
-                f"{path}: {member.name[:200]} has {member.size:,} bytes", hint=f"At most {SIZES[kind]:,} are read."
-            )
+        if kind in ("image", TEXT) and member.size > MAX_BYTES:
+            raise DataError(f"{path}: {member.name[:200]} has {member.size:,} bytes; at most {MAX_BYTES:,} are read")
         parts[kind] = member.offset_data, member.size
     yield from _pair(parts)
 

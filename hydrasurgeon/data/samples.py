@@ -40,6 +40,10 @@ class Samples(ABC):
     note: str | None = None
     """Which order of classes was assumed, where names did not say."""
 
+    def describe(self, spec: str, labels: Labels | None, classes: Sequence[str] | None) -> None:
+        self.spec, self.labels = spec, labels
+        self.classes = None if classes is None else tuple(classes)
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -63,20 +67,20 @@ class Samples(ABC):
             return b""
 
     @cached_property
-    def digests(self) -> bytes:
-        """The sha256 of each sample's content, one behind the other."""
-        return b"".join(hashlib.sha256(self.content_if_any(i)).digest() for i in range(len(self)))
+    def digests(self) -> list[bytes]:
+        """The sha256 of each sample's content."""
+        return [hashlib.sha256(self.content_if_any(i)).digest() for i in range(len(self))]
 
     def fingerprint(self) -> dict[str, Any]:
         """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
-        total = hashlib.sha256(self.digests)
+        total = hashlib.sha256(b"".join(self.digests))
         if self.labels is not None:
             total.update(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
         return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
 
     def content_hash(self) -> str:
         """A hash of the samples in any order, whatever their labels."""
-        return hashlib.sha256(b"".join(sorted(self._each()))).hexdigest()
+        return hashlib.sha256(b"".join(sorted(self.digests))).hexdigest()
 
     @property
     def is_limited(self) -> bool:
@@ -85,11 +89,8 @@ class Samples(ABC):
 
     def shared_with(self, other: Samples) -> int:
         """How many of the samples are exactly one of another set's; what cannot be read is like nothing."""
-        theirs = set(other._each()) - {EMPTY}
-        return sum(digest in theirs for digest in self._each())
-
-    def _each(self) -> list[bytes]:
-        return [self.digests[at : at + len(EMPTY)] for at in range(0, len(self.digests), len(EMPTY))]
+        theirs = set(other.digests) - {EMPTY}
+        return sum(digest in theirs for digest in self.digests)
 
 
 class Arrays(Samples):
@@ -98,8 +99,8 @@ class Arrays(Samples):
     def __init__(
         self, spec: str, images: NDArray[np.uint8], labels: Labels | None = None, classes: Sequence[str] | None = None
     ) -> None:
-        self.spec, self.images, self.labels = spec, images, labels
-        self.classes = tuple(classes) if classes is not None else None
+        self.describe(spec, labels, classes)
+        self.images = images
 
     def __len__(self) -> int:
         return len(self.images)
@@ -118,8 +119,8 @@ class Files(Samples):
     def __init__(
         self, spec: str, paths: Sequence[Path], labels: Labels | None = None, classes: Sequence[str] | None = None
     ) -> None:
-        self.spec, self.paths, self.labels = spec, list(paths), labels
-        self.classes = tuple(classes) if classes is not None else None
+        self.describe(spec, labels, classes)
+        self.paths = list(paths)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -151,8 +152,8 @@ class Rows(Samples):
         classes: Sequence[str] | None = None,
         root: Path | None = None,
     ) -> None:
-        self.spec, self.column, self.kind, self.labels, self.root = spec, column, kind, labels, root
-        self.classes = tuple(classes) if classes is not None else None
+        self.describe(spec, labels, classes)
+        self.column, self.kind, self.root = column, kind, root
 
     def __len__(self) -> int:
         return len(self.column)

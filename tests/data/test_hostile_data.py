@@ -52,7 +52,7 @@ FILES = {
     "d.jsonl": b'{"text": "one", "label": 0}\n{"text": "two", "label": 1}\n{"text": "", "label": 2}\n',
     "d.csv": b'text,label\n"one, two",0\nthree,1\n"fo""ur",2\n',
     "d.parquet": parquet(
-        {b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b"]}}}}'},
+        {b"huggingface": b'{"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}'},
         text=["a", "b", "c"],
         label=[0, 1, 0],
     ),
@@ -336,14 +336,14 @@ def test_parquet_that_fills_the_memory(tmp_path: Path, monkeypatch: pytest.Monke
     import pyarrow as pa
     from pyarrow import parquet as pq
 
-    monkeypatch.setattr("hydrasurgeon.data.bounds.FREE", 50_000_000)
+    monkeypatch.setattr("hydrasurgeon.data.arrays.FREE", 50_000_000)
     one = pa.DictionaryArray.from_arrays(pa.array(np.zeros(400_000, np.int32)), pa.array(["x" * 200_000]))
     pq.write_table(pa.table({"text": one}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": pa.nulls(30_000_000, pa.string())}), tmp_path / "b.parquet")
-    for name, says in (("a", "unpacks to more than"), ("b", "has 30,000,000 rows in")):
+    for name in ("a", "b"):
         assert (tmp_path / f"{name}.parquet").stat().st_size < 5_000_000
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match="would unpack to"):
             open_data(str(tmp_path / f"{name}.parquet"))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 
@@ -352,8 +352,8 @@ def test_parquet_that_fills_the_memory(tmp_path: Path, monkeypatch: pytest.Monke
     ("spec", "says"),
     [
         ("shards-{0..99999999999}.tar", "no such image–text pairs"),
-        ("shards-{0..999999999}.tar", "is no range of shards"),
-        ("shards-{5..3}.tar", "is no range of shards"),
+        ("shards-{0..999999999}.tar", "shards-0.tar: no such file"),
+        ("shards-{5..3}.tar", "no such image–text pairs"),
         ("shards-{000..001}.tar", "no such file"),
     ],
 )
