@@ -117,10 +117,10 @@ def _function(command: Command) -> Callable[..., None]:
     parameters.append(_flag("quiet", "--quiet", "-q", help="No progress and no notes."))
     parameters.sort(key=lambda p: p.default is not p.empty)
 
-    def called(*, quiet: bool, as_json: bool = False, **given: Any) -> None:
+    def called(*, quiet: bool, as_json: bool = False, **values: Any) -> None:
         from hydrasurgeon import render
 
-        options = {record.model_fields[n].alias or n: value for n, value in given.items() if value not in (None, [])}
+        options = {record.model_fields[n].alias or n: value for n, value in values.items() if value not in (None, [])}
         read = record.of(**options)
         options = {name: getattr(read, "json_" if name == "json" else name) for name in options}
         printed = _printed(options)

@@ -15,11 +15,7 @@ from pydantic_core import PydanticUndefined
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.locks import claims
 
-READ = "What is read"
-CHOSEN = "What is done"
-WRITTEN = "What is written"
-RUNS = "How it runs"
-GROUPS = (READ, CHOSEN, WRITTEN, RUNS)
+GROUPS = READ, CHOSEN, WRITTEN, RUNS = "What is read", "What is done", "What is written", "How it runs"
 """The groups that options stand in, in the order of `--help`."""
 
 EXPECTED = {
@@ -35,6 +31,7 @@ EXPECTED = {
 """What is wrong with a value, by pydantic's name of the error."""
 
 NOTHING = FieldInfo()
+"""Stands for a field that a record does not have."""
 PathLike = str | Path
 """A file, or `DIR/` as text: a `Path` has no slash at its end."""
 Result = TypeVar("Result")
@@ -87,24 +84,24 @@ class Options(BaseModel):
         names = cls.arguments()
         if len(inputs) > len(names):
             raise TypeError(f"takes {len(names)} positional arguments, {len(inputs)} were given")
-        given = dict(zip(names, inputs, strict=False)) | options
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next((name for name in given if name not in known), None)
+        values = dict(zip(names, inputs, strict=False)) | options
+        fields = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in values if name not in fields), None)
         if unknown is not None:
             raise TypeError(f"unexpected keyword argument {unknown!r}")
         try:
-            return cls(**given)
+            return cls(**values)
         except ValidationError as error:
             raise UsageError(cls.wrong(error)) from None
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        chosen = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
         for name, others in self.requires.items():
-            if name in given and not given & {*others}:
+            if name in chosen and not chosen & {*others}:
                 raise UsageError(f"{self.flag(name)} requires {' or '.join(map(self.flag, others))}")
         for one, other in self.conflicts:
-            if {one, other} <= given:
+            if {one, other} <= chosen:
                 raise UsageError(f"{self.flag(one)} conflicts with {self.flag(other)}", hint="Give one of them.")
         return self
 

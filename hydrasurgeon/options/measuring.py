@@ -8,6 +8,7 @@ from hydrasurgeon.options.base import READ, RUNS, WRITTEN, Options, PathLike, ar
 from hydrasurgeon.options.shared import DATA, Bare, Checkpoint, ClassNames, Device, Force, Paths, Run, Scoring, Texts
 
 REPORT = "Write the report as JSON; - is stdout."
+"""Help of --json where it takes a file."""
 
 
 class EvaluateOptions(Bare, Run, Force):

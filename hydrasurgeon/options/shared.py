@@ -17,8 +17,11 @@ Progress = Callable[[str, int, int], None]
 LARGEST = 2**63 - 1
 """The largest number that fits into a manifest, and that torch and numpy take as a seed."""
 CHECKPOINT = "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
+"""Help of CKPT."""
 DATA = "Labelled data: folder, .npz, .parquet, .jsonl, .csv, list, hf:…, torchvision:…, demo:…"
+"""Help of labelled data."""
 OUT = "NAME.safetensors, or DIR/ for the family's own layout."
+"""Help of --out."""
 
 
 def _number_or_auto(value: Any) -> Any:
