@@ -43,8 +43,8 @@ crash: $(STAMP)  ## kills, failing disks and races at every call that writes
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-lint: $(STAMP)  ## check format, lint, and that imports fall
-	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo
+lint: $(STAMP)  ## check format, lint, that imports fall, and the size
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo && $(BIN)/python tools/size.py
 
 types: $(STAMP)  ## strict types
 	$(BIN)/mypy
