@@ -71,10 +71,12 @@ def with_data_names(checkpoint: Checkpoint, samples: Samples) -> Checkpoint:
 
 
 def fitted_to(checkpoint: Checkpoint, data: str, run: Run) -> Checkpoint:
-    """The checkpoint with the class names of data that it is about to be scored on."""
+    """The checkpoint with the class names of data that it is about to be scored on; data without labels has none."""
     from hydrasurgeon.data import fit_classes, open_data
 
     samples = open_data(data, limit=run.limit, seed=run.seed)
+    if samples.labels is None:
+        return checkpoint
     return with_data_names(checkpoint, fit_classes(samples, checkpoint.manifest.model))
 
 

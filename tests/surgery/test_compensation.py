@@ -363,7 +363,7 @@ def test_real_tokens_under_padding_and_causal_masks() -> None:
 
 
 def test_wrong_words_and_missing_data(tiny: MAKE) -> None:
-    with pytest.raises(UsageError, match="did you mean lstsq"):
+    with pytest.raises(UsageError, match="expected none, mean or lstsq"):
         hs.prune(tiny(), method="random", keep=2, compensate="lstq")
     with pytest.raises(UsageError, match="needs calibration data"):
         hs.prune(tiny("b.safetensors"), method="random", keep=2, compensate="mean")
