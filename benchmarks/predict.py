@@ -6,7 +6,7 @@ plain loop reads the same files through the same transform in as many worker pro
 same
 weights, and writes a row of id, label and probability for each; the labels must agree. Figures are ratios of paired
 runs and
-their median. Writes benchmarks/results/predict.json, from which tools/render_docs.py makes docs/benchmarks.md.
+their median. Writes benchmarks/results/predict.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
 
     python benchmarks/predict.py [--pictures 512] [--runs 4]
 """

@@ -1,7 +1,7 @@
 """What the file operations cost: start-up against `import torch`, prune and fuse of a 1.2 GB ViT against `cp`.
 
 Both sides of each comparison run in turn in one session; figures are ratios of medians. Writes
-benchmarks/results/surgery.json, from which tools/render_docs.py makes docs/benchmarks.md.
+benchmarks/results/surgery.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
 
     python benchmarks/surgery.py [--runs 5] [--folder DIR] [--only start_up|surgery]
 """

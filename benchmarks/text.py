@@ -3,7 +3,7 @@ ones.
 
 All loops run in turn in one process over the same texts, and must agree in what they compute; figures are ratios of
 medians. The model is all-MiniLM-L6-v2 with a random classifier (a small random BERT where that package is missing).
-Writes benchmarks/results/text.json, from which tools/render_docs.py makes docs/benchmarks.md.
+Writes benchmarks/results/text.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
 
     python benchmarks/text.py [--data texts.jsonl] [--texts 192] [--runs 5]
 """

@@ -3,7 +3,7 @@
 Hashed three times: as anyone does in Python, the file as a whole by one thread (hashlib.file_digest); as our commands
 do,
 every tensor by two threads; and by sha256sum. Writes benchmarks/results/verify.json, from which tools/render_docs.py
-makes docs/benchmarks.md.
+makes docs/reference/benchmarks.md.
 
     python benchmarks/verify.py [--runs 9] [--folder DIR]
 """

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: one section for each file of results."""
+"""docs/reference/benchmarks.md: one section for each file of results."""
 
 from __future__ import annotations
 

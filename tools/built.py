@@ -1,4 +1,4 @@
-"""The section of docs/benchmarks.md on what `build` chooses."""
+"""The section of docs/reference/benchmarks.md on what `build` chooses."""
 
 from __future__ import annotations
 

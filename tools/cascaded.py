@@ -1,4 +1,4 @@
-"""What cascades lose and cost, in tables and words: for docs/cascade.md, from benchmarks/cascade.py's results."""
+"""What cascades lose and cost, in tables and words: for docs/guide/cascade.md, from benchmarks/cascade.py's results."""
 
 from __future__ import annotations
 

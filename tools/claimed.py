@@ -223,7 +223,7 @@ UNTESTED = (
         "5.1, Table 1",
         "OBA, which prunes single weights, tells foreign data worse than Hydra (Circ)",
         (
-            "no implementation of it is at hand here; [predictions](../examples/predictions.py) of any method can be"
+            "no implementation of it is at hand here; [predictions](../../examples/predictions.py) of any method can be"
             " evaluated"
         ),
     ),

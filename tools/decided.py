@@ -1,4 +1,4 @@
-"""What decision states are worth, in words and tables: for docs/benchmarks.md and docs/decision.md, from
+"""What decision states are worth, in words and tables: for docs/reference/benchmarks.md and docs/guide/decision.md, from
 benchmarks/decision.py's results."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def settings(results: dict[str, Any]) -> list[Setting]:
 
 
 def figures(results: dict[str, Any]) -> str:
-    """The paragraph and the table of docs/decision.md."""
+    """The paragraph and the table of docs/guide/decision.md."""
     every = settings(results)
     rows = [
         [
@@ -130,7 +130,7 @@ def _kept(every: Sequence[Setting]) -> list[str]:
 
 
 def decision(results: dict[str, Any]) -> list[str]:
-    """The section of docs/benchmarks.md."""
+    """The section of docs/reference/benchmarks.md."""
     every = settings(results)
     lines = [
         "## Decision states (`calibrate`)",

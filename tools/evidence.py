@@ -1,4 +1,4 @@
-"""docs/evidence.md: the paper's comparison on our tasks, and each of its claims marked, from
+"""docs/reference/evidence.md: the paper's comparison on our tasks, and each of its claims marked, from
 benchmarks/results/quality.json."""
 
 from __future__ import annotations

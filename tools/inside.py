@@ -1,4 +1,4 @@
-"""docs/shift.md and docs/probe.md: how far corruptions lie beside a library's, and whether Proposition 1 holds."""
+"""docs/guide/shift.md and docs/guide/probe.md: how far corruptions lie beside a library's, and whether Proposition 1 holds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def insights(results: dict[str, Any]) -> list[tuple[str, str, bool, str]]:
     both = [row["losses"]["widens"] for row in rows if row["gradient"]["holds"] and row["hessian"]["along_holds"]]
     changes = [change for kinds in results["separation"].values() for change in _changes(kinds)]
     more = sum(all(part > 0 for part in change) for change in changes)
-    where = "([docs/probe.md](probe.md))"
+    where = "([probe](../guide/probe.md))"
     return [
         (
             "3.2, B.1",

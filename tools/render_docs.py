@@ -23,10 +23,10 @@ from traded import trunk_plot
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PASSAGES = {
-    "decision": ("decision", WORTH, figures),
-    "cascade": ("cascade", CASCADES, cascades),
-    "corruptions": ("shift", CORRUPTIONS, corruptions),
-    "probe": ("probe", PROBE, probe),
+    "decision": ("guide/decision", WORTH, figures),
+    "cascade": ("guide/cascade", CASCADES, cascades),
+    "corruptions": ("guide/shift", CORRUPTIONS, corruptions),
+    "probe": ("guide/probe", PROBE, probe),
 }
 """By file of results: the page it has a passage in, the marks around that passage, and who writes it."""
 
@@ -56,9 +56,9 @@ def pages() -> None:
     if curve is not None:
         trunk_plot(curve, DOCS / "trunk.svg")
     if quality is not None:
-        (DOCS / "evidence.md").write_text(evidence(quality, result("probe")), encoding="utf-8")
+        (DOCS / "reference" / "evidence.md").write_text(evidence(quality, result("probe")), encoding="utf-8")
         put_between(ROOT / "README.md", ALIKE, worth(quality))
-    (DOCS / "benchmarks.md").write_text(benchmarks(result), encoding="utf-8")
+    (DOCS / "reference" / "benchmarks.md").write_text(benchmarks(result), encoding="utf-8")
     for name, (page, marks, passage) in PASSAGES.items():
         results = result(name)
         if results is not None:

@@ -1,4 +1,4 @@
-"""Write docs/errors.md: every mistake of tests/support/mistakes.py is made, and what is said then goes onto the page.
+"""Write docs/reference/errors.md: every mistake of tests/support/mistakes.py is made, and what is said then goes onto the page.
 
 python tools/render_errors.py
 """
@@ -32,7 +32,7 @@ def main() -> None:
                 print(f"{mistake.line}: left {outcome.left}")
             messages.append(outcome.message)
             shutil.rmtree(folder)
-    (ROOT / "docs" / "errors.md").write_text(page(messages), encoding="utf-8")
+    (ROOT / "docs" / "reference" / "errors.md").write_text(page(messages), encoding="utf-8")
 
 
 if __name__ == "__main__":

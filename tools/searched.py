@@ -1,4 +1,4 @@
-"""The sections of docs/benchmarks.md on circuits: what the searches take, and how good what they find is."""
+"""The sections of docs/reference/benchmarks.md on circuits: what the searches take, and how good what they find is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of docs/benchmarks.md on time and memory: starting, surgery, verifying, running, evaluating."""
+"""The sections of docs/reference/benchmarks.md on time and memory: starting, surgery, verifying, running, evaluating."""
 
 from __future__ import annotations
 

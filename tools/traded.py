@@ -1,4 +1,4 @@
-"""The sections of docs/benchmarks.md on what a choice costs in quality: a trunk, repair without training, members'
+"""The sections of docs/reference/benchmarks.md on what a choice costs in quality: a trunk, repair without training, members'
 weights; and docs/trunk.svg."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def trunk(results: dict[str, Any]) -> list[str]:
             f" {results['seeds']} seeds."
         ),
         "",
-        "![Quality against multiply-adds](trunk.svg)",
+        "![Quality against multiply-adds](../trunk.svg)",
         "",
         *table(
             ["", "multiply-adds", "parameters", "accuracy ↑", "NLL ↓", "ECE ↓", "AUROC near ↑", "AUROC far ↑", "MI"],

@@ -97,7 +97,7 @@ def test_the_readmes_commands_run(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a key")
 def test_the_commands_about_trust_run(folder: Path) -> None:
-    text = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guide" / "trust.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
     assert len(blocks) == 4
     for block in blocks:
@@ -107,7 +107,7 @@ def test_the_commands_about_trust_run(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_commands_about_cascades_run(folder: Path) -> None:
-    text = (ROOT / "docs" / "cascade.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guide" / "cascade.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```bash\n(.*?)```", text, re.S)
     done = shell("set -e\n" + block, folder)
     assert done.returncode == 0, done.stderr

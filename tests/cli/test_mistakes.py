@@ -1,4 +1,4 @@
-"""docs/errors.md says what happens: each of its mistakes is made, and ends with its message, its code and no file."""
+"""docs/reference/errors.md says what happens: each of its mistakes is made, and ends with its message, its code and no file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tiny_families import dinov2_without_dropout
 
 from hydrasurgeon.cli.app import app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

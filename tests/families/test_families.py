@@ -196,8 +196,8 @@ def test_texts_become_the_checkpoints_own_tokens(tmp_path: Path) -> None:
 
 
 def test_the_table_in_the_docs_lists_what_is_tested() -> None:
-    """docs/families.md names exactly the families of this suite; the message is the table to paste."""
-    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    """docs/reference/families.md names exactly the families of this suite; the message is the table to paste."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "families.md").read_text(encoding="utf-8")
     special = {
         **{
             name: f"| timm | {name.removeprefix('timm ')} | images | file, directory, `timm:` | `timm.create_model` |"

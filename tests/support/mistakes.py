@@ -1,4 +1,4 @@
-"""Mistakes that users make: each with the command, the files it meets and the exit code; docs/errors.md is made from
+"""Mistakes that users make: each with the command, the files it meets and the exit code; docs/reference/errors.md is made from
 them."""
 
 from __future__ import annotations
@@ -875,12 +875,12 @@ def _without_figures(message: str) -> str:
 
 
 def block(mistake: Mistake, message: str) -> str:
-    """Its place in docs/errors.md."""
+    """Its place in docs/reference/errors.md."""
     return f"**{mistake.what}.** `hydrasurgeon {mistake.line}`\n\n```text\n{message.rstrip()}\n```\n"
 
 
 def page(messages: list[str]) -> str:
-    """docs/errors.md."""
+    """docs/reference/errors.md."""
     parts = [HEAD.format(count=len(MISTAKES))]
     for code, about in CODES.items():
         parts.append(f"## Exit code {code}: {about}\n")

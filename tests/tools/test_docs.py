@@ -30,5 +30,5 @@ def test_the_figures_of_a_passage_are_those_measured(name: str, monkeypatch: pyt
 def test_the_figures_of_the_benchmarks_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     render = importlib.import_module("render_docs")
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
     assert page == render.benchmarks(render.result), "run tools/render_docs.py"

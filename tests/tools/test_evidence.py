@@ -1,4 +1,4 @@
-"""docs/evidence.md: what counts as held, and that the page is what the results say."""
+"""docs/reference/evidence.md: what counts as held, and that the page is what the results say."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_readme_shows_those_of_as_many_steps(page: Any) -> None:
 def test_the_page_is_what_the_results_say(page: Any, claims: Any) -> None:
     path = ROOT / "benchmarks" / "results" / "quality.json"
     results = json.loads(path.read_text())
-    text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "evidence.md").read_text(encoding="utf-8")
     looked = json.loads((path.parent / "probe.json").read_text())
     assert text == page.evidence(results, looked), "run tools/render_docs.py"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
