@@ -41,17 +41,17 @@ def model_card(manifest: Manifest, usage: Usage) -> str:
 
 # {_title(manifest)}
 
-{_what(manifest)}
-
-Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
-
-## Load it
-
 ```python
 {usage.code.strip()}
 ```
 
-With hydrasurgeon itself, which runs all members of a hydra in one pass and gives every member's logits:
+{_what(manifest)}
+
+Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
+
+## With hydrasurgeon
+
+It runs all members of a hydra in one pass and gives every member's logits:
 
 ```python
 import hydrasurgeon as hs

@@ -6,10 +6,12 @@ whole, not where it comes from. `surgery/derivation.py` compares it with what it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hydrasurgeon.checkpoints.folder import config_of
 from hydrasurgeon.checkpoints.hydra_layout import hydra_digests
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckFailed
@@ -87,11 +89,24 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
         else Check("finite weights", False, f"NaN or infinity in {first(contents.spoiled)}"),
         Check("shapes", True, f"those of {model.family}:{model.arch} with the kept heads"),
     ]
+    if checkpoint.path.is_dir():
+        checks += _stock_loading(checkpoint)
     if companions:
         checks.append(Check("companions", True, ", ".join(sorted(checkpoint.files))))
     if manifest.kind == "hydra":
         checks += _members(manifest, contents.members)
     return [*checks, _history(checkpoint, contents.digests)]
+
+
+def _stock_loading(checkpoint: Checkpoint) -> Iterator[Check]:
+    """Config of pruned heads or members under a type that its library knows: it would fill a model at random."""
+    family = checkpoint.family
+    _, config = config_of(checkpoint.path)
+    written = json.loads(family.directory(checkpoint.manifest).get(family.config_file, "{}"))
+    for key in ("model_type", "architecture"):
+        if config is not None and str(written.get(key)).startswith("hydrasurgeon") and config.get(key) != written[key]:
+            detail = f"{key} is {str(config.get(key))[:60]!r}, not {written[key]}: stock libraries load a random model"
+            yield Check(family.config_file, False, f"{detail}; an older version wrote it: make it again")
 
 
 def first(names: Sequence[str]) -> str:

@@ -130,6 +130,11 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     )
     if hub:
         checkpoint = replace(checkpoint, hub_id=pinned(text, path))
+    if checkpoint.manifest.model.num_classes == 1:
+        raise CheckpointError(
+            f"{path}: has one logit (num_labels 1): a regression, or a yes/no answer by a sigmoid, which is not supported",
+            hint="Supported: classifiers of two or more classes.",
+        )
     check_decision(checkpoint.manifest, checkpoint.tensors, path)
     if checkpoint.manifest.kind == "hydra":
         check_hydra(checkpoint, checkpoint.manifest)

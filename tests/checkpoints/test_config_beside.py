@@ -56,8 +56,8 @@ def test_a_config_that_transformers_wrote_again(family: Family, tmp_path: Path) 
 
     made = cut(tmp_path, family)
     before = json.loads((made / "config.json").read_text())
-    text = {key: value for key, value in before.items() if key not in ("auto_map", "hydrasurgeon")}
-    again = AutoConfig.for_model(**text)
+    text = {k: v for k, v in before.items() if k not in ("auto_map", "hydrasurgeon", "transformers_weights")}
+    again = AutoConfig.for_model(**{**text, "model_type": before["model_type"].removeprefix("hydrasurgeon_")})
     again.save_pretrained(tmp_path / "again")
     shutil.copyfile(tmp_path / "again" / "config.json", made / "config.json")
     assert json.loads((made / "config.json").read_text()) != before

@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def loaded(folder: Path) -> torch.nn.Module:
-    config = modelling.transformers.AutoConfig.from_pretrained(folder)
+    config = modelling.Config.from_pretrained(folder)
     kind = modelling.HydraModel if "members" in config.hydrasurgeon else modelling.PrunedModel
     return kind.from_pretrained(folder, config=config)
 
@@ -89,7 +89,7 @@ def retold(folder: Path, copy: Path, change: Callable[[dict[str, Any]], None]) -
 @pytest.mark.parametrize("value", [None, {}, [], 1, "x", {"members": []}, {"members": {}}])
 def test_a_config_without_heads(made: dict[str, Path], tmp_path: Path, value: Any) -> None:
     shutil.copytree(made["hydra"], tmp_path / "x")
-    config = modelling.transformers.AutoConfig.from_pretrained(tmp_path / "x")
+    config = modelling.Config.from_pretrained(tmp_path / "x")
     config.hydrasurgeon = value
     with pytest.raises(ValueError, match=r"config\.json: hydrasurgeon"):
         modelling.HydraModel.from_pretrained(tmp_path / "x", config=config)

@@ -184,7 +184,7 @@ def test_an_encoder_alone_has_no_head_to_go_on(tmp_path: Path) -> None:
         ),
         ({"layer_types": ["full_attention"]}, CheckpointError, "lists 1 layers of 4"),
         ({"num_attention_heads": 256}, CheckpointError, "odd number of dimensions"),
-        ({"problem_type": "regression"}, SurgeryError, "made for regression"),
+        ({"problem_type": "regression"}, CheckpointError, "made for regression"),
     ],
 )
 def test_what_does_not_fit(change: dict[str, Any], error: type[Exception], says: str) -> None:

@@ -49,21 +49,34 @@ CLIP = (
     "CLIP is read as OpenCLIP stores it: give open_clip:ViT-B-32/openai (or another of its names) for the same weights."
 )
 """The hint for a CLIP in the layout of transformers."""
+TASK = re.compile(r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|Image)Classification)([A-Z]\w*)$")
+"""How the name of a class tells that its head is for another task than to classify an input, or to pretrain."""
+WHOLE = "Supported: classifiers that choose one of two or more classes for a whole text or image."
+"""The hint where a model is made for another task."""
 LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
 """How the names of modules tell that they are within a layer, and what they are called there."""
 
 MODELLING, DECIDING = "modeling_hydrasurgeon", "deciding_hydrasurgeon"
 """What is written for transformers to run: the cut model, and the one with a decision state behind it."""
+OWN_TYPE = "hydrasurgeon_"
+"""What stands before the `model_type` of a config.json whose weights stock transformers would not recognise."""
+STOCK = "load with trust_remote_code=True"
+"""Stands there as the name of the weight file, so that transformers' own classes raise instead of filling a model at
+random."""
 ACTS = {"temperature", "joint", "ood"}
 """What of a decision state config.json holds, but for how it was chosen."""
 
 USAGE = """
 from transformers import {auto}, pipeline
-
+{warning}
 model = {auto}.from_pretrained("DIR"{trust})
 classify = pipeline("{task}", model="DIR"{trust})
 """
 """How a model card says to run it with transformers."""
+CUT = """
+# Without trust_remote_code=True transformers raises: it has no class of its own for these heads.
+"""
+"""The line in it where it has not."""
 DECIDED = """
 answer = model(**inputs)  # answer.probabilities, .uncertainty, .ood_score, .unfamiliar; softmax(answer.logits) is .probabilities
 """
@@ -202,6 +215,9 @@ class HFEncoder(Family):
                 chosen = {"ood": {"auroc", "chosen_by", "id_flagged"}}
                 heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=chosen)  # type: ignore[arg-type]
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}
+            if self._cut(manifest):
+                config["auto_map"]["AutoConfig"] = f"{MODELLING}.Config"
+                config |= {"model_type": OWN_TYPE + config["model_type"], "transformers_weights": STOCK}
         texts["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
         if "input_size" in model.preprocess:
             texts["preprocessor_config.json"] = (
@@ -213,7 +229,7 @@ class HFEncoder(Family):
         model = manifest.model
         # With defaults: transformers writes all fields, and those who edit a file may add one.
         settings = self.config(model).model_dump(mode="json", by_alias=True, exclude={*UNCLASSIFIED})
-        differing = contradictions(settings, config)
+        differing = contradictions(settings, stock(config))
         with contextlib.suppress(CheckpointError):  # names that are none contradict nothing
             facts = parse(Facts, known(Facts, config), "config.json")
             labels = _labels(facts, model.num_classes)
@@ -224,7 +240,8 @@ class HFEncoder(Family):
     def usage(self, manifest: Manifest) -> Usage:
         task = "text-classification" if _reads_text(manifest.model) else "image-classification"
         trust = ", trust_remote_code=True" if self._heads(manifest) else ""
-        code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust)
+        warning = CUT if self._cut(manifest) else ""
+        code = USAGE.format(auto=_auto(manifest.model), task=task, trust=trust, warning=warning)
         if manifest.decision is not None:
             code += DECIDED
         return Usage(library="transformers", task=task, code=code)
@@ -270,9 +287,12 @@ class HFEncoder(Family):
                     if weight.layer == 0 and weight.heads is not None
                 },
             }
-        rows = manifest.kept[name]
-        pruned = any(len(row) != tower.heads for row in rows)
-        return {"kept": rows} if pruned or manifest.decision is not None else None
+        return {"kept": manifest.kept[name]} if self._cut(manifest) or manifest.decision is not None else None
+
+    def _cut(self, manifest: Manifest) -> bool:
+        """Whether stock transformers has no class for these weights."""
+        ((name, tower),) = manifest.towers.items()
+        return manifest.kind == "hydra" or any(len(row) != tower.heads for row in manifest.kept[name])
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.hf_encoder.modules import Encoder
@@ -317,6 +337,12 @@ class HFEncoder(Family):
         shape = (batch, min(128, int(model.preprocess["max_length"])))
         ids = torch.randint(0, config.vocab_size, shape, device=device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def stock(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json, ours or another's, with the `model_type` that transformers knows."""
+    kind = config.get("model_type")
+    return {**config, "model_type": kind.removeprefix(OWN_TYPE) if isinstance(kind, str) else kind}
 
 
 def _reads_text(model: Model) -> bool:
@@ -376,11 +402,14 @@ def _check_type(config: Mapping[str, Any], where: str, kinds: Mapping[str, Kind]
             raise SurgeryError(
                 f"{where}: has {what} ({key}={str(config[key])[:60]}), which is not supported", hint=supported()
             )
-    if facts.problem_type in ("regression", "multi_label_classification"):
-        raise SurgeryError(
-            f"{where}: is made for {facts.problem_type.replace('_', ' ')}",
-            hint="A hydra averages class probabilities: only single-label classifiers are supported.",
-        )
+    task = TASK.search(names[0]) if names else None
+    if task is not None:
+        words = re.sub("(?<=[a-z])(?=[A-Z])", " ", task[1]).lower()
+        raise CheckpointError(f"{where}: {names[0][:80]} is made for {words[:80]}, which is not supported", hint=WHOLE)
+    if facts.problem_type == "regression":
+        raise CheckpointError(f"{where}: is made for regression, which is not supported", hint=WHOLE)
+    if facts.problem_type == "multi_label_classification":
+        raise SurgeryError(f"{where}: is made for multi label classification, which is not supported", hint=WHOLE)
 
 
 def _classes(kind: Kind, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], where: str) -> int:

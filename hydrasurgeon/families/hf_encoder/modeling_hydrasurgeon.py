@@ -30,19 +30,60 @@ MODELLING = "modeling_hydrasurgeon"
 Base: Any = getattr(transformers, ARCH)
 WEIGHTS = "model.safetensors"
 """What the library calls the weights in a directory."""
+STOCK = "load with trust_remote_code=True"
+"""Stands in config.json where the library looks for the name of a weight file, so that its own classes raise: they
+would fill what they do not find at random."""
+
+
+class Config(Base.config_class):  # type: ignore[misc]
+    """The type that config.json names, which the library does not know; what is made of it is the library's config."""
+
+    model_type = f"hydrasurgeon_{Base.config_class.model_type}"
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], **options: Any) -> Any:
+        stock = Base.config_class
+        return stock.from_dict({**config_dict, "model_type": stock.model_type}, **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "transformers_weights": STOCK}
 
 
 class SavesCode:
-    """What is saved needs this file beside it: `with_code` puts it there, under the right name of the class."""
+    """A model that is saved with this file beside it, and named in its config."""
+
+    config: Any
+    kind: str
+    main_input_name: str
 
     @classmethod
     def is_remote_code(cls) -> bool:
         # Else the library would copy it anew, and name a class of the model's own.
         return False
 
+    def save_pretrained(self, folder: Any, **options: Any) -> None:
+        """A directory that the auto classes load again, and Trainer resumes from."""
+        os.makedirs(folder, exist_ok=True)
+        with open(__file__, encoding="utf-8") as file:
+            text = file.read()
+        with open(os.path.join(folder, f"{MODELLING}.py"), "w", encoding="utf-8") as copied:
+            copied.write(text)
+        auto = f"AutoModelFor{'Image' if self.main_input_name == 'pixel_values' else 'Sequence'}Classification"
+        stock = self.config
+        self.config = copy.copy(stock)
+        self.config.__class__ = Config
+        self.config.auto_map = {"AutoConfig": f"{MODELLING}.Config", auto: f"{MODELLING}.{self.kind}"}
+        try:
+            # Names as the live model has them: Trainer loads them back into it.
+            super().save_pretrained(folder, **{**options, "save_original_format": False})  # type: ignore[misc]
+        finally:
+            self.config = stock
+
 
 class PrunedModel(SavesCode, Base):  # type: ignore[misc]
     """The library's classifier with the heads that config.json lists."""
+
+    kind = "PrunedModel"
 
     def __init__(self, config: Any) -> None:
         (rows,) = listed(config)
@@ -50,8 +91,11 @@ class PrunedModel(SavesCode, Base):  # type: ignore[misc]
         for layer, row in zip(encoder_layers(self), rows, strict=True):
             shrink(attention_site(layer), row)
 
-    def save_pretrained(self, folder: Any, **options: Any) -> None:
-        super().save_pretrained(folder, **with_code(self, folder, "PrunedModel", options))
+    @classmethod
+    def from_pretrained(cls, path: Any, *arguments: Any, config: Any = None, **options: Any) -> Any:
+        config = copy.deepcopy(config or Config.from_pretrained(path, **hub_options(options)))
+        vars(config).pop("transformers_weights", None)
+        return super().from_pretrained(path, *arguments, config=config, **options)
 
 
 class HydraModel(SavesCode, transformers.PreTrainedModel):
@@ -61,6 +105,7 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
     Members run one after another and share the weights that are equal in all of them.
     """
 
+    kind = "HydraModel"
     config_class = Base.config_class
     main_input_name = Base.main_input_name
     accepts_loss_kwargs = False  # its loss is a mean over the batch, which Trainer then scales
@@ -89,7 +134,7 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
             for key in ("attn_implementation", "device_map", "dtype", "torch_dtype")
             if options.get(key) is not None
         }
-        config = config or transformers.AutoConfig.from_pretrained(path, **hub)
+        config = config or Config.from_pretrained(path, **hub)
         file = weights_file(path, hub)
         kepts, cut = listed(config), head_tensors(config)
         members = []
@@ -125,7 +170,6 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
                 # Equal in some members only: each gets a copy.
                 written[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
                 seen.add(tensor.data_ptr())
-        options = with_code(self, folder, "HydraModel", options)
         super().save_pretrained(folder, state_dict=written, **options)
 
     def member_logits(self, *inputs: Any, **named: Any) -> Tensor:
@@ -272,20 +316,6 @@ def shared_by_all(members: Sequence[nn.Module]) -> list[str]:
     """The names of parameters that are one and the same in all members."""
     each = [dict(member.named_parameters(remove_duplicate=False)) for member in members]
     return [name for name, p in each[0].items() if all(other.get(name) is p for other in each[1:])]
-
-
-def with_code(model: Any, folder: Any, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Put this file beside the weights, which need it, and name it in the config; the options of `save_pretrained`."""
-    os.makedirs(folder, exist_ok=True)
-    place = os.path.join(folder, f"{MODELLING}.py")
-    with open(__file__, encoding="utf-8") as file:
-        text = file.read()
-    with open(place, "w", encoding="utf-8") as copied:
-        copied.write(text)
-    auto = f"AutoModelFor{'Image' if model.main_input_name == 'pixel_values' else 'Sequence'}Classification"
-    model.config.auto_map = {auto: f"{MODELLING}.{kind}"}
-    # Names as the live model has them: Trainer loads them back into it.
-    return {**options, "save_original_format": False}
 
 
 def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.hf_encoder.architectures import Kind
 from hydrasurgeon.families.hf_encoder.configs import Encoder
-from hydrasurgeon.families.hf_encoder.family import HFEncoder
+from hydrasurgeon.families.hf_encoder.family import HFEncoder, stock
 from hydrasurgeon.families.modernbert.configs import GLOBAL, LOCAL, ModernBertConfig
 from hydrasurgeon.families.modernbert.weights import KIND, weights
 from hydrasurgeon.files.manifest import Model, Tower
@@ -30,7 +30,7 @@ class ModernBert(HFEncoder):
     records: ClassVar[Mapping[str, type[Encoder]]] = {TYPE: ModernBertConfig}
 
     def recognises(self, bare: Bare) -> bool:
-        return bare.config is not None and bare.config.get("model_type") == TYPE
+        return bare.config is not None and stock(bare.config)["model_type"] == TYPE
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         super().check_config(config, where)
