@@ -13,10 +13,9 @@ from hydrasurgeon.checkpoints.card import BEGIN, CARD, EVAL_RESULTS, model_card
 from hydrasurgeon.checkpoints.companions import check_names
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import families, family_of
-from hydrasurgeon.files.atomic import SUFFIX, fill, output_path, real, replacing, staged, sweep, write_text
+from hydrasurgeon.files.atomic import SUFFIX, fill, hold, output_path, real, replacing, staged, sweep, write_text
 from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.foreign import read_json
-from hydrasurgeon.files.locks import hold
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, MAX_BYTES, UNKNOWN, Manifest, ManifestT, sidecar
 from hydrasurgeon.files.shards import parse_size, write_shards
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, hashed, write_tensors

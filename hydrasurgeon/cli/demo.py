@@ -12,8 +12,7 @@ from pathlib import Path
 
 from hydrasurgeon import render
 from hydrasurgeon.errors import OutputError
-from hydrasurgeon.files.atomic import SUFFIX, real, write_bytes
-from hydrasurgeon.files.locks import hold, releases_claims
+from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, write_bytes
 from hydrasurgeon.files.manifest import sidecar
 
 DATA = "--data demo:test --ood near:held-out=demo:near --ood far:digits=demo:digits"
@@ -92,7 +91,7 @@ def written(commands: Sequence[str]) -> set[str]:
     return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(SUFFIX))}
 
 
-@releases_claims
+@claims()
 def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     """Run the commands in `folder`, printing each before it runs; with `force` its own files there are replaced."""
     import os

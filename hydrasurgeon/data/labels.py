@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.names import MAX_NAME, is_name
+from hydrasurgeon.files.foreign import MAX_NAME, is_name
 
 Labels = NDArray[np.int64]
 

@@ -22,8 +22,7 @@ from hydrasurgeon.data.sources import is_there
 from hydrasurgeon.data.tables import CAPTIONS, READERS, Table, read_table
 from hydrasurgeon.data.tables import IMAGES as IMAGE_COLUMNS
 from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.files.foreign import open_regular
-from hydrasurgeon.files.names import portable
+from hydrasurgeon.files.foreign import open_regular, portable
 
 KINDS = "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, .jsonl or .csv"
 """What image–text pairs can be, in words."""

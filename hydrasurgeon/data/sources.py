@@ -17,8 +17,7 @@ from hydrasurgeon.data.libraries import read_hub, read_torchvision
 from hydrasurgeon.data.samples import Files, Samples, limited
 from hydrasurgeon.data.tables import read_table, rows
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import open_regular, read_text
-from hydrasurgeon.files.names import portable
+from hydrasurgeon.files.foreign import open_regular, portable, read_text
 from hydrasurgeon.lookup import did_you_mean
 
 KINDS = "a folder, .npz, .parquet, .jsonl, .csv, an image list .txt, hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"

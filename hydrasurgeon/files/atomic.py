@@ -1,7 +1,9 @@
-"""Outputs: checked and claimed before the work begins, written beside their place, and put there whole.
+"""Outputs: claimed before the work begins, written beside their place, and put there whole.
 
-What is being written is called `.NAME.<random>.part`, what is set aside for a moment `.NAME.<random>.old`. Only who
-holds an output's lock writes such files, so those he meets are left over from a killed run.
+One process at a time may write an output: it holds a lock on `.NAME.exclusive.lock` beside it, which the system lets go
+of when the process ends, however that ends. What is being written is called `.NAME.<random>.part`, a folder that is being
+replaced `.NAME.<random>.old`. Only who holds the lock writes such files, so those he meets are left over from a killed
+run.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from hydrasurgeon.errors import OutputError
-from hydrasurgeon.files.locks import hold
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.run import is_main_process
 
@@ -26,6 +28,44 @@ SUFFIX = ".safetensors"
 """How an output is told to be one file; all else is a directory."""
 UNTOUCHED = "Nothing was left half-written."
 """The hint of a write that failed and left all as it was."""
+_CLAIMS: ContextVar[contextlib.ExitStack | None] = ContextVar("claims", default=None)
+"""What the innermost block of `claims` holds."""
+
+
+@contextlib.contextmanager
+def claims() -> Iterator[None]:
+    """Outputs that are claimed within the block, or in a function that it decorates, are held until it ends."""
+    with contextlib.ExitStack() as stack:
+        token = _CLAIMS.set(stack)
+        try:
+            yield
+        finally:
+            _CLAIMS.reset(token)
+
+
+def hold(path: Path, *, option: str) -> None:
+    """Make `path` this process's to write, until the enclosing `claims` end; refused while it is held."""
+    stack = _CLAIMS.get()
+    assert stack is not None, "outputs are claimed inside `claims`"
+    if not is_main_process():
+        return
+    from filelock import FileLock, Timeout  # a third of what `inspect` imports
+
+    # Longer than every temporary name, so that what could not be written is refused here.
+    place = path.with_name(f".{path.name}.exclusive.lock")
+    lock = FileLock(place, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise OutputError(
+            f"{option} {path}: this command or another hydrasurgeon is writing it",
+            hint="Wait for it to end, or give another name.",
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OutputError(f"{option} {path}: cannot be written ({reason})") from error
+    stack.callback(lock.release)
+    stack.callback(_remove, place)
 
 
 def named(out: str | Path) -> tuple[Path, bool]:
@@ -69,14 +109,19 @@ def claim(
     """
     places = (path, *beside)
     check_folder(path)
+    sources = [source for argument in inputs for source in _named(argument)]
     for place in places:
         _check_kind(place, option, folder=folder)
-        _check_inputs(place, option, inputs)
+        for source in sources if os.path.exists(place) else ():
+            if os.path.samefile(place, source) or _within(place, source) or _within(source, place):
+                raise OutputError(
+                    f"{option} {place}: {source} is an input of this command", hint=f"Give another {option}."
+                )
     hold(path, option=option)
     sweep(*places)
-    taken = [place for place in places if _is_taken(place)]
-    if taken and not force:
-        raise OutputError(f"{taken[0]}: already exists", hint=f"Give --force to replace it, or another {option}.")
+    taken = next((place for place in places if _is_taken(place)), None)
+    if taken is not None and not force:
+        raise OutputError(f"{taken}: already exists", hint=f"Give --force to replace it, or another {option}.")
     return path
 
 
@@ -109,31 +154,21 @@ def _check_kind(place: Path, option: str, *, folder: bool) -> None:
             raise OutputError(f"{option} {place}: is {what}", hint=f"Give another {option}.")
 
 
-def _check_inputs(place: Path, option: str, inputs: Iterable[object]) -> None:
-    """Refuse to replace one of the command's own inputs, whatever --force says."""
-    if not os.path.exists(place):
-        return
-    for source in _named(inputs):
-        if os.path.samefile(place, source) or _within(place, source) or _within(source, place):
-            raise OutputError(f"{option} {place}: {source} is an input of this command", hint=f"Give another {option}.")
-
-
 def _within(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def _named(inputs: Iterable[object]) -> Iterator[Path]:
-    """The files and folders that arguments name: checkpoints, and data as D, NAME=D, near:NAME=D, LIST@FOLDER."""
-    for argument in inputs:
-        if isinstance(argument, (list, tuple)):
-            yield from _named(argument)
-        elif argument is not None:
-            text = str(argument)
-            specs = (text, text.partition("=")[2], text.rpartition("=")[2])
-            for name in {part for spec in specs for part in (spec, spec.partition("@")[0])} - {""}:
-                for path in (Path(name), Path(name + SUFFIX)):
-                    beside = [sidecar(path)] if path.suffix == SUFFIX else []
-                    yield from (each for each in (path, *beside) if os.path.exists(each))
+def _named(argument: object) -> Iterator[Path]:
+    """The files and folders that an argument names: checkpoints, and data as D, NAME=D, near:NAME=D, LIST@FOLDER."""
+    if isinstance(argument, (list, tuple)):
+        for each in argument:
+            yield from _named(each)
+    elif argument is not None:
+        text = str(argument)
+        specs = (text, text.partition("=")[2], text.rpartition("=")[2])
+        for name in {part for spec in specs for part in (spec, spec.partition("@")[0])} - {""}:
+            paths = (Path(name), Path(name + SUFFIX), sidecar(Path(name)))
+            yield from (path for path in paths if os.path.exists(path))
 
 
 def _is_taken(place: Path) -> bool:
@@ -143,26 +178,17 @@ def _is_taken(place: Path) -> bool:
     return os.path.lexists(place)
 
 
-def sweep(first: Path, *beside: Path) -> None:
-    """Remove what killed runs left of these outputs, and put back what they had set aside."""
+def sweep(*places: Path) -> None:
+    """Remove what killed runs left of these outputs, and put back a folder that one had set aside."""
     if not is_main_process():
         return
     with contextlib.suppress(OSError):  # what cannot be cleaned harms nobody
-        for place in (first, *beside):
-            for left, token in _leftovers(place, "old"):
-                replaced = place != first and not _temporary(first, token, "part").exists()
-                if not replaced and not os.path.lexists(place):
-                    left.rename(place)
-                _remove(left)
-        for place in (first, *beside):
-            for left, _ in _leftovers(place, "part"):
-                _remove(left)
-
-
-def _leftovers(place: Path, kind: str) -> list[tuple[Path, str]]:
-    pattern = re.compile(rf"\.{re.escape(place.name)}\.([0-9a-f]{{8}})\.{kind}")
-    matches = (pattern.fullmatch(name) for name in sorted(os.listdir(place.parent)))
-    return [(place.with_name(match[0]), match[1]) for match in matches if match]
+        for place in places:
+            left = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.(part|old)")
+            for path in sorted(place.with_name(name) for name in os.listdir(place.parent) if left.fullmatch(name)):
+                if path.suffix == ".old" and not os.path.lexists(place):
+                    path.rename(place)
+                _remove(path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -187,93 +213,53 @@ def fill(path: Path, content: bytes) -> None:
 def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
     """Temporary names of files that take their places when the block succeeds.
 
-    `first` must be usable alone: the files beside it are set aside before it is replaced and new ones come after
-    it, so that at no moment two stand side by side that do not belong together.
+    `first` must be usable alone: the files beside it go before it is replaced and new ones come after it, so that at no
+    moment two stand side by side that do not belong together.
     """
-    token = secrets.token_hex(4)
-    parts = [_temporary(place, token, "part") for place in (first, *beside)]
-    aside = [(place, _temporary(place, token, "old")) for place in beside]
+    places = (first, *beside)
+    parts = tuple(_temporary(place, "part") for place in places)
     left = UNTOUCHED
     try:
-        yield tuple(parts)
-        for place, old in aside:
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(place, old)
-        os.replace(parts[0], first)
-        left = f"{first.name} is whole and usable" + (", its sidecar is missing." if beside else ".")
-        _sync(first.parent)
-        for place, part in zip(beside, parts[1:], strict=True):
+        yield parts
+        for place in beside:
+            place.unlink(missing_ok=True)
+        for place, part in zip(places, parts, strict=True):
             os.replace(part, place)
+            left = f"{first.name} is whole and usable" + (", its sidecar is missing." if beside else ".")
+            _sync(first.parent)
         left = f"{first.name} is whole and usable."
-        _sync(first.parent)
     except OSError as error:
         raise not_written(first, error, left) from error
     finally:
-        _clear(first, parts, aside)
-
-
-def _clear(first: Path, parts: list[Path], aside: list[tuple[Path, Path]]) -> None:
-    """After a success or a failure: put back what was set aside for nothing, remove the rest."""
-    replaced = not os.path.exists(parts[0])
-    for place, old in aside:
-        if replaced:
-            _remove(old)
-        elif os.path.exists(old):
-            with contextlib.suppress(OSError):
-                os.rename(old, place)
-    for part in parts:
-        _remove(part)
+        for part in parts:
+            _remove(part)
 
 
 @contextlib.contextmanager
 def staged(place: Path) -> Iterator[Path]:
     """A new folder that takes the place of `place`, with all that the block wrote into it."""
-    folder = _temporary(place, secrets.token_hex(4), "part")
+    folder, aside = _temporary(place, "part"), _temporary(place, "old")
     left = UNTOUCHED
     try:
         folder.mkdir()
         yield folder
         _sync(folder)
-        _swap(folder, place)
+        if _is_taken(place):
+            os.rename(place, aside)
+        os.rename(folder, place)
         left = f"{place.name} is whole and usable."
         _sync(place.parent)
     except OSError as error:
         raise not_written(place, error, left) from error
     finally:
-        _remove(folder)
-
-
-def _swap(folder: Path, place: Path) -> None:
-    """Put a folder where another one may be: in one step where the system can, else by way of a name aside."""
-    if not _is_taken(place):
-        if sys.platform == "win32" and place.is_dir():
-            place.rmdir()
-        os.rename(folder, place)
-    elif not _exchange(folder, place):
-        aside = place.with_name(folder.name.removesuffix("part") + "old")
-        os.rename(place, aside)
-        try:
-            os.rename(folder, place)
-        except BaseException:
+        if aside.exists() and not place.exists():
             os.rename(aside, place)
-            raise
-        _remove(aside)
+        for path in (folder, aside):
+            _remove(path)
 
 
-def _exchange(folder: Path, place: Path) -> bool:
-    """Swap two names; False where the system cannot. What was in `place` is removed by the name of `folder`."""
-    if not sys.platform.startswith("linux"):
-        return False
-    import ctypes
-
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    names = os.fsencode(folder), os.fsencode(place)
-    return rename is not None and rename(here, names[0], here, names[1], exchange) == 0
-
-
-def _temporary(place: Path, token: str, kind: str) -> Path:
-    return place.with_name(f".{place.name}.{token}.{kind}")
+def _temporary(place: Path, kind: str) -> Path:
+    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.{kind}")
 
 
 def _remove(path: Path) -> None:

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import FileIO
 from math import isfinite
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 from hydrasurgeon.errors import CheckpointError, HydraError
 
-# Deep enough for every config there is; parsers and whoever walks the values recurse no deeper.
+# Deep enough for every config there is; whoever walks the values recurses no deeper.
 MAX_DEPTH = 32
-# Commas and brackets in one text: a value costs up to 70 bytes of memory for as little as two in the file.
-MAX_VALUES = 1_000_000
-# Quotation marks, those inside texts too: a header may carry a tokenizer of a quarter of a million words.
-MAX_QUOTES = 20_000_000
-# Integers as numpy and torch know them: int64, and seeds of 64 bits.
-SMALLEST, LARGEST = -(2**63), 2**64 - 1
+# Characters of a name.
+MAX_NAME = 500
+# Unicode's categories of control characters, lone surrogates (bytes that were not UTF-8) and ends of lines.
+UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 
 Error = type[HydraError]
-
-STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A JSON string, also one that does not end: matched in one go, never back."""
-BRACKETS = bytes.maketrans(b"{}", b"[]")
-"""Objects nest as lists do, so both are counted as one."""
-NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
-"""Bytes that neither nest nor part values."""
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""Half of a character of two: only a text with one is looked at again."""
 
 
 def open_regular(path: Path, *, error: Error = CheckpointError) -> FileIO:
@@ -74,34 +62,29 @@ def read_json(path: Path, *, most: int, error: Error = CheckpointError) -> Any:
     return parse_json(read_bytes(path, most=most, error=error), str(path), most=most, error=error)
 
 
-def parse_json(
-    content: bytes | str, where: str, *, most: int, values: int = MAX_VALUES, error: Error = CheckpointError
-) -> Any:
+def parse_json(content: bytes | str, where: str, *, most: int, error: Error = CheckpointError) -> Any:
     """The value behind a JSON text; `where` names the source in the error.
 
-    Stricter than the standard library: UTF-8, no key twice, no NaN or Infinity, no lone surrogates, integers of
-    at most 64 bits (longer ones become floats), and no more bytes, values and nesting than the bounds, which are
-    checked first.
+    Stricter than the standard library: UTF-8, no key twice, no NaN or Infinity, no lone surrogates, and no more bytes
+    and nesting than the bounds.
     """
-    try:
-        content = content.encode() if isinstance(content, str) else content
-    except UnicodeEncodeError as failure:
-        raise error(f"{where}: is not Unicode text") from failure
     if len(content) > most:
         raise error(f"{where}: is too large; at most {most:,} bytes are read")
-    text = _utf8(content, where, error)
+    text = content if isinstance(content, str) else _utf8(content, where, error)
     if not text.strip():
         raise error(f"{where}: is empty")
-    check_structure(content, where, values=values, error=error)
     try:
-        value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite, parse_int=_bounded
-        )
-        if SURROGATE.search(text):
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
+        deep = _is_deep(value)
+    except RecursionError:
+        deep = True
     except ValueError as failure:
         why = "a lone surrogate" if isinstance(failure, UnicodeEncodeError) else str(failure)
         raise error(f"{where}: is not JSON ({why})") from failure
+    if deep:
+        raise error(f"{where}: is nested more than {MAX_DEPTH} deep")
     return value
 
 
@@ -112,48 +95,39 @@ def _utf8(content: bytes, where: str, error: Error) -> str:
         raise error(f"{where}: is not UTF-8 text") from failure
 
 
-def check_structure(content: bytes, where: str, *, values: int, error: Error) -> None:
-    """Refuse JSON of too many values, or nested too deep, without parsing it.
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [part for each in level for part in _parts(each)]
+    return bool(level)
 
-    Commas and brackets outside strings are counted and brackets paired off from the inside: all in C, nothing
-    recursive.
-    """
-    if content.count(b'"') > MAX_QUOTES:
-        raise error(f"{where}: holds more than {MAX_QUOTES:,} quotation marks")
-    structure = STRING.sub(b"", content).translate(BRACKETS, NO_STRUCTURE)
-    if len(structure) > values:
-        raise error(f"{where}: holds more than {values:,} values")
-    brackets = structure.replace(b",", b"")
-    for _ in range(MAX_DEPTH):
-        if b"[]" not in brackets:
-            break
-        brackets = brackets.replace(b"[]", b"")
-    # What is left is unbalanced, which the parser names, or deeper than the rounds.
-    if b"[]" in brackets or brackets.count(b"[") > MAX_DEPTH:
-        raise error(f"{where}: is nested more than {MAX_DEPTH} deep")
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice[:80]!r} is there twice")
+    record: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in record:
+            raise ValueError(f"the key {name[:80]!r} is there twice")
+        record[name] = value
     return record
 
 
-def _not_finite(text: str) -> float:
-    raise ValueError(f"{text} is not a number that JSON knows")
-
-
 def _finite(text: str) -> float:
+    """A number of a text that is one; NaN and Infinity are none in JSON."""
     number = float(text)
     if not isfinite(number):
-        raise ValueError(f"{text[:40]} is beyond float64")
+        raise ValueError(f"{text[:40]} is not a finite number")
     return number
 
 
-def _bounded(text: str) -> int | float:
-    if len(text) <= 20 and SMALLEST <= (number := int(text)) <= LARGEST:
-        return number
-    # transformers writes 10^30 where a tokenizer has no limit: a number, but none that could count anything.
-    return _finite(text)
+def is_name(text: str) -> bool:
+    """Whether a name that a file gives is short, of one line, and fit to be written and shown."""
+    return 0 < len(text.strip()) <= len(text) <= MAX_NAME and not UNNAMEABLE & set(map(category, text))
+
+
+def portable(spec: str) -> str:
+    """A path, or LIST@ROOT of two, without the folders of this machine: what files record is the same everywhere."""
+    return "@".join(Path(part).name if os.path.isabs(part) else part for part in spec.split("@"))

@@ -6,17 +6,27 @@ Lines lie in `NAME.partial`, below one that says what they belong to; the finish
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from hydrasurgeon.errors import OutputError
-from hydrasurgeon.files.atomic import not_written, replacing
+from hydrasurgeon.files.atomic import not_written, replacing, write_text
+from hydrasurgeon.files.foreign import parse_json
+from hydrasurgeon.files.resumable import Resumable, Work, there
 
 # Rows of a parquet file's group: what is in memory at once.
 GROUP = 10_000
+# Bytes of what a file of lines says of itself.
+MAX_HEAD = 64 << 20
+
+
+class _Partial(Resumable):
+    work = Work("prediction", "hydrasurgeon.rows", 1)
 
 
 class Growing:
@@ -26,11 +36,13 @@ class Growing:
         """`identity` must be the same for lines that are gone on with; they come in steps of so many."""
         self.place = place
         self.partial = place.with_name(f"{place.name}.partial")
-        self._head = json.dumps(identity, sort_keys=True).encode() + b"\n"
+        self._state = _Partial(self.partial, identity)
+        self.done = 0
         with self._writing():
-            self.done = self._resumed(step, force)
-            if not self.done:
-                self.partial.write_bytes(self._head)
+            if there(self.partial) and not force:
+                self.done = self._resumed(step)
+            else:
+                write_text(self.partial, json.dumps(self._state.texts({})) + "\n")
             self._file = self.partial.open("ab")
 
     @contextlib.contextmanager
@@ -41,19 +53,12 @@ class Growing:
             left = f"Lines so far stay in {self.partial.name}: repeat the command."
             raise not_written(self.partial, error, left) from error
 
-    def _resumed(self, step: int, force: bool) -> int:
-        """Whole steps of lines that an interrupted command left."""
-        if force or not self.partial.exists():
-            return 0
+    def _resumed(self, step: int) -> int:
+        """Whole steps of lines that an interrupted command left; what is behind them is cut off."""
         with self.partial.open("r+b") as file:
-            head = file.readline()
-            if head != self._head and self._head.startswith(head):
-                return 0  # ended before it had begun
-            if head != self._head:
-                raise OutputError(
-                    f"{self.partial}: was left by a run with other arguments, or on another checkpoint",
-                    hint="Repeat that run, or delete the file, or give --force.",
-                )
+            with self._state.judged():
+                head = parse_json(file.readline(MAX_HEAD), str(self.partial), most=MAX_HEAD)
+                self._state.position(head, most=MAX_HEAD)
             count, whole = 0, file.tell()
             ends = whole
             for number, line in enumerate(file, 1):
@@ -85,8 +90,7 @@ class Growing:
             file.flush()
             os.fsync(file.fileno())
         self.close()
-        with self._writing():
-            self.partial.unlink()
+        self._state.clear()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # of lines that could not be written, which was said
@@ -102,15 +106,11 @@ def write_csv(columns: Sequence[str]) -> Callable[[IO[bytes], Iterator[str]], No
     """JSON lines as CSV with a header; lists as JSON, what is not there as nothing."""
 
     def write(file: IO[bytes], lines: Iterator[str]) -> None:
-        import csv
-        import io
-
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(columns)
+        table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
         for line in lines:
-            row = json.loads(line)
-            table.writerow([_cell(row.get(column)) for column in columns])
+            table.writerow({name: _cell(value) for name, value in json.loads(line).items()})
         text.flush()
         text.detach()
 
@@ -123,6 +123,10 @@ def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 
+KINDS = {"text": "string", "json": "string", "number": "float64", "whole": "int64", "flag": "bool"}
+"""What a column may hold → arrow's name for it."""
+
+
 def write_parquet(columns: Mapping[str, str]) -> Callable[[IO[bytes], Iterator[str]], None]:
     """JSON lines as parquet, group by group; `columns` → text, number, whole, flag or json (as text)."""
 
@@ -130,31 +134,16 @@ def write_parquet(columns: Mapping[str, str]) -> Callable[[IO[bytes], Iterator[s
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        kinds = {
-            "text": pa.string(),
-            "json": pa.string(),
-            "number": pa.float64(),
-            "whole": pa.int64(),
-            "flag": pa.bool_(),
-        }
-        schema = pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
+        schema = pa.schema([(name, KINDS[kind]) for name, kind in columns.items()])
         with pq.ParquetWriter(file, schema) as table:
-            group: list[dict[str, Any]] = []
-            for line in lines:
-                row = json.loads(line)
-                group.append({name: _typed(row.get(name), kind) for name, kind in columns.items()})
-                if len(group) == GROUP:
-                    table.write_table(pa.Table.from_pylist(group, schema))
-                    group = []
-            if group:
+            while rows := [json.loads(line) for line in islice(lines, GROUP)]:
+                group = [{name: _typed(row.get(name), kind) for name, kind in columns.items()} for row in rows]
                 table.write_table(pa.Table.from_pylist(group, schema))
 
     return write
 
 
 def _typed(value: Any, kind: str) -> Any:
-    if value is None:
-        return None
-    if kind == "json":
-        return json.dumps(value, ensure_ascii=False)
-    return str(value) if kind == "text" else value
+    if value is None or kind not in ("json", "text"):
+        return value
+    return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)

@@ -19,24 +19,13 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.foreign import parse_json
 
 ITEMSIZE = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64"), 8),
 }
 """Bytes of one element of every dtype that safetensors has."""
-# The format's own limit; what a header may hold is bounded further by the number of its values.
+# The format's own limit.
 MAX_HEADER = 100_000_000
 # A name of a tensor or of a header's entry; the longest in use have some 150 characters.
 MAX_NAME = 512
@@ -44,8 +33,6 @@ MAX_NAME = 512
 MAX_RANK = 16
 # Elements of one tensor, empty dimensions counted as one: what numpy can lay out.
 MAX_ELEMENTS = 2**48
-# Entries of the metadata, ours and others'.
-MAX_ENTRIES = 1000
 
 ONLY = "Only safetensors files are read; convert other formats with their own library first."
 """The hint for files of other formats."""
@@ -80,9 +67,7 @@ def read_header(file: FileIO, path: Path) -> Header:
     """The header of an open file; CheckpointError for whatever the format does not allow."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(8)
-    if len(prefix) < 8:
-        raise CheckpointError(f"{path}: not a safetensors file (only {size} bytes long)", hint=ONLY)
-    (length,) = struct.unpack("<Q", prefix)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER + 1
     if length > MAX_HEADER:
         raise CheckpointError(f"{path}: not a safetensors file (no header where one must be)", hint=ONLY)
     if 8 + length > size:
@@ -90,12 +75,20 @@ def read_header(file: FileIO, path: Path) -> Header:
             f"{path}: the header should be {length} bytes long, but the file ends after {size}",
             hint="The file is truncated or not safetensors: copy or convert it again.",
         )
-    content = _read_all(file, length)
+    content = bytearray()
+    while len(content) < length and (chunk := file.read(length - len(content))):
+        content += chunk
     if not content.startswith(b"{"):
         raise CheckpointError(f"{path}: not a safetensors file (no header where one must be)", hint=ONLY)
-    entries = parse_json(content, f"{path} (safetensors header)", most=MAX_HEADER)
+    entries = parse_json(bytes(content), f"{path} (safetensors header)", most=MAX_HEADER)
     try:
-        metadata = _metadata(entries.pop("__metadata__", {}))
+        metadata = entries.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("__metadata__ is not a record of texts")
+        for name in (*metadata, *entries):
+            # Control characters would let two sets of names have one hash, and move a terminal's cursor.
+            if not name or len(name) > MAX_NAME or not name.isprintable():
+                raise ValueError(f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed")
         infos = {name: _info(name, entry, 8 + length) for name, entry in entries.items()}
     except ValueError as error:
         raise CheckpointError(f"{path}: the safetensors header is damaged ({error})", hint=ONLY) from error
@@ -103,46 +96,17 @@ def read_header(file: FileIO, path: Path) -> Header:
     return Header(metadata, infos)
 
 
-def _read_all(file: FileIO, length: int) -> bytes:
-    content = bytearray()
-    while len(content) < length and (chunk := file.read(length - len(content))):
-        content += chunk
-    return bytes(content)
-
-
-def _metadata(entry: Any) -> dict[str, str]:
-    if not isinstance(entry, dict) or not all(isinstance(text, str) for text in entry.values()):
-        raise ValueError("__metadata__ is not a record of texts")
-    if len(entry) > MAX_ENTRIES:
-        raise ValueError(f"__metadata__ has more than {MAX_ENTRIES} entries")
-    for name in entry:
-        _check_name(name)
-    return entry
-
-
 def _info(name: str, entry: Any, data: int) -> TensorInfo:
-    _check_name(name)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name} does not have dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
         raise ValueError(f"tensor {name} has dtype {str(dtype)[:40]!r}, which is not supported")
-    if not _naturals(shape) or len(shape) > MAX_RANK:
+    if not _naturals(shape) or len(shape) > MAX_RANK or math.prod(max(1, size) for size in shape) > MAX_ELEMENTS:
         raise ValueError(f"tensor {name} has no shape of at most {MAX_RANK} whole numbers")
-    if math.prod(max(1, length) for length in shape) > MAX_ELEMENTS:
-        raise ValueError(f"tensor {name} is too large")
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"tensor {name} has no two rising offsets")
-    nbytes = offsets[1] - offsets[0]
-    if nbytes != ITEMSIZE[dtype] * math.prod(shape):
-        raise ValueError(f"tensor {name}: {nbytes} bytes do not fit {dtype} of shape {shape}")
-    return TensorInfo(name, dtype, tuple(shape), data + offsets[0], nbytes)
-
-
-def _check_name(name: str) -> None:
-    # Control characters would let two sets of names have one hash, and move a terminal's cursor.
-    if not name or len(name) > MAX_NAME or not name.isprintable():
-        raise ValueError(f"{name[:40]!r} is not a name: 1 to {MAX_NAME} characters that can be printed")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != ITEMSIZE[dtype] * math.prod(shape):
+        raise ValueError(f"tensor {name}: its data_offsets do not fit {dtype} of shape {shape}")
+    return TensorInfo(name, dtype, tuple(shape), data + offsets[0], offsets[1] - offsets[0])
 
 
 def _naturals(values: Any) -> bool:

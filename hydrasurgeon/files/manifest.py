@@ -21,7 +21,7 @@ from pydantic import (
 
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import Decision
-from hydrasurgeon.files.foreign import check_structure, parse_json, read_bytes
+from hydrasurgeon.files.foreign import parse_json, read_bytes
 from hydrasurgeon.files.mixture import check_mixture
 from hydrasurgeon.heads import Layers
 
@@ -36,8 +36,6 @@ FILES_KEY = "hydrasurgeon.files"
 
 # The labels of 100,000 classes, or a hundred circuits of a large model, fit into this.
 MAX_BYTES = 16 << 20
-MAX_VALUES = 400_000
-"""Commas and brackets in a manifest: two for each of 100,000 labels, and as many again."""
 # Layers, heads and members far beyond any model there is: what loops and masks are made of.
 MAX_COUNT = 4096
 MAX_WIDTH = 1 << 20
@@ -263,7 +261,6 @@ class _Manifest(_Record):
                 f"the manifest would have {len(text):,} bytes; it may have {MAX_BYTES // 2:,}",
                 hint="Its labels, scores or history are too long.",
             )
-        check_structure(text.encode(), "the manifest", values=MAX_VALUES, error=ManifestError)
         return text
 
     def _plain(self) -> dict[str, Any]:
@@ -350,7 +347,7 @@ def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
     """A manifest from JSON; `where` names the source in the error."""
     content = text.encode() if isinstance(text, str) else text
-    raw = parse_json(content, where, most=MAX_BYTES, values=MAX_VALUES, error=ManifestError)
+    raw = parse_json(content, where, most=MAX_BYTES, error=ManifestError)
     version = raw.get("format") if isinstance(raw, dict) else None
     if version != FORMAT:
         newer = str(version).startswith("hydrasurgeon.manifest/")

@@ -1,4 +1,5 @@
-"""States of interrupted work: told by their first bytes, believed only whole and for the same work.
+"""Interrupted work that goes on: what is kept of it says what it belongs to, and is believed only whole and for the same
+work.
 
 A state is a record of texts, with tensors where there are some; one of the texts is a hash over all the rest:
 
@@ -11,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.atomic import sweep
 from hydrasurgeon.files.foreign import open_regular, parse_json
+from hydrasurgeon.files.manifest import first_mistake
 
 FORMAT = "hydrasurgeon.state"
 """The text by which a state is told from other files."""
@@ -31,10 +32,6 @@ DONE = "The output is written, and the state of no more use: delete it."
 """What to do where a state is still there after its work."""
 HEAD_BYTES = 200
 """A state says within its first bytes what it is."""
-
-
-class OtherVersionError(ValueError):
-    """A state of this kind of work in another version's format."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +56,20 @@ class Resumable:
 
     def texts(self, position: Mapping[str, Any], weights: str = "") -> dict[str, str]:
         """What the file says; `weights` is the hash of its tensors."""
-        said = {
+        texts = {
             FORMAT: f"{self.work.format}/{self.work.version}",
             "identity": json.dumps(self.identity, sort_keys=True),
             "position": json.dumps(position),
         }
-        return {**said, "sha256": content_hash(said, weights)}
+        return {**texts, "sha256": content_hash(texts, weights)}
 
     def position(self, texts: Any, weights: str = "", *, most: int) -> Any:
         """Where the work stood; ValueError for a record that is not whole, UsageError for one of other work."""
-        wanted = f"{self.work.format}/{self.work.version}"
-        format = texts.get(FORMAT) if isinstance(texts, dict) else None
-        version = re.fullmatch(rf"{re.escape(self.work.format)}/[0-9]{{1,4}}", str(format))
-        if version and format != wanted:
-            raise OtherVersionError(f"{format}; this version reads {wanted}")
-        if not isinstance(texts, dict) or texts.keys() != TEXTS:
+        if not isinstance(texts, dict) or texts.keys() != TEXTS or not all(isinstance(t, str) for t in texts.values()):
             raise ValueError("it does not say what a state says")
-        if not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError("it does not hold texts alone")
-        if format != wanted:
-            raise ValueError(f"its format is {texts[FORMAT][:60]!r}; this version reads {wanted}")
+        expected = f"{self.work.format}/{self.work.version}"
+        if texts[FORMAT] != expected:
+            raise ValueError(f"its format is {texts[FORMAT][:60]!r}; this version reads {expected}")
         if texts["sha256"] != content_hash({k: v for k, v in texts.items() if k != "sha256"}, weights):
             raise ValueError("its content does not match its own hash")
         self._check_same(parse_json(texts["identity"], "identity", most=most))
@@ -89,33 +80,19 @@ class Resumable:
         """Whatever cannot be read within the block makes the file a damaged one."""
         try:
             yield
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise self._damaged(": ".join((".".join(map(str, first["loc"])), first["msg"]))) from error
-        except CheckpointError as error:
-            raise self._damaged(error.message.removeprefix(f"{self.path}: ")) from error
-        except OtherVersionError as error:
-            raise self._useless(f"was written by another version of hydrasurgeon ({error})") from error
-        except ValueError as error:
-            raise self._damaged(str(error)) from error
-
-    def _damaged(self, why: str) -> CheckpointError:
-        return self._useless(f"is damaged ({why[:300]})")
-
-    def _useless(self, why: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path}: the state of an interrupted {self.work.name} {why}",
-            hint=f"Delete {self.path.name}: the {self.work.name} then starts over.",
-        )
+        except (CheckpointError, ValueError) as error:
+            why = first_mistake(error) if isinstance(error, ValidationError) else str(error)
+            raise CheckpointError(
+                f"{self.path}: the state of an interrupted {self.work.name} is damaged "
+                f"({why.removeprefix(f'{self.path}: ')[:300]})",
+                hint=f"Delete {self.path.name}: the {self.work.name} then starts over.",
+            ) from error
 
     def _check_same(self, recorded: Any) -> None:
-        if not isinstance(recorded, dict):
-            raise ValueError("its identity is no record")
         before, now = _flat(recorded), _flat(json.loads(json.dumps(self.identity)))
-        names = [*now, *(name for name in before if name not in now)]
         differing = [
             f"{name[:60]} ({_short(before.get(name))}, now {_short(now.get(name))})"
-            for name in names
+            for name in {**now, **before}
             if (name in before, before.get(name)) != (name in now, now.get(name))
         ]
         if differing:

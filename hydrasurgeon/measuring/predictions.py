@@ -20,10 +20,9 @@ from torch import Tensor
 
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
-from hydrasurgeon.files.foreign import parse_json
+from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import MAX_CLASSES
 from hydrasurgeon.files.mixture import Mixture, check_mixture
-from hydrasurgeon.files.names import is_name
 from hydrasurgeon.files.tensors import TensorFile, TensorInfo
 from hydrasurgeon.measuring.conditions import Provenance
 from hydrasurgeon.measuring.report import Cost

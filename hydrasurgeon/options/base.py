@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.locks import claims
+from hydrasurgeon.files.atomic import claims
 
 GROUPS = READ, CHOSEN, WRITTEN, RUNS = "What is read", "What is done", "What is written", "How it runs"
 """The groups that options stand in, in the order of `--help`."""

@@ -14,8 +14,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.criteria import score_key
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageError
-from hydrasurgeon.files.atomic import SUFFIX, make_folder, named, real
-from hydrasurgeon.files.locks import claims, hold
+from hydrasurgeon.files.atomic import SUFFIX, claims, hold, make_folder, named, real
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.overlap import apart

@@ -10,8 +10,8 @@ from pathlib import Path
 from hydrasurgeon.checkpoints.hydra_layout import member_values
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.families.lowrank import is_half
+from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.decided import PREFIX
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.plots import check_plot
 
@@ -34,7 +34,7 @@ class Inspection:
     note: str | None
 
 
-@releases_claims
+@claims()
 def inspect(
     checkpoint: str | Path, *, arch: str | None = None, plot: str | Path | None = None, force: bool = False
 ) -> Inspection:

@@ -17,8 +17,8 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.weights import Part, Weight, by_name
+from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.locks import releases_claims
 from hydrasurgeon.files.manifest import UNKNOWN, Input, Model, SingleManifest, Step, Tower
 from hydrasurgeon.runtime.tensors import plan_module
 
@@ -33,7 +33,7 @@ FRESH = "init:"
 """`init:timm:NAME,key=value…` stands for random weights, drawn from the seed."""
 
 
-@releases_claims
+@claims()
 def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> SingleManifest:
     """Write random weights of an `init:` spec as a backbone."""
     from hydrasurgeon.tuning.recipes import load_recipe

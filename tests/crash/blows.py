@@ -1,7 +1,7 @@
 """A blow that strikes a process at its n-th call that changes the disk.
 
 The interpreter's audit hook tells of every file that is opened for writing and of every name that is made, changed or
-removed, before it happens; fsync and the exchange of two folders have no such event and are wrapped.
+removed, before it happens; fsync has no such event and is wrapped.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Blow:
     unsynced: set[str] = field(default_factory=set)
 
     def install(self) -> None:
-        from hydrasurgeon.files import atomic
-
-        sync, exchange = os.fsync, atomic._exchange
+        sync = os.fsync
 
         def fsync(descriptor: int) -> None:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -48,12 +46,7 @@ class Blow:
             sync(descriptor)
             self.unsynced.discard(path)
 
-        def exchanged(one: Path, other: Path) -> bool:
-            self._call("exchange", str(one))
-            return exchange(one, other)
-
         os.fsync = fsync
-        atomic._exchange = exchanged
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:

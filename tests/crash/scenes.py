@@ -49,24 +49,8 @@ def _prune(out: str, *, keep: int = 2, more: str = "") -> str:
 SCENES = (
     Scene("prune: file", _prune("m"), (PAIR,)),
     Scene("prune: file over a file", _prune("m", more="--force"), (PAIR,), (_prune("m", keep=3),)),
-    Scene(
-        "prune: file over a bare file and its sidecar",
-        _prune("m", more="--force"),
-        (PAIR,),
-        (
-            f"score bare.safetensors --method random --arch {ARCH}",
-            "mv bare.safetensors m.safetensors",
-            "mv bare.heads.json m.heads.json",
-        ),
-    ),
     Scene("prune: folder", _prune("d/"), (("d/",),)),
     Scene("prune: folder over a folder", _prune("d/", more="--force"), (("d/",),), (_prune("d/", keep=3),)),
-    Scene(
-        "prune: folder over a folder, without an exchange",
-        _prune("d/", more="--force"),
-        (("d/",),),
-        (_prune("d/", keep=3),),
-    ),
     Scene("prune: folder of several weight files", _prune("d/", more="--max-shard-size 50KB"), (("d/",),)),
     Scene("prune: folder into an empty folder", _prune("d/"), (("d/",),), ("mkdir d",)),
     Scene("prune: BERT, folder", "prune bert --method random --keep 2 -o d/", (("d/",),)),

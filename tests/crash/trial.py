@@ -134,7 +134,7 @@ def strike(scene: Scene, how: str, inputs: Path, work: Path, *, every: int = 1) 
     start, place = work / "start", work / "place"
     build(scene, inputs, start)
     shutil.copytree(start, place)
-    _must(forked(place, _with_scene(scene, command(scene.line))), scene.line)
+    _must(forked(place, command(scene.line)), scene.line)
     old, new = tree(start), tree(place)
     for at in range(0, 10_000, every):
         shutil.rmtree(place)
@@ -144,7 +144,7 @@ def strike(scene: Scene, how: str, inputs: Path, work: Path, *, every: int = 1) 
             Blow(place, how, at, log).install()
             return command(scene.line)(log)
 
-        ended = forked(place, _with_scene(scene, hit))
+        ended = forked(place, hit)
         if not ended.call:
             break
         struck.blows += 1
@@ -154,19 +154,6 @@ def strike(scene: Scene, how: str, inputs: Path, work: Path, *, every: int = 1) 
             struck.violations.append(f"{what}: {problem}")
     shutil.rmtree(work)
     return struck
-
-
-def _with_scene(scene: Scene, work: Callable[[int], int]) -> Callable[[int], int]:
-    if "without an exchange" not in scene.name:
-        return work
-
-    def patched(log: int) -> int:
-        from hydrasurgeon.files import atomic
-
-        atomic._exchange = lambda *_: False
-        return work(log)
-
-    return patched
 
 
 def _after(scene: Scene, how: str, ended: Ended, old: Tree, new: Tree, place: Path) -> Iterator[str]:
@@ -251,7 +238,7 @@ def _again(scene: Scene, new: Tree, place: Path) -> Iterator[str]:
             or (scene.line.startswith("score vit --method magnitude") and "-o" not in scene.line)
         ):
             continue
-        ended = forked(place, _with_scene(scene, command(f"{scene.line} {more}".strip())))
+        ended = forked(place, command(f"{scene.line} {more}".strip()))
         said = ended.said
         if ended.code == 0:
             break

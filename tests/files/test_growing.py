@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydrasurgeon.errors import OutputError
+from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.growing import Growing, write_lines
 
 WHO = {"weights": "abc"}
@@ -29,23 +29,29 @@ def test_it_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
     growing.close()
     content = growing.partial.read_bytes()
     head = content.index(b"\n") + 1
-    for cut in range(len(content) + 1):
+    for cut in range(head, len(content) + 1):
         growing.partial.write_bytes(content[:cut])
-        whole = content[head:cut].count(b"\n") if cut >= head else 0
+        whole = content[head:cut].count(b"\n")
         assert grow(place, force=False) == whole - whole % 2
         assert place.read_text().splitlines() == LINES
         assert not growing.partial.exists()
         place.unlink()
 
 
-@pytest.mark.parametrize("other", ["x", "{}\n", '{"weights": "abd"}\n', "\n"])
-def test_what_belongs_to_another_run_is_left_alone(tmp_path: Path, other: str) -> None:
+@pytest.mark.parametrize("other", ["x", "{}\n", "\n", '{"weights": "abc"}\n'])
+def test_what_is_no_state_is_left_alone(tmp_path: Path, other: str) -> None:
     partial = tmp_path / "rows.jsonl.partial"
     partial.write_text(other)
-    with pytest.raises(OutputError, match="was left by a run with other arguments"):
+    with pytest.raises(CheckpointError, match="the state of an interrupted prediction is damaged"):
         grow(tmp_path / "rows.jsonl")
     assert partial.read_text() == other
     assert grow(tmp_path / "rows.jsonl", force=True) == 0
+
+
+def test_lines_of_another_run_are_left_alone(tmp_path: Path) -> None:
+    Growing(tmp_path / "rows.jsonl", {"weights": "abd"}, step=2, force=False).close()
+    with pytest.raises(UsageError, match=r"an interrupted prediction with another weights \(abd, now abc\)"):
+        grow(tmp_path / "rows.jsonl")
 
 
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +59,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr("os.fsync", full)
         with pytest.raises(OutputError, match=r"rows\.jsonl\.partial: cannot be written \(the disk is full\)"):
             grow(tmp_path / "rows.jsonl")
     growing = Growing(tmp_path / "rows.jsonl", WHO, step=2, force=False)

@@ -185,7 +185,6 @@ TEXTS = {
     "a key twice": (MEMBER_TEXT.replace(b'"kind"', b'"kind": "hydra", "kind"'), "there twice"),
     "deep": (b"[" * 100_000, "nested more than 32"),
     "large": (b'"' + b" " * (17 << 20) + b'"', "is too large"),
-    "many": (b"[" + b"0," * 500_000 + b"0]", "more than 400,000 values"),
 }
 
 
@@ -210,9 +209,6 @@ def test_what_cannot_be_read_again_is_not_written() -> None:
     manifest = golden("member")
     manifest["model"]["config"] = {"a": "x" * (17 << 20)}
     with pytest.raises(ManifestError, match="may have"):
-        SingleManifest.model_validate(manifest).to_header()
-    manifest["model"]["config"] = {"a": [0] * 500_000}
-    with pytest.raises(ManifestError, match="more than 400,000 values"):
         SingleManifest.model_validate(manifest).to_header()
 
 

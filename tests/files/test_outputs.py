@@ -18,8 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import OutputError
-from hydrasurgeon.files.atomic import claim, named, output_file, staged, write_text
-from hydrasurgeon.files.locks import claims, releases_claims
+from hydrasurgeon.files.atomic import claim, claims, named, output_file, write_text
 from hydrasurgeon.files.manifest import sidecar
 
 MAKE = Callable[..., Path]
@@ -169,7 +168,7 @@ def test_two_outputs_of_one_name(tiny: MAKE, images: SPEC, refused: Callable[[st
     tiny()
     images("d.npz")
     line = "eval vit --data d.npz --json new.safetensors --predictions new.safetensors"
-    assert "is written by this command already" in refused(line)
+    assert "this command or another hydrasurgeon is writing it" in refused(line)
 
 
 def test_force_replaces_reports(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
@@ -184,7 +183,7 @@ def test_force_replaces_reports(tiny: MAKE, images: SPEC, tmp_path: Path) -> Non
 HOLDER = """
 import sys
 from hydrasurgeon.files.atomic import output_path
-from hydrasurgeon.files.locks import claims, releases_claims
+from hydrasurgeon.files.atomic import claims
 with claims():
     output_path(sys.argv[1], force=True)
     print("held", flush=True)
@@ -205,7 +204,7 @@ def test_a_second_writer_is_told_before_it_works(
         assert holder.stdout.readline() == "held\n"
         for more in ("", " --force"):
             said = refused(line + more)
-            assert f"another hydrasurgeon is writing it (process {holder.pid})" in said
+            assert "another hydrasurgeon is writing it" in said
         holder.kill()
     # What the killed one left is no obstacle, and is gone afterwards.
     assert list(tmp_path.glob(".*"))
@@ -214,7 +213,7 @@ def test_a_second_writer_is_told_before_it_works(
 
 
 def test_a_lock_ends_with_the_stage_that_failed(tmp_path: Path) -> None:
-    @releases_claims
+    @claims()
     def stage() -> None:
         output_file(tmp_path / "a.json", option="--json", force=False)
         raise RuntimeError
@@ -225,20 +224,6 @@ def test_a_lock_ends_with_the_stage_that_failed(tmp_path: Path) -> None:
         output_file(tmp_path / "a.json", option="--json", force=False)
         assert [p.name for p in tmp_path.iterdir()] == [".a.json.exclusive.lock"]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_forked_worker_does_not_hold_its_parents_lock(tmp_path: Path) -> None:
-    """It may outlive a killed parent, and would keep the next run out."""
-    from hydrasurgeon.files.locks import _HELD
-
-    with claims():
-        output_file(tmp_path / "a.json", option="--json", force=False)
-        assert len(_HELD) == 1
-        child = os.fork()
-        if child == 0:
-            os._exit(len(_HELD))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert len(_HELD) == 1
 
 
 def test_scoring_a_bare_file_never_writes_to_it(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
@@ -341,16 +326,6 @@ def test_a_folder_of_another_family_is_not_mixed_up(tiny: MAKE, tmp_path: Path) 
     assert open_checkpoint(folder).manifest.kind == "member"
 
 
-def test_a_folder_can_be_replaced_where_names_cannot_be_exchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hydrasurgeon.files.atomic._exchange", lambda *_: False)
-    for text in ("one", "two"):
-        with staged(tmp_path / "d") as folder:
-            (folder / "a.txt").write_text(text)
-    assert listing(tmp_path) == {"d/a.txt": b"two"}
-
-
 def test_what_killed_runs_left_is_cleaned_and_nothing_else(tmp_path: Path) -> None:
     ours = [".a.json.0a1b2c3d.part", ".a.json.00000000.old", ".a.json.exclusive.lock"]
     theirs = [".a.json.part", ".b.json.0a1b2c3d.part", "a.json.0a1b2c3d.part", ".a.json.0a1b2c3d.part.bak"]
@@ -371,21 +346,6 @@ def test_a_folder_set_aside_by_a_killed_run_comes_back(tmp_path: Path) -> None:
     with claims(), pytest.raises(OutputError, match="already exists"):
         claim(tmp_path / "d", option="-o", force=False, folder=True)
     assert listing(tmp_path) == {"d/a.txt": b"old"}
-
-
-def test_a_sidecar_set_aside_comes_back_only_to_its_own_weights(tmp_path: Path) -> None:
-    first, beside = tmp_path / "m.safetensors", tmp_path / "m.heads.json"
-    first.write_text("weights")
-    aside = tmp_path / ".m.heads.json.0a1b2c3d.old"
-    for part, expected in ((".m.safetensors.0a1b2c3d.part", True), (None, False)):
-        beside.unlink(missing_ok=True)
-        aside.write_text("sidecar")
-        if part is not None:
-            (tmp_path / part).write_text("x")
-        with claims():
-            claim(first, beside, option="-o", force=True)
-        assert beside.exists() is expected
-        assert not aside.exists()
 
 
 def test_a_name_that_is_too_long_is_refused_before_the_work(tmp_path: Path) -> None:

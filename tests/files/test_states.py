@@ -71,33 +71,23 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        (
-            {FORMAT: "kept.state/1"},
-            "was written by another version of hydrasurgeon (kept.state/1; this version reads kept.state/2)",
-        ),
-        (
-            {FORMAT: "kept.state/3", "sha256": "0", "more": "x"},
-            "was written by another version of hydrasurgeon (kept.state/3; ",
-        ),
-        ({FORMAT: "kept.state/2"}, "is damaged (it does not say what a state says)"),
-        (
-            {FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""},
-            "is damaged (its format is 'others.state/1'",
-        ),
-        ({FORMAT: 2}, "is damaged"),
-        ([], "is damaged"),
+        ({FORMAT: "kept.state/1", "identity": "", "position": "", "sha256": ""}, "its format is 'kept.state/1'; "),
+        ({FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""}, "its format is 'others.state/1'"),
+        ({FORMAT: "kept.state/2"}, "it does not say what a state says"),
+        ({FORMAT: 2}, "it does not"),
+        ([], "it does not"),
     ],
 )
-def test_a_state_of_another_version(says: Any, words: str, tmp_path: Path) -> None:
-    """Told by its format, whatever else that version says."""
-
+def test_a_state_that_is_none(says: Any, words: str, tmp_path: Path) -> None:
     class Kept(Resumable):
         work = Work("training", "kept.state", 2)
 
     state = Kept(tmp_path / "t.json", {})
     with pytest.raises(CheckpointError) as refused, state.judged():
         state.position(says, most=1000)
-    assert refused.value.message.startswith(f"{tmp_path}/t.json: the state of an interrupted training {words}")
+    assert refused.value.message.startswith(
+        f"{tmp_path}/t.json: the state of an interrupted training is damaged ({words}"
+    )
     assert refused.value.hint == "Delete t.json: the training then starts over."
 
 
