@@ -85,8 +85,13 @@ class Resumable:
             raise CheckpointError(
                 f"{self.path}: the state of an interrupted {self.work.name} is damaged "
                 f"({why.removeprefix(f'{self.path}: ')[:300]})",
-                hint=f"Delete {self.path.name}: the {self.work.name} then starts over.",
+                hint=self.remedy,
             ) from error
+
+    @property
+    def remedy(self) -> str:
+        """How the work starts over."""
+        return f"Delete {self.path.name}: the {self.work.name} then starts over."
 
     def _check_same(self, recorded: Any) -> None:
         before, now = _flat(recorded), _flat(json.loads(json.dumps(self.identity)))
@@ -99,7 +104,7 @@ class Resumable:
             more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
             raise UsageError(
                 f"{self.path}: an interrupted {self.work.name} with another {', '.join(differing[:5])}{more}",
-                hint=f"Repeat the command that was interrupted, or delete {self.path.name} to start over.",
+                hint=f"Repeat the command that was interrupted. {self.remedy}",
             )
 
     def clear(self, *, next: str = DONE) -> None:

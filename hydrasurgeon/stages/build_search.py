@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,7 @@ from hydrasurgeon.criteria.together.answers import Cache, Trial, replace_fields
 from hydrasurgeon.criteria.together.budget import check_enough
 from hydrasurgeon.criteria.together.candidates import Candidate, candidates, first_changed, read_tower
 from hydrasurgeon.data.perturbed import Perturbed
-from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
+from hydrasurgeon.errors import CheckpointError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, sweep, write_text
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
@@ -72,15 +72,14 @@ class State(Resumable):
         if not there(self.path):
             self._check_empty()
             return Position(time=None)
-        with self.judged(), self._told():
+        with self.judged():
             texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
             return Position.model_validate(self.position(texts, most=MOST_STATE))
 
-    def _useless(self, why: str) -> CheckpointError:
+    @property
+    def remedy(self) -> str:
         """Without its state a folder is of no use."""
-        return CheckpointError(
-            super()._useless(why).message, hint=f"Delete {self.path.parent}, or give another --cache."
-        )
+        return f"Delete {self.path.parent}, or give another --cache."
 
     def _check_empty(self) -> None:
         """What lies in a folder without a state may come from anywhere."""
@@ -90,17 +89,6 @@ class State(Resumable):
                 f"{self.path.parent}: holds {files[0].name}, and no state of a build",
                 hint="Give another --cache, or delete the folder.",
             )
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """A folder of other work is not an interrupted one's alone."""
-        try:
-            yield
-        except UsageError as error:
-            raise UsageError(
-                error.message.replace("an interrupted build with", "belongs to a build with"),
-                hint="Repeat that build, give another --cache, or delete the folder.",
-            ) from error
 
     def write(self, position: Position) -> None:
         said = self.texts(position.to_json())

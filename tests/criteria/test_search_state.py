@@ -103,10 +103,7 @@ def test_a_field_less_is_another_search(tmp_path: Path) -> None:
 
 
 def refused(folder: Path, content: bytes | str) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=r"s\.json: the state of an interrupted search is damaged",
-    ) as error:
+    with pytest.raises(CheckpointError, match=r"s\.json: the state of an interrupted search is damaged") as error:
         read(folder, content)
     assert error.value.exit_code == 3
     assert error.value.hint == "Delete s.json: the search then starts over."
