@@ -167,7 +167,7 @@ def _named(argument: object) -> Iterator[Path]:
         text = str(argument)
         specs = (text, text.partition("=")[2], text.rpartition("=")[2])
         for name in {part for spec in specs for part in (spec, spec.partition("@")[0])} - {""}:
-            paths = (Path(name), Path(name + SUFFIX), sidecar(Path(name)))
+            paths = (Path(name), Path(name + SUFFIX), sidecar(Path(name.removesuffix(SUFFIX) + SUFFIX)))
             yield from (path for path in paths if os.path.exists(path))
 
 

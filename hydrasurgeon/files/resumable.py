@@ -94,6 +94,8 @@ class Resumable:
         return f"Delete {self.path.name}: the {self.work.name} then starts over."
 
     def _check_same(self, recorded: Any) -> None:
+        if not isinstance(recorded, dict):
+            raise ValueError("its identity is no record")
         before, now = _flat(recorded), _flat(json.loads(json.dumps(self.identity)))
         differing = [
             f"{name[:60]} ({_short(before.get(name))}, now {_short(now.get(name))})"

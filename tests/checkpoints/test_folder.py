@@ -163,9 +163,8 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a list": (b"[]", "not a JSON object|has no weight_map"),
     "a number": (b"7", "not a JSON object|has no weight_map"),
     "null": (b"null", "not a JSON object|has no weight_map"),
-    "NaN": (b'{"model_type": NaN}', "NaN is not a number"),
+    "NaN": (b'{"model_type": NaN}', "NaN is not a finite number"),
     "a key twice": (b'{"model_type": "bert", "model_type": "vit"}', "there twice"),
-    "many": (b'{"a": [' + b"0," * 1_100_000 + b"0]}", "more than 1,000,000 values"),
 }
 
 

@@ -18,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import DataError, OutputError, UsageError
+from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageError
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages import predict as stage
 
@@ -117,7 +117,7 @@ def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch
     with partial.open("ab") as file:  # the line at which the power went
         file.write(b'{"id": 7, "lab')
     monkeypatch.setattr(stage, "_decided", decided)
-    with pytest.raises(OutputError, match="other arguments"):
+    with pytest.raises(UsageError, match=r"another top \(5, now 3\)"):
         hs.predict(ready / "c", data=data, out=ready / "b.jsonl", batch_size=16, top=3)
     done = hs.predict(ready / "c", data=data, out=ready / "b.jsonl", batch_size=16)
     assert done.resumed == 16 * stop
@@ -129,7 +129,7 @@ def test_an_interrupted_run_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch
 def test_other_weights_are_not_gone_on_with(ready: Path) -> None:
     data = str(ready / "data.npz")
     (ready / "b.jsonl.partial").write_text('{"weights_sha256": "x"}\n')
-    with pytest.raises(OutputError, match="on another checkpoint"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         hs.predict(ready / "c", data=data, out=ready / "b.jsonl")
     assert hs.predict(ready / "c", data=data, out=ready / "b.jsonl", force=True).rows == 90
 
