@@ -37,10 +37,9 @@ from hydrasurgeon.criteria.circuits.criterion import TOGETHER
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.fast import Fast
 from hydrasurgeon.criteria.circuits.inputs import Held
-from hydrasurgeon.criteria.circuits.naive import measure, outcomes_of
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
 from hydrasurgeon.criteria.circuits.packed import Packed, pack, rows_of, unpack
-from hydrasurgeon.criteria.circuits.problem import Problem, Search
+from hydrasurgeon.criteria.circuits.problem import Problem, Search, measure, outcomes_of
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import Head

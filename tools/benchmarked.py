@@ -7,13 +7,12 @@ from typing import Any
 
 from built import build
 from decided import decision, prediction
-from searched import circuits, refine
+from searched import circuits
 from timed import fused, modes, report, surgery, text, verify
 from traded import compensation, trunk, weights
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "circuits": circuits,
-    "refine": refine,
     "surgery": surgery,
     "verify": verify,
     "fused-cpu": fused,

@@ -24,7 +24,6 @@ CIRCUIT = "circuit"
 SEARCHES = {
     "exact": "hydrasurgeon.criteria.circuits.exact:Exact",
     "fast": "hydrasurgeon.criteria.circuits.fast:Fast",
-    "naive": "hydrasurgeon.criteria.circuits.naive:Naive",
     "attribution": "hydrasurgeon.criteria.circuits.attribution:Attribution",
 }
 """Name → where the search of a circuit stands."""

@@ -28,15 +28,6 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Refinement:
-    """A better set of heads for one amount than the first of an order."""
-
-    removed: tuple[Head, ...]
-    value: float
-    """What is left of the objective without them."""
-
-
-@dataclass(frozen=True)
 class Removal:
     """The verdict of a criterion that ranks heads by removing them."""
 
@@ -44,7 +35,6 @@ class Removal:
     trace: tuple[float, ...]
     """What was left of the objective after each removal."""
     settings: dict[str, Any]
-    refined: Refinement | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +52,6 @@ class CircuitOptions:
     """What must be the same for that state, or for a recorded order, to be of use."""
     recorded: Score | None = None
     """What the checkpoint has under the same name already."""
-    refine: bool = False
-    """Whether heads are swapped once the order is there."""
-    resamples: int = 0
-    """On how many resamples of the data the search is repeated."""
 
 
 @dataclass(frozen=True)

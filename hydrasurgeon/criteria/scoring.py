@@ -14,7 +14,7 @@ from hydrasurgeon.criteria.circuits.state import state_path
 from hydrasurgeon.criteria.feed import Feed, NoData
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
-from hydrasurgeon.files.manifest import DataRecord, Refined, Score
+from hydrasurgeon.files.manifest import DataRecord, Score
 from hydrasurgeon.heads import parse_layers, parse_towers
 from hydrasurgeon.options.shared import Run, Scoring
 
@@ -31,20 +31,8 @@ def check_keep(method: str | None, keep: int | str | None) -> None:
             )
 
 
-def compute(
-    checkpoint: Checkpoint,
-    key: str,
-    scoring: Scoring,
-    run: Run,
-    *,
-    output: Path,
-    refine: bool = False,
-    resamples: int = 0,
-) -> Score:
-    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`.
-
-    A circuit may be refined by swaps for the amount that is asked for, and searched again on resampled data.
-    """
+def compute(checkpoint: Checkpoint, key: str, scoring: Scoring, run: Run, *, output: Path) -> Score:
+    """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`."""
     judge = criterion(key)
     objective, ood_score = _objective(key, scoring.ood, scoring.search)
     manifest = checkpoint.manifest
@@ -67,8 +55,6 @@ def compute(
             search=scoring.search or "exact",
             remove=scoring.remove,
             state=state_path(output, key),
-            refine=refine,
-            resamples=resamples,
             recorded=manifest.scores.get(key),
             identity=_identity(checkpoint, feed, scoring, (objective, ood_score), towers, run.dtype),
         )
@@ -131,9 +117,7 @@ def _recorded(
     tower = {} if scoring.tower is None else {"tower": scoring.tower}
     if isinstance(verdict, Removal):
         settings = {**verdict.settings, **tower, **record_of(model)}
-        better = verdict.refined
-        refined = None if better is None else Refined(removed=better.removed, value=better.value)
-        return Score(order=verdict.order, trace=verdict.trace, refined=refined, settings=settings, data=data)
+        return Score(order=verdict.order, trace=verdict.trace, settings=settings, data=data)
     keep = scoring.heads_kept
     settings = {"keep": keep, "sequential": True} if keep is not None and key == "taylor" else {}
     if isinstance(verdict, Verdict):

@@ -123,16 +123,7 @@ def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Hea
         raise SurgeryError(
             f"cannot remove {remove} heads: only {len(order)} can go", hint=_further(score, candidates, remove)
         )
-    return _refined(score, order[:remove], candidates) or order[:remove]
-
-
-def _refined(score: Score, first: Sequence[Head], candidates: Sequence[Head]) -> list[Head] | None:
-    """The better set, where exactly so many go as it has, from all that the order speaks of."""
-    if score.refined is None or len(score.refined.removed) != len(first):
-        return None
-    better = [Head(*entry) for entry in score.refined.removed]
-    whole = [Head(*entry) for entry in score.order or ()][: len(first)]
-    return better if list(first) == whole and set(better) <= set(candidates) else None
+    return order[:remove]
 
 
 def _further(score: Score, candidates: Sequence[Head], remove: int) -> str:

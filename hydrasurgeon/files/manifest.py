@@ -141,15 +141,6 @@ class DataRecord(_Record):
     sha256: Sha256
 
 
-class Refined(_Record):
-    """The heads to remove when exactly so many go, better than the first of the order; the order holds for any other
-    number."""
-
-    removed: tuple[tuple[TowerName, Index, Index], ...] = Field(min_length=1)
-    value: float
-    """The objective without them."""
-
-
 class Score(_Record):
     """One criterion's verdict: a number per head, or the order in which heads go."""
 
@@ -157,8 +148,6 @@ class Score(_Record):
     """tower → [layer][head]; higher = keep; heads that were already gone score 0."""
     order: tuple[tuple[TowerName, Index, Index], ...] | None = None
     trace: tuple[float, ...] | None = None
-    refined: Refined | None = None
-    """Of a circuit that was refined by swaps."""
     settings: Json = {}
     data: tuple[DataRecord, ...] = ()
 
@@ -166,8 +155,6 @@ class Score(_Record):
     def _says_something(self) -> Score:
         if self.values == {} or (self.values is None and self.order is None):
             raise ValueError("a score needs values or an order")
-        if self.refined is not None and len(self.refined.removed) > len(self.order or ()):
-            raise ValueError("refined for more removals than the order has")
         if self.trace is not None and len(self.trace) != len(self.order or ()):
             raise ValueError(f"a trace of {len(self.trace)} for an order of {len(self.order or ())}")
         return self
@@ -336,10 +323,7 @@ def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
     order = score.order or ()
     if len(set(order)) != len(order):
         raise ValueError(f"score {name}: the order names a head twice")
-    better = score.refined.removed if score.refined is not None else ()
-    if len(set(better)) != len(better):
-        raise ValueError(f"score {name}: the refined removals name a head twice")
-    for tower, layer, head in (*order, *better):
+    for tower, layer, head in order:
         if tower not in towers or layer >= towers[tower].layers or head >= towers[tower].heads:
             raise ValueError(f"score {name}: the model has no head {tower} {layer} {head}")
 

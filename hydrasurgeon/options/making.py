@@ -35,8 +35,6 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     remove: int | None = option(
         None, metavar="N", recorded=True, help="Heads a circuit's removal order holds; all but one if not given."
     )
-    refine: str | None = option(None, metavar="swap", recorded=True, help="Then swap heads of the circuit.")
-    bootstrap: int | None = option(None, metavar="N", recorded=True, help="Search again on N resamples of the data.")
     plot: PathLike | None = option(
         None, metavar="FILE", group=WRITTEN, help="cahp: draw its curve and clusters; .png or .svg."
     )

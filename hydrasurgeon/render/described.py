@@ -61,11 +61,7 @@ def inspected(inspection: Inspection, *, json: bool, quiet: bool = False) -> Non
     else:
         picture(manifest.kept, manifest.towers)
     if manifest.scores:
-        named = [
-            f"{name} (refined for {len(score.refined.removed)} removals)" if score.refined else name
-            for name, score in manifest.scores.items()
-        ]
-        show(f"  scores: {', '.join(named)}")
+        show(f"  scores: {', '.join(manifest.scores)}")
     if manifest.decision is not None:
         show("  decision state:")
         for line in decision_lines(manifest.decision):

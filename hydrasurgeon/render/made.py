@@ -41,8 +41,6 @@ def scored(result: Scored, *, json: bool, quiet: bool) -> None:
         show_table(_by_head(f"{result.method} scores, {tower}, by layer and head (bold: matters most)", rows))
     if score.order is not None:
         _removals(result.method, score)
-        _better(score.settings.get("refine"))
-        _stable(score.settings.get("bootstrap"), result)
     if result.method == "cahp":
         show(_cahp(score.settings))
     show("written into ", (str(result.path), "bold"))
@@ -86,36 +84,6 @@ def _removals(method: str, result: Score) -> None:
     across = max(1, min(8, (width() or 8 * longest) // longest))
     for at in range(0, len(entries), across):
         show("".join(entry.ljust(longest) for entry in entries[at : at + across]).rstrip())
-
-
-def _better(refined: Mapping[str, Any] | None) -> None:
-    """What swaps did."""
-    if refined is None:
-        return
-    swaps, amount = refined["swaps"], refined["amount"]
-    show(
-        f"{len(swaps)} swaps for exactly {amount} removals: {refined['start']:.4f} → {refined['value']:.4f}, "
-        f"by {refined['evaluations']} evaluations"
-    )
-    for (_, layer, back), (_, where, gone), value in swaps:
-        show(f"  {layer}.{back} comes back, {where}.{gone} goes {value:.4f}")
-    if unsure := refined.get("unsure"):
-        show(f"  {unsure} more would be better here, and may be so by chance: not made")
-
-
-def _stable(stability: Mapping[str, Any] | None, result: Scored) -> None:
-    """How much of the kept set comes back on resampled data, and how often each head."""
-    if stability is None:
-        return
-    show(
-        f"on {stability['resamples']} resamples {100 * stability['overlap']:.0f} % of the kept heads are kept again "
-        f"(at least {100 * stability['least']:.0f} %; {100 * stability['by_chance']:.0f} % by chance)"
-    )
-    often = {(tower, layer, head): share for tower, layer, head, share in stability["kept"]}
-    for tower in dict.fromkeys(tower for tower, _, _ in often):
-        sizes = result.manifest.towers[tower]
-        rows = [[often.get((tower, layer, head), 1.0) for head in range(sizes.heads)] for layer in range(sizes.layers)]
-        show_table(_by_head(f"share of resamples that keep a head, {tower}, by layer and head", rows))
 
 
 def _cahp(settings: Mapping[str, Any]) -> str:

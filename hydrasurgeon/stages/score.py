@@ -11,7 +11,7 @@ from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class
 from hydrasurgeon.checkpoints.lowrank import check_whole
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
-from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, score_key
+from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import UsageError
@@ -26,11 +26,6 @@ from hydrasurgeon.run import is_main_process, process_count
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts
-
-REFINEMENTS = ("swap",)
-"""How a circuit can be made better."""
-MOST_RESAMPLES = 10_000
-"""More tell nothing that fewer do not."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +60,11 @@ def score(arguments: ScoreOptions) -> Scored:
 def _score(checkpoint: str | Path, arguments: ScoreOptions) -> Scored:
     key = score_key(arguments.method, arguments.objective, arguments.ood_score)
     check_keep(arguments.method, arguments.keep)
-    _check_circuit_options(arguments)
     picture = _picture(checkpoint, arguments)
     opened, copy = _opened(checkpoint, arguments)
     digests = opened.digests()
     target = copy or opened.path
-    result = compute(
-        opened,
-        key,
-        arguments,
-        arguments,
-        output=target,
-        refine=arguments.refine is not None,
-        resamples=arguments.bootstrap or 0,
-    )
+    result = compute(opened, key, arguments, arguments, output=target)
     if picture is not None and is_main_process():
         _draw(opened, key, result, arguments, picture)
     record = opened.record(digests)
@@ -103,24 +89,6 @@ def _all_have_read() -> None:
 
         with joined() as world:
             world.gather(None)
-
-
-def _check_circuit_options(arguments: ScoreOptions) -> None:
-    """What is done with a circuit once it is found needs one, and a number of heads."""
-    if arguments.refine not in (None, *REFINEMENTS):
-        raise UsageError(
-            f"--refine {arguments.refine}: no such refinement", hint=f"Available: {', '.join(REFINEMENTS)}."
-        )
-    if arguments.bootstrap is not None and not 2 <= arguments.bootstrap <= MOST_RESAMPLES:
-        raise UsageError(f"--bootstrap {arguments.bootstrap}: takes 2 to {MOST_RESAMPLES:,} resamples")
-    wanted = {"--refine": arguments.refine, "--bootstrap": arguments.bootstrap}
-    for option, value in wanted.items():
-        if value is None:
-            continue
-        if arguments.method.partition("-")[0] != CIRCUIT:
-            raise UsageError(f"{option} {value}: --method {arguments.method} is no circuit", hint="Leave it out.")
-        if arguments.keep is None and arguments.remove is None:
-            raise UsageError(f"{option} {value}: for how many heads?", hint="Give --keep K or --remove N.")
 
 
 def _picture(checkpoint: str | Path, arguments: ScoreOptions) -> Path | None:

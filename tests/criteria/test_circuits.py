@@ -28,14 +28,11 @@ ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=
 
 
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
-@pytest.mark.parametrize("search", ["exact", pytest.param("naive", marks=pytest.mark.slow)])
-def test_search_is_algorithm_1(tiny: MAKE, images: SPEC, objective: str, search: str) -> None:
+def test_search_is_algorithm_1(tiny: MAKE, images: SPEC, objective: str) -> None:
     path = tiny()
     data, ood = images(rows=50), images("ood.npz", rows=30, seed=5, labels=False)
     expected, trace = algorithm_1(path, data, ood, objective, 8)
-    found = hs.score(
-        path, method="circuit", objective=objective, data=data, ood=[ood], search=search, remove=8, batch_size=7
-    ).result
+    found = hs.score(path, method="circuit", objective=objective, data=data, ood=[ood], remove=8, batch_size=7).result
     assert list(found.order) == expected
     assert found.trace == pytest.approx(trace, abs=1e-9)
 
@@ -53,10 +50,9 @@ def test_late_layers_and_ragged_heads(tiny: MAKE, images: SPEC, tmp_path: Path, 
     data, ood = images(rows=33), images("ood.npz", rows=21, seed=2)
     whole, _ = algorithm_1(path, data, ood, objective, 4)
     late, _ = algorithm_1(path, data, ood, objective, 2, layers=(1, 2))
-    for search in ("naive", "exact"):
-        options = {"objective": objective, "data": data, "ood": [ood], "batch_size": 8}
-        assert list(searched(path, search, remove=4, **options)) == whole
-        assert list(searched(path, search, remove=2, layers="1-2", **options)) == late
+    options = {"objective": objective, "data": data, "ood": [ood], "batch_size": 8}
+    assert list(searched(path, "exact", remove=4, **options)) == whole
+    assert list(searched(path, "exact", remove=2, layers="1-2", **options)) == late
 
 
 def test_ties_go_to_the_first_head(tiny: MAKE, images: SPEC) -> None:
@@ -67,7 +63,7 @@ def test_ties_go_to_the_first_head(tiny: MAKE, images: SPEC) -> None:
     weights = {k: v * (0 if k.startswith("head.") else 1) for k, v in load_file(path).items()}
     bare = path.with_name("blank.safetensors")
     save_file(weights, bare)
-    for search in ("naive", "exact", "fast"):
+    for search in ("exact", "fast"):
         for objective in ("acc", "avg"):
             order = searched(
                 bare, search, objective=objective, data=images(), ood=[images("o.npz", seed=1)], remove=5, arch=ARCH
@@ -156,7 +152,7 @@ def killer(after: int) -> Callable[[str, int, int], None]:
     return tick
 
 
-@pytest.mark.parametrize("search", [pytest.param("naive", marks=pytest.mark.slow), "exact", "fast"])
+@pytest.mark.parametrize("search", ["exact", "fast"])
 def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC, search: str) -> None:
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     data, ood = images(rows=rows), images("ood.npz", rows=rows, seed=3)
@@ -191,12 +187,12 @@ def test_a_killed_search_goes_on_for_another_amount(tiny: MAKE, images: SPEC, se
 
 def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) -> None:
     path, data = tiny(), images()
-    options = {"method": "circuit", "objective": "acc", "search": "naive", "remove": 3}
+    options = {"method": "circuit", "objective": "acc", "remove": 3}
     with pytest.raises(Killed):
         hs.score(path, data=data, progress=killer(1), **options)
     for change, said in (
         ({"data": images("other.npz", seed=8)}, "data"),
-        ({"search": "exact"}, r"search \(naive, now exact\)"),
+        ({"search": "fast"}, r"search \(exact, now fast\)"),
         ({"layers": "1-2"}, "layers"),
     ):
         with pytest.raises(UsageError, match=f"another .*{said}") as caught:
@@ -213,7 +209,7 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", ["exact", "fast", "naive", "attribution"])
+@pytest.mark.parametrize("search", ["exact", "fast", "attribution"])
 def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str) -> None:
     rows = 120 if search == "fast" else 40  # fast draws from many samples only
     path, data, ood = tiny(), images(rows=rows), images("ood.npz", rows=rows, seed=5)
@@ -278,12 +274,9 @@ def test_fast_agrees_on_an_easy_model(tiny: MAKE, images: SPEC) -> None:
 def test_the_manifest_says_what_was_done(tiny: MAKE, images: SPEC) -> None:
     options = {"method": "circuit", "data": images(rows=50), "ood": [images("ood.npz", rows=40, seed=5)]}
     exact = hs.score(tiny(), remove=5, batch_size=8, **options).result.settings
-    naive = hs.score(tiny("n.safetensors"), remove=5, search="naive", **options).result.settings
-    assert "the order of naive" in exact["guarantee"]
-    assert naive["counts"]["layers"] == (12 + 11 + 10 + 9 + 8) * 90 * 3
-    assert exact["counts"]["layers"] < naive["counts"]["layers"] / 2
+    assert "the order of Algorithm 1" in exact["guarantee"]
+    assert exact["counts"]["layers"] < (12 + 11 + 10 + 9 + 8) * 90 * 3 / 2
     assert (exact["search"], exact["objective"], exact["removed"], exact["candidates"]) == ("exact", "avg", 5, 12)
-    assert exact["start"] == pytest.approx(naive["start"], abs=1e-12)
 
 
 def test_bad_input(tiny: MAKE, images: SPEC) -> None:

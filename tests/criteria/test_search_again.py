@@ -13,7 +13,6 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import record_in_place
 from hydrasurgeon.criteria.circuits.exact import Exact
-from hydrasurgeon.criteria.circuits.naive import Naive
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.stages.replay import replay
 
@@ -30,14 +29,13 @@ def data(images: SPEC) -> dict[str, Any]:
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many heads were left in each round that was run."""
     run: list[int] = []
-    for search in (Naive, Exact):
-        step = search.next
+    step = Exact.next
 
-        def counted(self: Any, removed: Any, step: Any = step) -> Any:
-            run.append(len(self.problem.left(removed)))
-            return step(self, removed)
+    def counted(self: Any, removed: Any) -> Any:
+        run.append(len(self.problem.left(removed)))
+        return step(self, removed)
 
-        monkeypatch.setattr(search, "next", counted)
+    monkeypatch.setattr(Exact, "next", counted)
     return run
 
 
@@ -67,24 +65,23 @@ def test_a_finished_order_goes_on(tiny: MAKE, data: dict[str, Any], rounds: list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", ["exact", "naive"])
-def test_longer_and_shorter(tiny: MAKE, data: dict[str, Any], rounds: list[int], search: str) -> None:
+def test_longer_and_shorter(tiny: MAKE, data: dict[str, Any], rounds: list[int]) -> None:
     path = tiny()
-    fresh = {n: score(tiny(f"{n}.safetensors"), data, search, n) for n in (3, 5, 7)}
+    fresh = {n: score(tiny(f"{n}.safetensors"), data, "exact", n) for n in (3, 5, 7)}
     assert rounds == [12, 11, 10, 12, 11, 10, 9, 8, 12, 11, 10, 9, 8, 7, 6]
     rounds.clear()
-    assert score(path, data, search, 5) == fresh[5]
+    assert score(path, data, "exact", 5) == fresh[5]
     assert rounds == [12, 11, 10, 9, 8]
     rounds.clear()
-    longer = score(path, data, search, 7)
+    longer = score(path, data, "exact", 7)
     assert same(longer, fresh[7])
     assert rounds == [7, 6]
     assert longer.settings["counts"]["evaluations"] == 12 + 11 + 10 + 9 + 8 + 7 + 6
     rounds.clear()
     once = path.read_bytes()
-    assert score(path, data, search, 7) == longer
+    assert score(path, data, "exact", 7) == longer
     assert path.read_bytes() == once
-    assert same(score(path, data, search, 3), fresh[3])
+    assert same(score(path, data, "exact", 3), fresh[3])
     assert not rounds
     assert not list(path.parent.glob("*.search.json"))
 
@@ -111,7 +108,7 @@ def test_fast_is_shortened_and_begins_anew_where_it_is_lengthened(tiny: MAKE, da
 @pytest.mark.slow
 def test_another_search_is_searched(tiny: MAKE, data: dict[str, Any], images: SPEC, rounds: list[int]) -> None:
     path = tiny()
-    score(path, data, "naive", 2)
+    score(path, data, "exact", 2)
     changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"data": images("other.npz", rows=20, seed=3)}, {}),
         ({}, {"layers": "1-2"}),
@@ -122,12 +119,12 @@ def test_another_search_is_searched(tiny: MAKE, data: dict[str, Any], images: SP
     for at, (sets, more) in enumerate(changes):
         rounds.clear()
         copy = hs.score(path, method="magnitude", out=path.with_name(f"{at}.safetensors")).path
-        score(copy, {**data, **sets}, "naive", 2, **more)
+        score(copy, {**data, **sets}, "exact", 2, **more)
         assert len(rounds) == 2, (sets, more)
     # A member has its parent's scores, and weights of its own.
     member = hs.prune(path, method="circuit", remove=2, out=path.with_name("m.safetensors")).path
     rounds.clear()
-    score(member, data, "naive", 2)
+    score(member, data, "exact", 2)
     assert rounds == [10, 9]
 
 
@@ -148,14 +145,14 @@ def test_a_record_that_is_not_whole_is_not_believed(
     tiny: MAKE, data: dict[str, Any], rounds: list[int], change: dict[str, Any]
 ) -> None:
     path = tiny()
-    recorded = score(path, data, "naive", 2)
-    expected = score(path, data, "naive", 3)
+    recorded = score(path, data, "exact", 2)
+    expected = score(path, data, "exact", 3)
     opened = open_checkpoint(path)
     spoiled = recorded.model_copy(update={"settings": {**recorded.settings, **change}})
     manifest = rewritten(opened.manifest, scores={"circuit-avg": spoiled})
     record_in_place(path, opened.tensors.files[0], manifest)
     rounds.clear()
-    assert same(score(path, data, "naive", 3), expected)
+    assert same(score(path, data, "exact", 3), expected)
     assert rounds == [12, 11, 10]
 
 

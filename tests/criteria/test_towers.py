@@ -104,16 +104,15 @@ def algorithm_1(
 @pytest.mark.parametrize(
     ("objective", "count"), [("avg", 3), *(pytest.param(o, 6, marks=pytest.mark.slow) for o in ("acc", "ood", "avg"))]
 )
-def test_every_search_is_algorithm_1_over_both_towers(
+def test_the_search_is_algorithm_1_over_both_towers(
     clip: Path, sets: dict[str, Any], objective: str, count: int
 ) -> None:
     order, trace = algorithm_1(clip, sets, objective, count)
     assert objective == "acc" or {head.tower for head in order} == set(TOWERS)
-    for search in ("naive", "exact"):
-        score = hs.score(clip, method="circuit", objective=objective, search=search, remove=count, **sets).result
-        assert list(score.order or ()) == order
-        assert score.trace == pytest.approx(trace, abs=1e-9)
-        assert len(score.settings["templates_sha256"]) == 64
+    score = hs.score(clip, method="circuit", objective=objective, remove=count, **sets).result
+    assert list(score.order or ()) == order
+    assert score.trace == pytest.approx(trace, abs=1e-9)
+    assert len(score.settings["templates_sha256"]) == 64
 
 
 @pytest.mark.parametrize("tower", ["text", "vision"])
@@ -227,7 +226,7 @@ class Killed(Exception):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", ["naive", "fast", "exact"])
+@pytest.mark.parametrize("search", ["fast", "exact"])
 def test_a_killed_search_ends_with_the_same_bytes(tmp_path: Path, sets: dict[str, Any], search: str) -> None:
     for name in ("whole", "cut"):
         write_clip(tmp_path / name)

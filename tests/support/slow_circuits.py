@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from statistics import fmean, variance
 from typing import Any, Literal
 
 import torch
@@ -16,9 +14,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.objective import Objective
-from hydrasurgeon.criteria.circuits.problem import Problem
-from hydrasurgeon.criteria.circuits.swaps import NAMED, RETURNING
-from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.criteria.circuits.problem import Problem, measure
+from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.heads import Head
 
@@ -85,29 +82,41 @@ def problem_of(
     *,
     dtype: torch.dtype = torch.float32,
     batch_size: int = 7,
+    tower: str | None = None,
 ) -> Problem:
     """A tiny model and its data as the searches get them."""
     model = hs.load(path, device="cpu")
     module = model.module.to(dtype)
-    inside, labels = everything(data, model.transform)
+    samples = fit_classes(open_data(data), model.manifest.model)
+    (known,) = Batches(samples, model.transform, batch_size=len(samples))
     outside, _ = everything(ood, model.transform)
     anatomy = open_checkpoint(path).family.anatomy(module)
-    held = [Held.of([x], torch.device("cpu"), dtype) for x in (inside, outside)]
+    held = [Held.of([x], torch.device("cpu"), dtype) for x in (known.inputs, outside)]
     return Problem(
         module=module,
         anatomy=anatomy,
         id_inputs=held[0],
-        labels=labels,
+        labels=known.labels,
         ood_inputs=held[1],
-        objective=Objective(objective, len(inside), len(outside)),
-        candidates=tuple(Head(s.tower, s.layer, h) for s in anatomy.sites for h in s.heads),
+        objective=Objective(objective, len(held[0]), len(held[1])),
+        candidates=tuple(Head(s.tower, s.layer, h) for s in anatomy.sites if tower in (None, s.tower) for h in s.heads),
         batch_size=batch_size,
         together=64,
     )
 
 
+def slow_order(problem: Problem, budget: int) -> list[Head]:
+    """Each candidate masked in turn, and the model's own forward pass over all the data."""
+    order: list[Head] = []
+    for _ in range(budget):
+        left = problem.left(order)
+        points = [measure(problem, (*order, head)) for head in left]
+        order.append(left[points.index(max(points))])
+    return order
+
+
 class Slow:
-    """Answers of a tiny model one sample at a time, measured or to first order, and points counted one by one."""
+    """Answers of a tiny model one sample at a time, and points counted one by one."""
 
     def __init__(self, path: Path, data: str, ood: str, objective: str) -> None:
         model = hs.load(path, device="cpu")
@@ -128,29 +137,24 @@ class Slow:
             for hook in hooks:
                 hook.remove()
 
-    def factors(self, off: Collection[Any]) -> Tensor:
-        return torch.tensor([float(head not in off) for head in self.heads])
-
-    def answers(self, off: Collection[Any]) -> list[list[float]]:
+    def answers(self) -> list[list[float]]:
         """Margins, familiarity of ID samples, familiarity of OOD samples."""
+        whole = torch.ones(len(self.heads))
         with torch.no_grad():
-            inside = self.logits(self.x, self.factors(off))
-            outside = self.logits(self.foreign, self.factors(off))
+            inside, outside = self.logits(self.x, whole), self.logits(self.foreign, whole)
         return [
             [float(_margin(z, int(y))) for z, y in zip(inside, self.y, strict=True)],
             [float(_odds(z)) for z in inside],
             [float(_odds(z)) for z in outside],
         ]
 
-    def effects(self, off: Collection[Any]) -> list[list[list[float]]]:
-        """[margin, ID, OOD][sample][head]: what one head more (of those that are off) or less changes, to first
-        order."""
-        signs = torch.tensor([1.0 if head in off else -1.0 for head in self.heads])
+    def effects(self) -> list[list[list[float]]]:
+        """[margin, ID, OOD][sample][head]: what one head less changes, to first order."""
 
         def gradient(x: Tensor, answer: Callable[[Tensor], Tensor]) -> list[float]:
-            factors = self.factors(off).requires_grad_()
+            factors = torch.ones(len(self.heads)).requires_grad_()
             (slope,) = torch.autograd.grad(answer(self.logits(x[None], factors)[0]), factors)
-            return (signs * slope).tolist()
+            return (-slope).tolist()
 
         return [
             [gradient(x, lambda z, y=y: _margin(z, int(y))) for x, y in zip(self.x, self.y, strict=True)],
@@ -165,11 +169,11 @@ class Slow:
         auroc = Fraction(above, 2 * len(familiar) * len(foreign))
         return {"acc": right, "ood": auroc, "avg": (right + auroc) / 2}[self.objective]
 
-    def predicted(self, answers: list[list[float]], effects: list[list[list[float]]], *heads: Any) -> list[list[float]]:
-        """These answers, with the effects of these heads added."""
-        at = [self.heads.index(head) for head in heads]
+    def predicted(self, answers: list[list[float]], effects: list[list[list[float]]], head: Any) -> list[list[float]]:
+        """These answers, with the effects of this head added."""
+        at = self.heads.index(head)
         return [
-            [now + sum(each[i] for i in at) for now, each in zip(part, effect, strict=True)]
+            [now + each[at] for now, each in zip(part, effect, strict=True)]
             for part, effect in zip(answers, effects, strict=True)
         ]
 
@@ -186,7 +190,7 @@ def _odds(logits: Tensor) -> Tensor:
 def slow_attribution(path: Path, data: str, ood: str, objective: str, amount: int) -> list[Any]:
     """The greedy loop over predicted answers."""
     slow = Slow(path, data, ood, objective)
-    answers, effects = slow.answers(()), slow.effects(())
+    answers, effects = slow.answers(), slow.effects()
     order: list[Any] = []
     for _ in range(amount):
         left = [head for head in slow.heads if head not in order]
@@ -194,54 +198,3 @@ def slow_attribution(path: Path, data: str, ood: str, objective: str, amount: in
         order.append(left[points.index(max(points))])
         answers = slow.predicted(answers, effects, order[-1])
     return order
-
-
-def slow_chance(objective: str, before: list[list[float]], after: list[list[float]]) -> float:
-    """The standard error of the gain: each sample's answer and its mean over the pairs it is in, one by one."""
-    answer, pair = {"acc": (1.0, 0.0), "ood": (0.0, 1.0), "avg": (0.5, 0.5)}[objective]
-
-    def parts(answers: list[list[float]]) -> tuple[list[float], list[float]]:
-        margin, familiar, foreign = answers
-        won = [[(f > o) + (f == o) / 2 for o in foreign] for f in familiar]
-        inside = [answer * (m > 0) + pair * fmean(row) for m, row in zip(margin, won, strict=True)]
-        return inside, [pair * fmean(column) for column in zip(*won, strict=True)]
-
-    changes = [[b - a for a, b in zip(*sides, strict=True)] for sides in zip(parts(before), parts(after), strict=True)]
-    return math.sqrt(sum(variance(change) / len(change) for change in changes))
-
-
-def slow_swaps(
-    path: Path, data: str, ood: str, objective: str, removed: Sequence[Any], most: int, sure: float
-) -> tuple[list[Any], list[tuple[Any, Any, float]], int]:
-    """Swaps named by first-order effects, each measured on every sample; those that gain `sure` standard errors are
-    made."""
-    slow = Slow(path, data, ood, objective)
-    gone, swaps, spent, unsure = list(removed), list[tuple[Any, Any, float]](), 0, 0
-    better = True
-    while better and spent < most:
-        better = False
-        answers, effects = slow.answers(gone), slow.effects(gone)
-        left = [head for head in slow.heads if head not in gone]
-        alone = {b: slow.points(slow.predicted(answers, effects, b)) for b in slow.heads if b in gone}
-        named = []
-        for back in sorted(alone, key=lambda b: -alone[b])[:RETURNING]:
-            pairs = {h: slow.points(slow.predicted(answers, effects, back, h)) for h in left}
-            named.append((max(pairs.values()), back, sorted(pairs, key=lambda h: -pairs[h])[:NAMED]))
-        for _, back, instead in sorted(named, key=lambda one: -one[0]):
-            if spent + 1 + len(instead) > most:
-                return gone, swaps, unsure
-            spent += 1 + len(instead)
-            others = [head for head in gone if head != back]
-            points = [slow.points(slow.answers([*others, head])) for head in (back, *instead)]
-            best = points.index(max(points))
-            if best:
-                swapped = slow.answers([*others, instead[best - 1]])
-                gain = float(slow.points(swapped) - slow.points(answers))
-                if gain <= sure * slow_chance(objective, answers, swapped):
-                    unsure += 1
-                    continue
-                gone = [*others, instead[best - 1]]
-                swaps.append((back, instead[best - 1], float(max(points))))
-                better = True
-                break
-    return gone, swaps, unsure

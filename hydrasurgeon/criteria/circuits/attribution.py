@@ -51,7 +51,7 @@ class Attribution:
     )
 
     def __init__(self, problem: Problem) -> None:
-        check_reached(problem, "--search attribution")
+        check_reached(problem)
         self.problem = problem
         self.engine = Engine(problem.anatomy, together=problem.together)
         self.ranking: list[Head] = []

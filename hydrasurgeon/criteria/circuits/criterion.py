@@ -11,15 +11,12 @@ import torch
 from torch import nn
 
 from hydrasurgeon.criteria import OOD_SCORES, SEARCHES, check_search
-from hydrasurgeon.criteria.base import CircuitOptions, Refinement, Removal, Subject
-from hydrasurgeon.criteria.circuits.effects import check_reached
+from hydrasurgeon.criteria.base import CircuitOptions, Removal, Subject
 from hydrasurgeon.criteria.circuits.greedy import Circuit, extract
 from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.objective import Objective
 from hydrasurgeon.criteria.circuits.problem import Problem, Search
-from hydrasurgeon.criteria.circuits.stability import bootstrap
 from hydrasurgeon.criteria.circuits.state import SearchState
-from hydrasurgeon.criteria.circuits.swaps import refine
 from hydrasurgeon.criteria.circuits.two_towers import numbered
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Head
@@ -45,24 +42,17 @@ def score(subject: Subject) -> Removal:
     make = _search(options.search)
     with joined() as world:
         problem = _problem(subject, options, module, candidates, world)
-        if options.refine:
-            check_reached(problem, "--refine swap")
         _check_finite(problem)
         identity = {**options.identity, "device": problem.id_inputs.device.type}
         state = None if options.state is None else SearchState(options.state, identity)
-        progress = subject.progress
         circuit = extract(
             problem,
             make,
             budget=budget,
             state=state,
             recorded=_recorded(options, identity, candidates),
-            progress=progress,
+            progress=subject.progress,
         )
-        swapped = refine(problem, circuit.order, progress=progress) if options.refine else None
-        stability = None
-        if options.resamples:
-            stability = bootstrap(problem, make, circuit.order, options.resamples, seed=subject.seed, progress=progress)
     by = {"ood_score": options.ood_score} if options.ood_score != OOD_SCORES[0] else {}
     settings: dict[str, Any] = {
         "objective": options.objective,
@@ -75,12 +65,9 @@ def score(subject: Subject) -> Removal:
         "counts": circuit.counts,
         IDENTITY: _hash(identity),
     }
-    settings |= {} if swapped is None else {"refine": swapped.record()}
-    settings |= {} if stability is None else {"bootstrap": stability}
     if notes := _notes(problem):
         settings["notes"] = notes
-    refined = None if swapped is None else Refinement(tuple(swapped.removed), swapped.value)
-    return Removal(circuit.order, circuit.trace, settings, refined)
+    return Removal(circuit.order, circuit.trace, settings)
 
 
 def _problem(

@@ -3,7 +3,7 @@
 Candidates run side by side over the hard samples first. One stops as soon as it cannot win any more, even if
 all its remaining answers were right and all pairs not yet seen concordant. Predictions of this arithmetic
 and of the model's own forward pass differ by rounding: points are counted as intervals that allow for it,
-and candidates whose intervals meet are measured again exactly as `naive` measures them.
+and candidates whose intervals meet are measured again by the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import Engine, Work
-from hydrasurgeon.criteria.circuits.naive import measure
 from hydrasurgeon.criteria.circuits.objective import Outcomes
 from hydrasurgeon.criteria.circuits.packed import HeadRow, Natural, Packed, Record, pack, rows_of, these, unpack
-from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
+from hydrasurgeon.criteria.circuits.problem import NextHead, Problem, measure
 from hydrasurgeon.criteria.circuits.race import LEADERS, Race, Runner
 from hydrasurgeon.criteria.circuits.two_towers import engine_of
 from hydrasurgeon.heads import Head
@@ -61,7 +60,7 @@ class Exact:
         if not self.problem.precise:
             return "Algorithm 1 in this precision: every candidate is ruled out by a bound, not by a sample"
         return (
-            "the order of naive: a candidate is given up only when no outcome of the samples it has not seen could"
+            "the order of Algorithm 1: a candidate is given up only when no outcome of the samples it has not seen could"
             f" make it win, with every logit allowed to be off by {self.tolerance:.2g} through rounding"
         )
 

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.criteria.circuits.inputs import Held
-from hydrasurgeon.criteria.circuits.objective import Objective
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import World
 
@@ -90,3 +91,31 @@ class Search(Protocol):
     def recall(self, memory: dict[str, Any]) -> None:
         """Know again what `memory` gave; ValueError for what it cannot have given."""
         ...
+
+
+def measure(problem: Problem, off: Sequence[Head]) -> int:
+    """Points of the model with these heads masked, as Algorithm 1 measures them."""
+    ((low, _),) = problem.objective.points(outcomes_of(problem, off).one())
+    return low
+
+
+@torch.inference_mode()
+def outcomes_of(problem: Problem, off: Sequence[Head]) -> Outcomes:
+    """What the model predicts with these heads masked. Processes share the batches."""
+    objective = problem.objective
+    with ablated(problem.sites, off):
+        logits = _logits(problem, problem.id_inputs)
+        foreign = torch.zeros(0)
+        if objective.needs_ood:
+            foreign = objective.familiarity(_logits(problem, problem.ood_inputs))
+    return Outcomes(margins(logits, problem.labels), objective.familiarity(logits), foreign)
+
+
+def _logits(problem: Problem, inputs: Held) -> Tensor:
+    world = problem.world
+    mine = []
+    for number, (_, batch) in enumerate(inputs.batches(problem.batch_size)):
+        if number % world.size == world.rank:
+            mine.append((number, problem.module(batch).double().cpu()))
+    everyone = [pair for part in world.gather(mine) for pair in part]
+    return torch.cat([logits for _, logits in sorted(everyone, key=lambda pair: pair[0])])

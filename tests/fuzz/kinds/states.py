@@ -20,7 +20,7 @@ from fuzz.hostile import damaged, mutated, scalar, text, to_json, value
 
 # A state that is of no use is a wrong command, or a file that cannot be read.
 EXITS = {0, 2, 3}
-SEARCHES = ("exact", "fast", "naive", "attribution")
+SEARCHES = ("exact", "fast", "attribution")
 
 
 def make(random: Random, bases: Bases) -> Attempt:
