@@ -20,15 +20,12 @@ from hydrasurgeon.options.shared import Run, Scoring
 
 
 def check_keep(method: str | None, keep: int | str | None) -> None:
-    """Refuse a `--keep` that is no number, and `auto` for what has no number of its own."""
-    if isinstance(keep, str):
-        if keep != "auto":
-            raise UsageError(f"--keep {keep}: neither a number nor auto")
-        if method != "cahp":
-            raise UsageError(
-                f"--keep auto: {method or 'a mask'} has no number of heads of its own",
-                hint="Give a number, or --method cahp.",
-            )
+    """Refuse `--keep auto` for what has no number of its own."""
+    if keep == "auto" and method != "cahp":
+        raise UsageError(
+            f"--keep auto: {method or 'a mask'} has no number of heads of its own",
+            hint="Give a number, or --method cahp.",
+        )
 
 
 def compute(checkpoint: Checkpoint, key: str, scoring: Scoring, run: Run, *, output: Path) -> Score:

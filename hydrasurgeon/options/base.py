@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -14,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import claims
+from hydrasurgeon.lookup import did_you_mean
 
 GROUPS = READ, CHOSEN, WRITTEN, RUNS = "What is read", "What is done", "What is written", "How it runs"
 """The groups that options stand in, in the order of `--help`."""
@@ -143,7 +145,10 @@ class Options(BaseModel):
             return f"{shown} is required"
         if more:  # a union says what each of its parts would have been
             return f"{shown} {first['input']}: expected {said['metavar']}"
-        reason = EXPECTED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+        context = first.get("ctx", {})
+        reason = EXPECTED.get(first["type"], first["msg"]).format(**context)
+        if first["type"] == "literal_error":
+            reason += did_you_mean(str(first["input"]), re.findall(r"'(\w+)'", context["expected"]))
         return f"{shown} {first['input']}: {reason}".replace("'", "")
 
     def recorded(self) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Output):
     Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
     """
 
+    requires: ClassVar = {"compensate": ("data",)}
+
     method: str | None = option(
         None, metavar="M", recorded=True, help="Criterion; its scores come from the manifest or from --data."
     )

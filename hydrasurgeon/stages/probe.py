@@ -115,7 +115,7 @@ def _outputs(checkpoint: str | Path, arguments: ProbeOptions) -> tuple[Path | No
 def _opened(checkpoint: str | Path, arguments: ProbeOptions) -> Checkpoint:
     opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
     if opened.manifest.kind == "hydra":
-        raise SurgeryError(f"probe: {opened.name} is a hydra", hint="ProbeOptions its backbone, or one of its members.")
+        raise SurgeryError(f"probe: {opened.name} is a hydra", hint="Probe its backbone, or one of its members.")
     opened.digests()
     return with_class_names(
         opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)

@@ -26,7 +26,7 @@ from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import PruneOptions
 from hydrasurgeon.sharing.output import claimed, repository_of
-from hydrasurgeon.surgery.compensate import check_compensation, repaired_tensors
+from hydrasurgeon.surgery.compensate import repaired_tensors
 from hydrasurgeon.surgery.cut import plan_pruning
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def prune(arguments: PruneOptions) -> Pruned:
     _check_amount(arguments)
     repository = repository_of(arguments)
     check_keep(arguments.method, arguments.keep)
-    check_compensation(arguments.compensate, arguments.data)
     if arguments.rearrange:
         check_rearrange(arguments.method)
     opened = _opened(checkpoint, arguments)
@@ -200,7 +199,7 @@ def _repair(
     """The tensors that are not the checkpoint's own, and all the data that was read."""
     if not arguments.repairs:
         return {}, choice.data
-    assert arguments.data is not None, "check_compensation asks for it"
+    assert arguments.data is not None, "--compensate requires it"
     repaired, calibration = repaired_tensors(
         opened, choice.kept, how=arguments.compensate, data=arguments.data, run=arguments
     )

@@ -6,28 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.options.shared import Run
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
-
-COMPENSATIONS = ("none", "mean", "lstsq")
-"""What `--compensate` takes."""
-
-
-def check_compensation(how: str, data: str | None) -> None:
-    if how not in COMPENSATIONS:
-        raise UsageError(
-            f"--compensate {how}: no such repair{did_you_mean(how, COMPENSATIONS)}",
-            hint=f"Available: {', '.join(COMPENSATIONS)}.",
-        )
-    if how != "none" and data is None:
-        raise UsageError(f"--compensate {how} needs calibration data", hint="Give --data D; labels are not used.")
 
 
 def repaired_tensors(
