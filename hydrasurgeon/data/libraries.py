@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ SLICE = re.compile(r"[^\[\]]+(\[(-?\d+%?)?:(-?\d+%?)?\])?")
 """A split or a slice of it, in samples or in per cent, as the datasets library writes them."""
 
 
-def read_hub(spec: str, rest: str) -> Samples:
+def read_hub(spec: str, rest: str, carried: Collection[str] = ()) -> Samples:
     """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is `hf:name[/config]:split`."""
     import datasets
 
@@ -41,7 +42,7 @@ def read_hub(spec: str, rest: str) -> Samples:
         except Exception as error:  # datasets raises many kinds for missing names, splits and networks
             failures.append(error)
         else:
-            return rows(_hub_table(spec, loaded))
+            return rows(_hub_table(spec, loaded, carried), carried)
     raise DataError(
         f"{spec}: cannot be loaded ({reason(failures[0])})",
         hint="Check name, config and split; the hub must be reachable or the set cached.",
@@ -77,7 +78,7 @@ def _check_name(spec: str, name: str) -> None:
         )
 
 
-def _hub_table(spec: str, loaded: Any) -> Table:
+def _hub_table(spec: str, loaded: Any, carried: Collection[str]) -> Table:
     """The columns of a set of the datasets library; it leaves the images to us, which it would open in any format."""
     from datasets import ClassLabel, Image
 
@@ -86,7 +87,7 @@ def _hub_table(spec: str, loaded: Any) -> Table:
         if isinstance(features[name], Image):
             loaded = loaded.cast_column(name, Image(decode=False))
     plain = loaded.with_format(None)
-    wanted = [name for name in features if name in COLUMNS]
+    wanted = [name for name in features if name in COLUMNS or name in carried]
     return Table(
         spec,
         tuple(features),
@@ -95,7 +96,7 @@ def _hub_table(spec: str, loaded: Any) -> Table:
     )
 
 
-def read_torchvision(spec: str, rest: str) -> Samples:
+def read_torchvision(spec: str, rest: str, carried: Collection[str] = ()) -> Samples:
     from torchvision import datasets
 
     name, _, split = rest.partition(":")

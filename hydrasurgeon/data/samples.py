@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +38,8 @@ class Samples(ABC):
     kind: Literal["image", "text", "pair"] = "image"
     classes: tuple[str, ...] | None = None
     labels: Labels | None = None
+    columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
+    """What a table holds of each sample beside it, where whoever opened it wanted that."""
     note: str | None = None
     """Which order of classes was assumed, where names did not say."""
 
@@ -50,6 +53,10 @@ class Samples(ABC):
     def name(self, i: int) -> str | int:
         """What a sample is called in a list of answers: its file below the folder of all, else its row."""
         return i
+
+    def carried(self, name: str, i: int) -> Any:
+        """A sample's value in one of `columns`."""
+        return self.columns[name][i]
 
     @abstractmethod
     def read(self, i: int) -> Decoded:
@@ -197,6 +204,7 @@ class Subset(Samples):
     def __init__(self, parent: Samples, index: NDArray[np.int64], labels: Labels | None) -> None:
         self.parent, self.index, self.labels = parent, index, labels
         self.spec, self.kind, self.classes = parent.spec, parent.kind, parent.classes
+        self.columns = parent.columns
 
     def __len__(self) -> int:
         return len(self.index)
@@ -207,6 +215,9 @@ class Subset(Samples):
 
     def name(self, i: int) -> str | int:
         return self.parent.name(int(self.index[i]))
+
+    def carried(self, name: str, i: int) -> Any:
+        return self.parent.carried(name, int(self.index[i]))
 
     def read(self, i: int) -> Decoded:
         return self.parent.read(int(self.index[i]))

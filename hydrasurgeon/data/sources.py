@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,18 +29,18 @@ LABEL = re.compile(r"-?[0-9]{1,18}")
 """The label in a line of an image list."""
 
 
-def open_data(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
-    """Samples behind a spec; with `limit` a seeded random subset of them."""
+def open_data(spec: str, *, limit: int | None = None, seed: int = 0, carried: Collection[str] = ()) -> Samples:
+    """Samples behind a spec; with `limit` a seeded random subset of them; `carried` columns go along if there."""
     scheme, _, rest = spec.partition(":")
     path = Path(spec.partition("@")[0])
     if scheme in SCHEMES and not is_there(Path(spec)):
-        samples = SCHEMES[scheme](spec, rest)
+        samples = SCHEMES[scheme](spec, rest, carried)
     elif is_there(path) and path.is_dir():
         samples = _folder(spec, path)
     elif path.suffix in SUFFIXES:
         if not is_there(path):
             raise DataError(f"{spec}: no such file{_near(path)}")
-        samples = SUFFIXES[path.suffix](spec, path)
+        samples = SUFFIXES[path.suffix](spec, path, carried)
     else:
         raise DataError(f"{spec}: no such data{_near(path)}", hint=f"Data is {KINDS}.")
     if not len(samples):
@@ -96,16 +97,16 @@ def _images_in(folder: Path) -> list[Path]:
     )
 
 
-def _npz(spec: str, path: Path) -> Samples:
+def _npz(spec: str, path: Path, carried: Collection[str]) -> Samples:
     with open_regular(path, error=DataError) as raw, io.BufferedReader(raw) as file:
         return read_npz(spec, file)
 
 
-def _table(spec: str, path: Path) -> Samples:
-    return rows(read_table(spec, path))
+def _table(spec: str, path: Path, carried: Collection[str]) -> Samples:
+    return rows(read_table(spec, path, carried), carried)
 
 
-def _image_list(spec: str, path: Path) -> Samples:
+def _image_list(spec: str, path: Path, carried: Collection[str]) -> Samples:
     """An OpenOOD list: `relative/path.jpg label` a line; label -1 where there is none.
 
     A list names files of its reader, wherever they lie: like a folder of links, it is as trusted as its images.
@@ -143,7 +144,7 @@ def _root(spec: str, path: Path, name: str) -> Path:
     )
 
 
-def _demo(spec: str, rest: str) -> Samples:
+def _demo(spec: str, rest: str, carried: Collection[str]) -> Samples:
     folder = files("hydrasurgeon") / "demo"
     sets = {entry.name.removesuffix(".npz"): entry for entry in folder.iterdir() if entry.name.endswith(".npz")}
     if rest not in sets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -24,7 +24,7 @@ CAPTIONS = ("caption", "text")
 LABELS = ("label", "labels", "fine_label")
 """Columns that may hold labels."""
 COLUMNS = frozenset(IMAGES + TEXTS + CAPTIONS + LABELS)
-"""All columns that are read."""
+"""The columns that samples are made of."""
 FIRST_TEXTS = ("sentence1", "premise", "query", "question", "question1")
 """Columns that hold the first of two texts, which models read together."""
 SECOND_TEXTS = ("text_pair", "text_b", "text2", "sentence2", "sentence_b", "hypothesis", "passage", "question2")
@@ -57,12 +57,13 @@ class Table:
         return f"{shown}, …" if len(self.names) > 20 else shown or "none"
 
 
-def read_table(spec: str, path: Path) -> Table:
+def read_table(spec: str, path: Path, carried: Collection[str] = ()) -> Table:
+    """The columns that samples are made of, and those that are `carried` along where they are there."""
     with open_regular(path, error=DataError) as raw, io.BufferedReader(raw) as file:
-        return READERS[path.suffix](spec, file, path.parent)
+        return READERS[path.suffix](spec, file, path.parent, COLUMNS | {*carried})
 
 
-def rows(table: Table) -> Rows:
+def rows(table: Table, carried: Collection[str] = ()) -> Rows:
     """Images or texts, with labels where there is a column of them."""
     if not table.names:
         raise DataError(f"{table.spec}: holds no samples")
@@ -80,10 +81,12 @@ def rows(table: Table) -> Rows:
     numbers, classes = (None, None) if labels is None else labels_of(table.spec, table.columns[labels])
     if numbers is not None and classes is None and labels is not None:
         classes = table.classes.get(labels)
-    return Rows(table.spec, table.columns[column], kind, numbers, classes, table.root)
+    made = Rows(table.spec, table.columns[column], kind, numbers, classes, table.root)
+    made.columns = {name: table.columns[name] for name in carried if name in table.columns}
+    return made
 
 
-def _jsonl(spec: str, file: IO[bytes], root: Path) -> Table:
+def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
     records, names = [], dict[str, None]()
     for number, line in enumerate(_text(spec, file), 1):
         if not line.strip():
@@ -92,17 +95,17 @@ def _jsonl(spec: str, file: IO[bytes], root: Path) -> Table:
         if not isinstance(record, dict):
             raise DataError(f"{spec}, line {number}: is no record", hint='Each line is one, {"text": …, "label": …}.')
         names |= dict.fromkeys(record)
-        records.append({name: value for name, value in record.items() if name in COLUMNS})
-    columns = {name: [record.get(name) for record in records] for name in names if name in COLUMNS}
+        records.append({name: value for name, value in record.items() if name in wanted})
+    columns = {name: [record.get(name) for record in records] for name in names if name in wanted}
     return Table(spec, tuple(names), columns, root=root)
 
 
-def _csv(spec: str, file: IO[bytes], root: Path) -> Table:
+def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
     usual = csv.field_size_limit(MAX_LINE)  # one for all who use the module
     try:
         lines = csv.reader(_text(spec, file), strict=True)
         names = _once(spec, next(lines, ()))
-        kept = [i for i, name in enumerate(names) if name in COLUMNS]
+        kept = [i for i, name in enumerate(names) if name in wanted]
         values = []
         for line in lines:
             if len(line) not in (0, len(names)):
@@ -132,7 +135,7 @@ def _once(spec: str, names: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _parquet(spec: str, file: IO[bytes], root: Path) -> Table:
+def _parquet(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -140,16 +143,16 @@ def _parquet(spec: str, file: IO[bytes], root: Path) -> Table:
     try:
         source = parquet.ParquetFile(file)
         schema = source.schema_arrow
-        wanted = [name for name in _once(spec, schema.names) if name in COLUMNS]
+        read = [name for name in _once(spec, schema.names) if name in wanted]
         check_unpacked(spec, source.metadata.num_rows, stored)
         batches, unpacked = [], 0
-        for batch in source.iter_batches(AT_ONCE, columns=wanted) if wanted else ():
+        for batch in source.iter_batches(AT_ONCE, columns=read) if read else ():
             batch.validate(full=True)  # that texts are UTF-8, among others
             unpacked += batch.nbytes
             check_unpacked(spec, unpacked, stored)
             batches.append(batch)
-        table = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in wanted]))
-        columns = {name: _Column(spec, table[name], is_label=name in LABELS) for name in wanted}
+        table = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in read]))
+        columns = {name: _Column(spec, table[name], sampled=name in COLUMNS - {*LABELS}) for name in read}
     except DataError:
         raise
     except Exception as error:  # arrow raises whatever damaged bytes lead it to
@@ -160,13 +163,13 @@ def _parquet(spec: str, file: IO[bytes], root: Path) -> Table:
 class _Column(Sequence[Any]):
     """The values of a column, made Python's own one by one."""
 
-    def __init__(self, spec: str, values: Any, *, is_label: bool) -> None:
+    def __init__(self, spec: str, values: Any, *, sampled: bool) -> None:
         from pyarrow import types
 
         self.values = values
         kind = values.type.value_type if types.is_dictionary(values.type) else values.type
         plain = (types.is_null, types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-        if not is_label and not any(is_kind(kind) for is_kind in (*plain, types.is_struct)):
+        if sampled and not any(is_kind(kind) for is_kind in (*plain, types.is_struct)):
             raise DataError(f"{spec}: holds {str(kind)[:80]}, not images or texts")
 
     def __len__(self) -> int:

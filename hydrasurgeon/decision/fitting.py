@@ -31,6 +31,8 @@ from hydrasurgeon.files.mixture import Mixture, among
 SHARE = 0.8
 # Fewer validation samples than this tell nothing, whatever is promised.
 FEWEST = 20
+# So many keep the coverage that is reached within some 0.03 of what is promised.
+ENOUGH = 1000
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,25 @@ def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
         )
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[: count // 2], order[count // 2 :]
+
+
+def check_count(count: int, promise: Promise) -> str | None:
+    """Refuse, before any sample is run, what so few cannot promise even of a model that is never wrong; a note where
+    more would be of use."""
+    fitting, certifying = (torch.ones(len(rows)) for rows in halves(count, 0))
+    if promise.conformal == "raps":
+        quantile(fitting, promise.coverage)
+    quantile(certifying, promise.coverage)
+    flag_threshold(certifying, promise.id_flagged)
+    if promise.risk is not None:
+        fit_abstention(certifying, certifying.bool(), risk=promise.risk, delta=promise.delta)
+    if count >= ENOUGH:
+        return None
+    spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
+    return (
+        f"calibrated on {count} samples, of which {len(certifying)} certify: the coverage that is reached may lie "
+        f"{spread:.2f} from {promise.coverage:g}, and the choice of OOD score is uncertain; {ENOUGH:,} or more are better"
+    )
 
 
 def fit_state(

@@ -9,27 +9,11 @@ import torch
 
 from hydrasurgeon.decision.state import Decided
 
-COLUMNS = (
-    "id",
-    "label",
-    "probability",
-    "top",
-    "set",
-    "total",
-    "aleatoric",
-    "epistemic",
-    "ood_score",
-    "unfamiliar",
-    "members_run",
-    "answer",
-)
-"""The fields of a row, in order; a sample that could not be read has `id` and `error` alone."""
-
 
 def rows_of(
-    decided: Decided, ids: Sequence[str | int], *, names: Sequence[str] | None, top: int, calibrated: bool
+    decided: Decided, begun: Sequence[dict[str, Any]], *, names: Sequence[str] | None, top: int, calibrated: bool
 ) -> list[dict[str, Any]]:
-    """One row for each sample; without a decision state there are no sets and nothing is unfamiliar: None."""
+    """One row for each sample, continuing what is `begun`; without a decision state there are no sets and nothing is unfamiliar: None."""
     values, order = decided.probs.topk(min(top, decided.probs.shape[-1]), dim=-1)
     columns = {
         "probability": decided.probability,
@@ -47,10 +31,10 @@ def rows_of(
         return klass if names is None else names[klass]
 
     made = []
-    for i, (id_, label) in enumerate(zip(ids, decided.label.tolist(), strict=True)):
+    for i, (start, label) in enumerate(zip(begun, decided.label.tolist(), strict=True)):
         answer = answers[i]
         row = {
-            "id": id_,
+            **start,
             "label": called(label),
             "probability": numbers["probability"][i],
             "top": [[called(k), _short(p)] for k, p in zip(orders[i], tops[i], strict=True)],
@@ -72,10 +56,6 @@ def _members_of(decided: Decided, i: int, called: Any) -> list[str | int]:
     inside = decided.sets[i].nonzero().flatten()
     order = torch.argsort(decided.probs[i, inside], descending=True, stable=True)
     return [called(klass) for klass in inside[order].tolist()]
-
-
-def failed_row(id_: str | int, why: str) -> dict[str, Any]:
-    return {"id": id_, "error": why}
 
 
 def _short(value: float) -> float:

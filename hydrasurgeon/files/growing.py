@@ -102,15 +102,17 @@ def write_lines(file: IO[bytes], lines: Iterator[str]) -> None:
         file.write(f"{line}\n".encode())
 
 
-def write_csv(columns: Sequence[str]) -> Callable[[IO[bytes], Iterator[str]], None]:
-    """JSON lines as CSV with a header; lists as JSON, what is not there as nothing."""
+def write_csv(
+    columns: Sequence[str], spread: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Callable[[IO[bytes], Iterator[str]], None]:
+    """JSON lines as CSV with a header, each `spread` over the columns; what is not there as nothing."""
 
     def write(file: IO[bytes], lines: Iterator[str]) -> None:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         for line in lines:
-            table.writerow({name: _cell(value) for name, value in json.loads(line).items()})
+            table.writerow({name: _cell(value) for name, value in spread(json.loads(line)).items()})
         text.flush()
         text.detach()
 
@@ -120,7 +122,7 @@ def write_csv(columns: Sequence[str]) -> Callable[[IO[bytes], Iterator[str]], No
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
 
 
 KINDS = {"text": "string", "json": "string", "number": "float64", "whole": "int64", "flag": "bool"}
@@ -146,4 +148,5 @@ def write_parquet(columns: Mapping[str, str]) -> Callable[[IO[bytes], Iterator[s
 def _typed(value: Any, kind: str) -> Any:
     if value is None or kind not in ("json", "text"):
         return value
-    return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)
+    as_json = kind == "json" or isinstance(value, list | dict)
+    return json.dumps(value, ensure_ascii=False) if as_json else str(value)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.fitting import Fitted, Outputs
+    from hydrasurgeon.decision.fitting import Fitted, Outputs, Promise
     from hydrasurgeon.decision.scores.evidence import Evidence
     from hydrasurgeon.files.decided_cascade import CascadeRecord
     from hydrasurgeon.files.tensors import Parts
@@ -78,6 +78,9 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     data = _opened_data(opened, arguments)
     opened = with_data_names(opened, data.val)
     skipped: list[str] = []
+    from hydrasurgeon.decision.fitting import check_count
+
+    few = check_count(len(data.val), _promise(arguments))
     result = _fit(opened, data, arguments, skipped)
     from hydrasurgeon.decision.stored import stored
 
@@ -99,7 +102,13 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    notes = (*([opened.note] if opened.note else []), *_unfitted(arguments), *data.notes, *result.notes)
+    notes = (
+        *([opened.note] if opened.note else []),
+        *_unfitted(arguments),
+        *([few] if few else []),
+        *data.notes,
+        *result.notes,
+    )
     return Calibrated(target.path, written, notes, tuple(skipped), hub)
 
 
@@ -185,7 +194,7 @@ class _Found:
 
 def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: list[str]) -> _Found:
     from hydrasurgeon.data.perturbed import Perturbed
-    from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
+    from hydrasurgeon.decision.fitting import Outputs, fit_state
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
     from hydrasurgeon.runtime.outputs import collected
@@ -210,13 +219,7 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: 
         evidence = _gathered(model, linear, data.fit, arguments, skipped)
     fitted = fit_state(
         val,
-        promise=Promise(
-            arguments.coverage,
-            arguments.conformal,  # type: ignore[arg-type]
-            arguments.id_flagged,
-            arguments.risk,
-            arguments.delta or DELTA,
-        ),
+        promise=_promise(arguments),
         score=arguments.ood_score,
         classifiers=linear,
         evidence=evidence,
@@ -230,6 +233,14 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: 
         notes += more
     chosen_by = "option" if not auto else "ood" if data.ood else "perturbed"
     return _Found(fitted, chosen_by, cascade, notes)
+
+
+def _promise(arguments: CalibrateOptions) -> Promise:
+    from hydrasurgeon.decision.fitting import Promise
+
+    return Promise(
+        arguments.coverage, arguments.conformal, arguments.id_flagged, arguments.risk, arguments.delta or DELTA
+    )
 
 
 def _gathered(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from hydrasurgeon.tuning.recipes import Recipe
 
 
+LONGEST = 300
+"""Epochs beyond which a recipe that counts steps was made for more data."""
+
+
 @dataclass(frozen=True)
 class Finetuned:
     path: Path
@@ -83,7 +87,11 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     checkpoint = arguments.checkpoint
     chosen = arguments.recipe is None
     if chosen:
-        arguments = arguments.but(recipe=usual_recipe(checkpoint, arguments.arch))
+        from hydrasurgeon.data import open_data
+
+        spec, limit = arguments.data, arguments.limit
+        usual = usual_recipe(checkpoint, arguments.arch, lambda: len(open_data(spec, limit=limit)))
+        arguments = arguments.but(recipe=usual)
     recipe = load_recipe(
         str(arguments.recipe), dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
     )
@@ -133,6 +141,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append("nothing was left to resume: trained from the beginning")
     if merging:
         notes.append(MERGED)
+    notes += _doubts(trained, material, arguments)
     return Finetuned(target.path, written, trained, tuple(notes), hub)
 
 
@@ -207,6 +216,8 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
         loss = Contrast(cast(TwoTowers, module))
         transform, moves = loss.transform(transform), both(moves, loss.trainable)
     seed, drop_last = arguments.seed, len(samples) >= size
+    epochs = _epochs(recipe, len(samples))
+    label = f"training by {arguments.recipe}{f' ({epochs:,} epochs)' if epochs > LONGEST else ''}"
 
     def epoch_batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
         order = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
@@ -220,7 +231,7 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
             drop_last=drop_last,
         )
 
-    return Training(recipe, epoch_batches, moves, loss, validation, f"training by {arguments.recipe}")
+    return Training(recipe, epoch_batches, moves, loss, validation, label)
 
 
 def _weights(material: _Material) -> dict[str, Weight]:
@@ -254,6 +265,32 @@ def _entry(checkpoint: str | Path, material: _Material, arguments: FinetuneOptio
     if material.recipe.lora_rank is not None:
         uses.append("peft")
     return step("finetune", args=recorded, inputs=inputs, data=data, seed=arguments.seed, uses=uses)
+
+
+def _doubts(trained: Trained, material: _Material, arguments: FinetuneOptions) -> Iterator[str]:
+    """What makes it likely that nothing was learnt."""
+    recipe, count = material.recipe, len(material.samples)
+    if recipe.batch_size >= count:
+        yield (
+            f"a batch of {recipe.batch_size} holds all {count} samples, so each epoch is one step: "
+            "give a smaller --batch-size"
+        )
+    if (epochs := _epochs(recipe, count)) > LONGEST:
+        yield (
+            f"{recipe.steps:,} steps are {epochs:,} epochs of {count:,} samples; the recipe {arguments.recipe} is for "
+            "more data: give --set epochs=N, or --recipe image or text"
+        )
+    accuracies = {epoch["val_accuracy"] for epoch in trained.log if "val_accuracy" in epoch}
+    if len(trained.log) > 1 and len(accuracies) == 1 and (accuracy := accuracies.pop()) < 1:
+        yield (
+            f"validation accuracy was {accuracy:.3f} after each of {len(trained.log)} epochs: nothing was learnt that "
+            "it shows; try another --set lr=…, more epochs or a smaller --batch-size"
+        )
+
+
+def _epochs(recipe: Recipe, count: int) -> int:
+    """How often a recipe of so many steps sees each sample; 0 of one that counts epochs."""
+    return (recipe.steps or 0) // max(1, count // (recipe.batch_size * recipe.accumulate))
 
 
 def _state_path(target: Path) -> Path:

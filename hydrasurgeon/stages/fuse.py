@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.checks import sound_digests
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
+from hydrasurgeon.checkpoints.hydra_layout import shared_layers
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
@@ -89,6 +90,7 @@ def fuse(arguments: FuseOptions) -> Fused:
     notes += () if samples is None or samples.note is None else (samples.note,)
     notes += tuple(_twins(opened, written.members or ()))
     notes += tuple(_averaged(plan.spread, agreement))
+    notes += tuple(_trunk_lost(opened, plan.trunk))
     return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, notes)
 
 
@@ -138,6 +140,20 @@ def _averaged(spread: float | None, agreement: Agreement | None) -> Iterator[str
         f"the hydra runs the average of the members' MLPs, which lie {100 * spread:.1f} % of its norm from it{far}: "
         "see what that costs with --check D, or fuse with --mlp separate"
     )
+
+
+def _trunk_lost(opened: Sequence[Checkpoint], trunk: int) -> Iterator[str]:
+    """That pruned members were tuned in layers that they could have shared."""
+    first = opened[0].manifest
+    possible = shared_layers(opened[0].weights, first.towers, [single(member).kept for member in opened], ())
+    steps = [[step.command for step in member.manifest.history] for member in opened]
+    tuned = any("finetune" in names[names.index("prune") :] for names in steps if "prune" in names)
+    if tuned and trunk < possible:
+        layers = next(iter(first.towers.values())).layers
+        yield (
+            f"the members share {trunk} leading layers and would share {possible}, had tuning left them alone: "
+            f"finetune each with --set last_blocks={max(1, layers - possible)} for a smaller, faster hydra"
+        )
 
 
 def _manifest_of(

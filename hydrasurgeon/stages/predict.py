@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.files.atomic import output_file
 from hydrasurgeon.files.growing import Growing, write_csv, write_lines, write_parquet
 from hydrasurgeon.options.base import stage
@@ -42,12 +42,10 @@ KINDS = {
     "error": "text",
 }
 """All that an answer may hold, and what kind of value it is."""
-WRITERS: dict[str, Callable[[IO[bytes], Iterator[str]], None]] = {
-    ".jsonl": write_lines,
-    ".csv": write_csv(tuple(KINDS)),
-    ".parquet": write_parquet(KINDS),
-}
-"""What writes answers, by the ending of the output."""
+ENDINGS = (".jsonl", ".csv", ".parquet")
+"""What an output may end in."""
+ID = "id"
+"""The column that names the rows, unless --id-column says otherwise."""
 SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 """`--shard`, as it is given: which part of how many."""
 
@@ -107,7 +105,7 @@ def predict(arguments: PredictOptions) -> Predicted:
             for rows in answering.rows(growing.done):
                 counts.update(_outcome(row) for row in rows)
                 growing.add([_line(row) for row in rows])
-            growing.finish(WRITERS[place.suffix])
+            growing.finish(answering.writer(place.suffix))
         finally:
             growing.close()
     return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed)
@@ -129,16 +127,16 @@ def _outcome(row: dict[str, Any]) -> str:
 
 def _check(arguments: PredictOptions) -> None:
     """Options that go together."""
-    if arguments.out is not None and Path(arguments.out).suffix not in WRITERS:
-        raise UsageError(f"-o {arguments.out}: must end in {', '.join(WRITERS)}", hint="The ending says the format.")
-    if arguments.top < 1:
-        raise UsageError(f"--top {arguments.top}: must be at least 1")
+    if arguments.out is not None and Path(arguments.out).suffix not in ENDINGS:
+        raise UsageError(f"-o {arguments.out}: must end in {', '.join(ENDINGS)}", hint="The ending says the format.")
     if arguments.shard is not None:
         match = SHARD.fullmatch(arguments.shard)
         if match is None or int(match[1]) > int(match[2]):
             raise UsageError(f"--shard {arguments.shard}: not I/N with I from 1 to N", hint="Such as --shard 1/4.")
     if arguments.data == "-" and (arguments.shard is not None or arguments.limit is not None):
         raise UsageError("--data -: nobody knows how many lines will come", hint="Leave out --shard and --limit.")
+    if arguments.data == "-" and (arguments.id_column or arguments.keep_columns):
+        raise UsageError("--data -: lines of text have no columns", hint="Give a .csv or .jsonl file as --data.")
 
 
 class _Answering:
@@ -153,10 +151,22 @@ class _Answering:
         self.streams = arguments.data == "-"
         self.batch = batch_size_of(arguments.batch_size)
         self.model: Classifier = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
-        self.names = opened.manifest.model.labels
+        self.names, self.classes = opened.manifest.model.labels, opened.manifest.model.num_classes
         self.samples: Samples | None = None
+        keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
+        # The name of an answer's own field is taken: what the data calls so is told apart.
+        self.kept = {f"data_{name}" if name in KINDS else name: name for name in keep}
+        self.id_column = arguments.id_column or ID
         if not self.streams:
-            self.samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
+            carried = (self.id_column, *keep)
+            self.samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed, carried=carried)
+            for option, names in (("--id-column", [arguments.id_column]), ("--keep-columns", keep)):
+                absent = [name for name in names if name and name not in self.samples.columns]
+                if absent:
+                    raise DataError(
+                        f"{option} {absent[0]}: {self.samples.spec} has no such column",
+                        hint="Columns are those of a .csv, .jsonl, .parquet or hf: table; names are case-sensitive.",
+                    )
         self.first, self.last = self._part()
         self.notes: tuple[str, ...] = (opened.note,) if opened.note else ()
         cascade = None if self.model.state is None else self.model.state.cascade
@@ -181,6 +191,7 @@ class _Answering:
             "batch": self.batch,
             "dtype": arguments.dtype,
             "top": arguments.top,
+            "columns": [self.id_column, *keep],
             "limit": arguments.limit,
             "seed": arguments.seed,
             "skip_bad": arguments.skip_bad,
@@ -214,7 +225,6 @@ class _Answering:
 
     def _over(self, samples: Samples, start: int, stop: int) -> Iterator[list[dict[str, Any]]]:
         from hydrasurgeon.data import Batches, moved
-        from hydrasurgeon.decision.rows import failed_row
 
         if start >= stop:
             return
@@ -235,24 +245,65 @@ class _Answering:
             )
             # What could not be read before the last sample of this batch has a message each, in order.
             end = min(stop, start + self.batch * (1 + (max(answers) - start) // self.batch))
-            yield [answers[i] if i in answers else failed_row(samples.name(i), next(failures)) for i in range(at, end)]
+            yield [
+                answers[i] if i in answers else {**self._named(samples, i), "error": next(failures)}
+                for i in range(at, end)
+            ]
             at = end
             if not self.streams:
                 run.tick(samples.spec, number, len(batches))
-        rest = [failed_row(samples.name(i), next(failures)) for i in range(at, stop)]
+        rest = [{**self._named(samples, i), "error": next(failures)} for i in range(at, stop)]
         if rest:
             yield rest
+
+    def _named(self, samples: Samples, i: int) -> dict[str, Any]:
+        """What a row begins with: which sample it is of, and what is kept of the data."""
+        has_id = self.id_column in samples.columns
+        return {
+            "id": plain(samples.carried(self.id_column, i)) if has_id else samples.name(i),
+            **{key: plain(samples.carried(name, i)) for key, name in self.kept.items()},
+        }
+
+    def writer(self, ending: str) -> Callable[[IO[bytes], Iterator[str]], None]:
+        """What writes rows into a file with this ending."""
+        kinds = {"id": "text", **dict.fromkeys(self.kept, "text"), **KINDS}
+        if ending == ".jsonl":
+            return write_lines
+        if ending == ".parquet":
+            return write_parquet(kinds)
+        count = min(self.arguments.top, self.classes)
+        tops = [name for n in range(1, count + 1) for name in (f"top{n}", f"p{n}")]
+        columns = [each for name in kinds for each in (tops if name == "top" else [name])]
+        return write_csv(columns, spread)
 
     def _answers(self, inputs: Any, samples: Samples, index: Sequence[int]) -> list[dict[str, Any]]:
         from hydrasurgeon.decision.rows import rows_of
 
         return rows_of(
             _decided(self.model, inputs, cascade=self.in_steps),
-            [samples.name(i) for i in index],
+            [self._named(samples, i) for i in index],
             names=self.names,
             top=self.arguments.top,
             calibrated=self.model.state is not None,
         )
+
+
+def plain(value: Any) -> Any:
+    """A value of a table as JSON has it; what JSON has no word for as text."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False, default=str))
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def spread(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as a spreadsheet reads it: no lists, and numbers with six digits."""
+    cells = {key: f"{row[key]:.6g}" if KINDS.get(key) == "number" and row[key] is not None else row[key] for key in row}
+    for number, (label, p) in enumerate(cells.pop("top", ()), 1):
+        cells |= {f"top{number}": label, f"p{number}": f"{p:.6g}"}
+    if cells.get("set") is not None:
+        cells["set"] = "|".join(map(str, cells["set"]))
+    return cells
 
 
 def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Decided:

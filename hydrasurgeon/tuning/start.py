@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FRESH = "init:"
 """`init:timm:NAME,key=value…` stands for random weights, drawn from the seed."""
+MANY = 100_000
+"""Images for which ImageNet's recipe is meant."""
 
 
 @claims()
@@ -85,12 +87,12 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
     return Start(manifest, None, text, ())
 
 
-def usual_recipe(spec: str | Path, arch: str | None) -> str:
-    """The recipe for those who name none: by what the model reads."""
+def usual_recipe(spec: str | Path, arch: str | None, count: Callable[[], int]) -> str:
+    """The recipe for those who name none: by what the model reads, and for images by how many there are."""
     if str(spec).startswith(FRESH):
         return "scratch"
     tower = next(iter(open_checkpoint(spec, arch=arch).manifest.towers))
-    return "text" if tower == "text" else "imagenet"
+    return "text" if tower == "text" else "image" if count() < MANY else "imagenet"
 
 
 def _fresh_model(spec: str) -> Model:

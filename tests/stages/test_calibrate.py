@@ -268,7 +268,7 @@ def test_data_that_no_score_is_fitted_to_is_said(tmp_path: Path) -> None:
     assert not any("changes nothing" in each for each in hs.calibrate(source, ood_score="rmds", **inputs).notes)
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     VIT.write(tmp_path / "source")
     data, source = images(tmp_path), tmp_path / "source"
     target = {"data": data, "out": tmp_path / "c.safetensors"}
@@ -282,10 +282,17 @@ def test_refusals(tmp_path: Path) -> None:
     np.savez(tmp_path / "both.npz", **both)
     with pytest.raises(DataError, match=r"--fit-data .*both.npz: holds all samples of --data .*val.npz"):
         hs.calibrate(source, fit_data=str(tmp_path / "both.npz"), ood_score="rmds", **target)
-    with pytest.raises(DataError, match="cannot promise a risk"):
-        hs.calibrate(source, risk=0.01, ood_score="msp", **target)
-    with pytest.raises(DataError, match="cannot promise a coverage"):
-        hs.calibrate(source, coverage=0.999, ood_score="msp", **target)
+    with monkeypatch.context() as patched:  # refused before a sample is run
+        patched.setattr("hydrasurgeon.runtime.classifier.as_classifier", None)
+        with pytest.raises(DataError, match="60 samples cannot promise a risk"):
+            hs.calibrate(source, risk=0.01, ood_score="msp", **target)
+        with pytest.raises(DataError, match="cannot promise a coverage"):
+            hs.calibrate(source, coverage=0.999, ood_score="msp", **target)
+        with pytest.raises(DataError, match="cannot tell a threshold"):
+            hs.calibrate(source, id_flagged=0.001, ood_score="msp", **target)
+    notes = hs.calibrate(source, ood_score="msp", **target).notes
+    assert [note for note in notes if "calibrated on 120 samples, of which 60 certify" in note]
+    target["out"] = tmp_path / "other.safetensors"
     with pytest.raises(UsageError, match="did you mean rmds"):
         hs.calibrate(source, ood_score="rdms", **target)
     with pytest.raises(UsageError, match=r"--coverage 1\.5"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -143,8 +144,13 @@ def test_tables_hold_the_same(ready: Path) -> None:
     with (ready / "a.csv").open(newline="") as file:
         text = list(csv.DictReader(file))
     for row, typed, cells in zip(expected, table, text, strict=True):
-        assert json.loads(typed["set"]) == json.loads(cells["set"]) == row["set"]
-        assert typed["probability"] == float(cells["probability"]) == row["probability"]
+        assert json.loads(typed["set"]) == row["set"]
+        assert cells["set"] == "|".join(map(str, row["set"]))
+        assert [[int(cells[f"top{n}"]), float(cells[f"p{n}"])] for n in (1, 2, 3)] == [
+            [label, float(f"{p:.6g}")] for label, p in row["top"]
+        ]
+        assert typed["probability"] == row["probability"]
+        assert cells["probability"] == f"{row['probability']:.6g}"
         assert typed["unfamiliar"] is row["unfamiliar"]
         assert cells["unfamiliar"] == str(row["unfamiliar"]).lower()
         assert typed["answer"] == cells["answer"] == str(row["answer"])
@@ -187,6 +193,46 @@ def test_lines_of_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     hs.predict(tmp_path / "c", data=data, out=tmp_path / "a.jsonl", batch_size=2)
     assert found == rows(tmp_path / "a.jsonl")
     assert len(found) == 90
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
+    """`id` is kept whatever it is, twice the same too; other columns where they are asked for, and none that is not."""
+    BERT.write(tmp_path / "source")
+    texts = [json.loads(line)["text"] for line in Path(BERT.data(tmp_path, rows=12)).read_text().splitlines()]
+    table = {"id": [f"t-{i // 2}" for i in range(12)], "label": [0] * 12, "text": texts, "weight": [1.23456789] * 12}
+    data = tmp_path / f"d.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table(table), data)
+    elif kind == "jsonl":
+        lines = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+        data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    else:
+        with data.open("w", newline="") as file:
+            csv.writer(file).writerows([table, *zip(*table.values(), strict=True)])
+    source = tmp_path / "source"
+    hs.predict(source, data=str(data), out=tmp_path / "plain.jsonl")
+    assert [row["id"] for row in rows(tmp_path / "plain.jsonl")] == table["id"]
+    keep = "label,weight"
+    hs.predict(
+        source, data=str(data), out=tmp_path / "kept.jsonl", keep_columns=keep, id_column="text", limit=7, seed=1
+    )
+    kept = rows(tmp_path / "kept.jsonl")
+    assert [row["id"] for row in kept] == [text for text in texts if text in {row["id"] for row in kept}]
+    assert len(kept) == 7
+    assert {str(row["data_label"]) for row in kept} == {"0"}
+    assert {float(row["weight"]) for row in kept} == {1.23456789}
+    hs.predict(source, data=str(data), out=tmp_path / "kept.csv", keep_columns=keep)
+    with (tmp_path / "kept.csv").open(newline="") as file:
+        cells = list(csv.DictReader(file))
+    assert [each["id"] for each in cells] == table["id"]
+    assert {each["weight"] for each in cells} == {"1.23456789"}
+    for option in ("id_column", "keep_columns"):
+        with pytest.raises(DataError, match="no such column") as error:
+            hs.predict(source, data=str(data), **{option: "absent"})
+        assert error.value.exit_code == 5
+    with pytest.raises(UsageError, match="have no columns"):
+        hs.predict(source, data="-", keep_columns="weight")
 
 
 def test_labels_by_name(tmp_path: Path) -> None:

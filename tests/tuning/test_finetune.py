@@ -16,6 +16,7 @@ from two_processes import in_two_processes
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.stages.fuse import Fused
 from hydrasurgeon.stages.inspect import inspect
 from hydrasurgeon.tuning.loop import epoch_order, learning_rate
 from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
@@ -28,7 +29,7 @@ SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
 
 
 def test_the_papers_recipes() -> None:
-    assert recipe_names() == ["cifar100", "demo", "imagenet", "lit", "lora", "scratch", "sst2", "text"]
+    assert recipe_names() == ["cifar100", "demo", "image", "imagenet", "lit", "lora", "scratch", "sst2", "text"]
     imagenet, cifar, sst2 = (load_recipe(name, {}) for name in ("imagenet", "cifar100", "sst2"))
     assert (imagenet.optimizer, imagenet.momentum, imagenet.warmup, imagenet.steps, imagenet.floor) == (
         "sgd",
@@ -245,7 +246,7 @@ def test_the_usual_recipe_suits_what_the_model_reads(tiny: MAKE, images: SPEC, t
     fresh = "init:timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=1,num_heads=4,num_classes=5"
     for name, start, data in (
         ("text", tmp_path / "bert", bert.data(tmp_path)),
-        ("imagenet", tiny(), images("other.npz")),
+        ("image", tiny(), images("other.npz")),
         ("scratch", fresh, images("other.npz")),
     ):
         shown: set[str] = set()
@@ -260,6 +261,78 @@ def test_the_usual_recipe_suits_what_the_model_reads(tiny: MAKE, images: SPEC, t
         assert tuned.manifest.history[-1].args["recipe"] == name
         assert f"trained by the recipe {name}, as no --recipe was given" in tuned.notes
         assert any(what.startswith(f"training by {name}, loss") for what in shown)
+
+
+def test_training_that_cannot_learn_says_so(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, data = tiny(), images("few.npz", rows=10)
+    stuck = {"lr": "1e-9", "epochs": "2"}
+    tuned = hs.finetune(source, data=data, val=data, recipe="demo", set=stuck, out=tmp_path / "a.safetensors")
+    assert "a batch of 64 holds all 10 samples" in tuned.notes[0]
+    assert "after each of 2 epochs: nothing was learnt" in tuned.notes[1]
+    assert len(tuned.notes) == 2
+    shown: set[str] = set()
+    settings = {"steps": "400", "batch_size": "5", "last_blocks": "1"}
+    tuned = hs.finetune(
+        source,
+        data=data,
+        recipe="imagenet",
+        set=settings,
+        out=tmp_path / "b.safetensors",
+        progress=lambda what, done, total: shown.add(what.partition(",")[0]),
+    )
+    assert not tuned.notes
+    monkeypatch.setattr("hydrasurgeon.stages.finetune.LONGEST", 199)
+    tuned = hs.finetune(
+        source,
+        data=data,
+        recipe="imagenet",
+        set=settings,
+        out=tmp_path / "c.safetensors",
+        progress=lambda what, done, total: shown.add(what.partition(",")[0]),
+    )
+    assert "400 steps are 200 epochs of 10 samples; the recipe imagenet is for more data" in tuned.notes[0]
+    assert shown == {"training by imagenet", "training by imagenet (200 epochs)"}
+    monkeypatch.setattr("hydrasurgeon.tuning.start.MANY", 10)
+    tuned = hs.finetune(source, data=data, set={"steps": "1", "batch_size": "4"}, out=tmp_path / "d.safetensors")
+    assert "trained by the recipe imagenet, as no --recipe was given" in tuned.notes
+
+
+def test_fuse_names_the_trunk_that_tuning_took(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    source, data = tiny(), images("d.npz")
+    layers = inspect(source).manifest.towers["vision"].layers
+    files = [
+        hs.prune(
+            source, method="random", remove=1, seed=seed, layers=f"{layers - 1}", out=tmp_path / f"m{seed}.safetensors"
+        )
+        for seed in (0, 3)
+    ]
+    masks = [each.manifest.kept["vision"] for each in files]
+    assert masks[0] != masks[1]
+
+    def fused(name: str, **settings: str) -> Fused:
+        tuned = [
+            hs.finetune(
+                each.path,
+                data=data,
+                recipe="demo",
+                seed=seed,
+                set={"steps": "2", **settings},
+                out=tmp_path / f"{name}{seed}.safetensors",
+            )
+            for seed, each in enumerate(files)
+        ]
+        return hs.fuse([each.path for each in tuned], out=tmp_path / f"{name}.safetensors", mlp="separate")
+
+    lost = fused("all")
+    assert lost.manifest.fusion.trunk == 0
+    assert lost.notes == (
+        f"the members share 0 leading layers and would share {layers - 1}, had tuning left them alone: finetune each "
+        "with --set last_blocks=1 for a smaller, faster hydra",
+    )
+    kept = fused("last", last_blocks="1")
+    assert (kept.manifest.fusion.trunk, kept.notes) == (layers - 1, ())
 
 
 def test_labels_of_other_classes_say_how_a_classifier_is_made(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
