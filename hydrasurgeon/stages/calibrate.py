@@ -105,8 +105,8 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     notes = (
         *([opened.note] if opened.note else []),
         *_unfitted(arguments),
-        *([few] if few else []),
         *data.notes,
+        *([few] if few else []),
         *result.notes,
     )
     return Calibrated(target.path, written, notes, tuple(skipped), hub)

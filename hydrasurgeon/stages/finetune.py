@@ -87,11 +87,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     checkpoint = arguments.checkpoint
     chosen = arguments.recipe is None
     if chosen:
-        from hydrasurgeon.data import open_data
-
-        spec, limit = arguments.data, arguments.limit
-        usual = usual_recipe(checkpoint, arguments.arch, lambda: len(open_data(spec, limit=limit)))
-        arguments = arguments.but(recipe=usual)
+        arguments = arguments.but(recipe=usual_recipe(checkpoint, arguments.arch, arguments.data, arguments.limit))
     recipe = load_recipe(
         str(arguments.recipe), dict(arguments.set or {}), batch_size=arguments.batch_size, freeze=arguments.freeze
     )
@@ -110,8 +106,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     material = _material(checkpoint, recipe, arguments)
     module, left_out = _module(material, arguments)
     if target.shard is not None:
-        nbytes = sum(tensor.nbytes for tensor in module.state_dict().values())
-        check_count(nbytes // target.shard)
+        check_count(sum(tensor.nbytes for tensor in module.state_dict().values()) // target.shard)
     state = TrainingState(state_path, _identity(material, arguments))
     trained = train(
         module,
@@ -122,27 +117,26 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         resume=arguments.resume,
     )
     pairs = {} if recipe.lora_rank is None else lora.detach(module)
-    entry = _entry(checkpoint, material, arguments)
-    manifest = manifest_after(material.source.manifest, material.model, entry)
+    manifest = manifest_after(material.source.manifest, material.model, _entry(checkpoint, material, arguments))
     if not trained.is_main:
         return Finetuned(target.path, manifest(UNKNOWN), trained)
-    files = material.source.files
     planned = [*plan_module(module), *plan_tensors(pairs)]
     if merging:
         planned = merged_plans(planned, target.path)
-    written = target.save(planned, manifest, files=files)
+    written = target.save(planned, manifest, files=material.source.files)
     state.clear()
-    hub = target.publish(written, files, bars=arguments.progress is not None)
+    hub = target.publish(written, material.source.files, bars=arguments.progress is not None)
     orders = (material.samples.note, None if material.held_out is None else material.held_out.note)
-    notes = [note for note in (material.source.note, *orders, left_out) if note is not None]
-    if chosen:
-        notes.append(f"trained by the recipe {arguments.recipe}, as no --recipe was given")
-    if arguments.resume and not interrupted:
-        notes.append("nothing was left to resume: trained from the beginning")
-    if merging:
-        notes.append(MERGED)
-    notes += _doubts(trained, material, arguments)
-    return Finetuned(target.path, written, trained, tuple(notes), hub)
+    notes = (
+        material.source.note,
+        *orders,
+        left_out,
+        f"trained by the recipe {arguments.recipe}, as no --recipe was given" if chosen else None,
+        "nothing was left to resume: trained from the beginning" if arguments.resume and not interrupted else None,
+        MERGED if merging else None,
+        *_doubts(trained, material, arguments),
+    )
+    return Finetuned(target.path, written, trained, tuple(filter(None, notes)), hub)
 
 
 def _material(checkpoint: str | Path, recipe: Recipe, arguments: FinetuneOptions) -> _Material:

@@ -87,12 +87,16 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
     return Start(manifest, None, text, ())
 
 
-def usual_recipe(spec: str | Path, arch: str | None, count: Callable[[], int]) -> str:
+def usual_recipe(spec: str | Path, arch: str | None, data: str, limit: int | None) -> str:
     """The recipe for those who name none: by what the model reads, and for images by how many there are."""
+    from hydrasurgeon.data import open_data
+
     if str(spec).startswith(FRESH):
         return "scratch"
     tower = next(iter(open_checkpoint(spec, arch=arch).manifest.towers))
-    return "text" if tower == "text" else "image" if count() < MANY else "imagenet"
+    if tower == "text":
+        return "text"
+    return "image" if len(open_data(data, limit=limit)) < MANY else "imagenet"
 
 
 def _fresh_model(spec: str) -> Model:
