@@ -50,9 +50,8 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.stored import cascade_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, sides
-from hydrasurgeon.measuring.cascades.cost import StepMacs, single_macs, step_macs
 from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
-from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers

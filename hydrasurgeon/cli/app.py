@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
         if arguments[:1] == ["bench"]:
             arguments = spread(arguments, "--vs")
         if arguments[:1] == ["eval"]:
-            arguments = printed(arguments, {"--markdown": (".md", ".markdown", ".txt"), "--latex": (".tex", ".txt")})
+            arguments = printed(arguments, {"--markdown": (".md", ".markdown", ".txt")})
         # Help is the one text that typer prints itself.
         with render.writing(sys.stdout) if {"-h", "--help"} & {*arguments} else nullcontext():
             code = app(args=arguments, standalone_mode=False, prog_name="hydrasurgeon")

@@ -14,20 +14,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import TINY, Labels, Logits
-from hydrasurgeon.measuring import metrics, selective
 from hydrasurgeon.measuring.conditions import Conditions
-from hydrasurgeon.measuring.intervals import bootstrap
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.report import IdResult
-from hydrasurgeon.measuring.smooth import smooth_ece
 
-# Logits that are worked on at a time: 4 MB of them, so that what is made of them stays near the processor.
 ELEMENTS = 1 << 20
-
+"""Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor."""
 Values = Float[Tensor, " sample"]
-PLAIN = Conditions("msp", calibrated=False)
-"""The conditions of answers of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +51,14 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Answered:
-    """One row of the report, sample by sample."""
+    """One model's answers on all sets."""
 
-    name: str
     inside: Answers
     scores: Mapping[str, Values] = field(default_factory=dict)
     """The OOD scores of the labelled set; the first is the one in use."""
     foreign: tuple[Foreign, ...] = ()
     classes: int = 0
-    conditions: Conditions = PLAIN
+    conditions: Conditions = field(default_factory=Conditions)
     """What a comparison should have alike."""
 
     @property
@@ -76,23 +68,18 @@ class Answered:
 
 
 def answered(predictions: Predictions, reading: Reading) -> Answered:
-    """What one model said about the labelled set and the foreign ones."""
-    kinds = reading.ood_scores
+    """What one model said about the labelled set and the OOD sets."""
+    # Without OOD data there is nothing to detect by a score.
+    kinds = reading.ood_scores if predictions.ood else ()
     return Answered(
-        predictions.name,
         answers(predictions.logits, predictions.labels, reading),
-        {
-            kind: reading.foreign(kind, predictions.logits, predictions.scores)
-            for kind in kinds
-            # Without foreign data there is nothing to tell by it.
-            if predictions.ood
-        },
+        {kind: reading.foreign(kind, predictions.logits, predictions.scores) for kind in kinds},
         tuple(
             Foreign(s.name, s.group, {kind: reading.foreign(kind, s.logits, s.scores) for kind in kinds})
             for s in predictions.ood
         ),
         predictions.logits.shape[-1],
-        Conditions(kinds[0] if predictions.ood else None, reading.is_calibrated, predictions.provenance),
+        Conditions(next(iter(kinds), None), reading.is_calibrated, predictions.provenance),
     )
 
 
@@ -120,13 +107,12 @@ def _piece(logits: Logits, labels: Labels, reading: Reading) -> dict[str, Tensor
     probs = reading.probs(logits)
     confidence, predicted = probs.max(dim=-1)
     truth = torch.nn.functional.one_hot(labels, probs.shape[-1])
-    of_truth = probs.gather(1, labels[:, None])[:, 0]
     mutual_information, disagreement = reading.apart(logits)
     values = {
         "confidence": confidence,
         "correct": predicted == labels,
         "brier": (probs - truth).square().sum(dim=-1),
-        "nll": -of_truth.clamp_min(TINY).log(),
+        "nll": -probs.gather(1, labels[:, None])[:, 0].clamp_min(TINY).log(),
         "mutual_information": mutual_information,
         "disagreement": disagreement,
     }
@@ -135,29 +121,3 @@ def _piece(logits: Logits, labels: Labels, reading: Reading) -> dict[str, Tensor
         values["covered"] = sets.gather(1, labels[:, None])[:, 0]
         values["set_size"] = sets.sum(dim=-1).double()
     return values
-
-
-def summary(inside: Answers, reading: Reading) -> IdResult:
-    """Quality, calibration and selective risk."""
-
-    def measures(rows: Tensor | slice) -> dict[str, float | None]:
-        sure, right = inside.confidence[rows], inside.correct[rows]
-        return {
-            "accuracy": float(right.double().mean()),
-            "brier": float(inside.brier[rows].mean()),
-            "nll": float(inside.nll[rows].mean()),
-            "ece": metrics.ece_of(sure, right),
-            "aece": metrics.aece_of(sure, right),
-            "aurc": selective.aurc(sure, right),
-            "augrc": selective.augrc(sure, right),
-            "cov5": selective.coverage_at_risk(sure, right),
-            "mis_auroc": selective.misclassification_auroc(sure, right),
-        }
-
-    values: dict[str, object] = {**measures(slice(None))}
-    values["smece"] = smooth_ece(inside.confidence, inside.correct)
-    if inside.covered is not None and inside.set_size is not None:
-        values |= {"coverage": float(inside.covered.double().mean()), "set_size": float(inside.set_size.mean())}
-    if reading.ci is not None:
-        values["ci"] = bootstrap(measures, len(inside.labels), level=reading.ci, seed=reading.seed)
-    return IdResult.model_validate({"n": len(inside.labels), **values})

@@ -12,11 +12,13 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.lookup import nearest
-from hydrasurgeon.measuring.report import Asserted, Result
+from hydrasurgeon.measuring.results import Asserted, Result
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -98,21 +100,30 @@ def _name(entry: Any, at: int) -> str:
     return entry["name"] if severity is None else f"{entry['name']}:{severity}"
 
 
-def check_paths(assertions: Sequence[Assertion], results: Sequence[Result]) -> None:
-    """Refuse a limit of a result or number that there is not; the numbers themselves do not matter."""
+def check_paths(assertions: Sequence[Assertion], names: Sequence[str]) -> None:
+    """Refuse a limit of a result that there is not, or of a number that no result has."""
     for assertion in assertions:
-        about = [result for result in results if assertion.concerns(result)]
-        if not about:
-            names = [result.name for result in results]
+        if assertion.result is not None and assertion.result not in names:
             raise UsageError(
                 f"--assert {assertion.text}: no result is called {assertion.result}",
-                hint=_choice(assertion.result or "", names),
+                hint=_choice(assertion.result, names),
             )
-        paths = list(dict.fromkeys(path for result in about for path in paths_of(result)))
-        if assertion.path not in paths:
+        root, *rest = assertion.path.split(".")
+        leaves = _leaves(Result.model_fields[root].annotation)
+        # What stands in a dictionary goes by names that only the run knows.
+        if rest and rest[-1] not in leaves and not {"ci", "scores"} & {*rest}:
+            near = [f"{root}.{leaf}" for leaf in sorted(leaves)]
             raise UsageError(
-                f"--assert {assertion.text}: the report has no {assertion.path}", hint=_choice(assertion.path, paths)
+                f"--assert {assertion.text}: the report has no {assertion.path}", hint=_choice(assertion.path, near)
             )
+
+
+def _leaves(annotation: Any) -> set[str]:
+    """The fields of the records that an annotation holds, and of the records in these."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = annotation.model_fields
+        return {*fields}.union(*(_leaves(field.annotation) for field in fields.values()))
+    return set().union(*map(_leaves, get_args(annotation)))
 
 
 def _choice(word: str, words: Sequence[str]) -> str:

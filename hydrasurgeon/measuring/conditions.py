@@ -26,9 +26,9 @@ class Provenance:
 class Conditions:
     """What one row of the report rests on."""
 
-    ood_score: str | None
+    ood_score: str | None = None
     """None where no OOD data were measured."""
-    calibrated: bool
+    calibrated: bool = False
     provenance: Provenance | None = None
     """None where only predictions are known."""
 

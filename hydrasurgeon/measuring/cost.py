@@ -1,18 +1,67 @@
-"""What a model costs: parameters, multiply-adds of one sample, launches of one batch."""
+"""What a model costs: parameters, multiply-adds of one sample, launches of one batch; and a cascade, by its steps.
+
+Matrix products, convolutions and attention count, by formulas of our own: torch's own counter knows attention under
+some names only, and which name it runs under depends on torch's version, the device and the dtype.
+
+    expected = first + share · rest        of rows, the share that goes on
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
-from hydrasurgeon.measuring.report import Cost
+from hydrasurgeon.measuring.results import Cost
+from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
+
+LEFT_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+"""Operator → where its left factor stands; each number of the result sums over the factor's last dimension."""
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
+"""torch's operators that convolve."""
+ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_")
+"""How operators of attention begin; the first in inference mode. With gradients, the second is followed by what device,
+version and dtype choose. Written out as products, it counts as those."""
+
+
+class MultiplyAdds(TorchDispatchMode):
+    """Within the block, `count` grows by what each operator multiplies and adds."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name in LEFT_FACTOR:
+            result = func(*args, **kwargs)
+            self.count += result.numel() * args[LEFT_FACTOR[name]].shape[-1]
+        elif name in CONVOLUTIONS:
+            result = func(*args, **kwargs)
+            self.count += result.numel() * prod(args[1].shape[1:])
+        elif name.startswith(ATTENTION):
+            result = func(*args, **kwargs)
+            self.count += _attention(*args[:3])
+        else:
+            with self:  # what others are made of, einsum for one, may multiply
+                result = func.decompose(*args, **kwargs)
+            if result is NotImplemented:
+                result = func(*args, **kwargs)
+        return result
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """q kᵀ and the maps times v: every query meets every key, whatever a mask then hides."""
+    queries, keys = prod(query.shape[:-1]), key.shape[-2]
+    return queries * keys * (query.shape[-1] + value.shape[-1])
 
 
 def parameters(model: nn.Module) -> int:
@@ -90,3 +139,61 @@ def cost_of(models: Iterable[nn.Module], inputs: Any) -> Cost:
         latency_ms=None,
         tokens=tokens_of(inputs),
     )
+
+
+@dataclass(frozen=True)
+class StepMacs:
+    """Multiply-adds of one sample in a cascade of two steps."""
+
+    first: int
+    """The trunk and the first members."""
+    rest: int
+    """The other members, behind the trunk."""
+
+    def expected(self, share: float) -> float:
+        """On average, where such a share of the rows goes on."""
+        return self.first + share * self.rest
+
+
+@torch.inference_mode()
+def step_macs(model: Classifier, inputs: Any, starters: Sequence[int]) -> StepMacs:
+    """Counted in a live hydra, of the batch's first sample, with these members first."""
+    hydra = model.module
+    assert isinstance(hydra, Hydra)
+    followers = [i for i in range(len(hydra.members)) if i not in starters]
+    sample = first_sample(inputs)
+    with without_padding(model):
+        started, start = _counted(lambda: hydra.start(sample))
+        _, first = _counted(lambda: hydra.part(starters).finish(started))
+        _, rest = _counted(lambda: hydra.part(followers).finish(started))
+    return StepMacs(start + first, rest)
+
+
+def _counted(call: Any) -> tuple[Any, int]:
+    """What a call gives, and its multiply-adds; what is computed once is no cost of a sample."""
+    call()
+    with MultiplyAdds() as counter:
+        result = call()
+    return result, counter.count
+
+
+@torch.inference_mode()
+def single_macs(model: Classifier, inputs: Any) -> int:
+    """Those of the single model that keeps all heads: of the hydra's first member, and of the heads that it lost.
+
+    u heads of width d, at t of T tokens of width E: u·d·((2t + 2T)·E + 2·t·T), as in `planned_cost`.
+    """
+    hydra = model.module
+    assert isinstance(hydra, Hydra)
+    sample, alone = first_sample(inputs), hydra.part([0])
+    with without_padding(model):
+        total = macs(alone, sample)
+    anatomy = hydra.anatomies[0]
+    tokens, width = anatomy.embed(sample).hidden.shape[1:]
+    for layer, block in enumerate(anatomy.blocks):
+        site = block.attention
+        lost = model.manifest.towers[site.tower].heads - len(site.heads)
+        last = layer == len(anatomy.blocks) - 1 and anatomy.reads is not None
+        read = (anatomy.reads or tokens) if last else tokens
+        total += lost * site.head_dim * ((2 * read + 2 * tokens) * width + 2 * read * tokens)
+    return total

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hydrasurgeon.measuring.metrics import BINS, bins_of
-from hydrasurgeon.measuring.selective import risks
+from hydrasurgeon.measuring.metrics import BINS, bins_of, risks
 
 POINTS = 160
 """Of a curve: more than a chart has pixels for tells nothing."""

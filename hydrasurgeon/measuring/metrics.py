@@ -3,6 +3,9 @@
 Conventions are torch-uncertainty's, which the paper follows: probabilities (not logits) are averaged over
 the members; OOD samples are the positive class, with score 1 − max mean probability; Brier sums over the
 classes; calibration errors have 15 bins. Everything is computed in float64.
+
+Risk over coverage: with samples by falling confidence, r(k/n) is the share of wrong answers among the first k. Samples
+of equal confidence come in no order: each counts as wrong by their mean.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import TINY, Labels, Logits, Probs, Scores, mean_probs, nll
+from hydrasurgeon.decision.probabilities import Labels, Logits, Probs, Scores, nll
+from hydrasurgeon.decision.probabilities import mean_probs as mean_probs
 from hydrasurgeon.decision.probabilities import member_probs as member_probs
 from hydrasurgeon.decision.probabilities import tempered as tempered
 from hydrasurgeon.decision.scores.fitted import check_score
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.on_logits import mutual_information as mutual_information
 from hydrasurgeon.decision.temperature import fit_temperature as fit_temperature
-from hydrasurgeon.files.mixture import Mixture
 
 BINS = 15
 """Of ECE and its kin, as Guo et al. (2017) count."""
@@ -112,36 +116,21 @@ def disagreement(logits: Logits) -> float:
     return float(disagreements(logits).mean())
 
 
-def disagreements(logits: Logits, mixture: Mixture | None = None) -> Scores:
-    """The same of each sample; a pair of members counts by the product of their weights.
-
-    Σ_{i<j} w_i w_j [c_i ≠ c_j] / Σ_{i<j} w_i w_j = (1 − Σ_c W_c²) / (1 − Σ_m w_m²), W_c being the weight of those that
-    say c.
-    """
+def disagreements(logits: Logits) -> Scores:
+    """Disagreement of each sample, counted class by class: of n (n − 1) / 2 pairs, those of one class."""
     votes = logits.argmax(dim=-1)
     members = votes.shape[1]
     if members < 2:
         return torch.zeros(len(votes), dtype=torch.float64)
-    if mixture is not None:
-        weights = torch.tensor(mixture, dtype=torch.float64)
-        of_class = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
-        of_class.scatter_add_(1, votes, weights.expand(votes.shape))
-        pairs = (1 - weights.square().sum()).clamp_min(TINY)  # 0 where one member has all the weight
-        return ((1 - of_class.square().sum(dim=-1)) / pairs).clamp(0.0, 1.0)
-    # Of the n (n − 1) / 2 pairs, those of one class: counted class by class, however many members there are.
     counts = torch.zeros(len(votes), logits.shape[-1], dtype=torch.float64)
     counts.scatter_add_(1, votes, torch.ones(votes.shape, dtype=torch.float64))
     return 1 - (counts * (counts - 1)).sum(dim=-1) / (members * (members - 1))
 
 
-def ood_score(logits: Logits, kind: str, temperature: float = 1.0, mixture: Mixture | None = None) -> Scores:
+def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
     """How foreign each sample looks; higher = more so. Equal up to rounding is equal."""
     check_score(kind, tuple(ON_LOGITS))
-    return ON_LOGITS[kind](logits, temperature, mixture).round(decimals=DIGITS)
-
-
-def id_metrics(logits: Logits, labels: Labels, temperature: float = 1.0) -> dict[str, float]:
-    return probability_metrics(mean_probs(logits, temperature), labels)
+    return ON_LOGITS[kind](logits, temperature).round(decimals=DIGITS)
 
 
 def probability_metrics(probs: Probs, labels: Labels) -> dict[str, float]:
@@ -157,3 +146,51 @@ def ood_metrics(id_scores: Scores, ood_scores: Scores) -> dict[str, float | None
         "aupr": aupr(id_scores, ood_scores),
         "aupr_id": aupr(-ood_scores, -id_scores),
     }
+
+
+def _wrong_so_far(confidence: Scores, correct: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong answers among the first k, for each k, and whether a group of equal confidence ends there."""
+    ordered, order = confidence.double().sort(descending=True, stable=True)
+    wrong = (~correct[order]).double()
+    _, group, sizes = ordered.unique_consecutive(return_inverse=True, return_counts=True)
+    mean = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, group, wrong) / sizes
+    ends = torch.zeros(len(ordered), dtype=torch.bool)
+    ends[sizes.cumsum(0) - 1] = True
+    return mean[group].cumsum(0), ends
+
+
+def risks(confidence: Scores, correct: Tensor) -> Float[Tensor, " sample"]:
+    """r(k/n) for each k."""
+    wrong, _ = _wrong_so_far(confidence, correct)
+    return wrong / torch.arange(1, len(wrong) + 1)
+
+
+def _area(values: Tensor) -> float | None:
+    """The mean height between coverage 1/n and 1, by trapezoids; None for fewer than two samples."""
+    if len(values) < 2:
+        return None
+    return float((values[1:] + values[:-1]).sum() / 2 / (len(values) - 1))
+
+
+def aurc(confidence: Scores, correct: Tensor) -> float | None:
+    """Area under r(c) over coverage c (Geifman, Uziel, El-Yaniv, ICLR 2019)."""
+    return _area(risks(confidence, correct))
+
+
+def augrc(confidence: Scores, correct: Tensor) -> float | None:
+    """Area under c · r(c): an average over all samples, not over those answered (Traub et al., NeurIPS 2024)."""
+    wrong, _ = _wrong_so_far(confidence, correct)
+    return _area(wrong / len(wrong))
+
+
+def coverage_at_risk(confidence: Scores, correct: Tensor, risk: float = 0.05) -> float:
+    """The largest share that can be answered with at most `risk` of the answers wrong; 0 where none can."""
+    wrong, ends = _wrong_so_far(confidence, correct)
+    kept = ((wrong / torch.arange(1, len(wrong) + 1) <= risk + 1e-12) & ends).nonzero()
+    return float((kept[-1] + 1) / len(wrong)) if len(kept) else 0.0
+
+
+def misclassification_auroc(confidence: Scores, correct: Tensor) -> float | None:
+    """P(a right answer is more confident than a wrong one), ties counting half; None where all are right or all
+    wrong."""
+    return auroc(-confidence[correct].double(), -confidence[~correct].double())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,10 +9,7 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.measuring.predictions import Predictions
 
 
 def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
@@ -40,9 +36,7 @@ def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
 
 
 def _shared(count: int, samples: Samples, other: Samples) -> str:
-    limited = samples.is_limited or other.is_limited
-    among = ", looked for among those that --limit left" if limited else ""
-    return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte{among}"
+    return f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte"
 
 
 def in_samples(inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str) -> Iterator[str]:
@@ -51,25 +45,3 @@ def in_samples(inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm:
         count = samples.shared_with(inside)
         if count:
             yield f"OOD set {visible(name)}: {_shared(count, samples, inside)}; {harm}"
-
-
-def in_predictions(predictions: Predictions) -> Iterator[str]:
-    """The same where only logits are there: rows that are equal to the last bit."""
-    inside: set[bytes] | None = None
-    for each in predictions.ood:
-        if each.logits is not None:
-            inside = set(_rows(predictions.logits)) if inside is None else inside
-            count = sum(row in inside for row in _rows(each.logits))
-            if count:
-                yield (
-                    f"{visible(predictions.name)}: OOD set {visible(each.name)}: {count:,} of its {len(each):,} rows"
-                    " have the very logits of a labelled sample; if they are the same samples, every OOD figure is"
-                    " worse for it"
-                )
-
-
-def _rows(logits: Tensor) -> Iterator[bytes]:
-    import torch
-
-    raw = logits.contiguous().view(torch.uint8).reshape(len(logits), -1).numpy()
-    return (hashlib.blake2b(row, digest_size=16).digest() for row in raw)

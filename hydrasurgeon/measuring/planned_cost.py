@@ -28,9 +28,7 @@ from hydrasurgeon.families.weights import head_axes, output_of
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
 from hydrasurgeon.files.tensors import digest
 from hydrasurgeon.heads import Kept, positions
-from hydrasurgeon.measuring.cascades.cost import StepMacs
-from hydrasurgeon.measuring.cost import first_sample
-from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
+from hydrasurgeon.measuring.cost import MultiplyAdds, StepMacs, first_sample
 from hydrasurgeon.slicing import take_heads
 
 if TYPE_CHECKING:

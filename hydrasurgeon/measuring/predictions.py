@@ -1,13 +1,14 @@
 """The predictions file: logits of one model on all data sets, as safetensors, so that metrics need no model.
 
 OOD scores that are no functions of the logits stand beside them; a method that gives nothing else on OOD data needs no
-logits there.
+logits there. Several files are a Deep Ensemble.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,47 +22,28 @@ from torch import Tensor
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
-from hydrasurgeon.files.manifest import MAX_CLASSES
-from hydrasurgeon.files.mixture import Mixture, check_mixture
 from hydrasurgeon.files.tensors import TensorFile, TensorInfo
 from hydrasurgeon.measuring.conditions import Provenance
-from hydrasurgeon.measuring.report import Cost
-from hydrasurgeon.measuring.stray import OOD, SCORED, instead, stray, stray_note
+from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.runtime.tensors import to_tensor
-from hydrasurgeon.visible import visible
 
 Group = Literal["near", "far"]
 
-# Header key of what the file says of itself.
 ABOUT = "hydrasurgeon.predictions"
+"""Header key of what the file says of itself."""
+MAX_ABOUT = 1 << 20
+"""Bytes of it."""
+OF_SET = re.compile(r"ood\.(.+?)(?:\.scores\..+|\.logits)", re.DOTALL)
+"""The name of a tensor of an OOD set."""
 LOGITS = (
     "Add it, as [sample, class] or [sample, member, class]: accuracy and calibration come from logits, and only OOD"
     " sets may have scores in their place."
 )
 """What to do about a file of scores alone."""
-# Bytes of it.
-MAX_ABOUT = 1 << 20
-# OOD sets, and shifted sets, of one file.
-MAX_SETS = 1000
-# Members of one model.
-MAX_MEMBERS = 1000
-# OOD scores of one set.
-MAX_SCORES = 100
-# Logits that are looked at at a time: what is made of them in passing takes several times their size.
-ELEMENTS = 1 << 20
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of logits."""
-INTEGERS = {
-    "I8": "<i1",
-    "U8": "<u1",
-    "I16": "<i2",
-    "U16": "<u2",
-    "I32": "<i4",
-    "U32": "<u4",
-    "I64": "<i8",
-    "U64": "<u8",
-}
-"""Dtypes of labels, and numpy's names of them."""
+INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
+"""Dtypes of labels."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +80,6 @@ class Predictions:
     cost: Cost | None = None
     scores: Mapping[str, Float[Tensor, " sample"]] = field(default_factory=dict)
     """The same of the ID set."""
-    mixture: Mixture | None = None
-    """The weights that its members have in their mean; None where all count alike."""
-    notes: tuple[str, ...] = ()
-    """What of the file was not read."""
     provenance: Provenance | None = None
     """How the model was trained and calibrated; None where only its answers are known."""
 
@@ -127,8 +105,6 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     if predictions.cost is not None:
         # A time is true of one machine at one moment, and would change the file on every run.
         about["cost"] = predictions.cost.model_dump(exclude={"latency_ms"})
-    if predictions.mixture is not None:
-        about["weights"] = predictions.mixture
     content = save(
         {name: tensor.contiguous().clone() for name, tensor in tensors.items()},
         # One entry alone: safetensors writes several in an order that differs from file to file.
@@ -142,10 +118,7 @@ def _key(name: str, severity: int | None) -> str:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or `.scores.<score>`.
-
-    Other tensors are left alone, with a note.
-    """
+    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or `.scores.<score>`."""
     try:
         file = TensorFile(path)
     except CheckpointError as error:
@@ -154,13 +127,9 @@ def read_predictions(path: Path) -> Predictions:
             hint="Write one with eval --predictions.",
         ) from error
     about = _about(path, file.metadata.get(ABOUT))
-    beyond = stray(file.infos, [f"shift.{_key(*shift)}" for shift in about.shift])
-    contents = _Contents(path, file, beyond)
+    contents = _Contents(path, file)
     logits = contents.logits("logits")
-    groups = dict(about.ood)
-    groups |= {name: "far" for name in contents.ood_names() if name not in groups}
-    if max(len(groups), len(about.shift)) > MAX_SETS:
-        raise DataError(f"{path}: holds more than {MAX_SETS:,} sets")
+    groups = dict(about.ood) | {name: "far" for name in contents.ood_names() if name not in dict(about.ood)}
     shifts = []
     for name, severity in about.shift:
         key = f"shift.{_key(name, severity)}"
@@ -175,8 +144,6 @@ def read_predictions(path: Path) -> Predictions:
         shift=tuple(shifts),
         cost=None if about.cost is None else Cost(**about.cost.model_dump(), latency_ms=None),
         scores=contents.scores("scores.", rows=len(logits)),
-        mixture=about.mixture_of(logits.shape[1], path),
-        notes=tuple(stray_note(visible(path.name), beyond, file.infos)),
     )
 
 
@@ -204,7 +171,6 @@ class _About(BaseModel):
     ood: list[tuple[Name, Group]] = []
     shift: list[tuple[Name, Count | None]] = []
     cost: _AboutCost | None = None
-    weights: Annotated[tuple[float, ...], AfterValidator(check_mixture)] | None = None
 
     @model_validator(mode="after")
     def _each_once(self) -> _About:
@@ -212,14 +178,6 @@ class _About(BaseModel):
         if any(len(set(names)) != len(names) for names in keys):
             raise ValueError("names a set twice")
         return self
-
-    def mixture_of(self, members: int, path: Path) -> Mixture | None:
-        if self.weights is not None and len(self.weights) != members:
-            raise DataError(
-                f"{path}: its description has {len(self.weights)} weights, logits has {members} members",
-                hint="Write the file again with eval --predictions.",
-            )
-        return self.weights
 
 
 def _about(path: Path, text: str | None) -> _About:
@@ -237,45 +195,16 @@ def _about(path: Path, text: str | None) -> _About:
         ) from error
 
 
-def _check_finite(logits: Float[Tensor, "sample member klass"], where: str) -> None:
-    """Say how many are not, of which kind, and where the first one is."""
-    nans = infinite = rows = start = 0
-    first: list[int] = []
-    for piece in logits.split(max(1, ELEMENTS // logits[0].numel())):
-        # In float32: sums and quotients of float64's largest numbers would overflow.
-        values = piece.float()
-        spoiled = ~torch.isfinite(values)
-        if spoiled.any():
-            count = int(values.isnan().sum())
-            nans, infinite = nans + count, infinite + int(spoiled.sum()) - count
-            rows += int(spoiled.flatten(1).any(dim=1).sum())
-            if not first:
-                first = spoiled.nonzero()[0].tolist()
-                first[0] += start
-        start += len(piece)
-    if not first:
-        return
-    kinds = [f"{count:,} {kind}" for count, kind in ((nans, "NaN"), (infinite, "infinite")) if count]
-    sample, member, klass = first
-    raise DataError(
-        f"{where} holds values that are not finite: {' and '.join(kinds)} of {logits.numel():,}, in {rows:,} of"
-        f" {len(logits):,} rows; the first in row {sample}, member {member}, class {klass}",
-        hint="The model that gave them overflowed, or its weights hold NaN.",
-    )
-
-
 @dataclass(frozen=True)
 class _Contents:
     """The tensors of a predictions file; what the header says of one is checked before it is read."""
 
     path: Path
     file: TensorFile
-    stray: tuple[str, ...]
-    """Names that nothing asks for."""
 
     def ood_names(self) -> list[str]:
         """The sets that tensors are called after."""
-        matches = [SCORED.fullmatch(name) or OOD.fullmatch(name) for name in sorted(self.file.infos)]
+        matches = map(OF_SET.fullmatch, sorted(self.file.infos))
         names = list(dict.fromkeys(match[1] for match in matches if match is not None))
         for name in names:
             if not is_name(name):
@@ -285,85 +214,129 @@ class _Contents:
     def ood_set(self, name: str, group: Group, *, like: Tensor) -> OodSet:
         """Logits, scores, or both, of as many samples."""
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
-        if logits in self.file.infos or not any(each.startswith(prefix) for each in self.file.infos):
+        scored = [each for each in self.file.infos if each.startswith(prefix)]
+        if logits in self.file.infos or not scored:
             outside = self.logits(logits, like=like)
             return OodSet(name, group, outside, self.scores(prefix, rows=len(outside)))
-        return OodSet(name, group, None, self.scores(prefix, rows=None))
+        shape = self.file.infos[scored[0]].shape
+        return OodSet(name, group, None, self.scores(prefix, rows=shape[0] if shape else 0))
 
-    def scores(self, prefix: str, *, rows: int | None) -> dict[str, Float[Tensor, " sample"]]:
-        """Finite, one for each of the `rows`; where these are not known, as many in each."""
-        names = [name for name in sorted(self.file.infos) if name.startswith(prefix)]
-        if len(names) > MAX_SCORES:
-            raise DataError(f"{self.path}: holds more than {MAX_SCORES} scores {prefix}…")
+    def scores(self, prefix: str, *, rows: int) -> dict[str, Float[Tensor, " sample"]]:
+        """Finite, one for each of the `rows`."""
         scores = {}
-        for name in names:
-            info, score = self.file.infos[name], name.removeprefix(prefix)
+        for name in sorted(self.file.infos):
+            if not name.startswith(prefix):
+                continue
+            score = name.removeprefix(prefix)
             if not is_name(score):
                 raise DataError(f"{self.path}: {score[:80]!r} is no name of a score")
-            rows = info.shape[0] if rows is None and len(info.shape) == 1 else rows
-            if info.dtype not in FLOATS or info.shape != (rows,) or rows == 0:
-                wanted = "" if rows is None else f", one for each of {rows} samples"
-                raise DataError(
-                    f"{self.path}: {name} must be floating-point [sample]{wanted}, found {info.dtype} {info.shape}"
-                )
-            scores[score] = to_tensor(self.file.read(name), info.dtype).double()
-            if not torch.isfinite(scores[score]).all():
-                raise DataError(
-                    f"{self.path}: {name} holds values that are not finite",
-                    hint="A score must be a number for every sample.",
-                )
+            self._check(name, FLOATS, lambda shape: shape == (rows,) != (0,), f"floating-point, one for each of {rows}")
+            scores[score] = self._finite(name).double()
         return scores
 
     def logits(self, name: str, *, like: Tensor | None = None) -> Float[Tensor, "sample member klass"]:
         """Finite, for one member or several; with as many members and classes as `like`."""
-        info = self._info(name)
-        shape = (info.shape[0], 1, info.shape[1]) if len(info.shape) == 2 else info.shape
-        if len(shape) != 3 or info.dtype not in FLOATS or not all(shape):
-            raise DataError(
-                f"{self.path}: {name} must be floating-point [sample, member, class], found {info.dtype} {info.shape}"
-            )
-        if shape[1] > MAX_MEMBERS or shape[2] > MAX_CLASSES:
-            raise DataError(
-                f"{self.path}: {name} has {shape[1]:,} members and {shape[2]:,} classes",
-                hint=f"At most {MAX_MEMBERS:,} members and {MAX_CLASSES:,} classes are read.",
-            )
+        wanted = "floating-point [sample, member, class]"
+        info = self._check(name, FLOATS, lambda shape: len(shape) in (2, 3) and all(shape), wanted)
+        samples, *members, classes = info.shape
+        shape = (samples, *(members or [1]), classes)
         if like is not None and shape[1:] != like.shape[1:]:
             raise DataError(
                 f"{self.path}: {name} has {shape[1]} members and {shape[2]} classes, logits has {like.shape[1]} and"
                 f" {like.shape[2]}"
             )
-        tensor = to_tensor(self.file.read(name), info.dtype).reshape(shape)
-        _check_finite(tensor, f"{self.path}: {name}")
-        return tensor
+        return self._finite(name).reshape(shape)
 
     def labels(self, name: str, *, of: Tensor) -> Int[Tensor, " sample"]:
-        rows, klasses = len(of), of.shape[-1]
-        if name not in self.file.infos:
-            raise DataError(
-                f"{self.path}: tensor {name} is missing{instead(name, self.stray)}: accuracy and calibration need the"
-                f" true class of each of the {rows} rows",
-                hint="Add it, as integers [sample]; foreign data needs none, as ood.NAME.logits.",
-            )
-        info = self._info(name)
-        if info.shape != (rows,) or info.dtype not in INTEGERS:
-            raise DataError(
-                f"{self.path}: needs integer {name}, one for each of the {rows} rows of logits, found {info.dtype}"
-                f" {info.shape}"
-            )
-        values = self.file.read(name).view(INTEGERS[info.dtype])
-        wrong = ((values < 0) | (values >= klasses)).nonzero()[0]
+        info = self._check(
+            name, INTEGERS, lambda shape: shape == (len(of),), f"integer, one for each of the {len(of)} rows of logits"
+        )
+        values = self.file.read(name).view(f"<{info.dtype[0].lower()}{int(info.dtype[1:]) // 8}")
+        wrong = ((values < 0) | (values >= of.shape[-1])).nonzero()[0]
         if len(wrong):
             raise DataError(
                 f"{self.path}: {name}: row {wrong[0]} has the label {values[wrong[0]]}; labels must lie in"
-                f" 0-{klasses - 1}"
+                f" 0-{of.shape[-1] - 1}"
             )
         return torch.from_numpy(values.astype("i8"))
 
-    def _info(self, name: str) -> TensorInfo:
+    def _check(
+        self, name: str, dtypes: Sequence[str], fits: Callable[[tuple[int, ...]], bool], wanted: str
+    ) -> TensorInfo:
         info = self.file.infos.get(name)
         if info is None:
-            raise DataError(
-                f"{self.path}: tensor {name} is missing{instead(name, self.stray)}",
-                hint=LOGITS if name == "logits" else None,
-            )
+            why = ": accuracy and calibration need the true class of each row" if name == "labels" else ""
+            raise DataError(f"{self.path}: tensor {name} is missing{why}", hint=LOGITS if name == "logits" else None)
+        if info.dtype not in dtypes or not fits(info.shape):
+            raise DataError(f"{self.path}: {name} must be {wanted}, found {info.dtype} {info.shape}")
         return info
+
+    def _finite(self, name: str) -> Tensor:
+        tensor = to_tensor(self.file.read(name), self.file.infos[name].dtype)
+        # In float32: sums and quotients of float64's largest numbers would overflow.
+        if not all(part.float().isfinite().all() for part in tensor.split(1 << 12)):
+            rows = ~tensor.reshape(len(tensor), -1).float().isfinite().all(dim=1)
+            raise DataError(
+                f"{self.path}: {name} holds values that are not finite, in {int(rows.sum()):,} of {len(rows):,} rows;"
+                f" the first is row {int(rows.nonzero()[0])}",
+                hint="The model that gave them overflowed, or its weights hold NaN.",
+            )
+        return tensor
+
+
+def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
+    """All their members as one model's; DataError where they did not answer for the same samples."""
+    (first_path, first), *others = files
+    for path, other in others:
+        _check_alike(first_path, first, path, other)
+    every = [predictions for _, predictions in files]
+    costs = [predictions.cost for predictions in every if predictions.cost is not None]
+    ood = [{each.name: each for each in predictions.ood} for predictions in every]
+    shift = [{(each.name, each.severity): each for each in p.shift} for p in every]
+    cost = None
+    if len(costs) == len(every):
+        params, macs = sum(each.params for each in costs), sum(each.macs for each in costs)
+        cost = Cost(params=params, macs=macs, latency_ms=None, tokens=costs[0].tokens)
+    return Predictions(
+        name=" + ".join(predictions.name for predictions in every),
+        kind="ensemble",
+        logits=_joined([predictions.logits for predictions in every]),
+        labels=first.labels,
+        ood=tuple(
+            OodSet(s.name, s.group, _joined([logits for sets in ood if (logits := sets[s.name].logits) is not None]))
+            for s in first.ood
+        ),
+        shift=tuple(
+            ShiftSet(s.name, s.severity, _joined([sets[s.name, s.severity].logits for sets in shift]), s.labels)
+            for s in first.shift
+        ),
+        cost=cost,
+    )
+
+
+def _joined(logits: Sequence[Tensor]) -> Tensor:
+    return torch.cat([each.to(logits[0].dtype) for each in logits], dim=1)
+
+
+def _check_alike(first_path: Path, first: Predictions, path: Path, other: Predictions) -> None:
+    """Refuse what cannot be members of one ensemble."""
+    unlike = {
+        f"have {first.logits.shape[2]} and {other.logits.shape[2]} classes": (
+            first.logits.shape[2] != other.logits.shape[2]
+        ),
+        "have other labels": not torch.equal(first.labels, other.labels),
+        "hold scores without logits, of which no ensemble can be made": any(
+            s.logits is None for p in (first, other) for s in p.ood
+        ),
+        "hold other OOD sets": {s.name: (s.group, len(s)) for s in first.ood}
+        != {s.name: (s.group, len(s)) for s in other.ood},
+        "hold other shifted sets": {(s.name, s.severity): s.labels.tolist() for s in first.shift}
+        != {(s.name, s.severity): s.labels.tolist() for s in other.shift},
+    }
+    why = next((why for why, is_so in unlike.items() if is_so), None)
+    if why is not None:
+        raise DataError(
+            f"--ensemble: {first_path} and {path} {why}",
+            hint="Write both with eval --predictions on the same data, in the same order, with the same --limit and"
+            " --seed.",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,15 +17,10 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.scores.fitted import EnsembleScore
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.decision.temperature import Joint
-    from hydrasurgeon.files.decided import Decision
-    from hydrasurgeon.files.mixture import Mixture
     from hydrasurgeon.measuring.predictions import Predictions
 
-# Logits that a score is made of at a time: in float64 all of them would be held several times over.
 ELEMENTS = 1 << 20
-
-MOST_SETS = 3
-"""Sets without a score that are named."""
+"""Logits that a score is made of at a time: in float64 all of them would be held several times over."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,6 @@ class Reading:
     ci: float | None = None
     """The level of bootstrap intervals."""
     seed: int = 0
-    mixture: Mixture | None = None
-    """The members' weights; None where all count alike."""
 
     @property
     def is_calibrated(self) -> bool:
@@ -53,13 +46,13 @@ class Reading:
     def probs(self, logits: Tensor) -> Tensor:
         from hydrasurgeon.decision.temperature import calibrated
 
-        return calibrated(logits, self.temperature, self.joint, self.mixture)
+        return calibrated(logits, self.temperature, self.joint)
 
     def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """How far members are apart on each sample: mutual information, and whether they disagree."""
         from hydrasurgeon.measuring import metrics
 
-        return (metrics.mutual_information(logits, self.mixture), metrics.disagreements(logits, self.mixture))
+        return metrics.mutual_information(logits), metrics.disagreements(logits)
 
     def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
         """How foreign samples look by one score: one that came with the logits, or a function of them."""
@@ -72,7 +65,7 @@ class Reading:
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
         most = max(1, ELEMENTS // max(1, logits[:1].numel()))
-        return torch.cat([metrics.ood_score(rows, kind, at, self.mixture) for rows in logits.split(most)])
+        return torch.cat([metrics.ood_score(rows, kind, at) for rows in logits.split(most)])
 
 
 def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
@@ -102,29 +95,19 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
 
     sets = predictions.ood
     held = [name for name in predictions.scores if all(name in each.scores for each in sets)]
-    bare = next((each.name for each in sets if each.logits is None), None)
-    available = [*held, *(kind for kind in ON_LOGITS if bare is None and kind not in held)]
+    on_logits = [] if any(each.logits is None for each in sets) else list(ON_LOGITS)
+    available = [*held, *(kind for kind in on_logits if kind not in held)]
     kinds = (wanted or "msp").split(",")
     if wanted == "all":
-        kinds = ["msp", *ON_LOGITS, *held] if bare is None else held or ["msp"]
+        kinds = ["msp", *on_logits, *held] if on_logits else held or ["msp"]
     for kind in kinds:
         if kind not in available:
-            why = f"{_lacking(kind, predictions)}{did_you_mean(kind, available, visible)}"
-            if kind in ON_LOGITS:
-                why = f"has no logits of {visible(bare)}, of which it is a function"
-            shown = ", ".join(visible(name) for name in available) or "none"
-            raise UsageError(f"--ood-score {visible(kind)}: {source} {why}", hint=f"Available: {shown}.")
+            why = "has OOD sets without logits" if kind in ON_LOGITS else "does not hold this score of every set"
+            raise UsageError(
+                f"--ood-score {visible(kind)}: {source} {why}{did_you_mean(kind, available, visible)}",
+                hint=f"Available: {', '.join(map(visible, available)) or 'none'}.",
+            )
     return tuple(dict.fromkeys(kinds))
-
-
-def _lacking(kind: str, predictions: Predictions) -> str:
-    """Which sets of a file have no such score."""
-    lacking = [] if kind in predictions.scores else ["the labelled set"]
-    lacking += [f"OOD set {visible(each.name)}" for each in predictions.ood if kind not in each.scores]
-    if len(lacking) == 1 + len(predictions.ood):
-        return "holds no such score"
-    more = [f"{len(lacking) - MOST_SETS} more"] if len(lacking) > MOST_SETS else []
-    return f"holds no such score of {', '.join([*lacking[:MOST_SETS], *more])}"
 
 
 def fitted_among(state: State | None, kinds: Sequence[str]) -> EnsembleScore | None:
@@ -135,36 +118,11 @@ def fitted_among(state: State | None, kinds: Sequence[str]) -> EnsembleScore | N
 
 
 def reading_of(
-    state: State | None,
-    kinds: tuple[str, ...],
-    *,
-    temperature: Callable[[], float] | None,
-    ci: float | None,
-    seed: int,
-    mixture: Mixture | None = None,
+    state: State | None, kinds: tuple[str, ...], *, temperature: float | None, ci: float | None, seed: int
 ) -> Reading:
     """By the decision state, unless there is none or a temperature is asked for."""
     if state is None or temperature is not None:
-        heat = 1.0 if temperature is None else temperature()
-        return Reading(heat, ood_scores=kinds, ci=ci, seed=seed, mixture=mixture)
+        return Reading(1.0 if temperature is None else temperature, ood_scores=kinds, ci=ci, seed=seed)
     return Reading(
-        state.temperature,
-        state.joint,
-        kinds,
-        score_temperature=1.0,
-        conformal=state.conformal,
-        ci=ci,
-        seed=seed,
-        mixture=mixture,
+        state.temperature, state.joint, kinds, score_temperature=1.0, conformal=state.conformal, ci=ci, seed=seed
     )
-
-
-def rehearsal(decision: Decision | None, wanted: str | None, *, tempered: bool, ci: float | None) -> Reading:
-    """A reading whose results have the keys of the real one's."""
-    from hydrasurgeon.decision.conformal import Conformal
-    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-
-    used = "msp" if decision is None else decision.ood.score
-    kinds = [used, *ON_LOGITS] if wanted == "all" else (wanted or used).split(",")
-    sets = Conformal("lac", 0.5, 0.5) if decision is not None and not tempered else None
-    return Reading(ood_scores=tuple(dict.fromkeys(kinds)), ci=ci, conformal=sets)

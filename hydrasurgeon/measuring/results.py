@@ -1,145 +1,152 @@
-"""Predictions → one row of the report."""
+"""The eval report, hydrasurgeon.eval/1: frozen records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.report import (
-    Cost,
-    Diversity,
-    IdResult,
-    OodAverage,
-    OodResult,
-    Result,
-    SetAverage,
-    SetResult,
-)
-from hydrasurgeon.measuring.sets import LabelledSet, parse_ood, parse_shift
-from hydrasurgeon.measuring.shifts import averaged, shifted
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hydrasurgeon.measuring.answers import Answered
-    from hydrasurgeon.measuring.predictions import Predictions
-
-FOREIGN = ("auroc", "fpr95", "aupr", "aupr_id")
-"""Metrics of OOD detection, which have means over data sets."""
+Interval = tuple[float, float]
+"""The ends of a bootstrap interval."""
 
 
-def result(
-    predictions: Predictions,
-    *,
-    ood_score: str = "msp",
-    temperature: float = 1.0,
-    reading: Reading | None = None,
-    keep: list[Answered] | None = None,
-) -> Result:
-    """All metrics of one model; `reading` instead of a score and a temperature alone.
+class _Record(BaseModel):
+    """Fields that default to None are absent from the JSON where nothing was measured; others are null there."""
 
-    What they were made of, sample by sample, is put into `keep`.
-    """
-    from hydrasurgeon.measuring import metrics
-    from hydrasurgeon.measuring.answers import answered, summary
-    from hydrasurgeon.measuring.ood_intervals import ood_intervals
+    # What is not a number must have been refused before it gets here.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    reading = reading or Reading(temperature, ood_scores=(ood_score,))
-    row = answered(predictions, reading)
-    if keep is not None:
-        keep.append(row)
-    shift = [shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift]
-    ends: list[dict[str, tuple[float, float]]] = [{} for _ in row.foreign]
-    of_groups: dict[str, dict[str, tuple[float, float]]] = {}
-    if reading.ci is not None:
-        ends, of_groups = ood_intervals(row, level=reading.ci, seed=reading.seed)
-    ood = []
-    for each, ci in zip(row.foreign, ends, strict=True):
-        auroc = {kind: metrics.auroc(row.scores[kind], each.scores[kind]) for kind in reading.ood_scores[1:]}
-        values = metrics.ood_metrics(row.scores[row.used], each.scores[row.used])
-        ood.append(
-            OodResult.model_validate(
-                {
-                    "name": each.name,
-                    "group": each.group,
-                    "n": len(each.scores[row.used]),
-                    "scores": auroc or None,
-                    "ci": ci or None,
-                }
-                | values
-            )
-        )
-    groups: dict[Literal["near", "far", "all"], list[OodResult]] = {
-        "near": [o for o in ood if o.group == "near"],
-        "far": [o for o in ood if o.group == "far"],
-        "all": ood,
-    }
-    return Result(
-        name=predictions.name,
-        kind=predictions.kind,
-        members=predictions.members,
-        id=summary(row.inside, reading),
-        ood=tuple(ood),
-        ood_average={name: _average(group, of_groups.get(name)) for name, group in groups.items() if group},
-        shift=tuple(shift),
-        shift_average=averaged(shift),
-        diversity=Diversity(
-            mi=float(row.inside.mutual_information.mean()), disagreement=float(row.inside.disagreement.mean())
-        ),
-        cost=predictions.cost,
-    )
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in handler(self).items() if value is not None or fields[name].is_required()}
 
 
-def inside(logits: Tensor, labels: Tensor, reading: Reading) -> IdResult:
-    """Quality, calibration and selective risk on the ID set."""
-    from hydrasurgeon.measuring.answers import answers, summary
-
-    return summary(answers(logits, labels, reading), reading)
-
-
-def rehearsed(
-    name: str, labelled: Sequence[LabelledSet], ood: Sequence[str], shift: Sequence[str], reading: Reading | None = None
-) -> Result:
-    """A result with the keys that evaluating one model on these data sets gives, and numbers that mean nothing."""
-    import torch
-
-    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
-
-    # One answer right and one wrong: some measures need both.
-    logits, labels = torch.eye(2)[:, None], torch.zeros(2, dtype=torch.int64)
-    reading = reading or Reading()
-    scores = dict.fromkeys(reading.ood_scores, torch.zeros(2))
-    foreign = [parse_ood(text)[:2] for text in ood]
-    shifted = [parse_shift(text)[:2] for text in shift]
-    alone = result(
-        Predictions(
-            name,
-            "",
-            logits,
-            labels,
-            tuple(OodSet(called, group, logits, scores) for group, called in foreign),
-            tuple(ShiftSet(*about, logits, labels) for about in shifted),
-            Cost(params=0, macs=0, latency_ms=None),
-            scores,
-        ),
-        reading=reading,
-    )
-    first, *others = labelled
-    rest = [SetResult(name=each.name, **alone.id.model_dump()) for each in others]
-    return over_sets(alone, rest, first=first.name) if rest else alone
+class SetAverage(_Record):
+    accuracy: float
+    brier: float
+    nll: float
+    ece: float
+    aece: float
 
 
-def over_sets(on_first: Result, others: Sequence[SetResult], *, first: str) -> Result:
-    """A result on the data set called `first`, joined by those on others."""
-    sets = (SetResult(name=first, **on_first.id.model_dump()), *others)
-    mean = SetAverage(
-        **{name: sum(getattr(each, name) for each in sets) / len(sets) for name in SetAverage.model_fields}
-    )
-    return on_first.model_copy(update={"sets": sets, "sets_average": mean})
+class IdResult(SetAverage):
+    """What is there when it was computed stands behind `n`."""
+
+    n: int
+    aurc: float | None = None
+    augrc: float | None = None
+    cov5: float | None = None
+    """The share that can be answered with at most 5 % of the answers wrong."""
+    smece: float | None = None
+    mis_auroc: float | None = None
+    """How well confidence tells right answers from wrong ones; absent where all are right, or all wrong."""
+    coverage: float | None = None
+    """How often a prediction set of the decision state holds the true label."""
+    set_size: float | None = None
+    ci: dict[str, Interval] | None = None
+    """Bootstrap intervals."""
 
 
-def _average(group: Sequence[OodResult], ci: dict[str, tuple[float, float]] | None = None) -> OodAverage:
+class SetResult(IdResult):
+    name: str
+
+
+class OodAverage(_Record):
+    auroc: float
+    fpr95: float
+    aupr: float
+    aupr_id: float
+    ci: dict[str, Interval] | None = None
+    """Bootstrap intervals."""
+
+
+class OodResult(OodAverage):
+    name: str
+    group: Literal["near", "far"]
+    n: int
+    scores: dict[str, float] | None = None
+    """AUROC by the other scores that were asked for."""
+
+
+class ShiftResult(_Record):
+    name: str
+    severity: int | None
+    accuracy: float
+    brier: float
+
+
+class ShiftLevel(_Record):
+    """The mean over shifted sets of one severity, each counting the same."""
+
+    accuracy: float
+    brier: float
+    sets: int
+
+
+class ShiftAverage(_Record):
+    """What is left under shifts of known severity."""
+
+    accuracy: float
+    """The mean over severities."""
+    brier: float
+    severities: dict[int, ShiftLevel]
+    mce: float | None
+    """The mean over shifts of the errors at all severities, as a share of the first result's; None where that made
+    none."""
+
+
+class Diversity(_Record):
+    mi: float
+    disagreement: float
+
+
+class Cost(_Record):
+    params: int
+    macs: int
+    latency_ms: float | None
+    """None when it was not measured here."""
+    tokens: int | None = None
+    """Of the text that `macs` are of: the first of the data set; absent where there is none."""
+    expected_macs: int | None = None
+    """Of a cascade: on average over the data set, by the share that goes on; absent where all members always run."""
+
+
+class Result(_Record):
+    name: str
+    kind: str
+    members: int
+    id: IdResult
+    ood: tuple[OodResult, ...]
+    ood_average: dict[Literal["near", "far", "all"], OodAverage]
+    shift: tuple[ShiftResult, ...]
+    shift_average: ShiftAverage | None = None
+    """Where shifts have severities."""
+    diversity: Diversity
+    cost: Cost | None
+    """None when the result was computed from a predictions file that does not say."""
+    sets: tuple[SetResult, ...] | None = None
+    """Every labelled data set, where there are several: `id`, and all else here, is of the first."""
+    sets_average: SetAverage | None = None
     """The mean over data sets, each counting the same."""
-    means = {name: sum(getattr(o, name) for o in group) / len(group) for name in FOREIGN}
-    return OodAverage.model_validate({**means, "ci": ci})
+
+
+class Asserted(_Record):
+    """What became of one `--assert` on one result."""
+
+    assertion: str
+    result: str
+    value: int | float | None
+    """None where the result has no such number."""
+    holds: bool
+
+
+class Report(_Record):
+    format: Literal["hydrasurgeon.eval/1"] = "hydrasurgeon.eval/1"
+    settings: dict[str, Any]
+    results: tuple[Result, ...]
+    asserts: tuple[Asserted, ...] | None = None
+    """None where nothing was asserted."""
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=1) + "\n"

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.files.mixture import Mixture, joined
-from hydrasurgeon.measuring.naming import name_of
-from hydrasurgeon.measuring.report import Result
+from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
 
 if TYPE_CHECKING:
     from hydrasurgeon.decision.scores.fitted import EnsembleScore
-    from hydrasurgeon.measuring.timing import SideBySide
+    from hydrasurgeon.measuring.predictions import Predictions
 
-# Samples in the batch whose time the table shows.
 TIMED = 16
+"""Samples in the batch whose time the table shows."""
+
+
+def name_of(job: Sequence[Checkpoint], *, passes: int | None = None) -> str:
+    """A checkpoint's name, or that of several which answer together; `passes`: of MC Dropout."""
+    name = " + ".join(each.alias or each.name.removesuffix(SUFFIX) for each in job)
+    return name if passes is None else f"{name} ({passes} pass{'' if passes == 1 else 'es'})"
+
+
+def by_path(checkpoints: Sequence[Checkpoint], paths: Sequence[str | Path]) -> list[Checkpoint]:
+    """Different checkpoints of one name are called by the paths they were given as."""
+    places = [(name_of([each]), Path(path).absolute()) for each, path in zip(checkpoints, paths, strict=True)]
+    counts = Counter(name for name, _ in {*places})
+    return [
+        each if counts[name] == 1 else replace(each, alias=str(path).removesuffix(SUFFIX))
+        for each, (name, _), path in zip(checkpoints, places, paths, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -52,63 +68,28 @@ class How:
 
         piece = collected(model, samples, self.run, features=True, skipped=self.skipped)
         assert piece.features is not None
-        scores = fitted(piece.features, piece.logits, model.mixture).round(decimals=DIGITS)
-        return piece.logits, piece.labels, {fitted.kind: scores}
+        return piece.logits, piece.labels, {fitted.kind: fitted(piece.features, piece.logits).round(decimals=DIGITS)}
 
+    def first(self, model: Any, samples: Any, count: int = TIMED) -> Any:
+        """The first samples as a batch of this model's; no more than it is run on at a time."""
+        from hydrasurgeon.data import Batches, moved
 
-def run_models(
-    job: Sequence[Checkpoint], models: Sequence[Any], sets: DataSets, how: How, timed: SideBySide, *, fitted: Any = None
-) -> tuple[Any, Any]:
-    """Predictions and cost of one checkpoint, or of several run as one Deep Ensemble; logits on the validation set."""
-    from hydrasurgeon.data import Batches, moved
-    from hydrasurgeon.measuring.cost import cost_of
-    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
-    from hydrasurgeon.measuring.timing import InTurn
-
-    def logits(samples: Any) -> Any:
-        return how.logits(models, samples)
-
-    def scored(samples: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """Logits, labels, and the score of the decision state where it needs features."""
-        return (*logits(samples), {}) if fitted is None else how.scored(models[0], samples, fitted)
-
-    predicted, labels, inside = scored(sets.id)
-    foreign = []
-    for name, group, samples in sets.ood:
-        outside, _, scores = scored(samples)
-        foreign.append(OodSet(name, group, outside, scores))
-    shifted = []
-    for name, severity, samples in sets.shift:
-        shifted.append(ShiftSet(name, severity, *logits(samples)))
-
-    def first(count: int) -> Any:
-        few = Batches(sets.id, models[0].transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad)
-        weight = next(models[0].parameters())
+        size = min(self.run.batch_size or TIMED, count)
+        few = Batches(samples, model.transform, batch_size=size, workers=0, skip_bad=self.run.skip_bad)
+        weight = next(model.parameters())
         return moved(next(iter(few)).inputs, weight.device, weight.dtype)
 
-    together = models[0] if len(models) == 1 else InTurn(list(models))
-    timed.add(together, first(min(how.run.batch_size or TIMED, TIMED)))
-    single = job[0]
-    predictions = Predictions(
-        name=name_of(job, passes=how.passes),
-        kind="ensemble" if len(job) > 1 else single.manifest.kind,
-        logits=predicted,
-        labels=labels,
-        ood=tuple(foreign),
-        shift=tuple(shifted),
-        scores=inside,
-        cost=cost_of(models, first(1)),  # a text without the padding that others bring
-        mixture=mixture_among(models),
-    )
-    return predictions, logits(sets.val) if sets.val is not None else None
 
+def predicted(
+    sets: DataSets, answer: Callable[[Any, bool], tuple[Any, Any, dict[str, Any]]], **about: Any
+) -> Predictions:
+    """What one model says of all sets; `answer` gives logits, labels and OOD scores, these where they are asked for."""
+    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 
-def mixture_among(models: Sequence[Any]) -> Mixture | None:
-    """The weights of all their members, run as one."""
-    return joined([(model.members, model.mixture) for model in models])
-
-
-def with_time(measured: Result, milliseconds: float | None) -> Result:
-    assert measured.cost is not None
-    cost = measured.cost.model_copy(update={"latency_ms": milliseconds})
-    return measured.model_copy(update={"cost": cost})
+    logits, labels, scores = answer(sets.id, True)
+    foreign = []
+    for name, group, samples in sets.ood:
+        outside, _, of_set = answer(samples, True)
+        foreign.append(OodSet(name, group, outside, of_set))
+    shifted = [ShiftSet(name, severity, *answer(samples, False)[:2]) for name, severity, samples in sets.shift]
+    return Predictions(logits=logits, labels=labels, ood=tuple(foreign), shift=tuple(shifted), scores=scores, **about)

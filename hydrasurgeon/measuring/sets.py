@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.foreign import is_name, portable
-from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.report import IdResult, SetResult
+from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.visible import code, visible
 
-SEVERITY = re.compile(r"[0-9]{1,9}")
-"""Of a shift, as it is typed."""
+if TYPE_CHECKING:
+    from hydrasurgeon.data.corruptions import Corruption
+
 SLICE = re.compile(r"\[[^\]]*:[^\]]*\]")
 """The part of a hub data set's split that is read, which is not part of its name."""
 NAMED = re.compile(r"([\w-]+)=(.+)")
@@ -50,23 +50,6 @@ class Further:
     samples: Any
     checkpoints: tuple[Checkpoint, ...]
 
-    def measure(
-        self,
-        job: Sequence[int],
-        first: Sequence[Checkpoint],
-        models: Sequence[Any],
-        logits: Callable[[Sequence[Any], Any], tuple[Any, Any]],
-        *,
-        load: Callable[[Checkpoint], Any],
-        inside: Callable[[Any, Any], IdResult],
-    ) -> SetResult:
-        """What these checkpoints, run as one, are worth here; `models` are those of `first`, with its classes."""
-        ours = [self.checkpoints[i] for i in job]
-        if [c.manifest.model for c in ours] != [c.manifest.model for c in first]:
-            models = [load(checkpoint) for checkpoint in ours]
-        predicted, labels = logits(models, self.samples)
-        return SetResult(name=self.name, **inside(predicted, labels).model_dump())
-
 
 def labelled_sets(data: str | Sequence[str] | None, classes: str | Sequence[str] | None) -> list[LabelledSet]:
     """`D` or `NAME=D`, each with its own `NAME=CLASSES`, or the CLASSES that are given for all."""
@@ -83,10 +66,7 @@ def labelled_sets(data: str | Sequence[str] | None, classes: str | Sequence[str]
         else:
             common.append(text)
     if len(common) > 1:
-        raise UsageError(
-            f"--classes {common[1]}: {common[0]} is given already",
-            hint=f"Give one for all data sets, or NAME=CLASSES for one of {', '.join(names)}.",
-        )
+        raise UsageError(f"--classes {common[1]}: {common[0]} is given already", hint="Write NAME=CLASSES.")
     shared = common[0] if common else None
     return [LabelledSet(name, spec, of_one.get(name, shared)) for name, spec in pairs]
 
@@ -127,31 +107,23 @@ class DataSets:
 
 def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
     """What each data set was for, the labelled one first."""
+    from hydrasurgeon.data.corruptions import Corrupted, Mixed
+
     uses = {"in distribution": sets.id}
     uses |= {f"also {code(each.name)}": each.samples for each in further}
     uses |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
-    brought, made = _shifts(sets)
     uses |= {
         f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples
-        for name, severity, samples in brought
+        for name, severity, samples in sets.shift
+        if not isinstance(samples, Corrupted)
     }
-    if made is not None:
-        uses["corrupted on the way"] = made
+    made = [samples for *_, samples in sets.shift if isinstance(samples, Corrupted)]
+    if made:  # as one set, of all kinds in turn
+        kinds = [kind for samples in made for kind in samples.corruptions]
+        uses["corrupted on the way"] = Mixed(made[0].parent, kinds, made[0].seed)
     if sets.val is not None and fitted:
         uses["temperature"] = sets.val
     return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
-
-
-def _shifts(sets: DataSets) -> tuple[list[tuple[str, int | None, Any]], Any]:
-    """The shifted sets that somebody brought, and those made of the labelled one, as one set of all kinds in turn."""
-    from hydrasurgeon.data.corruptions import Corrupted, Mixed
-
-    brought = [each for each in sets.shift if not isinstance(each[2], Corrupted)]
-    made = [samples for *_, samples in sets.shift if isinstance(samples, Corrupted)]
-    if not made:
-        return brought, None
-    kinds = [kind for samples in made for kind in samples.corruptions]
-    return brought, Mixed(made[0].parent, kinds, made[0].seed)
 
 
 def portable_entry(entry: str | None) -> str | None:
@@ -266,9 +238,38 @@ def parse_shift(text: str) -> tuple[str, int | None, str]:
         raise UsageError(f"--shift {text}: not NAME=D or NAME:SEVERITY=D")
     if not colon:
         return name, None, spec
-    if not SEVERITY.fullmatch(severity) or int(severity) not in SEVERITIES:
+    if severity not in map(str, SEVERITIES):
         raise UsageError(
             f"--shift {text}: no such severity",
             hint=f"Severities are 1 to {SEVERITIES[-1]}; what has none is given as {visible(name)}=D.",
         )
     return name, int(severity), spec
+
+
+def kind_read(manifest: Manifest) -> Literal["image", "text"]:
+    """What the model's inputs are."""
+    return "image" if "vision" in manifest.towers else "text"
+
+
+def corruptions_in(
+    corrupt: Sequence[str], shift: Sequence[str], opened: Sequence[Checkpoint]
+) -> tuple[Corruption, ...]:
+    """What becomes of the samples that these models read; refused where `--shift` has one of that name."""
+    if not corrupt or not opened:
+        return ()
+    from hydrasurgeon.data.corruptions import corruptions_of
+
+    corruptions = corruptions_of(corrupt, kind_read(opened[0].manifest))
+    names = {entry.partition("=")[0] for entry in shift}
+    for name in (f"{each.name}:{each.severity}" for each in corruptions):
+        if name in names:
+            raise UsageError(f"--corrupt {name}: --shift {name} is given too", hint="Call that one otherwise.")
+    return corruptions
+
+
+def corrupted(sets: DataSets, corruptions: Sequence[Corruption], seed: int) -> DataSets:
+    """The same data sets, and the labelled one under every corruption besides."""
+    from hydrasurgeon.data.corruptions import Corrupted
+
+    made = [(each.name, each.severity, Corrupted(sets.id, each, seed)) for each in corruptions]
+    return replace(sets, shift=(*sets.shift, *made))

@@ -16,10 +16,10 @@ from torch import nn
 
 from hydrasurgeon.runtime.hydra import Hydra
 
-# Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no such limit.
 HELD = 4 * 2**30
-# Rounds in which a table's models are timed.
+"""Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no such limit."""
 ROUNDS = 5
+"""Rounds in which a table's models are timed."""
 
 
 class InTurn(nn.Module):
@@ -45,22 +45,24 @@ class SideBySide:
     """The models of one table, kept until all of them can be timed in turn."""
 
     def __init__(self) -> None:
-        self._passes: dict[str, Callable[[], object]] = {}
-        self._bytes = 0
-        self._count = 0
+        self._passes: list[Callable[[], object]] = []
+        self._bytes = self._count = 0
 
-    def add(self, model: nn.Module, inputs: Any) -> None:
+    def add(self, model: nn.Module, inputs: Any) -> int:
+        """The model's place among those that are timed."""
         self._count += 1
         self._bytes += sum(p.nbytes for p in model.parameters())
-        self._passes[str(self._count)] = partial(model, inputs)
+        self._passes.append(partial(model, inputs))
         if self._count > 1 and self._bytes > HELD:
             self._passes.clear()
+        return self._count - 1
 
     def milliseconds(self) -> list[float | None]:
-        """Of one batch, model after model as they came; None where they are too large to be held together."""
+        """Of one batch, by place; None where the models are too large to be held together."""
         if len(self._passes) < self._count:
             return [None] * self._count
-        return [1000 * taken for taken in _in_turn(self._passes, runs=ROUNDS).values()]
+        passes = {str(at): each for at, each in enumerate(self._passes)}
+        return [1000 * taken for taken in _in_turn(passes, runs=ROUNDS).values()]
 
 
 @torch.inference_mode()

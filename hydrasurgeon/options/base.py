@@ -130,6 +130,8 @@ class Options(BaseModel):
     def flag(cls, name: str) -> str:
         """The option as it is typed."""
         field = cls.model_fields.get(name)
+        if field is not None and about(field).get("argument"):
+            return str(about(field)["metavar"])
         flags = about(field).get("flags", ()) if field is not None else ()
         return str(flags[-1]) if flags else f"--{name.replace('_', '-')}"
 

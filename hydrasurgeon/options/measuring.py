@@ -17,7 +17,12 @@ class EvaluateOptions(Bare, Run, Force):
     Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
 
-    requires: ClassVar = {"reference": ("html", "markdown")}
+    requires: ClassVar = {
+        "reference": ("html", "markdown"),
+        "mc_dropout": ("checkpoints",),
+        "predictions": ("checkpoints",),
+        "corrupt": ("checkpoints",),
+    }
 
     checkpoints: Paths = argument(metavar="CKPT...", help="Checkpoints to compare.", default=())
     data: Texts = option((), metavar="[NAME=]D", group=READ, help=f"{DATA}; repeatable.")
@@ -82,7 +87,6 @@ class EvaluateOptions(Bare, Run, Force):
     markdown: PathLike | None = option(
         None, metavar="F|-", group=WRITTEN, help="Write verdicts and tables as Markdown; - is stdout."
     )
-    latex: PathLike | None = option(None, metavar="F|-", group=WRITTEN, help="Write the tables as LaTeX.")
     predictions: PathLike | None = option(None, metavar="F", group=WRITTEN, help="Write the logits as safetensors.")
     log: str | None = option(
         None, metavar="NAME[:PROJECT]", group=WRITTEN, help="Log a run for each result: wandb, mlflow or trackio."

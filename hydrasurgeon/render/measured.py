@@ -11,7 +11,7 @@ from hydrasurgeon.render.pieces import notes, show_table
 from hydrasurgeon.render.tables import Column, Row, Table
 
 if TYPE_CHECKING:
-    from hydrasurgeon.measuring.report import Report, Result
+    from hydrasurgeon.measuring.results import Report, Result
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.evaluate import Evaluation
 

@@ -15,7 +15,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.card import EVAL_RESULTS
 from hydrasurgeon.files.atomic import not_written, write_text
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.report import Result
+from hydrasurgeon.measuring.results import Result
 
 SPEC = re.compile(r"hf:(?P<id>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>\w[\w.-]*))?:(?P<split>\w[\w.-]*)")
 """A data set of the hub with its organisation: without one the hub knows no leaderboard."""

@@ -14,7 +14,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import claim, real, write_text
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.report import OodAverage, OodResult, Result, SetAverage
+from hydrasurgeon.measuring.results import OodAverage, OodResult, Result, SetAverage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.run import is_main_process
 from hydrasurgeon.sharing.eval_results import write_eval_results

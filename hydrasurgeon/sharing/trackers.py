@@ -15,7 +15,7 @@ from typing import Any
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import did_you_mean, need
 from hydrasurgeon.measuring.asserts import paths_of
-from hydrasurgeon.measuring.report import Report
+from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.visible import visible
 
 PROJECT = "hydrasurgeon"

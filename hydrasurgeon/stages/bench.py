@@ -16,7 +16,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cascades.run import FULL, check_cascades
-from hydrasurgeon.measuring.naming import name_of, told_apart
+from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
@@ -258,7 +258,8 @@ def _entries(checkpoints: Sequence[str | Path], arguments: BenchOptions) -> list
         return checkpoint
 
     groups = [[] if arguments.backbone is None else [arguments.backbone], arguments.vs, checkpoints]
-    every = iter(told_apart([opened(path) for group in groups for path in group]))
+    paths = [path for group in groups for path in group]
+    every = iter(by_path([opened(path) for path in paths], paths))
     single, members, rest = ([next(every) for _ in group] for group in groups)
     entries = [_Entry(name_of([each]), "single", (each,)) for each in single]
     if members:

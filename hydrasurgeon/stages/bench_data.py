@@ -59,7 +59,7 @@ class Through:
 
 def expected_macs(models: Mapping[str, Any], batches: Sequence[Any]) -> dict[str, int]:
     """Multiply-adds of the cascades among these, by the share that goes on here."""
-    from hydrasurgeon.measuring.cascades.cost import step_macs
+    from hydrasurgeon.measuring.cost import step_macs
     from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
 
     expected = {}

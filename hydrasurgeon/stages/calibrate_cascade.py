@@ -46,9 +46,8 @@ def fit_cascade(
     from functools import cache
 
     from hydrasurgeon.data import Batches, moved
-    from hydrasurgeon.measuring.cascades.cost import StepMacs, single_macs, step_macs
     from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
-    from hydrasurgeon.measuring.cost import macs
+    from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
 
     batches = Batches(samples, model.transform, batch_size=1, workers=0, skip_bad=arguments.skip_bad)
     weight = next(model.parameters())

@@ -6,29 +6,37 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
-from hydrasurgeon.measuring.cascades.run import check_cascades, refuse_with
-from hydrasurgeon.measuring.naming import files_apart, name_of, told_apart
-from hydrasurgeon.measuring.report import Report
-from hydrasurgeon.measuring.sets import LabelledSet, check_classes, data_names, labelled_sets, portable_entry
-from hydrasurgeon.measuring.shifts import as_shifts, lacking_mce, with_mce
-from hydrasurgeon.measuring.showing import Places, check_reference, places_of, show
+from hydrasurgeon.measuring.cascades.run import FULL, check_cascades, refuse_with
+from hydrasurgeon.measuring.page import Material, written
+from hydrasurgeon.measuring.results import Report
+from hydrasurgeon.measuring.rows import Row, with_mce
+from hydrasurgeon.measuring.running import by_path, name_of
+from hydrasurgeon.measuring.sets import (
+    LabelledSet,
+    check_classes,
+    corruptions_in,
+    data_names,
+    labelled_sets,
+    portable_entry,
+)
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.run import is_main_process
 from hydrasurgeon.sharing.measured_card import claimed_cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
 from hydrasurgeon.stages.evaluate_alike import uncalibrated, unlike_notes
-from hydrasurgeon.stages.evaluate_models import Measured, corruptions_in, decision_of, expected, of_files, of_models
-from hydrasurgeon.stages.evaluate_notes import unused
+from hydrasurgeon.stages.evaluate_models import Measured, by_file, decision_ignored, of_files, of_models
+from hydrasurgeon.visible import visible
 
-if TYPE_CHECKING:
-    from hydrasurgeon.measuring.answers import Answered
+STDOUT = "-"
+"""A report that is printed."""
 
 
 @dataclass(frozen=True)
@@ -51,100 +59,113 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
 
     Of several data sets, `D` or `NAME=D`, the first is the one that OOD sets, shifts, temperature and cost belong to.
     """
-    checkpoints = arguments.checkpoints
-    if arguments.mc_dropout is not None and not checkpoints:
-        raise UsageError("--mc-dropout: of predictions files none is run", hint="Give checkpoints.")
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
-    _check(checkpoints, labelled, arguments)
+    _check(labelled, arguments)
     tracker = tracker_of(arguments.log)
-    json, predictions, places = _outputs(checkpoints, arguments)
+    outputs = _outputs(arguments)
     temperature = _temperature(arguments.temperature, arguments.val)
-    # Beside checkpoints, which are the ensemble, files are results of their own.
-    together = arguments.ensemble and not checkpoints
-    answered: list[Answered] = []
-    computed, notes = of_files(arguments, temperature, answered, together=together)
-    opened = told_apart([open_checkpoint(each, arch=arguments.arch) for each in checkpoints])
-    made = _made(opened, labelled, arguments)
+    files = of_files(arguments, temperature)
+    opened = by_path(
+        [open_checkpoint(each, arch=arguments.arch) for each in arguments.checkpoints], arguments.checkpoints
+    )
+    corruptions_in(arguments.corrupt, arguments.shift, opened)
     plain = uncalibrated(opened, arguments)
     twin = plain if plain is not None and arguments.val is not None else None
     cards = claimed_cards(arguments, opened)
+    names = _names(opened, arguments)
+    if opened or not arguments.ensemble:
+        files = by_file(files, arguments.predictions_in, names)
+    names += [row.name for row in files]
+    _check_reference(arguments.reference, names)
+    check_paths(assertions, [*names, *([] if twin is None else [twin.name])])
+    if opened and files:
+        first = labelled[0].named(opened, arguments.template)[0]
+        check_classes(first.name, first.manifest.model.num_classes, files[0].name, files[0].answers.classes)
+    measured = Measured()
+    with contextlib.nullcontext(opened) if twin is None else twin.beside(opened, arguments) as every:
+        if every:
+            measured = of_models(every, labelled, arguments, temperature, outputs.get("predictions"))
+    rows = with_mce([*measured.rows, *files])
+    results = tuple(row.result for row in rows)
+    report = Report(
+        settings={**_settings(labelled, opened, arguments), **measured.classes},
+        results=results,
+        asserts=judged(assertions, results) if assertions else None,
+    )
+    if isinstance(outputs.get("json"), Path):
+        write_text(outputs["json"], report.to_json())
+    own = [row.result for row in measured.rows if twin is None or row.name != twin.name]
+    paths, hub = cards.write(own, measured.uses, report.settings, bars=arguments.progress is not None)
+    notes = [*(each.note for each in opened if each.note), *measured.notes]
+    if plain is not None and twin is None:
+        notes.append(plain.advice())
+    reference = twin.name if twin else arguments.reference
+    printed = _shown(outputs, report, rows, opened, reference, notes, arguments)
+    if tracker is not None and is_main_process():
+        log_report(tracker, report)
+    return Evaluation(report, measured.skipped, paths, (*notes, *unlike_notes(rows)), printed, hub)
+
+
+def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str]:
+    """What the rows of models will be called, once each is known to be sound."""
     check_cascades(opened if arguments.cascade else ())
     for checkpoint in opened:
         checkpoint.digests()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
     names = [name_of(job, passes=arguments.mc_dropout) for job in jobs]
-    if not together:
-        computed = files_apart(computed, answered, arguments.predictions_in, names)
-    check_reference(arguments.reference, [*names, *(row.name for row in computed)])
-    if opened and answered:
-        first = labelled[0].named(opened, arguments.template)[0]
-        check_classes(first.name, first.manifest.model.num_classes, answered[0].name, answered[0].classes)
-    if assertions:
-        check_paths(assertions, [*expected(jobs, labelled, made, arguments), *computed])
-    measured = Measured()
-    with contextlib.nullcontext(opened) if twin is None else twin.beside(opened, arguments) as every:
-        if every:
-            measured = of_models(every, labelled, arguments, temperature, predictions, answered)
-    results = with_mce([*measured.results, *computed])
-    report = Report(
-        settings={**_settings(labelled, opened, arguments), **measured.classes},
-        results=tuple(results),
-        asserts=judged(assertions, results) if assertions else None,
-    )
-    if json is not None:
-        write_text(json, report.to_json())
-    measured_alone = [each for each in results if twin is None or each.name != twin.name]
-    written, hub = cards.write(measured_alone, measured.uses, report.settings, bars=arguments.progress is not None)
-    notes = [
-        *unused(opened, arguments, val_is_read=twin is not None),
-        *(each.note for each in opened if each.note),
-        *measured.notes,
-        *notes,
-        *lacking_mce(results),
-    ]
-    if plain is not None and twin is None:
-        notes.append(plain.advice())
-    printed = _shown(places, report, answered, opened, notes, arguments, twin.name if twin else arguments.reference)
-    notes += unlike_notes(answered)
-    if tracker is not None and is_main_process():
-        log_report(tracker, report)
-    return Evaluation(report, measured.skipped, written, tuple(notes), printed, hub)
+    return [each for name in names for each in (name, name + FULL)] if arguments.cascade else names
 
 
 def _shown(
-    places: Places,
+    outputs: Mapping[str, Any],
     report: Report,
-    answered: Sequence[Answered],
+    rows: Sequence[Row],
     opened: Sequence[Checkpoint],
+    reference: str | None,
     notes: Sequence[str],
     arguments: EvaluateOptions,
-    reference: str | None,
 ) -> dict[str, str]:
     """The report as people read it, written; what of it is to be printed."""
+    kinds = [kind for kind in ("html", "markdown") if kind in outputs]
+    if not kinds:
+        return {}
+    at = next((at for at, row in enumerate(rows) if row.name == reference), 0)
     manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
-    return show(
-        places, report, answered, manifests, reference=reference, level=arguments.ci, seed=arguments.seed, notes=notes
-    )
+    material = Material(report, tuple(rows), manifests, at, arguments.ci or 0.95, arguments.seed, tuple(notes))
+    printed = {}
+    for kind in kinds:
+        text = written(kind, material)
+        if outputs[kind] == STDOUT:
+            printed[kind] = text
+        else:
+            write_text(outputs[kind], text)
+    return printed
 
 
-def _check(checkpoints: Sequence[str | Path], labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
+def _check_reference(wanted: str | None, names: Sequence[str]) -> None:
+    """Refuse a reference that no result will be called, before models run."""
+    if wanted is not None and wanted not in names:
+        raise UsageError(
+            f"--reference {visible(wanted)}: no result is called so{did_you_mean(wanted, names, visible)}",
+            hint=f"There are {', '.join(map(visible, names))}.",
+        )
+
+
+def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     """Refuse arguments that do not go together."""
+    checkpoints, ensemble, computed = arguments.checkpoints, arguments.ensemble, arguments.predictions_in
     if arguments.cascade:
         refuse_with(arguments)
-    ensemble, computed = arguments.ensemble, arguments.predictions_in
     if not checkpoints and not computed:
         raise UsageError("eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F.")
     if checkpoints and not labelled:
         raise UsageError("eval: needs data", hint="Give --data D.")
-    one_model = arguments.predictions is not None
-    if one_model and not checkpoints:
-        raise UsageError("--predictions: holds what a model answers, and none is run", hint="Give a checkpoint.")
-    if one_model and len(labelled) > 1:
+    if arguments.predictions is not None and len(labelled) > 1:
         raise UsageError("--predictions: holds the logits on one data set", hint="Give one --data.")
     if ensemble and len(checkpoints or computed) < 2:
         raise UsageError("--ensemble: needs at least two checkpoints, or two predictions files and no checkpoint")
-    if one_model and len(checkpoints) != 1 and not ensemble:
+    if arguments.predictions is not None and len(checkpoints) > 1 and not ensemble:
         raise UsageError(
             "--predictions: holds one model's logits", hint="Give one checkpoint, or several with --ensemble."
         )
@@ -154,18 +175,16 @@ def _check(checkpoints: Sequence[str | Path], labelled: Sequence[LabelledSet], a
 
         for kind in str(arguments.ood_score).split(","):
             check_score(kind)
-    if arguments.corrupt and not checkpoints:
-        raise UsageError("--corrupt: a predictions file has no samples to spoil", hint="Give checkpoints.")
     if arguments.ci is not None and not 0 < arguments.ci < 1:
         raise UsageError(f"--ci {arguments.ci:g}: must lie between 0 and 1")
     if arguments.card and (ensemble or computed):
         raise UsageError("--card: a model card holds the result of its own checkpoint alone")
 
 
-def _outputs(checkpoints: Sequence[str | Path], arguments: EvaluateOptions) -> tuple[Path | None, Path | None, Places]:
+def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
     """Where report, logits and pages go, all this command's to write."""
     inputs = [
-        checkpoints,
+        arguments.checkpoints,
         arguments.data,
         arguments.ood,
         arguments.shift,
@@ -174,20 +193,17 @@ def _outputs(checkpoints: Sequence[str | Path], arguments: EvaluateOptions) -> t
         arguments.template,
         arguments.predictions_in,
     ]
-
-    def claimed(out: str | Path | None, option: str) -> Path | None:
-        if out is None:
-            return None
-        return output_file(out, option=option, force=arguments.force, inputs=inputs)
-
-    json, predictions = claimed(arguments.json_, "--json"), claimed(arguments.predictions, "--predictions")
-    return json, predictions, places_of(arguments, claimed)
-
-
-def _made(opened: Sequence[Checkpoint], labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> list[str]:
-    """The shifts that corruptions amount to; refused where `--shift` has one of that name."""
-    corruptions = corruptions_in(opened, arguments)
-    return as_shifts(corruptions, arguments.shift, labelled[0].spec) if corruptions else []
+    outputs = {
+        "json": arguments.json_,
+        "predictions": arguments.predictions,
+        "html": arguments.html,
+        "markdown": arguments.markdown,
+    }
+    return {
+        kind: out if out == STDOUT else output_file(out, option=f"--{kind}", force=arguments.force, inputs=inputs)
+        for kind, out in outputs.items()
+        if out is not None
+    }
 
 
 def _settings(
@@ -195,7 +211,7 @@ def _settings(
 ) -> dict[str, Any]:
     """What the report says of how it came about; `decision`: as each checkpoint's decision state has it."""
     jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
-    decided = any(decision_of(job, arguments) is not None for job in jobs)
+    decided = any(job[0].manifest.decision is not None for job in jobs if job and not decision_ignored(job, arguments))
     temperature: str | float = "decision" if decided else 1.0
     return {
         "data": data_names(labelled),

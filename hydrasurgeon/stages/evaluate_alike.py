@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.measuring.conditions import unlike
-from hydrasurgeon.measuring.naming import name_of
+from hydrasurgeon.measuring.rows import Row
+from hydrasurgeon.measuring.running import name_of
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
-    from hydrasurgeon.measuring.answers import Answered
     from hydrasurgeon.options.measuring import EvaluateOptions
 
 CALIBRATED = " (calibrated)"
@@ -97,14 +97,14 @@ def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Un
     return Uncalibrated(reference, name_of([decided]), decided.manifest.decision)
 
 
-def unlike_notes(answered: Sequence[Answered]) -> Iterator[str]:
+def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:
     """In what the rows differ from the first besides their answers; models that differ alike share a note."""
-    if not answered:
+    if not rows:
         return
-    first, *others = answered
+    first, *others = rows
     of_models: dict[str, list[str]] = {}
     for row in others:
-        phrases = unlike(row.conditions, first.conditions)
+        phrases = unlike(row.answers.conditions, first.answers.conditions)
         if phrases:
             of_models.setdefault("; ".join(phrases.values()), []).append(visible(row.name))
     for text, names in of_models.items():

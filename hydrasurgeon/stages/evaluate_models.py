@@ -1,8 +1,8 @@
-"""eval's models and predictions files, each measured: a row of the report, and what it was made of."""
+"""eval's models and predictions files, each measured: the rows of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,32 +12,29 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.cascades.run import beside, in_order, rehearsed_beside
-from hydrasurgeon.measuring.naming import name_of
-from hydrasurgeon.measuring.overlap import in_predictions, in_samples
-from hydrasurgeon.measuring.reading import Reading, fitted_among, ood_scores, reading_of, rehearsal, scores_in
-from hydrasurgeon.measuring.report import Result
-from hydrasurgeon.measuring.results import inside, over_sets, rehearsed, result
-from hydrasurgeon.measuring.running import How, mixture_among, run_models, with_time
+from hydrasurgeon.measuring.cascades.run import with_cascade
+from hydrasurgeon.measuring.overlap import in_samples
+from hydrasurgeon.measuring.reading import Reading, fitted_among, ood_scores, reading_of, scores_in
+from hydrasurgeon.measuring.results import SetResult
+from hydrasurgeon.measuring.rows import Row, inside, over_sets, row_of, with_shifts
+from hydrasurgeon.measuring.running import How, name_of, predicted
 from hydrasurgeon.measuring.sets import (
+    DataSets,
+    Further,
     LabelledSet,
     check_classes,
     check_same_classes,
     class_hashes,
+    corrupted,
+    corruptions_in,
     open_further,
     open_sets,
     uses_of,
 )
-from hydrasurgeon.measuring.shifts import corrupted, kind_read, with_shifts
 from hydrasurgeon.stages.provenance import provenance_of
 
 if TYPE_CHECKING:
-    from hydrasurgeon.data.corruptions import Corruption
-    from hydrasurgeon.decision.state import State
-    from hydrasurgeon.files.decided import Decision
-    from hydrasurgeon.files.mixture import Mixture
-    from hydrasurgeon.measuring.answers import Answered
-    from hydrasurgeon.measuring.predictions import Predictions
+    from hydrasurgeon.measuring.timing import SideBySide
     from hydrasurgeon.options.measuring import EvaluateOptions
 
 ALIKE = "what no model can tell apart makes every OOD figure worse"
@@ -48,7 +45,7 @@ ALIKE = "what no model can tell apart makes every OOD figure worse"
 class Measured:
     """What came of running models on data."""
 
-    results: tuple[Result, ...] = ()
+    rows: tuple[Row, ...] = ()
     uses: Mapping[str, DataRecord] = field(default_factory=dict)
     """What each data set was for."""
     classes: Mapping[str, Any] = field(default_factory=dict)
@@ -57,16 +54,90 @@ class Measured:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Table:
+    """The models of one table, the data that they answer for, and how they run."""
+
+    arguments: EvaluateOptions
+    temperature: float | None
+    """None where it is to be fitted."""
+    opened: Sequence[Checkpoint]
+    name: str
+    """The first data set's."""
+    sets: DataSets
+    spoiled: DataSets
+    """The same with the corruptions of the data."""
+    further: Sequence[Further]
+    predictions: Path | None
+    """Where the logits go."""
+    how: How
+    timed: SideBySide
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Those of these checkpoints run as one: two for a cascade."""
+        from hydrasurgeon.measuring.cost import cost_of
+        from hydrasurgeon.measuring.predictions import write_predictions
+        from hydrasurgeon.measuring.timing import InTurn
+
+        arguments, how = self.arguments, self.how
+        # A file of logits holds them all; else corrupted sets are read one by one.
+        sets = self.sets if self.predictions is None else self.spoiled
+        job = [self.opened[i] for i in numbers]
+        models = [how.load(checkpoint) for checkpoint in job]
+        state = None if decision_ignored(job, arguments) else models[0].state
+        kinds = ood_scores(arguments.ood_score, state, name_of(job))
+        fitted = fitted_among(state, kinds)
+
+        def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
+            if scored and fitted is not None:
+                return how.scored(models[0], samples, fitted)
+            return (*how.logits(models, samples), {})
+
+        predictions = predicted(
+            sets,
+            answer,
+            name=name_of(job, passes=how.passes),
+            kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
+            cost=cost_of(models, how.first(models[0], sets.id, 1)),  # a text without the padding that others bring
+            provenance=provenance_of(job),
+        )
+        heat = None if arguments.temperature is None else self._heat(models)
+        reading = reading_of(state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed)
+        together = models[0] if len(models) == 1 else InTurn(list(models))
+        row = replace(row_of(predictions, reading), timing=self.timed.add(together, how.first(models[0], sets.id)))
+        row = with_shifts(row, self.spoiled.shift[len(sets.shift) :], partial(how.logits, models), reading)
+        if self.further:
+            row = over_sets(row, [self._on(each, numbers, models, reading) for each in self.further], first=self.name)
+        if self.predictions is not None:
+            write_predictions(predictions, self.predictions)
+        return with_cascade(row, job[0], self.spoiled, how, self.timed, reading=reading) if arguments.cascade else [row]
+
+    def _heat(self, models: Sequence[Any]) -> float:
+        """The given temperature, or the one that suits the validation set."""
+        from hydrasurgeon.measuring import metrics
+
+        if self.temperature is not None:
+            return self.temperature
+        logits, labels = self.how.logits(models, self.sets.val)
+        return metrics.fit_temperature(metrics.mean_probs(logits), labels)
+
+    def _on(self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading) -> SetResult:
+        """What these checkpoints are worth on a further data set; `models` have the classes of the first."""
+        ours = [data.checkpoints[i] for i in numbers]
+        if [c.manifest.model for c in ours] != [self.opened[i].manifest.model for i in numbers]:
+            models = [self.how.load(checkpoint) for checkpoint in ours]
+        logits, labels = self.how.logits(models, data.samples)
+        return SetResult(name=data.name, **inside(logits, labels, reading).model_dump())
+
+
 def of_models(
     plain: Sequence[Checkpoint],
     labelled: Sequence[LabelledSet],
     arguments: EvaluateOptions,
     temperature: float | None,
     predictions: Path | None,
-    answered: list[Answered],
 ) -> Measured:
     """Every checkpoint, or all of them as one ensemble, on all data sets."""
-    from hydrasurgeon.measuring.predictions import write_predictions
     from hydrasurgeon.measuring.timing import SideBySide
 
     first, *others = labelled
@@ -75,146 +146,66 @@ def of_models(
     limit, seed = arguments.limit, arguments.seed
     val = arguments.val if temperature is None else None
     sets = open_sets(opened[0], first.spec, arguments.ood, arguments.shift, val, limit, seed)
-    spoiled = corrupted(sets, corruptions_in(opened, arguments), seed)
-    # A file of logits holds them all.
-    sets, one_by_one = (spoiled, ()) if predictions else (sets, spoiled.shift[len(sets.shift) :])
+    spoiled = corrupted(sets, corruptions_in(arguments.corrupt, arguments.shift, opened), seed)
     further = [open_further(each, plain, arguments.template, limit, seed) for each in others]
-    uses = uses_of(spoiled, further, fitted=temperature is None)
     how, timed = How(arguments, passes=arguments.mc_dropout), SideBySide()
-    results: list[Result] = []
-    mine: list[Answered] = []
+    table = _Table(arguments, temperature, opened, first.name, sets, spoiled, further, predictions, how, timed)
     everyone = range(len(opened))
-    for numbers in [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]:
-        job = [opened[i] for i in numbers]
-        models = [how.load(checkpoint) for checkpoint in job]
-        state = _state(models, arguments)
-        kinds = ood_scores(arguments.ood_score, state, name_of(job))
-        predicted, val_logits = run_models(job, models, sets, how, timed, fitted=fitted_among(state, kinds))
-        predicted = replace(predicted, provenance=provenance_of(job))
-        heat = None
-        if arguments.temperature is not None:
-            heat = partial(_fitted, temperature, val_logits, mixture_among(models))
-        reading = reading_of(
-            state, kinds, temperature=heat, ci=arguments.ci, seed=arguments.seed, mixture=mixture_among(models)
-        )
-        row = result(predicted, reading=reading, keep=mine)
-        row = with_shifts(row, one_by_one, partial(how.logits, models), reading)
-        if further:
-            rest = [
-                s.measure(numbers, job, models, how.logits, load=how.load, inside=partial(inside, reading=reading))
-                for s in further
-            ]
-            row = over_sets(row, rest, first=first.name)
-        results += (
-            [row] if not arguments.cascade else beside(row, job[0], spoiled, how, timed, reading=reading, keep=mine)
-        )
-        if predictions is not None:
-            write_predictions(predicted, predictions)
-    rows = [with_time(r, ms) for r, ms in zip(results, timed.milliseconds(), strict=True)]
-    # In the order of the report: checkpoints stand before files.
-    answered[:0] = in_order(mine)
+    jobs = [tuple(everyone)] if arguments.ensemble else [(i,) for i in everyone]
+    rows = [row for numbers in jobs for row in table.rows(numbers)]
+    taken = timed.milliseconds()
+    orders = [*sets.notes, *(each.samples.note for each in further if each.samples.note is not None)]
     return Measured(
-        tuple(in_order(rows)),
-        uses,
+        tuple(_timed(row, taken) for row in rows),
+        uses_of(spoiled, further, fitted=temperature is None),
         record_of(opened[0].manifest.model) | class_hashes(further),
         tuple(dict.fromkeys(how.skipped)),
-        (
-            *dict.fromkeys([*sets.notes, *(note for each in further if (note := each.samples.note) is not None)]),
-            *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE),
-        ),
+        (*dict.fromkeys(orders), *in_samples(sets.id, [(name, each) for name, _, each in sets.ood], harm=ALIKE)),
     )
 
 
-def expected(
-    jobs: Sequence[Sequence[Checkpoint]],
-    labelled: Sequence[LabelledSet],
-    made: Sequence[str],
-    arguments: EvaluateOptions,
-) -> list[Result]:
-    """Results with the keys that these jobs will give."""
-    expected = [
-        rehearsed(
-            name_of(job, passes=arguments.mc_dropout),
-            labelled,
-            arguments.ood,
-            [*arguments.shift, *made],
-            rehearsal(
-                decision_of(job, arguments),
-                arguments.ood_score,
-                tempered=arguments.temperature is not None,
-                ci=arguments.ci,
-            ),
-        )
-        for job in jobs
-    ]
-    if not arguments.cascade:
-        return expected
-    return [row for each in expected for row in rehearsed_beside(each)]
+def _timed(row: Row, taken: Sequence[float | None]) -> Row:
+    assert row.timing is not None
+    assert row.result.cost is not None
+    return row.but(cost=row.result.cost.model_copy(update={"latency_ms": taken[row.timing]}))
 
 
-def of_files(
-    arguments: EvaluateOptions, temperature: float | None, answered: list[Answered], *, together: bool
-) -> tuple[list[Result], list[str]]:
-    """The results that predictions files amount to, each or all of them as one ensemble, and what is odd about them."""
+def decision_ignored(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> bool:
+    """Whether a decision state is left alone: it was fitted to the answers of one model, without dropout."""
+    return len(job) != 1 or arguments.no_decision or arguments.mc_dropout is not None
+
+
+def of_files(arguments: EvaluateOptions, temperature: float | None) -> list[Row]:
+    """The rows of predictions files, each by itself; without checkpoints perhaps all as one ensemble."""
     if not arguments.predictions_in:
-        return [], []
-    heat = _fitted(temperature, None, None)
-    results: list[Result] = []
-    notes: list[str] = []
-    for name, predictions in _stored(arguments.predictions_in, together=together):
-        if answered:
-            check_classes(answered[0].name, answered[0].classes, predictions.name, predictions.logits.shape[-1])
-        notes += [*predictions.notes, *in_predictions(predictions)]
-        kinds = scores_in(arguments.ood_score, predictions, name)
-        reading = Reading(heat, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed, mixture=predictions.mixture)
-        results.append(result(predictions, reading=reading, keep=answered))
-    return results, notes
+        return []
+    from hydrasurgeon.measuring.predictions import ensembled, read_predictions
 
-
-def _stored(paths: Sequence[str | Path], *, together: bool) -> Iterator[tuple[str, Predictions]]:
-    """What models have said, one file in memory at a time unless they are one ensemble's."""
-    from hydrasurgeon.measuring.ensembled import ensembled
-    from hydrasurgeon.measuring.predictions import read_predictions
-
-    if together:
-        yield "their ensemble", ensembled([(Path(path), read_predictions(Path(path))) for path in paths])
-        return
-    for path in paths:
-        yield str(path), read_predictions(Path(path))
-
-
-def corruptions_in(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> tuple[Corruption, ...]:
-    """What becomes of the samples that these models read."""
-    if not arguments.corrupt:
-        return ()
-    from hydrasurgeon.data.corruptions import corruptions_of
-
-    return corruptions_of(arguments.corrupt, kind_read(opened[0].manifest))
-
-
-def _state(models: Sequence[Any], arguments: EvaluateOptions) -> State | None:
-    """The decision state that is in use: of one checkpoint run alone, unless it is to be left alone."""
-    if len(models) != 1 or arguments.no_decision or arguments.mc_dropout is not None:
-        return None
-    state: State | None = models[0].state
-    return state
-
-
-def decision_of(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> Decision | None:
-    """The record of that state."""
-    if len(job) != 1 or arguments.no_decision or arguments.mc_dropout is not None:
-        return None
-    return job[0].manifest.decision
-
-
-def _fitted(fixed: float | None, val: Any, mixture: Mixture | None) -> float:
-    """The given temperature, or the one that suits logits and labels of the validation set."""
-    from hydrasurgeon.measuring import metrics
-
-    if fixed is not None:
-        return fixed
-    if val is None:
+    if temperature is None:
         raise UsageError(
             "--temperature fit: a predictions file has no validation set", hint="Give the temperature as a number."
         )
-    return metrics.fit_temperature(metrics.mean_probs(val[0], mixture=mixture), val[1])
+    paths = [Path(path) for path in arguments.predictions_in]
+    if arguments.ensemble and not arguments.checkpoints:
+        predictions = ensembled([(path, read_predictions(path)) for path in paths])
+        kinds = scores_in(arguments.ood_score, predictions, "their ensemble")
+        return [row_of(predictions, Reading(temperature, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed))]
+    rows: list[Row] = []
+    for path in paths:
+        predictions = read_predictions(path)
+        kinds = scores_in(arguments.ood_score, predictions, str(path))
+        row = row_of(predictions, Reading(temperature, ood_scores=kinds, ci=arguments.ci, seed=arguments.seed))
+        for other in rows[:1]:
+            check_classes(other.name, other.answers.classes, row.name, row.answers.classes)
+        rows.append(row)
+    return rows
+
+
+def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[str]) -> list[Row]:
+    """Different predictions files that call themselves the same, or as a model is called, have their path behind it."""
+    places = {(row.name, Path(path).absolute()) for row, path in zip(rows, paths, strict=True)}
+    names = [*taken, *(name for name, _ in places)]
+    return [
+        row.but(name=f"{row.name} ({path})") if names.count(row.name) > 1 else row
+        for row, path in zip(rows, paths, strict=True)
+    ]

@@ -20,8 +20,7 @@ from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
 from hydrasurgeon.measuring.probing.report import ProbeReport
-from hydrasurgeon.measuring.sets import parse_ood, portable_entry
-from hydrasurgeon.measuring.shifts import kind_read
+from hydrasurgeon.measuring.sets import kind_read, parse_ood, portable_entry
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import ProbeOptions
 

@@ -11,7 +11,7 @@ TUNE = (
 )
 SEARCH = "--method circuit --objective acc --data d.npz --limit 16 --device cpu --remove 2"
 CALIBRATE = "calibrate vit --data d.npz --ood-score vim --device cpu -o {}"
-PAGES = "eval --predictions-in {}.safetensors --html r.html --markdown r.md --latex r.tex {}"
+PAGES = "eval --predictions-in {}.safetensors --html r.html --markdown r.md {}"
 BUILD = (
     "build vit --data d.npz --val v.npz --criteria magnitude,taylor --candidates 3 --members 2 --budget macs=3"
     " --score-limit 16 --device cpu"
@@ -131,7 +131,7 @@ SCENES = (
     Scene(
         "eval: pages over pages",
         PAGES.format("p", "--force"),
-        (("r.html",), ("r.md",), ("r.tex",)),
+        (("r.html",), ("r.md",)),
         (
             *(
                 f"eval {model} --data d.npz --limit 16 --device cpu --predictions {file}.safetensors"

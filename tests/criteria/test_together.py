@@ -208,7 +208,7 @@ def test_rows_are_evals_metrics() -> None:
     everyone = answers()[:2]
     row = measured(everyone)
     logits = torch.stack([a.val for a in everyone], dim=1)
-    expected = metrics.id_metrics(logits, everyone[0].labels)
+    expected = metrics.probability_metrics(metrics.mean_probs(logits), everyone[0].labels)
     assert {name: row[name] for name in ("accuracy", "nll", "ece")} == pytest.approx(
         {name: expected[name] for name in ("accuracy", "nll", "ece")}
     )

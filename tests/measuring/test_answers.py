@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.decision.conformal import Conformal
 from hydrasurgeon.measuring import answers as module
-from hydrasurgeon.measuring import curves, metrics, selective
-from hydrasurgeon.measuring.answers import answers, summary
+from hydrasurgeon.measuring import curves, metrics
+from hydrasurgeon.measuring.answers import answers
 from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.shifts import shifted
+from hydrasurgeon.measuring.rows import shifted, summary
 
 
 def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:
@@ -31,10 +31,10 @@ def test_pieces_of_any_size_make_the_metrics_of_the_whole(elements: int, monkeyp
     measured = summary(answers(z, labels, reading), reading)
     assert {name: getattr(measured, name) for name in expected} == pytest.approx(expected, abs=1e-14)
     sets = Conformal("lac", 0.9, 0.8).sets(probs)
-    assert measured.coverage == selective.set_coverage(sets, labels)
-    assert measured.set_size == selective.set_size(sets)
+    assert measured.coverage == float(sets.gather(1, labels[:, None]).double().mean())
+    assert measured.set_size == float(sets.sum(dim=-1).double().mean())
     confidence, predicted = probs.max(dim=-1)
-    assert measured.aurc == pytest.approx(selective.aurc(confidence, predicted == labels))
+    assert measured.aurc == pytest.approx(metrics.aurc(confidence, predicted == labels))
 
 
 class Largest(TorchDispatchMode):

@@ -16,9 +16,9 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, paths_of, require
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
-from hydrasurgeon.measuring.report import Asserted, Cost, Result
-from hydrasurgeon.measuring.results import rehearsed, result
-from hydrasurgeon.measuring.sets import labelled_sets
+from hydrasurgeon.measuring.reading import Reading
+from hydrasurgeon.measuring.results import Asserted, Cost, Result
+from hydrasurgeon.measuring.rows import row_of
 
 SPEC = Callable[..., str]
 
@@ -81,7 +81,7 @@ def measured(name: str, *, cost: bool = True) -> Result:
         ShiftSet("sketch", None, logits, labels),
     )
     about = Cost(params=7, macs=9, latency_ms=None) if cost else None
-    return result(Predictions(name, "hydra", logits, labels, foreign, shifted, about))
+    return row_of(Predictions(name, "hydra", logits, labels, foreign, shifted, about), Reading()).result
 
 
 def test_every_number_has_a_path() -> None:
@@ -98,18 +98,6 @@ def test_every_number_has_a_path() -> None:
     assert paths["members"] == 2
     # members, id with five more, two OOD sets, three averages, three shifts and their averages, diversity, cost
     assert len(paths) == 1 + 11 + 2 * 5 + 3 * 4 + 3 * 3 + 3 + 2 * 3 + 2 + 3
-
-
-def test_what_is_rehearsed_has_the_paths_of_what_is_measured() -> None:
-    """So an unknown path is refused before the work, whatever is evaluated."""
-    before = rehearsed(
-        "m", labelled_sets(["d.npz"], None), ["far:mnist=x", "near:b=y"], ["fog:5=z", "fog:1=z", "sketch=z"]
-    )
-    found = measured("m")
-    expected = {path.replace("ood.a.b.", "ood.b.") for path in paths_of(found)}
-    assert set(paths_of(before)) == expected
-    several = rehearsed("m", labelled_sets(["one=d.npz", "two=e.npz"], None), [], [])
-    assert {"sets.one.ece", "sets.two.accuracy", "sets_average.nll"} <= set(paths_of(several))
 
 
 def test_names_and_values_of_the_broken() -> None:
@@ -158,17 +146,24 @@ def test_limits_themselves() -> None:
 
 
 def test_unknown_ones_are_refused_with_what_there_is() -> None:
-    results = [measured("a"), measured("b", cost=False)]
     for text, says, hint in (
         ("id.acuracy>=0", "the report has no id.acuracy", "Did you mean id.accuracy? There are"),
-        ("ood.mnits.auroc>=0", "the report has no ood.mnits.auroc", "Did you mean ood.mnist.auroc?"),
-        ("shift.fog.accuracy>=0", "no shift.fog.accuracy", "shift.fog:5.accuracy, "),
-        ("b:cost.macs<=9", "no cost.macs", "diversity.mi"),
+        ("ood.mnist.auorc>=0", "the report has no ood.mnist.auorc", "Did you mean ood.auroc?"),
+        ("shift_average.severities.5.eec>=0", "no shift_average.severities.5.eec", "shift_average.mce"),
         ("c:id.ece<=0.02", "no result is called c", "There are a, b."),
     ):
         with pytest.raises(UsageError, match=says) as refused:
-            check_paths([parse_assertion(text)], results)
+            check_paths([parse_assertion(text)], ["a", "b"])
         assert hint in str(refused.value.hint)
+
+
+def test_every_path_of_a_report_may_be_asserted() -> None:
+    """Names of sets are known to the run alone; all else is known before it."""
+    one = measured("m")
+    check_paths([parse_assertion(f"{path}>=0") for path in paths_of(one)], ["m"])
+    check_paths([parse_assertion("id.ci.ece.0>=0"), parse_assertion("ood.x.scores.energy>=0")], [])
+    (gone,) = judged([parse_assertion("ood.mnits.auroc>=0")], [one])
+    assert (gone.value, gone.holds) == (None, False)
 
 
 def test_in_the_command(
@@ -229,7 +224,7 @@ def test_a_name_is_of_one_set(
     ("limit", "says"),
     [
         ("id.ece=1", "--assert id.ece=1"),
-        ("ood.others.auroc>=0", "Did you mean ood.other.auroc?"),
+        ("ood.other.auorc>=0", "Did you mean ood.auroc?"),
         ("vit2:id.ece<=1", "There are vit."),
     ],
 )
@@ -245,7 +240,7 @@ def test_refused_before_any_work(
     def never(*_: object) -> None:
         raise AssertionError("a model was run")
 
-    monkeypatch.setattr("hydrasurgeon.stages.evaluate_models.run_models", never)
+    monkeypatch.setattr("hydrasurgeon.stages.evaluate_models.predicted", never)
     line = ["eval", str(tiny()), "--data", images(), "--ood", f"other={images('o.npz')}"]
     assert run([*line, "--assert", limit]) == 2
     assert says in capsys.readouterr().err

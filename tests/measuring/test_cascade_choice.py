@@ -10,10 +10,9 @@ from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
 from hydrasurgeon.decision.stored import cascade_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, intervals
-from hydrasurgeon.measuring.cascades.cost import StepMacs
 from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted, answers_of
-from hydrasurgeon.measuring.metrics import auroc, fpr95
-from hydrasurgeon.measuring.selective import coverage_at_risk
+from hydrasurgeon.measuring.cost import StepMacs
+from hydrasurgeon.measuring.metrics import auroc, coverage_at_risk, fpr95
 
 MACS = MacsOf(1000, 2300, lambda starters: StepMacs(800 * len(starters), 800 * (3 - len(starters))))
 

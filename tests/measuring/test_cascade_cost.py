@@ -12,9 +12,7 @@ from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.measuring.cascades.cost import StepMacs, single_macs, step_macs
-from hydrasurgeon.measuring.cost import macs, without_padding
-from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
+from hydrasurgeon.measuring.cost import MultiplyAdds, StepMacs, macs, single_macs, step_macs, without_padding
 from hydrasurgeon.measuring.planned_cost import Part, cost_model
 from hydrasurgeon.runtime.cascaded import said
 from hydrasurgeon.runtime.classifier import as_classifier

@@ -13,30 +13,11 @@ from tiny_families import NAMES, write_clip
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.data.samples import Arrays, Subset, limited
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring.overlap import in_samples
 from hydrasurgeon.measuring.sets import labelled_sets
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
-
-
-def test_what_was_not_looked_at_for_duplicates_is_said() -> None:
-    """With --limit sets are compared by the samples that are left; labels of other classes leave all."""
-    images = np.random.default_rng(0).integers(0, 255, (40, 4, 4), dtype=np.uint8)
-    every, labelled = Arrays("all", images), Arrays("own", images, np.arange(40) % 2)
-    every_class = Subset(labelled, np.arange(40), labelled.labels)
-    (note,) = in_samples(every_class, [("o", every)], harm="why")
-    assert note == "OOD set o: 40 of its 40 samples are in own too, byte for byte; why"
-    (note,) = in_samples(limited(every_class, 30, 0), [("o", every)], harm="why")
-    assert note == (
-        "OOD set o: 30 of its 40 samples are in own too, byte for byte, looked for among those that --limit left; why"
-    )
-    half = limited(every, 20, 0)
-    (note,) = in_samples(every_class, [("o", half)], harm="why")
-    assert "20 of its 20 samples" in note
-    assert "--limit left" in note
 
 
 def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None:

@@ -50,27 +50,13 @@ def test_metrics_come_from_the_averaged_probabilities(members: list[Path], image
     found = hs.evaluate(members, ensemble=True, data=spec, predictions=out).report.results[0]
     stored = load_file(out)
     assert stored["logits"].shape == (40, 3, 5)
-    expected = metrics.id_metrics(stored["logits"], stored["labels"])
+    expected = metrics.probability_metrics(metrics.mean_probs(stored["logits"]), stored["labels"])
     assert found.id.nll == expected["nll"]
     # Anyone's file gives the same table.
     again = hs.evaluate([], predictions_in=[out]).report.results[0]
     assert again.id == found.id
     assert (again.cost.params, again.cost.macs) == (found.cost.params, found.cost.macs)
     assert again.cost.latency_ms is None  # a time is true of one machine only
-
-
-def test_data_that_no_checkpoint_reads_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "theirs.safetensors"
-    logits = torch.eye(4).repeat(2, 1).roll(1, 0)  # right nowhere
-    save_file({"logits": logits, "labels": torch.arange(8) % 4}, path)
-    done = hs.evaluate([], predictions_in=[path], data="test.npz", ood=["near:other.npz"], limit=3)
-    assert done.report.results[0].id.accuracy == 0
-    assert done.notes == (
-        "--data, --ood, --limit: not read, for no checkpoint was given; predictions files hold their own sets",
-    )
-    assert hs.evaluate([], predictions_in=[path]).notes == ()
-    # 0 is a limit too.
-    assert hs.evaluate([], predictions_in=[path], limit=0).notes == (f"--limit: {done.notes[0].partition(': ')[2]}",)
 
 
 def test_a_file_of_scores_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
@@ -89,7 +75,7 @@ def test_strangers_predictions(tmp_path: Path) -> None:
     assert (found.name, found.kind, found.members, found.ood[0].group) == ("theirs", "unknown", 1, "far")
     assert found.id.accuracy == pytest.approx(float((z.argmax(-1) == y).float().mean()))
     save_file({"logits": z, "labels": y[:3]}, path)
-    with pytest.raises(DataError, match="integer labels"):
+    with pytest.raises(DataError, match="labels must be integer"):
         read_predictions(path)
     save_file({"labels": y}, path)
     with pytest.raises(DataError, match="tensor logits is missing"):

@@ -15,7 +15,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import CheckpointError, UsageError
-from hydrasurgeon.measuring.cascades.cost import step_macs
+from hydrasurgeon.measuring.cost import step_macs
 from hydrasurgeon.measuring.metrics import auroc
 
 VIT = FAMILIES["timm ViT"]

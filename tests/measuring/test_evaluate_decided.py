@@ -12,15 +12,11 @@ from safetensors.torch import load_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring import metrics, selective
+from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.smooth import smooth_ece
-from hydrasurgeon.options.measuring import EvaluateOptions
-from hydrasurgeon.stages.evaluate_models import decision_of
-from hydrasurgeon.stages.evaluate_notes import unused
 
 VIT = FAMILIES["timm ViT"]
 
@@ -57,10 +53,10 @@ def test_the_state_is_in_use(ready: Path) -> None:
     inside, outside = decided
     labels = torch.from_numpy(open_data(data).labels)
     assert found.id.nll == pytest.approx(metrics.nll(inside.probs, labels), rel=1e-5)
-    assert found.id.coverage == pytest.approx(selective.set_coverage(inside.sets, labels), abs=0.03)
-    assert found.id.set_size == pytest.approx(selective.set_size(inside.sets), abs=0.03)
+    assert found.id.coverage == pytest.approx(float(inside.sets.gather(1, labels[:, None]).double().mean()), abs=0.03)
+    assert found.id.set_size == pytest.approx(float(inside.sets.sum(dim=-1).double().mean()), abs=0.03)
     right = inside.label == labels
-    assert found.id.aurc == pytest.approx(selective.aurc(inside.probability, right), rel=1e-4)
+    assert found.id.aurc == pytest.approx(metrics.aurc(inside.probability, right), rel=1e-4)
     assert found.id.smece == pytest.approx(smooth_ece(inside.probability, right), abs=1e-4)
     expected = metrics.auroc(inside.ood_score, outside.ood_score)
     assert found.ood[0].auroc == pytest.approx(expected, abs=2e-3)
@@ -153,22 +149,14 @@ def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
     assert "covered" in capfd.readouterr().out
 
 
-def test_what_is_not_used_is_said(ready: Path) -> None:
-    """A validation set that nothing is fitted to is not even read; a state that does not fit what is run is left alone,
-    with a note."""
+def test_what_is_not_used_is_not_read(ready: Path) -> None:
+    """A validation set that nothing is fitted to; a state that does not fit what is run."""
     data, model = str(ready / "data.npz"), ready / "c"
     done = hs.evaluate([model], data=data, val="gone.npz")
-    assert done.notes == ("--val: not read, for nothing is fitted to it; --temperature fit would be",)
     assert done.report.settings["temperature"] == "decision"
     both = hs.evaluate([model, ready / "source"], data=data, ensemble=True)
-    alone = "c.safetensors: the decision state is left alone: it was fitted to"
-    assert both.notes == (f"{alone} this model's answers, not the ensemble's",)
-    assert hs.evaluate([model, ready / "source"], data=data, ensemble=True, no_decision=True).notes == ()
-    opened = [open_checkpoint(model)]
-    passes = EvaluateOptions(data=data, mc_dropout=3)
-    assert [*unused(opened, passes)] == [f"{alone} answers without dropout"]
-    assert decision_of(opened, passes) is None
+    assert both.report.settings["temperature"] == 1.0
     with pytest.raises(UsageError, match="--mc-dropout 0: must be 1 or more"):
         hs.evaluate([model], data=data, mc_dropout=0)
-    with pytest.raises(UsageError, match="--predictions: holds what a model answers, and none is run"):
+    with pytest.raises(UsageError, match=r"--predictions requires CKPT\.\.\."):
         hs.evaluate([], predictions_in=[ready / "p"], predictions=ready / "q")

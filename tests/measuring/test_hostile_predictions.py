@@ -17,7 +17,8 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.measuring.results import result
+from hydrasurgeon.measuring.reading import Reading
+from hydrasurgeon.measuring.rows import row_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -76,14 +77,13 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     ("no rows", {"logits": torch.randn(0, 2, 3), "labels": torch.arange(0)}, "logits must be floating-point"),
     ("no members", {"logits": torch.randn(6, 0, 3)}, "logits must be floating-point"),
     ("no classes", {"logits": torch.randn(6, 2, 0)}, "logits must be floating-point"),
-    ("too many members", {"logits": torch.randn(1, 1001, 2), "labels": torch.arange(1)}, "has 1,001 members"),
     ("NaN", value("logits", 7, float("nan")), "logits holds values that are not finite"),
     ("infinity in an OOD set", value("ood.b.logits", 0, float("inf")), "ood.b.logits holds values that are not finite"),
     ("beyond float32", {"logits": torch.full((6, 2, 3), 1e300, dtype=torch.float64)}, "not finite"),
-    ("labels of floats", {"labels": torch.arange(6).float()}, "needs integer labels"),
-    ("labels of booleans", {"labels": torch.ones(6, dtype=torch.bool)}, "needs integer labels"),
+    ("labels of floats", {"labels": torch.arange(6).float()}, "labels must be integer"),
+    ("labels of booleans", {"labels": torch.ones(6, dtype=torch.bool)}, "labels must be integer"),
     ("too few labels", {"labels": torch.arange(3)}, "one for each of the 6 rows"),
-    ("labels in a column", {"labels": torch.arange(6)[:, None]}, "needs integer labels"),
+    ("labels in a column", {"labels": torch.arange(6)[:, None]}, "labels must be integer"),
     (
         "a label of no class",
         {"labels": torch.tensor([0, 1, 3, 0, 0, 0])},
@@ -97,7 +97,7 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     ),
     ("other members for OOD", {"ood.b.logits": torch.randn(4, 3, 3)}, "ood.b.logits has 3 members and 3 classes"),
     ("a shift without labels", {"shift.fog.1.labels": None}, "tensor shift.fog.1.labels is missing"),
-    ("a shift with too few labels", {"shift.fog.1.labels": torch.tensor([0])}, "needs integer shift.fog.1.labels"),
+    ("a shift with too few labels", {"shift.fog.1.labels": torch.tensor([0])}, "shift.fog.1.labels must be integer"),
     (
         "a shift of other classes",
         {"shift.fog.1.logits": torch.randn(4, 2, 9)},
@@ -141,24 +141,6 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("weights", "says"),
-    [
-        ([0.5, 0.3, 0.2], "has 3 weights, logits has 2 members"),
-        ([0.5, 0.6], "add up to 1.1"),
-        ([1.5, -0.5], "not positive"),
-        ([1e308, 1e308], "add up to inf"),
-        ("1,1", "weights"),
-    ],
-)
-def test_weights_of_other_members(weights: Any, says: str, tmp_path: Path) -> None:
-    logits = torch.zeros(4, 2, 3)
-    labels = torch.zeros(4, dtype=torch.int64)
-    path = write(tmp_path / "p.safetensors", about={"weights": weights}, logits=logits, labels=labels)
-    with pytest.raises(DataError, match=says):
-        read_predictions(path)
-
-
 @pytest.mark.parametrize(("name", "about", "says"), DESCRIPTIONS, ids=[d[0] for d in DESCRIPTIONS])
 def test_descriptions_that_do_not_fit(name: str, about: Any, says: str, tmp_path: Path) -> None:
     path = write(tmp_path / "p.safetensors", about=about)
@@ -181,7 +163,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         except DataError:
             continue
         for kind in ON_LOGITS:
-            text = result(found, ood_score=kind).model_dump_json()
+            text = row_of(found, Reading(ood_scores=(kind,))).result.model_dump_json()
             json.loads(text, parse_constant=pytest.fail)
         measured += 1
     assert 0 < measured < 150
@@ -191,37 +173,7 @@ def test_scores_beside_logits_are_left_alone(tmp_path: Path) -> None:
     more = {"scores.rmds": torch.randn(6), "ood.a.scores.rmds": torch.randn(4), "ood.a.scores.logits": torch.randn(4)}
     path = write(tmp_path / "p.safetensors", **more)
     plain = write(tmp_path / "q.safetensors")
-    assert result(read_predictions(path)) == result(read_predictions(plain))
-
-
-def test_tensors_that_are_not_read_are_named(tmp_path: Path) -> None:
-    more = {
-        "logit": torch.zeros(6, 3),
-        "ood.a.score.msp": torch.zeros(4),
-        "ood.c.logit": torch.zeros(2, 3),
-        "shift.fog.2.logits": torch.zeros(4, 2, 3),
-        "label": torch.zeros(6),
-    }
-    path = write(tmp_path / "p.safetensors", **more)
-    (note,) = hs.evaluate([], predictions_in=[path]).notes
-    assert note.startswith(
-        "p.safetensors: holds tensors that are not read: label, logit, ood.a.score.msp (did you mean"
-        " ood.a.scores.msp?), ood.c.logit (did you mean ood.c.logits?), 1 more; those that are read are called logits,"
-        " labels, "
-    )
-    assert "shifted sets are those that its description lists" in note
-    plain = write(tmp_path / "q.safetensors", **{"scores.mine": torch.zeros(6)})
-    assert hs.evaluate([], predictions_in=[plain]).notes == ()
-    together = hs.evaluate([], predictions_in=[path, plain], ensemble=True)
-    assert together.notes == (note,)
-
-
-def test_a_tensor_that_is_missing_under_its_name(tmp_path: Path) -> None:
-    for name, misspelt in (("labels", "label"), ("logits", "logit"), ("ood.a.logits", "ood.a.logit")):
-        path = write(tmp_path / "p.safetensors", **{name: None, misspelt: torch.zeros(6)})
-        with pytest.raises(DataError) as refused:
-            read_predictions(path)
-        assert f"tensor {name} is missing (it holds {misspelt}, which is not read)" in refused.value.message
+    assert row_of(read_predictions(path), Reading()).result == row_of(read_predictions(plain), Reading()).result
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])

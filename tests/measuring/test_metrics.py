@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
+from hydrasurgeon.decision.probabilities import TINY
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
@@ -69,7 +70,7 @@ def test_a_confidence_on_the_edge_of_a_bin(case: str) -> None:
 def test_calibration_agrees_with_the_references(case: str) -> None:
     z, y = CASES[case]
     p = metrics.mean_probs(z)
-    found = metrics.id_metrics(z, y)
+    found = metrics.probability_metrics(metrics.mean_probs(z), y)
     assert found["accuracy"] == pytest.approx(
         float(multiclass_accuracy(p, y, num_classes=5, average="micro")), abs=CLOSE
     )
@@ -160,7 +161,9 @@ def test_ensembles_average_probabilities_not_logits() -> None:
 
 def test_a_certain_mistake_has_a_finite_nll() -> None:
     z = torch.tensor([[[0.0, 1e5]]])
-    assert metrics.id_metrics(z, torch.tensor([0]))["nll"] == pytest.approx(-math.log(metrics.TINY))
+    assert metrics.probability_metrics(metrics.mean_probs(z), torch.tensor([0]))["nll"] == pytest.approx(
+        -math.log(TINY)
+    )
 
 
 @given(st.floats(0.3, 4.0))

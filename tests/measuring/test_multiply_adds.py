@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import conv2d, linear, scaled_dot_product_attention
 
-from hydrasurgeon.measuring.multiply_adds import MultiplyAdds
+from hydrasurgeon.measuring.cost import MultiplyAdds
 
 # Batch, heads, queries, keys, numbers in a query and in a value: all different.
 B, H, Q, K, E, V = 2, 3, 5, 7, 8, 6

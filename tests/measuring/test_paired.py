@@ -7,7 +7,7 @@ import torch
 
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import Answered, answered
-from hydrasurgeon.measuring.paired import REPEATS, Difference, compared, is_paired
+from hydrasurgeon.measuring.bootstrap import REPEATS, Difference, compared, is_paired
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.reading import Reading
 
@@ -105,5 +105,5 @@ def test_other_samples_are_not_paired() -> None:
 
 def test_other_foreign_sets_are_left_out() -> None:
     a = row(2.0)
-    fewer = Answered(a.name, a.inside, a.scores, a.foreign[:1])
+    fewer = Answered(a.inside, a.scores, a.foreign[:1])
     assert [d.metric for d in compared(fewer, a)] == ["accuracy", "brier", "nll", "ece"]

@@ -11,8 +11,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from hydrasurgeon.measuring import selective
-from hydrasurgeon.measuring.intervals import bootstrap
+from hydrasurgeon.measuring import metrics
+from hydrasurgeon.measuring.bootstrap import bootstrap
 from hydrasurgeon.measuring.smooth import smooth_ece
 
 with warnings.catch_warnings():
@@ -41,7 +41,7 @@ def test_areas_are_torch_uncertaintys(count: int) -> None:
     sure, right = answers(count)
     sure = 0.5 + sure / 2
     p, y = as_probs(sure, right)
-    for ours, theirs in ((selective.aurc, tu.AURC()), (selective.augrc, tu.AUGRC())):
+    for ours, theirs in ((metrics.aurc, tu.AURC()), (metrics.augrc, tu.AUGRC())):
         theirs.update(p, y)
         assert ours(sure, right) == pytest.approx(float(theirs.compute()), abs=1e-6)
     for risk in (0.05, 0.2, 0.9):
@@ -49,7 +49,7 @@ def test_areas_are_torch_uncertaintys(count: int) -> None:
         reference.update(p, y)
         expected = float(reference.compute())
         expected = 0.0 if math.isnan(expected) else expected
-        assert selective.coverage_at_risk(sure, right, risk) == pytest.approx(expected, abs=1e-6)
+        assert metrics.coverage_at_risk(sure, right, risk) == pytest.approx(expected, abs=1e-6)
 
 
 def test_ties_count_by_their_mean() -> None:
@@ -58,7 +58,7 @@ def test_ties_count_by_their_mean() -> None:
     for order in itertools.permutations(range(5)):
         right = torch.tensor([True, False, True, True, False])[list(order)]
         shuffled = sure[list(order)]
-        found.add((round(selective.aurc(shuffled, right) or 0, 12), round(selective.augrc(shuffled, right) or 0, 12)))
+        found.add((round(metrics.aurc(shuffled, right) or 0, 12), round(metrics.augrc(shuffled, right) or 0, 12)))
     # wrong so far: 0, 1/3, 2/3, 1, 2
     risk = [0, 1 / 6, 2 / 9, 1 / 4, 2 / 5]
     aurc = sum((a + b) / 2 for a, b in itertools.pairwise(risk)) / 4
@@ -67,29 +67,23 @@ def test_ties_count_by_their_mean() -> None:
     assert found == {(round(aurc, 12), round(augrc, 12))}
     right = torch.tensor([True, False, True, True, False])
     # Nobody can answer a part of a tie: at risk 0.2 the first alone, at 0.25 the first four.
-    assert selective.coverage_at_risk(sure, right, 0.2) == pytest.approx(0.2)
-    assert selective.coverage_at_risk(sure, right, 0.25) == pytest.approx(0.8)
+    assert metrics.coverage_at_risk(sure, right, 0.2) == pytest.approx(0.2)
+    assert metrics.coverage_at_risk(sure, right, 0.25) == pytest.approx(0.8)
 
 
 def test_one_sample_has_no_area() -> None:
     one = torch.tensor([0.5]), torch.tensor([True])
-    assert selective.aurc(*one) is None
-    assert selective.augrc(*one) is None
-    assert selective.coverage_at_risk(*one) == 1.0
-    assert selective.coverage_at_risk(torch.tensor([0.5]), torch.tensor([False])) == 0.0
+    assert metrics.aurc(*one) is None
+    assert metrics.augrc(*one) is None
+    assert metrics.coverage_at_risk(*one) == 1.0
+    assert metrics.coverage_at_risk(torch.tensor([0.5]), torch.tensor([False])) == 0.0
 
 
 def test_misclassification_auroc_is_scikit_learns() -> None:
     sure, right = answers(300)
     expected = roc_auc_score(right, sure)
-    assert selective.misclassification_auroc(sure, right) == pytest.approx(expected, abs=1e-12)
-    assert selective.misclassification_auroc(sure, torch.ones(300, dtype=torch.bool)) is None
-
-
-def test_sets() -> None:
-    sets = torch.tensor([[True, False], [True, True], [False, False]])
-    assert selective.set_coverage(sets, torch.tensor([0, 1, 1])) == pytest.approx(2 / 3)
-    assert selective.set_size(sets) == pytest.approx(1)
+    assert metrics.misclassification_auroc(sure, right) == pytest.approx(expected, abs=1e-12)
+    assert metrics.misclassification_auroc(sure, torch.ones(300, dtype=torch.bool)) is None
 
 
 @pytest.mark.parametrize("honest", [True, False])
@@ -110,8 +104,9 @@ def test_smooth_ece_at_the_ends() -> None:
 def test_bootstrap_intervals_are_those_of_a_mean() -> None:
     values = torch.randn(400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
-    def measure(rows: Tensor) -> dict[str, float | None]:
-        return {"mean": float(values[rows].mean()), "never": None, "sometimes": float("nan") if rows[0] % 2 else 1.0}
+    def measure(rows: Tensor) -> dict[str, Tensor]:
+        never = torch.full((len(rows),), math.nan)
+        return {"mean": values[rows].mean(dim=1), "never": never, "sometimes": never.where(rows[:, 0] % 2 == 1, 1.0)}
 
     found = bootstrap(measure, 400, level=0.9)
     half = 1.6449 * float(values.std()) / 20

@@ -27,7 +27,7 @@ from hydrasurgeon.files.manifest import (
     Step,
     Tower,
 )
-from hydrasurgeon.measuring.report import Cost, Diversity, IdResult, OodAverage, Report, Result
+from hydrasurgeon.measuring.results import Cost, Diversity, IdResult, OodAverage, Report, Result
 from hydrasurgeon.render.bar import duration
 from hydrasurgeon.stages.bench import Benched, Contender, Point
 from hydrasurgeon.stages.compare import Comparison, overlap

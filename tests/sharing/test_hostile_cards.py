@@ -13,7 +13,7 @@ from hydrasurgeon.checkpoints.card import BEGIN, END, model_card
 from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import DataRecord, Input, Model, Score, SingleManifest, Step, Tower
-from hydrasurgeon.measuring.report import Result
+from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.sharing.measured_card import with_measured
 
 NAMES = [

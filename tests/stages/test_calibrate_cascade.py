@@ -22,7 +22,7 @@ from hydrasurgeon.decision.gate import own_score
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
 from hydrasurgeon.files.decided_cascade import CascadeRecord
 from hydrasurgeon.files.manifest import parse_manifest, sidecar
-from hydrasurgeon.measuring.cascades.cost import single_macs, step_macs
+from hydrasurgeon.measuring.cost import single_macs, step_macs
 
 VIT = FAMILIES["timm ViT"]
 ROWS = 160

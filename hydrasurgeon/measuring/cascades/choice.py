@@ -24,7 +24,7 @@ from hydrasurgeon.decision.gate import Cascade, Gate
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import fit_temperature
-from hydrasurgeon.measuring.cascades.cost import StepMacs
+from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.metrics import DIGITS
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04, 0.02)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
-from hydrasurgeon.files.mixture import among
 from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.report import Result
+from hydrasurgeon.measuring.rows import Row, row_of
+from hydrasurgeon.measuring.running import How, predicted
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.decision.gate import Cascade
     from hydrasurgeon.decision.state import State
-    from hydrasurgeon.measuring.answers import Answered
-    from hydrasurgeon.measuring.running import How
     from hydrasurgeon.measuring.sets import DataSets
     from hydrasurgeon.measuring.timing import SideBySide
-
-Row = TypeVar("Row", "Result", "Answered")
 
 FULL = " (full)"
 """What the name of the hydra's own row ends with, where its cascade has the name itself."""
@@ -56,11 +52,9 @@ class InSteps(Reading):
         """Of the members that ran: one alone disagrees with nobody."""
         import torch
 
-        _, cascade = self._steps()
         information, disagreement = (torch.zeros(len(logits), dtype=torch.float64) for _ in range(2))
-        for rows, members in _by_step(logits, cascade):
-            early = replace(self, mixture=among(self.mixture, members))
-            each = Reading.apart(early, logits[rows][:, list(members)])
+        for rows, members in _by_step(logits, self._steps()[1]):
+            each = super().apart(logits[rows][:, list(members)])
             information[rows], disagreement[rows] = (values.double() for values in each)
         return information, disagreement
 
@@ -83,7 +77,7 @@ def check_cascades(checkpoints: Sequence[Checkpoint]) -> None:
             )
 
 
-def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
+def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tuple[Any, Any, dict[str, Any]]:
     """Logits of the members that ran, labels, and these OOD scores, in one pass of the cascade."""
     from contextlib import nullcontext
 
@@ -115,9 +109,7 @@ def cascaded(model: Any, samples: Any, how: How, kinds: Sequence[str]) -> tuple[
                 rule = step_state(state, cascade, part.members)
                 for kind, values in batch_scores.items():
                     if len(part.rows):
-                        values[part.rows] = scores_of(
-                            kind, part.logits, part.features, rule.ood.fitted, mixture=rule.mixture
-                        ).double()
+                        values[part.rows] = scores_of(kind, part.logits, part.features, rule.ood.fitted).double()
             index.append(batch.index)
             logits.append(whole)
             labels += [] if batch.labels is None else [batch.labels]
@@ -139,64 +131,31 @@ def _check(logits: torch.Tensor, model: Any, samples: Any) -> None:
         )
 
 
-def beside(
-    full: Result,
-    checkpoint: Checkpoint,
-    sets: DataSets,
-    how: How,
-    timed: SideBySide,
-    *,
-    reading: Reading,
-    keep: list[Answered],
-) -> list[Result]:
-    """The cascade's row, and the hydra's, which it stands beside; `reading` is the hydra's, and the last of `keep` what
-    it answered."""
+def with_cascade(
+    full: Row, checkpoint: Checkpoint, sets: DataSets, how: How, timed: SideBySide, *, reading: Reading
+) -> list[Row]:
+    """The cascade's row, then the hydra's, read by `reading`."""
     import torch
 
-    from hydrasurgeon.data import Batches, moved
-    from hydrasurgeon.measuring.cascades.cost import step_macs
-    from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
-    from hydrasurgeon.measuring.results import result
-    from hydrasurgeon.measuring.running import TIMED
+    from hydrasurgeon.measuring.cost import step_macs
     from hydrasurgeon.runtime.cascaded import Cascading, cascade_in
 
     # Another copy: parameters that lie side by side for all members cannot do so for some at the same time.
     model = how.load(checkpoint)
     state, cascade = cascade_in(model)
-    kinds = reading.ood_scores
-    logits, labels, inside = cascaded(model, sets.id, how, kinds)
-    foreign = []
-    for name, group, samples in sets.ood:
-        outside, _, scores = cascaded(model, samples, how, kinds)
-        foreign.append(OodSet(name, group, outside, scores))
-    shifted = []
-    for name, severity, samples in sets.shift:
-        said_of, truth, _ = cascaded(model, samples, how, ())
-        shifted.append(ShiftSet(name, severity, said_of, truth))
+    result, kinds = full.result, reading.ood_scores
+    assert result.cost is not None
 
-    def first(count: int) -> Any:
-        few = Batches(sets.id, model.transform, batch_size=count, workers=0, skip_bad=how.run.skip_bad)
-        weight = next(model.parameters())
-        return moved(next(iter(few)).inputs, weight.device, weight.dtype)
+    def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
+        return cascaded(model, samples, how=how, kinds=kinds if scored else ())
 
-    steps = step_macs(model, first(1), cascade.starters)
-    going = ~logits[:, cascade.followers[0]].isnan().any(dim=-1)
-    share = float(going.double().mean())
-    assert full.cost is not None
-    expected = full.cost.macs if cascade.gate.everything else round(steps.expected(share))
-    predictions = Predictions(
-        full.name,
-        full.kind,
-        logits,
-        labels,
-        tuple(foreign),
-        tuple(shifted),
-        full.cost.model_copy(update={"expected_macs": expected}),
-        inside,
-        state.mixture,
-        provenance=keep[-1].conditions.provenance,
+    predictions = predicted(
+        sets, answer, name=result.name, kind=result.kind, provenance=full.answers.conditions.provenance
     )
-    steps_reading = InSteps(
+    going = ~predictions.logits[:, cascade.followers[0]].isnan().any(dim=-1)
+    steps = step_macs(model, how.first(model, sets.id, 1), cascade.starters)
+    expected = result.cost.macs if cascade.gate.everything else round(steps.expected(float(going.double().mean())))
+    in_steps = InSteps(
         reading.temperature,
         reading.joint,
         kinds,
@@ -204,39 +163,16 @@ def beside(
         conformal=cascade.conformal,
         ci=reading.ci,
         seed=reading.seed,
-        mixture=state.mixture,
         state=state,
     )
     with torch.inference_mode():
-        row = result(predictions, reading=steps_reading, keep=keep)
-    keep[-2] = replace(keep[-2], name=full.name + FULL)
-    timed.add(Cascading(model), first(min(how.run.batch_size or TIMED, TIMED)))
-    return [full.model_copy(update={"name": full.name + FULL}), row]
-
-
-def rehearsed_beside(row: Result) -> list[Result]:
-    """The same two rows, of a rehearsal."""
-    assert row.cost is not None
-    return [
-        row.model_copy(update={"name": row.name + FULL}),
-        row.model_copy(update={"cost": row.cost.model_copy(update={"expected_macs": 0})}),
-    ]
-
-
-def in_order(rows: Sequence[Row]) -> list[Row]:
-    """As reports show them: a cascade before its hydra."""
-    shown: list[Row] = []
-    for row in rows:
-        at = len(shown)
-        if shown and shown[-1].name == row.name + FULL:
-            at -= 1
-        shown.insert(at, row)
-    return shown
+        row = row_of(replace(predictions, cost=result.cost.model_copy(update={"expected_macs": expected})), in_steps)
+    timing = timed.add(Cascading(model), how.first(model, sets.id))
+    return [replace(row, timing=timing), full.but(name=result.name + FULL)]
 
 
 def refuse_with(arguments: Any) -> None:
     """What `eval --cascade` does not go with."""
-    several = not isinstance(arguments.data, str | type(None)) and len(arguments.data) > 1
     for option, is_there, why in (
         ("--ensemble", arguments.ensemble, "of several checkpoints there is no cascade"),
         ("--mc-dropout", arguments.mc_dropout is not None, "its passes have no decision state"),
@@ -245,7 +181,7 @@ def refuse_with(arguments: Any) -> None:
         ("--predictions", arguments.predictions is not None, "holds the logits of every member, of which not all run"),
         ("--predictions-in", bool(arguments.predictions_in), "from files no cascade is run"),
         ("--card", arguments.card, "writes one row, and there are two"),
-        ("several --data", several, "a cascade is measured on one"),
+        ("several --data", len(arguments.data) > 1, "a cascade is measured on one"),
     ):
         if is_there:
             raise UsageError(f"--cascade: does not go with {option}: {why}", hint="Leave one of them out.")

@@ -8,10 +8,10 @@ from torch import Tensor, cat
 
 from hydrasurgeon.measuring import curves
 from hydrasurgeon.measuring.answers import Answered
+from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.page.grids import shown_name
 from hydrasurgeon.measuring.page.svg import Chart, Scale, drawing, figure, number, short, text_of
-from hydrasurgeon.measuring.paired import Difference
-from hydrasurgeon.measuring.report import Result
+from hydrasurgeon.measuring.results import Result
 
 Drawn = Sequence[tuple[int, str, Answered]]
 """Rows that have been answered sample by sample: their number, what they are called, their answers."""

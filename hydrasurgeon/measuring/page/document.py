@@ -17,13 +17,14 @@ from typing import Any
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import UNKNOWN, Manifest
 from hydrasurgeon.measuring.answers import Answered
+from hydrasurgeon.measuring.bootstrap import compared, is_paired
 from hydrasurgeon.measuring.conditions import unlike
 from hydrasurgeon.measuring.page import charts, words
 from hydrasurgeon.measuring.page.grids import Cell, Grid, grids, shown_name
 from hydrasurgeon.measuring.page.heads import STRIPES, head_maps
 from hydrasurgeon.measuring.page.svg import colour, short, text_of
-from hydrasurgeon.measuring.paired import compared, is_paired
-from hydrasurgeon.measuring.report import Report
+from hydrasurgeon.measuring.results import Report
+from hydrasurgeon.measuring.rows import Row
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,7 @@ class Material:
     """What a report is made of."""
 
     report: Report
-    answered: tuple[Answered | None, ...]
-    """Of each result, sample by sample; None where it is not there."""
+    rows: tuple[Row, ...]
     manifests: Mapping[str, Manifest]
     """Of the checkpoints that were measured, by name."""
     reference: int = 0
@@ -48,17 +48,18 @@ class Material:
 
     def verdicts(self) -> list[words.Verdict]:
         """Every other row beside the reference."""
-        results, reference = self.report.results, self.answered[self.reference]
+        reference = self.rows[self.reference]
         verdicts = []
-        for at, (result, row) in enumerate(zip(results, self.answered, strict=True)):
+        for at, row in enumerate(self.rows):
             if at == self.reference:
                 continue
+            mine, theirs = row.answers, reference.answers
             differences, conditions = None, {}
-            if row is not None and reference is not None and is_paired(row, reference):
-                differences = compared(row, reference, level=self.level, seed=self.seed)
-                conditions = unlike(row.conditions, reference.conditions)
+            if is_paired(mine, theirs):
+                differences = compared(mine, theirs, level=self.level, seed=self.seed)
+                conditions = unlike(mine.conditions, theirs.conditions)
             verdicts.append(
-                words.verdict(result, results[self.reference], differences, level=self.level, unlike=conditions)
+                words.verdict(row.result, reference.result, differences, level=self.level, unlike=conditions)
             )
         return verdicts
 
@@ -237,11 +238,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _rows(material: Material) -> list[tuple[int, str, Answered]]:
-    return [
-        (at, name, row)
-        for at, (name, row) in enumerate(zip(material.names, material.answered, strict=True))
-        if row is not None
-    ]
+    return [(at, name, row.answers) for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))]
 
 
 def _legend(material: Material) -> str:

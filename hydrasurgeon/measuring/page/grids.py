@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hydrasurgeon.measuring.report import Report, Result
+from hydrasurgeon.measuring.results import Report, Result
 
 Rank = Literal["best", "second", ""]
 

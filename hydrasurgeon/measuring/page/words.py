@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.page.grids import shown_name
 from hydrasurgeon.measuring.page.svg import short
-from hydrasurgeon.measuring.paired import Difference
-from hydrasurgeon.measuring.report import Result
+from hydrasurgeon.measuring.results import Result
 
 Word = Literal["better", "equal", "worse", "mixed", "unknown"]
 

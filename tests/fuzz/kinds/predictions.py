@@ -80,7 +80,7 @@ def _show(path: Path, out: Path) -> None:
     """As pages, in which names are names."""
     import hydrasurgeon as hs
 
-    places = {kind: out / f"r.{kind}" for kind in ("html", "markdown", "latex")}
+    places = {kind: out / f"r.{kind}" for kind in ("html", "markdown")}
     hs.evaluate([], predictions_in=[path], **places)
     texts = {kind: place.read_text(encoding="utf-8") for kind, place in places.items()}
     for kind, written in texts.items():
@@ -108,12 +108,12 @@ def use(path: Path, score: str, temperature: float) -> None:
     """Read, measured, and written as a report."""
     from hydrasurgeon.measuring.predictions import read_predictions
     from hydrasurgeon.measuring.reading import Reading, scores_in
-    from hydrasurgeon.measuring.report import Report
-    from hydrasurgeon.measuring.results import result
+    from hydrasurgeon.measuring.results import Report
+    from hydrasurgeon.measuring.rows import row_of
 
     predictions = read_predictions(path)
     reading = Reading(temperature, ood_scores=scores_in(score, predictions, path.name))
-    measured = result(predictions, reading=reading)
+    measured = row_of(predictions, reading).result
     json.loads(Report(settings={}, results=(measured,)).to_json(), parse_constant=_strict)
 
 

@@ -1,0 +1,183 @@
+"""Bootstrap intervals (Efron's percentiles, seeded): of a measure, and of what differs between two models.
+
+Resamples are drawn and measured many at a time: rows [repeat, sample] give values [repeat] of each measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hydrasurgeon.measuring.answers import Answered, Answers
+from hydrasurgeon.measuring.metrics import BINS, bins_of
+from hydrasurgeon.measuring.results import Interval
+
+Judgement = Literal["better", "equal", "worse"]
+Rows = Int[Tensor, "repeat sample"]
+Values = Float[Tensor, " repeat"]
+
+REPEATS = 1000
+"""Resamples: the ends of a 95 % interval then move by less than a tenth of its width."""
+TOGETHER = 1 << 20
+"""Samples that are drawn at a time, over all resamples of a step: some 10 MB for each measure."""
+NEGLIGIBLE = 5e-5
+"""What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be rounding."""
+HIGHER = ("accuracy", "auroc")
+"""Metrics of which more is better."""
+GROUPS = ("near", "far", "all")
+"""Groups of OOD sets that have averages; every set belongs to the last."""
+
+
+def bootstrap(
+    measure: Callable[..., Mapping[str, Values]],
+    *counts: int,
+    level: float = 0.95,
+    repeats: int = REPEATS,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """[low, high] of each measure over resamples with replacement, leaving out what came to nothing.
+
+    `measure` takes the rows that were drawn of each kind of sample, of which there are `counts`.
+    """
+    random = torch.Generator().manual_seed(seed)
+    some = max(1, min(repeats, TOGETHER // sum(counts)))
+    drawn: dict[str, list[Tensor]] = {}
+    for start in range(0, repeats, some):
+        rows = [torch.randint(count, (min(some, repeats - start), count), generator=random) for count in counts]
+        for name, values in measure(*rows).items():
+            drawn.setdefault(name, []).append(values)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    intervals = {}
+    for name, parts in drawn.items():
+        values = torch.cat(parts).double()
+        if values.isfinite().any():
+            low, high = values[values.isfinite()].quantile(ends).tolist()
+            intervals[name] = (low, high)
+    return intervals
+
+
+def quality(inside: Answers, rows: Rows) -> dict[str, Values]:
+    """Accuracy, Brier score, NLL and ECE of each resample."""
+    gap, bins = inside.correct.double() - inside.confidence.double(), bins_of(inside.confidence)
+    gaps = torch.zeros(len(rows), BINS + 1, dtype=torch.float64).scatter_add_(1, bins[rows], gap[rows])
+    return {
+        "accuracy": inside.correct.double()[rows].mean(dim=1),
+        "brier": inside.brier.double()[rows].mean(dim=1),
+        "nll": inside.nll.double()[rows].mean(dim=1),
+        "ece": gaps.abs().sum(dim=1) / rows.shape[1],
+    }
+
+
+class Ranked:
+    """Scores of both kinds by their distinct values: what rows of them are worth then takes counting, not sorting."""
+
+    def __init__(self, id_scores: Tensor, ood_scores: Tensor) -> None:
+        values, ranks = torch.cat([id_scores, ood_scores]).unique(return_inverse=True)
+        self.count = len(values)
+        self.id_ranks, self.ood_ranks = ranks.split([len(id_scores), len(ood_scores)])
+
+    def metrics(self, id_rows: Rows, ood_rows: Rows) -> dict[str, Values]:
+        """`metrics.ood_metrics` of these rows."""
+        inside, outside = self._counts(self.id_ranks[id_rows]), self._counts(self.ood_ranks[ood_rows])
+        n, m = id_rows.shape[1], ood_rows.shape[1]
+        # So many at a value or below it; and so many at it or above.
+        id_below, ood_below = inside.cumsum(1), outside.cumsum(1)
+        id_above, ood_above = n - id_below + inside, m - ood_below + outside
+        needed = max(1, math.ceil(0.95 * m - 1e-9))
+        threshold = (ood_above >= needed).sum(dim=1, keepdim=True) - 1
+        return {
+            "auroc": (outside * (id_below - inside / 2)).sum(dim=1) / n / m,
+            "fpr95": id_above.gather(1, threshold)[:, 0] / n,
+            "aupr": (outside * (ood_above / (ood_above + id_above).clamp_min(1))).sum(dim=1) / m,
+            "aupr_id": (inside * (id_below / (ood_below + id_below).clamp_min(1))).sum(dim=1) / n,
+        }
+
+    def _counts(self, ranks: Int[Tensor, "repeat sample"]) -> Float[Tensor, "repeat value"]:
+        places = ranks + torch.arange(len(ranks))[:, None] * self.count
+        counts = torch.bincount(places.flatten(), minlength=len(ranks) * self.count)
+        return counts.reshape(len(ranks), self.count).double()
+
+
+def _ranked(row: Answered) -> list[Ranked]:
+    """Each OOD set against the labelled one, by the score in use."""
+    return [Ranked(row.scores[row.used], each.scores[row.used]) for each in row.foreign]
+
+
+def ood_intervals(
+    row: Answered, *, level: float, seed: int
+) -> tuple[list[dict[str, Interval]], dict[str, dict[str, Interval]]]:
+    """The interval of each metric, by OOD set, and by group of the group's mean over its sets."""
+    ranked = _ranked(row)
+    if not ranked:
+        return [], {}
+    groups = {group: [at for at, each in enumerate(row.foreign) if group in ("all", each.group)] for group in GROUPS}
+
+    def measure(rows: Rows, *of_sets: Rows) -> dict[str, Values]:
+        sets = [each.metrics(rows, chosen) for each, chosen in zip(ranked, of_sets, strict=True)]
+        values = {f"{at}.{name}": value for at, each in enumerate(sets) for name, value in each.items()}
+        for group, members in groups.items():
+            for name in sets[0] if members else ():
+                values[f"{group}.{name}"] = torch.stack([sets[at][name] for at in members]).mean(dim=0)
+        return values
+
+    intervals: dict[str, dict[str, Interval]] = {}
+    counts = (len(row.inside.labels), *(len(each.scores[row.used]) for each in row.foreign))
+    for name, ends in bootstrap(measure, *counts, level=level, seed=seed).items():
+        place, _, metric = name.partition(".")
+        intervals.setdefault(place, {})[metric] = ends
+    return [intervals.pop(str(at)) for at in range(len(ranked))], intervals
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much a model's metric lies above the reference's, and between what."""
+
+    metric: str
+    value: float
+    low: float
+    high: float
+
+    @property
+    def judgement(self) -> Judgement:
+        """Equal where the interval holds 0, or where the difference is none to speak of."""
+        if self.low <= 0 <= self.high or abs(self.value) < NEGLIGIBLE:
+            return "equal"
+        return "better" if (self.value > 0) == (self.metric in HIGHER) else "worse"
+
+
+def is_paired(row: Answered, reference: Answered) -> bool:
+    """Whether both answered for the same labelled samples, as far as labels tell."""
+    return torch.equal(row.inside.labels, reference.inside.labels)
+
+
+def same_foreign(row: Answered, reference: Answered) -> bool:
+    """Whether both were shown as many samples of the same OOD sets."""
+    shapes = [[(s.name, len(s.scores[each.used])) for s in each.foreign] for each in (row, reference)]
+    return bool(row.foreign) and shapes[0] == shapes[1]
+
+
+def compared(row: Answered, reference: Answered, *, level: float = 0.95, seed: int = 0) -> tuple[Difference, ...]:
+    """What differs from the reference, on resamples of the samples that both have answered for."""
+    ranked = [_ranked(each) if same_foreign(row, reference) else [] for each in (row, reference)]
+
+    def measures(inside: Answers, sets: Sequence[Ranked], rows: Rows, of_sets: Sequence[Rows]) -> dict[str, Values]:
+        ood = [each.metrics(rows, chosen) for each, chosen in zip(sets, of_sets, strict=True)]
+        means = {name: torch.stack([each[name] for each in ood]).mean(dim=0) for name in ("auroc", "fpr95") if ood}
+        return quality(inside, rows) | means
+
+    def differences(rows: Rows, *of_sets: Rows) -> dict[str, Values]:
+        mine, theirs = (
+            measures(each.inside, sets, rows, of_sets) for each, sets in zip((row, reference), ranked, strict=True)
+        )
+        return {name: mine[name] - theirs[name] for name in mine}
+
+    counts = [len(row.inside.labels), *(len(each.ood_ranks) for each in ranked[0])]
+    ends = bootstrap(differences, *counts, level=level, seed=seed)
+    values = differences(*(torch.arange(count)[None] for count in counts))
+    return tuple(Difference(name, float(value), *ends[name]) for name, value in values.items())

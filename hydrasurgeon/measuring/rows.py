@@ -1,0 +1,225 @@
+"""Predictions → one row of the report: its result, and the answers that it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from hydrasurgeon.measuring.reading import Reading
+from hydrasurgeon.measuring.results import (
+    Diversity,
+    IdResult,
+    Interval,
+    OodAverage,
+    OodResult,
+    Result,
+    SetAverage,
+    SetResult,
+    ShiftAverage,
+    ShiftLevel,
+    ShiftResult,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hydrasurgeon.measuring.answers import Answered, Answers
+    from hydrasurgeon.measuring.predictions import Predictions
+
+OOD_METRICS = ("auroc", "fpr95", "aupr", "aupr_id")
+"""Metrics of OOD detection, which have means over data sets."""
+DIGITS = 12
+"""Decimals of a share of errors: what lies behind is left of sums of accuracies, and a share of it has no bound."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in the table."""
+
+    result: Result
+    answers: Answered
+    timing: int | None = None
+    """Its place among the models that are timed; None for a predictions file."""
+
+    @property
+    def name(self) -> str:
+        return self.result.name
+
+    def but(self, **changed: Any) -> Row:
+        """The same row with these fields of the result changed."""
+        return replace(self, result=self.result.model_copy(update=changed))
+
+
+def row_of(predictions: Predictions, reading: Reading) -> Row:
+    """All metrics of one model."""
+    from hydrasurgeon.measuring.answers import answered
+
+    answers = answered(predictions, reading)
+    shift = tuple(shifted(s.name, s.severity, s.logits, s.labels, reading) for s in predictions.shift)
+    ood, averages = _ood(answers, reading)
+    inside = answers.inside
+    return Row(
+        Result(
+            name=predictions.name,
+            kind=predictions.kind,
+            members=predictions.members,
+            id=summary(inside, reading),
+            ood=ood,
+            ood_average=averages,
+            shift=shift,
+            shift_average=averaged(shift),
+            diversity=Diversity(
+                mi=float(inside.mutual_information.mean()), disagreement=float(inside.disagreement.mean())
+            ),
+            cost=predictions.cost,
+        ),
+        answers,
+    )
+
+
+def _ood(
+    row: Answered, reading: Reading
+) -> tuple[tuple[OodResult, ...], dict[Literal["near", "far", "all"], OodAverage]]:
+    """Each OOD set, and the means over those of a group."""
+    from hydrasurgeon.measuring import metrics
+    from hydrasurgeon.measuring.bootstrap import ood_intervals
+
+    of_sets: Sequence[dict[str, Interval]] = [{} for _ in row.foreign]
+    of_groups: dict[str, dict[str, Interval]] = {}
+    if reading.ci is not None:
+        of_sets, of_groups = ood_intervals(row, level=reading.ci, seed=reading.seed)
+    ood = []
+    for each, ci in zip(row.foreign, of_sets, strict=True):
+        others = {kind: metrics.auroc(row.scores[kind], each.scores[kind]) for kind in reading.ood_scores[1:]}
+        about = {"name": each.name, "group": each.group, "n": len(each.scores[row.used])}
+        values = metrics.ood_metrics(row.scores[row.used], each.scores[row.used])
+        ood.append(OodResult.model_validate(about | values | {"scores": others or None, "ci": ci or None}))
+    averages: dict[Literal["near", "far", "all"], OodAverage] = {}
+    for name in ("near", "far", "all"):
+        if group := [o for o in ood if name in ("all", o.group)]:
+            means = {metric: sum(getattr(o, metric) for o in group) / len(group) for metric in OOD_METRICS}
+            averages[name] = OodAverage.model_validate(means | {"ci": of_groups.get(name)})
+    return tuple(ood), averages
+
+
+def summary(inside: Answers, reading: Reading) -> IdResult:
+    """Quality, calibration and selective risk on a labelled set."""
+    import torch
+
+    from hydrasurgeon.measuring import metrics
+    from hydrasurgeon.measuring.bootstrap import bootstrap, quality
+    from hydrasurgeon.measuring.smooth import smooth_ece
+
+    of_answers = {
+        "aece": metrics.aece_of,
+        "aurc": metrics.aurc,
+        "augrc": metrics.augrc,
+        "cov5": metrics.coverage_at_risk,
+        "mis_auroc": metrics.misclassification_auroc,
+    }
+
+    def measures(rows: Tensor) -> dict[str, Tensor]:
+        """Of each resample; NaN where one has none."""
+        values = quality(inside, rows)
+        drawn = [(inside.confidence[each], inside.correct[each]) for each in rows]
+        for name, measure in of_answers.items():
+            taken = [measure(sure, right) for sure, right in drawn]
+            values[name] = torch.tensor([float("nan") if t is None else t for t in taken], dtype=torch.float64)
+        return values
+
+    n = len(inside.labels)
+    values: dict[str, Any] = {
+        name: float(value) for name, value in measures(torch.arange(n)[None]).items() if value.isfinite()
+    }
+    values |= {"n": n, "smece": smooth_ece(inside.confidence, inside.correct)}
+    if inside.covered is not None and inside.set_size is not None:
+        values |= {"coverage": float(inside.covered.double().mean()), "set_size": float(inside.set_size.mean())}
+    if reading.ci is not None:
+        values["ci"] = bootstrap(measures, n, level=reading.ci, seed=reading.seed)
+    return IdResult.model_validate(values)
+
+
+def inside(logits: Tensor, labels: Tensor, reading: Reading) -> IdResult:
+    """The same from logits."""
+    from hydrasurgeon.measuring.answers import answers
+
+    return summary(answers(logits, labels, reading), reading)
+
+
+def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
+    """A row on the data set called `first`, joined by results on others."""
+    sets = (SetResult(name=first, **row.result.id.model_dump()), *others)
+    mean = SetAverage(
+        **{name: sum(getattr(each, name) for each in sets) / len(sets) for name in SetAverage.model_fields}
+    )
+    return row.but(sets=sets, sets_average=mean)
+
+
+def shifted(name: str, severity: int | None, logits: Tensor, labels: Tensor, reading: Reading) -> ShiftResult:
+    """What is left under one shift."""
+    from hydrasurgeon.measuring import metrics
+    from hydrasurgeon.measuring.answers import in_pieces
+
+    accuracy = brier = 0.0
+    for rows, truth in in_pieces(logits, labels):
+        probs, share = reading.probs(rows), len(rows) / len(labels)
+        accuracy += share * metrics.accuracy(probs, truth)
+        brier += share * metrics.brier(probs, truth)
+    return ShiftResult(name=name, severity=severity, accuracy=accuracy, brier=brier)
+
+
+def with_shifts(
+    row: Row,
+    sets: Sequence[tuple[str, int | None, Any]],
+    logits: Callable[[Any], tuple[Tensor, Tensor]],
+    reading: Reading,
+) -> Row:
+    """The same row under further shifts, one after another: of seventy-five, no memory holds all logits."""
+    more = [shifted(name, severity, *logits(samples), reading) for name, severity, samples in sets]
+    shift = (*row.result.shift, *more)
+    return row.but(shift=shift, shift_average=averaged(shift))
+
+
+def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
+    """Means by severity and over severities, of the sets that have one (paper, Tables 13 and 14)."""
+    levels = {}
+    for severity in sorted({s.severity for s in shift if s.severity is not None}):
+        level = [s for s in shift if s.severity == severity]
+        levels[severity] = ShiftLevel(
+            accuracy=sum(s.accuracy for s in level) / len(level),
+            brier=sum(s.brier for s in level) / len(level),
+            sets=len(level),
+        )
+    if not levels:
+        return None
+    return ShiftAverage(
+        accuracy=sum(level.accuracy for level in levels.values()) / len(levels),
+        brier=sum(level.brier for level in levels.values()) / len(levels),
+        severities=levels,
+        mce=None,
+    )
+
+
+def with_mce(rows: Sequence[Row]) -> list[Row]:
+    """Every row with its corruption error, where it was measured under the same shifts as the first."""
+    if not rows or rows[0].result.shift_average is None:
+        return list(rows)
+    first = _errors(rows[0].result)
+    joined = []
+    for row in rows:
+        errors, average = _errors(row.result), row.result.shift_average
+        if average is not None and errors.keys() == first.keys() and all(first.values()):
+            mce = sum(errors[name] / first[name] for name in first) / len(first)
+            average = average.model_copy(update={"mce": mce})
+        joined.append(row.but(shift_average=average))
+    return joined
+
+
+def _errors(result: Result) -> dict[tuple[str, int], float]:
+    """(shift, how many severities) → the sum of its errors over severities."""
+    errors: dict[str, list[float]] = {}
+    for each in result.shift:
+        if each.severity is not None:
+            errors.setdefault(each.name, []).append(round(1 - each.accuracy, DIGITS))
+    return {(name, len(values)): sum(values) for name, values in errors.items()}
