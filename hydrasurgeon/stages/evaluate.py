@@ -95,8 +95,8 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     )
     if isinstance(outputs.get("json"), Path):
         write_text(outputs["json"], report.to_json())
-    own = [row.result for row in measured.rows if twin is None or row.name != twin.name]
-    paths, hub = cards.write(own, measured.uses, report.settings, bars=arguments.progress is not None)
+    ours = [row.result for row in measured.rows if twin is None or row.name != twin.name]
+    paths, hub = cards.write(ours, measured.uses, report.settings, bars=arguments.progress is not None)
     notes = [*(each.note for each in opened if each.note), *measured.notes]
     if plain is not None and twin is None:
         notes.append(plain.advice())
