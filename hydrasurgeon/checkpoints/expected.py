@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import CheckpointError, Disagreement
-from hydrasurgeon.families.lowrank import is_half
 from hydrasurgeon.families.weights import Weight, head_axes
 from hydrasurgeon.files.decided import PREFIX, shapes_of
 from hydrasurgeon.files.manifest import Manifest, SingleManifest, Tower
@@ -47,10 +46,10 @@ def check_single(checkpoint: Checkpoint, manifest: SingleManifest) -> None:
                 f"{path}: tensor {name} has shape {tensors[name].shape}, {source} with these heads needs {shape}"
             )
     listed = {*shapes, *decision_shapes(manifest)}
-    # What a family picks out of a file by name leaves the rest of it lying; a half of a pair never.
+    # What a family picks out of a file by name leaves the rest of it lying.
     lies = checkpoint.family.names(manifest.model, tensors) is not None or not checkpoint.recorded
-    foreign = next((n for n in tensors if n not in listed and (is_half(n) or not lies)), None)
-    if foreign is not None:
+    foreign = next((n for n in tensors if n not in listed), None)
+    if foreign is not None and not lies:
         raise wrong(f"{path}: tensor {foreign} is not part of {source}")
     check_dtypes(tensors, shapes, path)
 

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.expected import check_dtypes, decision_shapes, expected_shapes
-from hydrasurgeon.checkpoints.lowrank import Half, added
 from hydrasurgeon.errors import Disagreement, UsageError
-from hydrasurgeon.families.lowrank import halves, is_half, whole_of, with_pairs
-from hydrasurgeon.families.weights import Weight, by_name, head_axes
+from hydrasurgeon.families.weights import Weight, head_axes
 from hydrasurgeon.files.manifest import HydraManifest, Step, Tower
 from hydrasurgeon.files.mixture import Mixture, parse_mixture
 from hydrasurgeon.files.tensors import THREADS, TensorInfo, Tensors, as_bytes, weights_sha256
@@ -42,6 +40,9 @@ class Source:
             return array
         return take_heads(array, self.at, spec=self.spec, head_dim=self.head_dim)
 
+    def read(self, tensors: Tensors) -> Raw:
+        return self.cut(tensors.read(self.stored))
+
     def shape(self, tensors: Tensors) -> tuple[int, ...]:
         """Of what is left of the stored tensor."""
         stored = tensors[self.stored].shape
@@ -50,61 +51,15 @@ class Source:
         return sliced_shape(stored, len(self.at), spec=self.spec, head_dim=self.head_dim)
 
 
-@dataclass(frozen=True)
-class Value:
-    """What a member runs as one of its tensors: what is stored of it, and the low-rank pair that is added."""
-
-    base: Source
-    pair: tuple[Source, Source] | None = None
-
-    def read(self, tensors: Tensors, path: Path) -> Raw:
-        base = self.base.cut(tensors.read(self.base.stored))
-        if self.pair is None:
-            return base
-        a, b = (
-            Half(each.stored, each.cut(tensors.read(each.stored)), tensors[each.stored].dtype) for each in self.pair
-        )
-        return added(base, tensors[self.base.stored].dtype, a, b, path)
-
-
-def member_tables(checkpoint: Checkpoint, members: int) -> list[dict[str, Weight]]:
-    """Each member's table of weights: the family's, and the pairs that it has for itself or with all others."""
-    tensors, weights = checkpoint.tensors, dict(checkpoint.weights)
-    if not any(map(is_half, tensors)):
-        return [weights] * members
-
-    def table(member: int) -> dict[str, Weight]:
-        def shape(name: str) -> tuple[int, ...] | None:
-            places = (PREFIX.format(member, name), name)
-            return next((tensors[place].shape for place in places if place in tensors), None)
-
-        return with_pairs(weights, shape, f"{checkpoint.path}: member {member}")
-
-    return [table(member) for member in range(members)]
-
-
-def member_values(checkpoint: Checkpoint, manifest: HydraManifest) -> list[dict[str, Value]]:
-    """For each member of a hydra, what it runs as each tensor of its model."""
-    return [
-        {
-            name: Value(sources[name], (sources[a], sources[b]) if a in sources else None)
-            for name in checkpoint.weights
-            for a, b in [halves(name)]
-        }
-        for sources in member_sources(checkpoint, manifest)
-    ]
-
-
 def member_sources(checkpoint: Checkpoint, manifest: HydraManifest) -> list[dict[str, Source]]:
     """For each member of a hydra, where each tensor of its own file comes from."""
     tensors = checkpoint.tensors
     kepts = [member.kept for member in manifest.members]
     _, union = intersect_union(kepts)
-    tables = member_tables(checkpoint, len(kepts))
-    places = {id(table): head_axes(table.values()) for table in tables}
+    axes = head_axes(checkpoint.weights.values())
 
     def source(member: int, name: str) -> Source:
-        prefixed, axes = PREFIX.format(member, name), places[id(tables[member])]
+        prefixed = PREFIX.format(member, name)
         if prefixed in tensors:
             return Source(prefixed)
         if name not in axes:
@@ -116,7 +71,7 @@ def member_sources(checkpoint: Checkpoint, manifest: HydraManifest) -> list[dict
         at = tuple(positions(heads, row))
         return Source(name, at, axis, manifest.towers[tower].head_dim)
 
-    return [{name: source(i, name) for name in table} for i, table in enumerate(tables)]
+    return [{name: source(i, name) for name in checkpoint.weights} for i in range(len(kepts))]
 
 
 def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
@@ -134,15 +89,9 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     shared = expected_shapes(weights, towers, union)
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
     shapes = {name: shape for name, shape in shared.items() if name not in apart}
-    changed: set[str] = set()  # halves of pairs that some member has for itself
-    for member, (kept, table) in enumerate(zip(kepts, member_tables(checkpoint, len(kepts)), strict=True)):
-        cut = expected_shapes(table, towers, kept)
-        pairs = {name: weight for name, weight in table.items() if name not in weights}
-        personal = {name for name in pairs if PREFIX.format(member, name) in tensors}
-        shapes |= {PREFIX.format(member, name): cut[name] for name in apart | personal}
-        common = [weight for name, weight in pairs.items() if name not in personal]
-        shapes |= expected_shapes(by_name(common), towers, union)
-        changed |= personal
+    for member, kept in enumerate(kepts):
+        cut = expected_shapes(weights, towers, kept)
+        shapes |= {PREFIX.format(member, name): cut[name] for name in apart}
     for name, shape in shapes.items():
         if name not in tensors:
             raise Disagreement(f"{path}: tensor {name} is missing")
@@ -153,7 +102,7 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     if foreign is not None:
         raise Disagreement(f"{path}: tensor {foreign} belongs to none of {len(kepts)} members")
     check_dtypes(tensors, shapes, path)
-    longest = shared_layers(weights, towers, kepts, apart | changed)
+    longest = shared_layers(weights, towers, kepts, apart)
     if manifest.fusion.trunk > longest:
         raise Disagreement(
             f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share"
@@ -177,10 +126,10 @@ def shared_layers(
 ) -> int:
     """Leading layers whose tensors and kept heads are equal in all members, in the tower that inputs run through.
 
-    `apart` are the tensors of which members have one of their own, or halves of a pair.
+    `apart` are the tensors of which members have one of their own.
     """
     tower, size = next(iter(towers.items()))
-    differing = [each for name in apart if (each := weights[whole_of(name)]).tower == tower]
+    differing = [each for name in apart if (each := weights[name]).tower == tower]
     if any(weight.part == "embedding" for weight in differing):
         return 0
     broken = {weight.layer for weight in differing if weight.layer is not None}

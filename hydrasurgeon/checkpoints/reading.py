@@ -19,7 +19,6 @@ from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hy
 from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare, Family
-from hydrasurgeon.families.lowrank import is_half, with_pairs
 from hydrasurgeon.families.weights import Weight, by_name
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import (
@@ -65,12 +64,8 @@ class Checkpoint:
 
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
-        """The family's table for this model, unpruned, and a single model's low-rank pairs; those of a hydra are its
-        members'."""
-        weights, tensors = by_name(self.family.weights(self.manifest.model)), self.tensors
-        if self.manifest.kind == "hydra" or not any(map(is_half, tensors)):
-            return weights
-        return with_pairs(weights, lambda n: tensors[n].shape if n in tensors else None, str(self.path))
+        """The family's table for this model, unpruned."""
+        return by_name(self.family.weights(self.manifest.model))
 
     @property
     def name(self) -> str:
@@ -158,8 +153,8 @@ def _recorded(path: Path, content: Content, tensors: Tensors, manifest: Manifest
     family.check_files(model, companions, str(path))
     names = family.names(model, tensors) if manifest.kind != "hydra" else None
     if names is not None:
-        more = {name: name for name in tensors if name.startswith(PREFIX) or is_half(name)}
-        tensors = Tensors(content.files, {**names, **more})
+        state = {name: name for name in tensors if name.startswith(PREFIX)}
+        tensors = Tensors(content.files, {**names, **state})
     note = _contradicted(path, content, family, manifest)
     return Checkpoint(path, family, tensors, manifest, recorded=True, note=note, files=companions)
 
@@ -214,8 +209,7 @@ def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
     names = family.names(identified.model, tensors)
     if names is not None:
-        pairs = {name: name for name in tensors if is_half(name)}
-        tensors = Tensors(content.files, {**names, **pairs})
+        tensors = Tensors(content.files, names)
     return Checkpoint(path, family, tensors, manifest, recorded=False, note=identified.note, files=companions)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from hydrasurgeon.checkpoints.lowrank import in_effect
 from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.files.tensors import as_float
 
 
 def score(subject: Subject) -> HeadScores:
-    checkpoint, manifest = in_effect(subject.checkpoint), single(subject.checkpoint)
+    checkpoint, manifest = subject.checkpoint, single(subject.checkpoint)
     scores: HeadScores = {}
     for tower in subject.towers:
         for layer, row in enumerate(manifest.kept[tower]):

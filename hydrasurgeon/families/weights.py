@@ -8,10 +8,9 @@ from typing import Literal
 
 from hydrasurgeon.slicing import HeadAxis
 
-Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "readout", "classifier", "pair"]
+Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "readout", "classifier"]
 """In front of the layers: embedding. In a layer: norm, attention (projections to q, k and v, and what normalises
-them), output (W_O and its bias), mlp, scale (of a residual branch). Behind the layers: readout, classifier. Beside a
-matrix of attention: pair (a half of its low-rank change), which no family's table has and a checkpoint's may."""
+them), output (W_O and its bias), mlp, scale (of a residual branch). Behind the layers: readout, classifier."""
 
 QUERIES = HeadAxis(0)
 """Where q, k or v have their heads: rows."""

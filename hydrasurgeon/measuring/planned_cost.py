@@ -22,7 +22,6 @@ from torch import nn
 
 from hydrasurgeon.anatomy.layers import after_attention, run_block
 from hydrasurgeon.anatomy.parts import Block, Stack
-from hydrasurgeon.checkpoints.lowrank import in_effect
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes, output_of
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
@@ -234,7 +233,6 @@ def _conflict(rows: Sequence[tuple[int, ...]], digests: Sequence[str | None]) ->
 
 def own_tensors(checkpoint: Checkpoint, kept: Kept, repaired: Mapping[str, Raw]) -> dict[str, str]:
     """Digests of the repaired tensors that are not what cutting alone leaves of the checkpoint's."""
-    checkpoint = in_effect(checkpoint)
     manifest, axes = single(checkpoint), head_axes(checkpoint.weights.values())
     digests = {}
     for name, raw in repaired.items():

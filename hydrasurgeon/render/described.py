@@ -25,7 +25,6 @@ def inspected(inspection: Inspection, *, json: bool, quiet: bool = False) -> Non
         about = {
             "path": str(inspection.path),
             "parameters": inspection.parameters,
-            "low_rank": inspection.low_rank,
             "in_memory": inspection.in_memory,
             "bytes": inspection.nbytes,
             "dtypes": list(inspection.dtypes),
@@ -43,11 +42,6 @@ def inspected(inspection: Inspection, *, json: bool, quiet: bool = False) -> Non
     copies = ""
     if inspection.in_memory != inspection.parameters:
         copies = f" ({millions(inspection.in_memory)} at work, where members have copies of heads)"
-    if inspection.low_rank:
-        copies = (
-            f", {millions(inspection.low_rank)} of them in low-rank changes"
-            f" ({millions(inspection.in_memory)} at work, where these are part of their matrices)"
-        )
     show(f"  {millions(inspection.parameters)} parameters{copies}, {size(inspection.nbytes)} as {dtypes}")
     for name, tower in manifest.towers.items():
         show(f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim {tower.dim}")

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.checkpoints.class_names import with_class_names
-from hydrasurgeon.checkpoints.hydra_layout import Value, member_values
-from hydrasurgeon.checkpoints.lowrank import in_effect
+from hydrasurgeon.checkpoints.hydra_layout import Source, member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
 from hydrasurgeon.decision.probabilities import over_members
 from hydrasurgeon.decision.state import Decided, State
@@ -127,7 +126,7 @@ def live_module(checkpoint: Checkpoint) -> nn.Module:
     manifest = single(checkpoint)
     module = checkpoint.family.build(manifest.model, manifest.towers, manifest.kept)
     expected = set(module.state_dict())
-    tensors = in_effect(checkpoint).tensors
+    tensors = checkpoint.tensors
     state = {
         name: to_weights(tensors.read(name), tensors[name].dtype, name=name, path=checkpoint.path)
         for name in tensors
@@ -141,23 +140,16 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
     """M modules that share the parameters the file stores once, run as one."""
     family = checkpoint.family
     # Two members that read the same rows of the same stored tensors get the same parameter.
-    shared: dict[Value, nn.Parameter] = {}
+    shared: dict[Source, nn.Parameter] = {}
     modules = []
-    for member, values in zip(manifest.members, member_values(checkpoint, manifest), strict=True):
+    for member, sources in zip(manifest.members, member_sources(checkpoint, manifest), strict=True):
         module = family.build(manifest.model, manifest.towers, member.kept)
         state = {}
-        for name, value in values.items():
-            if value not in shared:
-                stored = value.base.stored
-                shared[value] = nn.Parameter(
-                    to_weights(
-                        value.read(checkpoint.tensors, checkpoint.path),
-                        checkpoint.tensors[stored].dtype,
-                        name=stored,
-                        path=checkpoint.path,
-                    )
-                )
-            state[name] = shared[value]
+        for name, source in sources.items():
+            if source not in shared:
+                raw, dtype = source.read(checkpoint.tensors), checkpoint.tensors[source.stored].dtype
+                shared[source] = nn.Parameter(to_weights(raw, dtype, name=source.stored, path=checkpoint.path))
+            state[name] = shared[source]
         assign(module, state, checkpoint.path)
         modules.append(module)
     return Hydra(modules, family.anatomy, trunk=manifest.fusion.trunk)

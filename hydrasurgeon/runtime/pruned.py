@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from hydrasurgeon.checkpoints.lowrank import in_effect
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.heads import Kept, positions
@@ -27,7 +26,7 @@ class LoadedBackbone:
     """The parameters of a backbone or member, once, for any number of models that keep some of its heads."""
 
     def __init__(self, checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32") -> None:
-        self.checkpoint = checkpoint = in_effect(checkpoint)
+        self.checkpoint = checkpoint
         self.manifest = single(checkpoint)
         self.device, self.dtype = device_of(device), dtype_of(dtype)
         names = set(self._empty(self.manifest.kept).state_dict())

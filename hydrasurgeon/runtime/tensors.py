@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,14 +74,9 @@ def dtype_of(name: str) -> torch.dtype:
 
 def plan_module(module: nn.Module) -> list[Planned]:
     """Every tensor of a live module, as it will be written."""
-    return plan_tensors(module.state_dict())
-
-
-def plan_tensors(tensors: Mapping[str, Tensor]) -> list[Planned]:
-    """Tensors by their names in files, as they will be written."""
 
     def plan(name: str, tensor: Tensor) -> Planned:
         raw, dtype = to_raw(tensor)
         return Planned(name, dtype, tuple(tensor.shape), lambda: whole(raw))
 
-    return [plan(name, tensor) for name, tensor in tensors.items()]
+    return [plan(name, tensor) for name, tensor in module.state_dict().items()]

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save, shard_size
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.manifest import Manifest, ManifestT
 from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.options.shared import Output
@@ -34,23 +32,6 @@ class Target:
     shard: int | None
     """Bytes of weights in one file of a directory."""
     repository: Repository | None
-
-    @property
-    def loads_elsewhere(self) -> bool:
-        """Whether other libraries are to load it: a directory, or a repository's."""
-        return self.path.suffix != SUFFIX or self.repository is not None
-
-    def merges(self, *, pairs: bool) -> bool:
-        """Whether low-rank pairs are merged in what is written; a file with them is refused to a repository.
-
-        Only the path decides: `replay` repeats a command without its upload.
-        """
-        if pairs and self.loads_elsewhere and self.path.suffix == SUFFIX:
-            raise UsageError(
-                f"{self.path}: keeps low-rank pairs, which libraries that load a repository do not know",
-                hint="Give -o DIR/: it holds their sums, and is uploaded as it is.",
-            )
-        return pairs and self.loads_elsewhere
 
     def save(
         self, planned: Sequence[Planned], manifest: Callable[[str], ManifestT], *, files: Mapping[str, str]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.hydra_layout import member_values
-from hydrasurgeon.checkpoints.lowrank import in_effect
+from hydrasurgeon.checkpoints.hydra_layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.families.weights import head_axes
@@ -71,7 +70,7 @@ def padded(opened: Checkpoint, member: int | None) -> Padded:
 
 def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, tuple[Raw, str]]]:
     """The heads that it keeps, and its tensors as they lie in the file, with their dtypes."""
-    manifest, tensors = opened.manifest, in_effect(opened).tensors
+    manifest, tensors = opened.manifest, opened.tensors
     if manifest.kind != "hydra":
         if member is not None:
             raise UsageError(f"--member {member}: {opened.name} is a {manifest.kind}, not a hydra")
@@ -84,9 +83,9 @@ def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, 
             f"{option}{opened.name} is a hydra of {count} members, and one of them can be written",
             hint=f"Give --member 0 to {count - 1}.",
         )
-    values = member_values(opened, manifest)[member]
+    sources = member_sources(opened, manifest)[member]
     return manifest.members[member].kept, {
-        name: (value.read(tensors, opened.path), tensors[value.base.stored].dtype) for name, value in values.items()
+        name: (source.read(tensors), tensors[source.stored].dtype) for name, source in sources.items()
     }
 
 

@@ -10,7 +10,6 @@ from hydrasurgeon.checkpoints.at_hand import AtHand, Found
 from hydrasurgeon.checkpoints.checks import Check, first, short
 from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.families.lowrank import halves, is_half
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
 from hydrasurgeon.files.recorded import (
@@ -264,8 +263,6 @@ def _frozen(child: Found, options: FinetuneOptions, parent: Found) -> list[str]:
         name
         for name in after
         if name in before
-        and not is_half(name)
-        and halves(name)[0] not in before  # what is tuned further begins with the sum
         and after[name].dtype == before[name].dtype == "F32"
         and not moves(name)
         and (recipe.classifier == "keep" or weights[name].part != "classifier")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names, with_data_names
 from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.lowrank import check_whole
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.decided import STORED, Decision
@@ -68,8 +67,6 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         repository=repository,
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
     )
-    if target.loads_elsewhere:
-        check_whole(named, f"calibrate -o {target.path}")
     _check_score(named, arguments.ood_score)
     check_members(arguments, named)
     named.digests()

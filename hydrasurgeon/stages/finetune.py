@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hydrasurgeon.checkpoints.lowrank import MERGED, merged_plans
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
@@ -19,7 +18,7 @@ from hydrasurgeon.files.shards import check_count
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FinetuneOptions
-from hydrasurgeon.runtime.tensors import plan_module, plan_tensors
+from hydrasurgeon.runtime.tensors import plan_module
 from hydrasurgeon.sharing.output import claimed, repository_of
 from hydrasurgeon.tuning import lora
 from hydrasurgeon.tuning.start import (
@@ -100,7 +99,6 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         repository=repository,
         inputs=[checkpoint, arguments.data, arguments.val, arguments.recipe, arguments.classes, arguments.template],
     )
-    merging = target.merges(pairs=recipe.lora_rank is not None)
     state_path = _state_path(target.path)
     interrupted = check_place(state_path, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(checkpoint, recipe, arguments)
@@ -116,14 +114,12 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         save_every=arguments.save_every,
         resume=arguments.resume,
     )
-    pairs = {} if recipe.lora_rank is None else lora.detach(module)
+    if recipe.lora_rank is not None:
+        lora.merge(module)
     manifest = manifest_after(material.source.manifest, material.model, _entry(checkpoint, material, arguments))
     if not trained.is_main:
         return Finetuned(target.path, manifest(UNKNOWN), trained)
-    planned = [*plan_module(module), *plan_tensors(pairs)]
-    if merging:
-        planned = merged_plans(planned, target.path)
-    written = target.save(planned, manifest, files=material.source.files)
+    written = target.save(plan_module(module), manifest, files=material.source.files)
     state.clear()
     hub = target.publish(written, material.source.files, bars=arguments.progress is not None)
     orders = (material.samples.note, None if material.held_out is None else material.held_out.note)
@@ -133,7 +129,6 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         left_out,
         f"trained by the recipe {arguments.recipe}, as no --recipe was given" if chosen else None,
         "nothing was left to resume: trained from the beginning" if arguments.resume and not interrupted else None,
-        MERGED if merging else None,
         *_doubts(trained, material, arguments),
     )
     return Finetuned(target.path, written, trained, tuple(filter(None, notes)), hub)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoints.hydra_layout import member_values
+from hydrasurgeon.checkpoints.hydra_layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.families.lowrank import is_half
 from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import Manifest
@@ -22,12 +20,8 @@ class Inspection:
     manifest: Manifest
     parameters: int
     """Numbers that the file holds."""
-    low_rank: int
-    """Of these, numbers in low-rank pairs."""
     in_memory: int
-    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own copies of heads, and of
-    every
-    matrix that a pair of theirs changes."""
+    """Numbers that the live model holds, and `eval` counts: members of a hydra bring their own copies of heads."""
     nbytes: int
     dtypes: tuple[str, ...]
     recorded: bool
@@ -50,8 +44,7 @@ def inspect(
     return Inspection(
         path=opened.path,
         manifest=opened.manifest,
-        parameters=_numbers(opened, lambda _: True),
-        low_rank=_numbers(opened, is_half),
+        parameters=_numbers(opened),
         in_memory=_in_memory(opened),
         nbytes=tensors.nbytes,
         dtypes=tuple(sorted({info.dtype for info in tensors.values()})),
@@ -61,16 +54,14 @@ def inspect(
 
 
 def _in_memory(opened: Checkpoint) -> int:
-    """Members that run the same heads of a tensor share them; any others have rows of their own, low-rank changes in
-    them."""
+    """Members that run the same heads of a tensor share them; any others have rows of their own."""
     tensors, manifest = opened.tensors, opened.manifest
     if manifest.kind != "hydra":
-        return _numbers(opened, lambda name: not is_half(name))
-    values = {v for member in member_values(opened, manifest) for v in member.values()}
-    return sum(math.prod(value.base.shape(tensors)) for value in values)
+        return _numbers(opened)
+    sources = {source for member in member_sources(opened, manifest) for source in member.values()}
+    return sum(math.prod(source.shape(tensors)) for source in sources)
 
 
-def _numbers(opened: Checkpoint, counts: Callable[[str], bool]) -> int:
+def _numbers(opened: Checkpoint) -> int:
     """In tensors of the model; a decision state is no part of it."""
-    model = ((n, info) for n, info in opened.tensors.items() if not n.startswith(PREFIX))
-    return sum(math.prod(info.shape) for name, info in model if counts(name))
+    return sum(math.prod(info.shape) for name, info in opened.tensors.items() if not name.startswith(PREFIX))

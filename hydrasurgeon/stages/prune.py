@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.lowrank import MERGED, has_pairs, merged_plans
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
@@ -73,20 +72,16 @@ def prune(arguments: PruneOptions) -> Pruned:
         inputs=[checkpoint, arguments.mask, arguments.data, arguments.ood, arguments.classes, arguments.template],
         repository=repository,
     )
-    merging = target.merges(pairs=has_pairs(opened))
     choice = _choose(opened, key, arguments, target.path)
     repaired, data = _repair(opened, choice, arguments)
     hashes: dict[str, str] = {}
     manifest = _manifest_of(opened, choice, _entry(opened, key, data, arguments), hashes)
     planned = plan_pruning(opened, choice.kept, hashes, repaired)
-    if merging:
-        planned = merged_plans(planned, opened.path)
     written = target.save(planned, manifest, files=opened.files)
     clear_search(target.path, label)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
     removed = count(single(opened).kept) - count(choice.kept)
     notes = (opened.note, *choice.notes) if opened.note else choice.notes
-    notes += (MERGED,) if merging else ()
     return Pruned(target.path, written, removed, notes, hub)
 
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
-from hydrasurgeon.checkpoints.lowrank import check_whole
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Input, Manifest, Score, Step
 from hydrasurgeon.files.plots import check_plot
@@ -135,8 +133,6 @@ def _opened(checkpoint: str | Path, arguments: ScoreOptions) -> tuple[Checkpoint
     if arguments.out is not None:
         inputs = [checkpoint, arguments.data, arguments.ood, arguments.classes, arguments.template]
         copy = claim_checkpoint(arguments.out, force=arguments.force, inputs=inputs)
-        if copy.suffix != SUFFIX:
-            check_whole(opened, f"score -o {copy}")
     else:
         claim_in_place(opened.path)
         # Another score may have ended just now.

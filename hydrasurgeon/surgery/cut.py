@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
-from hydrasurgeon.families.lowrank import halves, whole_of
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.scan import sound
 from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed, sha256_of
@@ -23,7 +22,7 @@ def plan_pruning(
 ) -> list[Planned]:
     """Each tensor as it will be written; `inputs` fills with the digests of what was read.
 
-    `repaired` tensors are written instead of the ones in the file, and of their low-rank pairs.
+    `repaired` tensors are written instead of the ones in the file.
     """
     repaired = repaired or {}
     tensors, cuts = opened.tensors, _cuts(opened, kept)
@@ -36,9 +35,7 @@ def plan_pruning(
         return inputs[name]
 
     def mended(name: str) -> Parts:
-        for each in (name, *halves(name)):
-            if each in tensors:
-                sha256_of(copied(each))
+        sha256_of(copied(name))
         yield repaired[name]
         return digest(repaired[name])
 
@@ -69,7 +66,7 @@ def plan_pruning(
         shape = sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim)
         return Planned(name, info.dtype, shape, lambda: cut(name))
 
-    return [plan(name) for name in tensors if whole_of(name) == name or whole_of(name) not in repaired]
+    return [plan(name) for name in tensors]
 
 
 def _cuts(opened: Checkpoint, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import Found
-from hydrasurgeon.checkpoints.lowrank import merged_plans
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
-from hydrasurgeon.families.lowrank import halves
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.tensors import THREADS, Planned, sha256_of
 from hydrasurgeon.heads import Kept
@@ -55,10 +53,7 @@ def compare_fused(child: Found, members: Sequence[Found]) -> Derived:
 
 
 def compare(child: Found, planned: Sequence[Planned], without: Collection[str] = ()) -> Derived:
-    tensors, path = child.checkpoint.tensors, child.checkpoint.path
-    if child.checkpoint.manifest.kind != "hydra":
-        # A directory, which other libraries load, has the pairs of its parent merged.
-        planned = merged_plans(planned, path, unless=lambda name: halves(name)[0] in tensors)
+    tensors = child.checkpoint.tensors
     plans = {plan.name: plan for plan in planned if plan.name not in without}
     stored = {name for name in tensors if name not in without}
     differing = set(plans) ^ stored
@@ -82,15 +77,14 @@ def contains(parent: Kept, child: Kept) -> bool:
 
 
 def repaired_names(parent: Checkpoint, kept: Kept) -> set[str]:
-    """W_O, its pair and its bias in the layers that lost heads: what `prune --compensate` writes anew."""
+    """W_O and its bias in the layers that lost heads: what `prune --compensate` writes anew."""
     return {
         name
         for tower, rows in single(parent).kept.items()
         for layer, row in enumerate(rows)
         if kept[tower][layer] != row
-        for output in output_of(parent.weights, tower, layer)
-        if output is not None
-        for name in (output, *halves(output))
+        for name in output_of(parent.weights, tower, layer)
+        if name is not None
     }
 
 

@@ -1,8 +1,7 @@
 """How a hydra lies in one file: equal tensors once, shared heads once, the rest per member (DESIGN section 3).
 
 A tensor under its own name serves all members; for a head tensor it then holds the union of the heads
-that any member keeps, in rising order. A member's own tensor is named `members.<i>.<name>`. Members that low-rank
-changes were tuned of share what these are added to, and have the two halves of each pair for themselves.
+that any member keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
 """
 
 from __future__ import annotations
@@ -56,19 +55,18 @@ def plan_fusion(
 ) -> FusionPlan:
     """Decide for every tensor whether the members can share it."""
     first = members[0]
-    tables = {name: weight for m in members for name, weight in m.weights.items()}
-    axes = head_axes(tables.values())
+    axes = head_axes(first.weights.values())
     kepts: list[Kept] = [single(member).kept for member in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
     spreads: dict[str, tuple[float, float]] = {}
     apart: set[str] = set()  # tensors of which members have one of their own
-    for name, weight in tables.items():
+    for name, weight in first.weights.items():
         place = axes.get(name)
         alike = place is None or both[place[0]][place[1]] == union[place[0]][place[1]]
         shared = None
-        if not _comparable(members, name):
-            pass
+        if len({(m.tensors[name].dtype, m.weights[name].shape) for m in members}) > 1:
+            pass  # what cannot be compared is not shared
         elif alike and len({d[name] for d in digests}) == 1:
             shared = _copy(first, name, name, digests[0][name])
         elif average_mlp and weight.part == "mlp":
@@ -79,20 +77,9 @@ def plan_fusion(
             planned.append(shared)
             continue
         apart.add(name)
-        planned += [
-            _copy(member, name, PREFIX.format(i, name), digests[i][name])
-            for i, member in enumerate(members)
-            if name in member.weights
-        ]
+        planned += [_copy(member, name, PREFIX.format(i, name), digests[i][name]) for i, member in enumerate(members)]
     trunk = shared_layers(first.weights, first.manifest.towers, kepts, apart)
     return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members), spreads)
-
-
-def _comparable(members: Sequence[Checkpoint], name: str) -> bool:
-    """Whether all members have a tensor, in one dtype: low-rank pairs are not in every file, nor of one rank."""
-    if any(name not in member.weights for member in members):
-        return False
-    return len({(m.tensors[name].dtype, m.weights[name].shape) for m in members}) == 1
 
 
 def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:

@@ -1,8 +1,6 @@
-"""Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections, and stays beside them.
+"""Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections, and is added to them.
 
-W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is three members tuned
-so, of which
-`fuse` stores W once.
+W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is three members tuned so.
 """
 
 from __future__ import annotations
@@ -11,10 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.families.lowrank import changeable, halves
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from hydrasurgeon.families.base import Family
     from hydrasurgeon.families.weights import Weight
@@ -23,6 +20,12 @@ if TYPE_CHECKING:
 
 MARK = "lora_"
 """In the names of what trains; what stands before it depends on how files call the layer."""
+
+
+def changeable(weight: Weight) -> bool:
+    """Whether a weight may have a low-rank change: attention's matrices."""
+    attention = weight.part in ("attention", "output")
+    return attention and weight.heads is not None and len(weight.shape) == 2
 
 
 def attach(
@@ -97,24 +100,16 @@ def trains(others: Callable[[str], bool], weights: Mapping[str, Weight]) -> Call
     return trainable
 
 
-def detach(module: nn.Module) -> dict[str, Tensor]:
-    """Leave the module as it was built, and hand out the pairs by their names in files; the scale is a factor of B."""
-    from hydrasurgeon.families.disk_names import DiskNamed
-
-    pairs = {}
-    for name, part in _changed(module).items():
-        place, _, last = name.rpartition(".")
-        setattr(module.get_submodule(place), last, part.get_base_layer())
-        (adapter,) = part.active_adapters
-        weight = f"{name}.weight"
-        a, b = halves(module.disk_name(weight) if isinstance(module, DiskNamed) else weight)
-        pairs[a] = part.lora_A[adapter].weight.detach()
-        pairs[b] = part.scaling[adapter] * part.lora_B[adapter].weight.detach()
-    return pairs
-
-
-def _changed(module: nn.Module) -> dict[str, Any]:
-    """Layers with changes beside them, by name."""
+def merge(module: nn.Module) -> None:
+    """Leave the module as it was built, with the changes added to its weights; the sum is taken in float64."""
     from peft.tuners.lora import LoraLayer
+    from torch import no_grad
 
-    return {name: part for name, part in module.named_modules() if isinstance(part, LoraLayer)}
+    changed: dict[str, Any] = {name: part for name, part in module.named_modules() if isinstance(part, LoraLayer)}
+    for name, part in changed.items():
+        place, _, last = name.rpartition(".")
+        layer, (adapter,) = part.get_base_layer(), part.active_adapters
+        with no_grad():
+            change = part.lora_B[adapter].weight.double() @ part.lora_A[adapter].weight.double()
+            layer.weight.copy_(layer.weight.double() + part.scaling[adapter] * change)
+        setattr(module.get_submodule(place), last, layer)

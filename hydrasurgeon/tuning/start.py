@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.lowrank import in_effect
 from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept, open_checkpoint, rewritten, single
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
@@ -147,7 +146,7 @@ def starting_module(source: Start, model: Model, plan: Recipe, seed: int) -> nn.
     torch.manual_seed(seed)
     module = family.build(model, source.manifest.towers, source.manifest.kept, fresh=True)
     if source.checkpoint is not None:
-        tensors = in_effect(source.checkpoint).tensors
+        tensors = source.checkpoint.tensors
         state = module.state_dict()
         for name in state:
             renewed = weights[name].part == "classifier" and plan.classifier != "keep"

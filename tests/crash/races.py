@@ -15,14 +15,6 @@ RACES = {
     "file without --force": ("prune vit --method random --keep 2 -o m", "prune vit --method random --keep 3 -o m"),
     "folder": ("prune vit --method random --keep 2 -o d/ --force", "prune vit --method random --keep 3 -o d/ --force"),
     "folder and file stages": ("fuse m1 m2 -o d/ --force", "prune vit --method random --keep 3 -o d/ --force"),
-    "file of low-rank pairs": (
-        "fuse l1 l2 --weights 2,1 -o m --force",
-        "prune l1 --method random --keep 2 -o m --force",
-    ),
-    "folder of low-rank pairs": (
-        "fuse l1 l2 --weights 2,1 -o d/ --force",
-        "prune l2 --method random --keep 2 -o d/ --force",
-    ),
     "report": (
         "eval m1 --data d.npz --limit 8 --device cpu --json r.json --force",
         "eval m2 --data d.npz --limit 8 --device cpu --json r.json --force",

@@ -107,14 +107,6 @@ SCENES = (
     Scene("finetune: folder", f"{TUNE} -o d/", (("d/",),), again=("--resume", "--resume --force")),
     Scene("fuse: file", "fuse m1 m2 -o m", (PAIR,)),
     Scene("fuse: file over a file", "fuse m1 m2 -o m --force", (PAIR,), (_prune("m"),)),
-    Scene(
-        "fuse: low-rank pairs that count differently, file over a file",
-        "fuse l1 l2 --weights 2,1 -o m --force",
-        (PAIR,),
-        (_prune("m"),),
-    ),
-    Scene("fuse: low-rank pairs that count differently, folder", "fuse l1 l2 --weights 2,1 -o d/", (("d/",),)),
-    Scene("prune: low-rank pairs, file", "prune l1 --method random --keep 2 -o m", (PAIR,)),
     Scene("fuse: folder over a folder", "fuse m1 m2 -o d/ --force", (("d/",),), (_prune("d/"),)),
     Scene(
         "eval: report and predictions",
@@ -210,7 +202,6 @@ SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in p
 def lay_out(folder: Path, *, light: bool) -> tuple[str, ...]:
     """Make the inputs of all scenes in `folder`, without the command; the commands that make the rest."""
     import numpy as np
-    from low_rank import with_changes
     from safetensors.torch import load_file, save_file
     from tiny_families import FAMILIES
 
@@ -223,8 +214,6 @@ def lay_out(folder: Path, *, light: bool) -> tuple[str, ...]:
     fresh(f"init:{ARCH}", folder / "vit.safetensors", seed=0)
     if not light:
         FAMILIES["BERT"].write(folder / "bert")
-    for seed, name in enumerate(("l1", "l2")):
-        with_changes(folder / "vit.safetensors", folder / f"{name}.safetensors", seed=seed)
     # As people have them: tensors alone.
     save_file(load_file(folder / "vit.safetensors"), folder / "bare.safetensors")
     return (_prune("m1", keep=3), _prune("m2", keep=2, more="--seed 1"))

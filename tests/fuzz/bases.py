@@ -87,25 +87,6 @@ class Bases:
         assert self.checkpoints
         return self.folder / "files" / f"{name}.safetensors"
 
-    @cached_property
-    def paired(self) -> tuple[Checkpoint, ...]:
-        """Members with low-rank pairs, and their hydra, in which they count differently."""
-        made = self.folder / "paired"
-        if not made.exists():
-            from low_rank import with_changes
-
-            import hydrasurgeon as hs
-
-            work = self.folder / ".paired"
-            work.mkdir(parents=True)
-            members = [
-                with_changes(self.path(f"member-{i}"), work / f"pairs-{i}.safetensors", seed=i) for i in range(2)
-            ]
-            hs.fuse(members, weights="2,1", out=work / "hydra.safetensors")
-            work.rename(made)
-        paths = sorted(made.glob("*.safetensors"))
-        return tuple(Checkpoint(path.stem, *unpacked(path.read_bytes())) for path in paths)
-
     def _make_checkpoints(self, folder: Path) -> None:
         import hydrasurgeon as hs
 

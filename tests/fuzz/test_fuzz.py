@@ -32,7 +32,6 @@ EXAMPLES = {
     "states": 30,
     "builds": 30,
     "choices": 60,
-    "pairs": 30,
     "images": 100,
 }
 COMMANDS = 2

@@ -253,10 +253,6 @@ def head_tensors(config: Any) -> dict[str, tuple[int, int]]:
     return {name: tuple(place) for name, place in places}
 
 
-LOW_RANK = (".lora_a", ".lora_b")
-"""What the names of a low-rank change's halves A and B end in, behind the name of their matrix."""
-
-
 def member_weights(
     file: str, number: int, kepts: Sequence[Sequence[Sequence[int]]], cut: Mapping[str, tuple[int, int]], head_dim: int
 ) -> dict[str, Tensor]:
@@ -267,10 +263,7 @@ def member_weights(
         at = [union[layer].index(head) for head in row]
         if len(at) < len(union[layer]):
             for name, place in cut.items():
-                matrix = name.replace("{}", str(layer))
-                # Of a low-rank change, the half that has the rows or columns of heads is cut too.
-                for each in (matrix, matrix + LOW_RANK[1 - place[0]]):
-                    cuts[each] = (at, place, len(union[layer]))
+                cuts[name.replace("{}", str(layer))] = (at, place, len(union[layer]))
     prefix = f"members.{number}."
     weights = {}
     with Stored(file) as stored:
@@ -293,23 +286,9 @@ def member_weights(
                 weights[name] = tensor.contiguous()
         first = "members.0."  # where `save_pretrained` puts what all members share
         for name in (each.removeprefix(first) for each in names if each.startswith(first)):
-            if name not in weights and not name.endswith(LOW_RANK):
+            if name not in weights:
                 weights[name] = stored.get_tensor(first + name)
-    return with_changes(weights)
-
-
-def with_changes(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Low-rank changes added to their matrices W + B A, to the bit as hydrasurgeon adds them: rank after rank, in
-    float64."""
-    changed = {name: tensor for name, tensor in weights.items() if not name.endswith(LOW_RANK)}
-    for name in changed:
-        a, b = (weights.get(name + half) for half in LOW_RANK)
-        if a is not None and b is not None:
-            total = changed[name].double().clone()
-            for row, column in zip(a.double(), b.double().T, strict=True):
-                total += column[:, None] * row
-            changed[name] = total.to(changed[name].dtype)
-    return changed
+    return weights
 
 
 def shared_by_all(members: Sequence[nn.Module]) -> list[str]:

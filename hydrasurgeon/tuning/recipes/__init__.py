@@ -84,8 +84,8 @@ class Recipe(BaseModel):
     max_length: Count | None = None
     """Tokens of a text."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights, and keep them
-    beside these."""
+    """Train low-rank changes of attention of this rank, and the classifier, instead of the weights; their sum is
+    written."""
     lora_alpha: float = Field(8, gt=0)
     """What such changes are scaled by: alpha / rank."""
 

@@ -41,7 +41,6 @@ KINDS = {
         Kind("states", 12),
         Kind("builds", 12),
         Kind("choices", 40),
-        Kind("pairs", 12),
         Kind("images", 502),
     )
 }
