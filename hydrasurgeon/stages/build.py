@@ -248,13 +248,12 @@ def _opened(checkpoint: str | Path, arguments: Building) -> Checkpoint:
 
 def _opened_data(opened: Checkpoint, arguments: Building) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and foreign data, all different; and what is odd about them."""
-    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data import open_data
 
     model = opened.manifest.model
 
     def labelled(spec: str) -> Samples:
-        samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
-        return fit_classes(samples, model)
+        return open_data(spec, limit=arguments.limit, seed=arguments.seed, model=model)
 
     sets = {"data": [labelled(arguments.data)], "val": [labelled(arguments.val)]}
     sets["ood"] = [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood]

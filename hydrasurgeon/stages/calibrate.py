@@ -155,7 +155,7 @@ class _Data:
 
 
 def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
-    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data import open_data
 
     model = opened.manifest.model
     if model.num_classes == 0:
@@ -165,8 +165,7 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
         )
 
     def labelled(spec: str) -> Samples:
-        samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
-        return fit_classes(samples, model)
+        return open_data(spec, limit=arguments.limit, seed=arguments.seed, model=model)
 
     val = labelled(arguments.data)
     fit = None if arguments.fit_data is None else labelled(arguments.fit_data)
