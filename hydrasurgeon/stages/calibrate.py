@@ -201,7 +201,7 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: 
 
     def outputs(samples: Samples) -> Outputs:
         piece = collected(model, samples, arguments, features=features, skipped=skipped)
-        return Outputs(piece.logits, piece.features, piece.labels, model.mixture)
+        return Outputs(piece.logits, piece.features, piece.labels)
 
     val = outputs(data.val)
     foreign: list[Outputs] = []
