@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.decided import undecided
@@ -13,8 +14,8 @@ from hydrasurgeon.files.tensors import weights_sha256
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint whose weights were hashed, and the hash of each of its tensors."""
+class Hashed:
+    """A checkpoint, and the hash of each of its tensors."""
 
     checkpoint: Checkpoint
     digests: dict[str, str]
@@ -27,49 +28,23 @@ class AtHand:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise CheckpointError(f"{folder}: no such folder")
-        self._claims: dict[Path, str | None] | None = None
-        """What each file's manifest says its weights hash to; None for files without one."""
-        self._found: dict[tuple[Path, str | None], tuple[str, Found] | None] = {}
+        self._opened, self._hashed = cache(_opened), cache(_hashed)
 
     def find(
         self, sha256: str, *, name: str | None = None, arch: str | None = None, kind: str | None = None
-    ) -> Found | None:
-        """The checkpoint with these weights, the one called `name` first; `arch` reads what says nothing itself."""
-        claims = self._read_claims()
-        paths = [path for path, claim in claims.items() if claim in (sha256, None)]
-        for path in sorted(paths, key=lambda path: (path.name != name, claims[path] is None, path)):
-            entry = self._hashed(path, arch if claims[path] is None else None)
-            if entry is None or entry[0] != sha256:
+    ) -> Hashed | None:
+        """The checkpoint with these weights, the one called `name` first; `arch` reads what has no manifest."""
+        paths = [self.folder / each for each in entries(self.folder)]
+        for path in sorted(paths, key=lambda path: (path.name != name, path)):
+            opened = self._opened(path, arch)
+            if opened is None or kind not in (None, opened.manifest.kind):
                 continue
-            if kind is None or entry[1].checkpoint.manifest.kind == kind:
-                return entry[1]
+            if opened.recorded and opened.manifest.weights_sha256 != sha256:
+                continue
+            hashed = self._hashed(path, arch)
+            if hashed is not None and weights_sha256(opened.tensors, hashed.digests) == sha256:
+                return hashed
         return None
-
-    def _read_claims(self) -> dict[Path, str | None]:
-        if self._claims is None:
-            self._claims = {}
-            for path in (self.folder / name for name in entries(self.folder)):
-                if path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors"))):
-                    self._claims[path] = _claim(_opened(path, None))
-        return self._claims
-
-    def _hashed(self, path: Path, arch: str | None) -> tuple[str, Found] | None:
-        if (path, arch) not in self._found:
-            opened = _opened(path, arch) or _opened(path, None)
-            try:
-                digests = None if opened is None else opened.digests()
-            except ManifestError:  # its manifest lies about its weights: it is not what it says
-                digests = None
-            self._found[path, arch] = (
-                None
-                if opened is None or digests is None
-                else (weights_sha256(opened.tensors, digests), Found(opened, digests))
-            )
-        return self._found[path, arch]
-
-
-def _claim(opened: Checkpoint | None) -> str | None:
-    return opened.manifest.weights_sha256 if opened is not None and opened.recorded else None
 
 
 def _opened(path: Path, arch: str | None) -> Checkpoint | None:
@@ -77,7 +52,18 @@ def _opened(path: Path, arch: str | None) -> Checkpoint | None:
 
     Without a decision state: what was fitted to weights does not tell what was made of them.
     """
+    if path.suffix != ".safetensors" and not (path.is_dir() and any(path.glob("*.safetensors"))):
+        return None
     try:
         return undecided(open_checkpoint(path, arch=arch))
-    except HydraError:
+    except HydraError:  # of another architecture, too
+        return None if arch is None else _opened(path, None)
+
+
+def _hashed(path: Path, arch: str | None) -> Hashed | None:
+    """None where the manifest belongs to other weights."""
+    opened = _opened(path, arch)
+    try:
+        return None if opened is None else Hashed(opened, opened.digests())
+    except ManifestError:
         return None

@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.hydra_layout import hydra_digests
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.files.history import changes_weights
-from hydrasurgeon.files.manifest import HydraManifest, Step
+from hydrasurgeon.files.manifest import HydraManifest
 from hydrasurgeon.files.scan import finite, scan, spoiled
 from hydrasurgeon.files.tensors import weights_sha256
 
@@ -143,36 +143,24 @@ def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
 
 
 def _history(checkpoint: Checkpoint, digests: Mapping[str, str]) -> Check:
-    """The links that the history tells by itself: what a step read must be what the one before it left."""
-    manifest = checkpoint.manifest
-    steps = manifest.history
+    """The links that the history tells by itself: a step read what the one before it wrote, the last wrote these
+    weights."""
+    steps = checkpoint.manifest.history
     if not steps:
         return Check("history", None, "nothing is recorded")
-    if manifest.kind == "hydra":
-        fused = next((entry for entry in reversed(steps) if entry.command == "fuse"), None)
-        if fused is None:
-            return Check("history", None, "no fuse is recorded")
-        links = len(fused.inputs)  # that they are the members listed was checked on opening
-    else:
-        # What a padded model came from may be a hydra, whose history is no chain.
-        padded = max((at for at, entry in enumerate(steps) if entry.command == "export"), default=0)
-        broken = _broken_link(steps, weights_sha256(checkpoint.tensors, digests), begin=padded)
-        if broken is not None:
-            return Check("history", False, broken)
-        links = sum(not changes_weights(entry) for entry in steps)
-    return Check("history", True, f"{len(steps)} steps, {links} links told by the file itself")
-
-
-def _broken_link(steps: Sequence[Step], weights: str, *, begin: int) -> str | None:
-    """In a history that is one chain from some step on: where a step did not read what the step before it left."""
-    reads = [entry.inputs[0].sha256 if entry.inputs else None for entry in steps]
-    for at, entry in list(enumerate(steps))[begin:]:
-        if len(entry.inputs) > 1 or (at > 0 and not entry.inputs):
-            return f"step {at + 1}, {entry.command}, read {len(entry.inputs)} files instead of one"
-        # Scores change no weights: the next step finds those that were scored.
-        if not changes_weights(entry) and reads[at] != [*reads[1:], weights][at]:
-            return f"step {at + 1}, {entry.command}, read other weights than it left"
-    return None
+    # What was fused has several histories, one after another: that it is of these members was checked on opening.
+    begin = max((at for at, entry in enumerate(steps) if entry.command in ("fuse", "export")), default=0)
+    wrote = None
+    for at, entry in enumerate(steps[begin:], begin + 1):
+        read = [source.sha256 for source in entry.inputs]
+        if wrote is not None and read != [wrote]:
+            return Check("history", False, f"step {at}, {entry.command}, did not read what step {at - 1} wrote")
+        if not changes_weights(entry) and entry.output not in (None, *read):
+            return Check("history", False, f"step {at}, {entry.command}, read other weights than it left")
+        wrote = entry.output
+    if wrote not in (None, weights_sha256(checkpoint.tensors, digests)):
+        return Check("history", False, f"its last step, {steps[-1].command}, wrote other weights ({short(wrote)})")
+    return Check("history", True, f"{len(steps)} steps, each of what the one before it wrote")
 
 
 def must_hold(path: str, checks: Sequence[Check]) -> None:

@@ -39,4 +39,4 @@ def _read(entry: Step, after: str, before: str) -> Step:
     inputs = tuple(
         each.model_copy(update={"sha256": before}) if each.sha256 == after else each for each in entry.inputs
     )
-    return entry.model_copy(update={"inputs": inputs})
+    return entry.model_copy(update={"inputs": inputs, "output": before if entry.output == after else entry.output})

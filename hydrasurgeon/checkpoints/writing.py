@@ -18,7 +18,7 @@ from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import FILES_KEY, HEADER_KEY, MAX_BYTES, UNKNOWN, Manifest, ManifestT, sidecar
 from hydrasurgeon.files.shards import parse_size, write_shards
-from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, hashed, write_tensors
+from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
 
 # Behind the name of a weight file without its suffix: nothing, the number of a shard, or an index.
 SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.json")
@@ -161,13 +161,8 @@ def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
     # A link within a folder may lead into a cache of the hub's: it is replaced, what it leads to stays.
     weights = file.path if folder else real(file.path)
     header = {**file.metadata, HEADER_KEY: manifest.to_header()}
-
-    planned = [
-        Planned(name, info.dtype, info.shape, lambda name=name: hashed(file.blocks(name)))  # type: ignore[misc]
-        for name, info in file.infos.items()
-    ]
     with replacing(weights, path / "heads.json" if folder else sidecar(weights)) as (part, text):
-        write_tensors(part, planned, lambda _: header)
+        write_tensors(part, Tensors([file]).planned(), lambda _: header)
         fill(text, manifest.to_json().encode())
     if folder:
         _record_names(path / "config.json", manifest)

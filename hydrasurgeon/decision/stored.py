@@ -17,6 +17,7 @@ from hydrasurgeon.decision.temperature import Joint
 from hydrasurgeon.files.decided import STORED, Decision, OodRecord, Standard, stored_name
 from hydrasurgeon.files.decided_cascade import CascadeRecord
 from hydrasurgeon.files.decided_parts import AbstainRecord, ConformalRecord, JointRecord, PenaltyRecord
+from hydrasurgeon.files.mixture import Mixture
 
 
 def stored(
@@ -92,7 +93,7 @@ def _ood(rule: OodRule, auroc: Mapping[str, float], chosen_by: str) -> OodRecord
     return OodRecord.model_validate(about)
 
 
-def state_of(decision: Decision, tensors: Mapping[str, Tensor]) -> State:
+def state_of(decision: Decision, tensors: Mapping[str, Tensor], mixture: Mixture | None = None) -> State:
     """The state that a manifest and the tensors it names make."""
     ood, joint, abstain = decision.ood, decision.joint, decision.abstain
     fitted = None
@@ -111,6 +112,7 @@ def state_of(decision: Decision, tensors: Mapping[str, Tensor]) -> State:
         conformal=_conformal(decision.conformal),
         abstention=_abstention(abstain),
         cascade=None if decision.cascade is None else cascade_of(decision.cascade),
+        mixture=mixture,
     )
 
 

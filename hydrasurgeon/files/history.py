@@ -34,20 +34,20 @@ def step(
     )
 
 
-def command_line(entry: Step, *, inputs: Sequence[str] | None = None, out: str | None = None) -> list[str]:
-    """The words of the command that a step was; `inputs` and `out` say where its files lie now."""
-    names = [each.name for each in entry.inputs] if inputs is None else inputs
-    words = [entry.command, *(f"./{name}" if name.startswith("-") else name for name in names)]
-    words += [str(entry.args[key]) for key in POSITIONAL if key in entry.args]
+def command_line(entry: Step) -> list[str]:
+    """The words of the command that a step was."""
+    names = [f"./{each.name}" if each.name.startswith("-") else each.name for each in entry.inputs]
+    words = [entry.command, *names, *(str(entry.args[key]) for key in POSITIONAL if key in entry.args)]
     for key, value in entry.args.items():
         if key not in POSITIONAL:
-            words += _option(f"--{key.replace('_', '-')}", value)
-    words += ["--seed", str(entry.seed)] if entry.seed else []
-    return [*words, *(["-o", out] if out is not None else [])]
+            words += typed(f"--{key.replace('_', '-')}", value)
+    return [*words, *(["--seed", str(entry.seed)] if entry.seed else [])]
 
 
-def _option(name: str, value: Any) -> list[str]:
+def typed(name: str, value: Any) -> list[str]:
     """One option as it is typed: a flag alone, several values and KEY=VALUE pairs one by one."""
+    if value is None or value is False:
+        return []
     if value is True:
         return [name]
     if isinstance(value, Mapping):

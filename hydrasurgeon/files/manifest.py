@@ -22,6 +22,7 @@ from pydantic import (
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import parse_json, read_bytes
+from hydrasurgeon.files.mixture import check_mixture
 from hydrasurgeon.heads import Layers
 
 FORMAT = "hydrasurgeon.manifest/1"
@@ -87,7 +88,7 @@ FamilyName = Annotated[str, PlainValidator(_family), WithJsonSchema({"enum": lis
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Index = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Text = Annotated[str, Field(max_length=10_000)]
@@ -169,6 +170,8 @@ class Member(_Record):
 class Fusion(_Record):
     mlp: Literal["average", "separate"]
     trunk: int = Field(ge=0, le=MAX_COUNT)
+    weights: Annotated[tuple[float, ...], AfterValidator(check_mixture)] | None = None
+    """The members' weights in the mean of their probabilities; absent where all count alike."""
 
 
 class Input(_Record):
@@ -182,9 +185,15 @@ class Step(_Record):
     command: Name
     args: Json = {}
     inputs: tuple[Input, ...] = ()
+    output: Sha256 | None = None
+    """What the weights that it wrote hash to; absent in files of older versions."""
     data: tuple[DataRecord, ...] = ()
     seed: Seed | None = None
     versions: dict[Name, Name] = {}
+
+    def wrote(self, sha256: str) -> Step:
+        """The entry, once the hash of the weights that the step wrote is there."""
+        return self.model_copy(update={"output": sha256})
 
 
 class _Manifest(_Record):
@@ -213,6 +222,9 @@ class _Manifest(_Record):
             layers = next(iter(self.towers.values())).layers
             if self.fusion.trunk > layers:
                 raise ValueError(f"a trunk of {self.fusion.trunk} layers, the tower has {layers}")
+            weights = self.fusion.weights
+            if weights is not None and len(weights) != len(self.members):
+                raise ValueError(f"{len(weights)} weights for {len(self.members)} members")
             selections = [member.kept for member in self.members]
         else:
             if self.kept is None or self.members is not None or self.fusion is not None:
@@ -246,9 +258,15 @@ class _Manifest(_Record):
 
     def _plain(self) -> dict[str, Any]:
         plain = self.model_dump(mode="json")
+        if plain["fusion"] is not None and plain["fusion"]["weights"] is None:
+            del plain["fusion"]["weights"]
         optional = ("kept", "members", "fusion", "decision")
         return {
             **{key: value for key, value in plain.items() if key not in optional or value is not None},
+            "history": [
+                {key: value for key, value in entry.items() if key != "output" or value is not None}
+                for entry in plain["history"]
+            ],
             "scores": {
                 name: {key: value for key, value in score.items() if value is not None}
                 for name, score in plain["scores"].items()

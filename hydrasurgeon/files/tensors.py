@@ -162,6 +162,13 @@ class Tensors(Mapping[str, TensorInfo]):
         for block in self.blocks(name, most=most):
             yield block.reshape((-1, *shape[1:]))
 
+    def planned(self) -> list[Planned]:
+        """All of them as they are, to be written elsewhere."""
+        return [
+            Planned(name, info.dtype, info.shape, lambda name=name: hashed(self.blocks(name)))  # type: ignore[misc]
+            for name, info in self.items()
+        ]
+
     def digests(self) -> dict[str, str]:
         """sha256 of every tensor's bytes."""
         names = list(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import claims
+from hydrasurgeon.files.history import typed
 from hydrasurgeon.lookup import did_you_mean
 
 GROUPS = READ, CHOSEN, WRITTEN, RUNS = "What is read", "What is done", "What is written", "How it runs"
@@ -170,8 +171,8 @@ class Options(BaseModel):
         unknown = next((name for name in args if not about(fields.get(name, NOTHING)).get("recorded")), None)
         if unknown is not None:
             raise ValueError(f"{unknown}: is not an option that {cls.__name__.lower()} records")
-        texts = [str(value) for value in args.values()]
-        if not all(text.isprintable() for text in texts):
+        # They become words of a shell script: nothing in them may end a line or speak to a terminal.
+        if not all(word.isprintable() for word in words(args, cls)):
             raise ValueError("holds control characters")
         # Inputs and outputs are not among the options; where they lie is said elsewhere.
         places = {
@@ -209,19 +210,7 @@ def about(field: FieldInfo) -> Mapping[str, Any]:
 
 def words(options: Mapping[str, Any], record: type[Options]) -> list[str]:
     """Options as they are typed: a flag alone, several values and KEY=VALUE pairs one by one."""
-    line: list[str] = []
-    for name, value in options.items():
-        if value is None or value is False:
-            continue
-        flag = record.flag(name)
-        if value is True:
-            line.append(flag)
-            continue
-        if isinstance(value, Mapping):
-            value = [f"{key}={each}" for key, each in value.items()]
-        values: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
-        line += [word for each in values for word in (flag, str(each))]
-    return line
+    return [word for name, value in options.items() for word in typed(record.flag(name), value)]
 
 
 def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:

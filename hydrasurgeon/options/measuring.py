@@ -161,7 +161,7 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Force):
     Each is checked first.
     """
 
-    format: str = option("onnx", help="onnx, pt2 or padded.")
+    format: str = option("onnx", recorded=True, help="onnx, pt2 or padded.")
     aot: bool = option(False, help="pt2: compiled for this machine (AOTInductor).")
     cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
     member: int | None = option(None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0.")

@@ -26,7 +26,8 @@ def state_in(checkpoint: Checkpoint) -> State | None:
     tensors = {
         name: to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path) for name in names
     }
-    return state_of(decision, tensors)
+    fusion = checkpoint.manifest.fusion
+    return state_of(decision, tensors, None if fusion is None else fusion.weights)
 
 
 @torch.inference_mode()

@@ -55,11 +55,11 @@ def padded(opened: Checkpoint, member: int | None) -> Padded:
         weights[name] = to_weights(array, dtype, name=name, path=opened.path)
     model, every = opened.manifest.model, all_kept(towers)
     entry = step("export", args={"format": "padded", "member": member}, inputs=[opened.record(opened.digests())])
-    history = (*opened.manifest.history, entry)
     module = opened.family.build(model, towers, every)
     assign(module, weights, opened.path)
 
     def manifest(sha256: str) -> SingleManifest:
+        history = (*opened.manifest.history, entry.wrote(sha256))
         return SingleManifest(
             kind="backbone", model=model, towers=towers, kept=every, weights_sha256=sha256, history=history
         )

@@ -6,9 +6,8 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydrasurgeon.checkpoints.card import CARD, on_hub
 from hydrasurgeon.checkpoints.hub import network_errors, refused_token
@@ -17,10 +16,7 @@ from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.manifest import Manifest, sidecar
-from hydrasurgeon.files.tensors import Planned, TensorFile, hashed
-
-if TYPE_CHECKING:
-    from hydrasurgeon.files.tensors import Parts
+from hydrasurgeon.files.tensors import TensorFile, Tensors
 
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
 """What to do about a token."""
@@ -152,18 +148,11 @@ def _weights(target: Path, manifest: Manifest) -> Iterator[dict[str, Path]]:
         yield {weights_name(manifest): target}
     else:
         # The tensors of a decision state lie beside the model's there.
-        file = TensorFile(target)
-        planned = [
-            Planned(name, info.dtype, info.shape, partial(_copied, file, name)) for name, info in file.infos.items()
-        ]
+        planned = Tensors([TensorFile(target)]).planned()
         with tempfile.TemporaryDirectory(prefix="hydrasurgeon-") as scratch:
             folder = Path(scratch) / "upload"
             save(folder, planned, lambda _: manifest)
             yield {path.name: path for path in weight_files(folder)}
-
-
-def _copied(file: TensorFile, name: str) -> Parts:
-    return hashed(file.blocks(name))
 
 
 def _again(target: Path, manifest: Manifest, name: str) -> str:

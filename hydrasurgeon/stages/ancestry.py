@@ -1,37 +1,30 @@
-"""Whether a checkpoint is what its history makes of the files it came from: the part of `verify` that needs them."""
+"""Whether a checkpoint is what its history makes of the files it came from: the part of `verify` that needs them.
+
+What surgery does is done again, tensor by tensor, and compared bit for bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.at_hand import AtHand, Found
+from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, first, short
-from hydrasurgeon.checkpoints.reading import single
+from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.history import lineage, merged
-from hydrasurgeon.files.manifest import DataRecord, Input, Step
-from hydrasurgeon.files.recorded import (
-    ExportOptions,
-    FinetuneOptions,
-    FuseOptions,
-    PruneOptions,
-    RunOptions,
-    StepOptions,
-    options_of,
-)
-from hydrasurgeon.files.tensors import as_float
-from hydrasurgeon.options.shared import Run
-from hydrasurgeon.surgery.derivation import (
-    Derived,
-    compare,
-    compare_fused,
-    compare_pruned,
-    contains,
-    repaired_names,
-    same_model,
-)
+from hydrasurgeon.files.manifest import Step
+from hydrasurgeon.files.tensors import THREADS, Planned, as_float, sha256_of
+from hydrasurgeon.heads import Kept
+from hydrasurgeon.options.base import Options
+from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions
+from hydrasurgeon.options.measuring import ExportOptions
+from hydrasurgeon.stages.commands import recalled
+from hydrasurgeon.surgery.compensate import output_names, repaired_tensors
+from hydrasurgeon.surgery.cut import plan_pruning
+from hydrasurgeon.surgery.fusion import plan_fusion
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -42,42 +35,13 @@ REPAIR_TOLERANCE = 1e-5
 processor sums the same products in another order."""
 
 
-def ancestry(child: Found, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
-    """Every step back from `child` for which the files are at hand, each file once."""
-    waiting, seen = [child], set[str]()
-    while waiting:
-        child = waiting.pop(0)
-        manifest = child.checkpoint.manifest
-        steps = lineage(manifest.history)
-        if not steps or manifest.weights_sha256 in seen:
-            continue
-        seen.add(manifest.weights_sha256)
-        try:
-            options = options_of(steps[-1], child.checkpoint.name)
-        except ManifestError as error:
-            yield Check(f"{child.checkpoint.name}, history", None, error.message)
-            continue
-        arch = options.arch if isinstance(options, RunOptions) else None
-        sources = steps[-1].inputs
-        parents = [at_hand.find(each.sha256, name=each.name, arch=arch) for each in sources]
-        missing = [each for each, parent in zip(sources, parents, strict=True) if parent is None]
-        present = [parent for parent in parents if parent is not None]
-        made = _Made(child, steps[-1], options)
-        if missing:
-            yield Check(made.name, None, f"{_named(missing[0])} is not in {at_hand.folder}")
-        else:
-            yield from _derived(made, present, inputs)
-            yield from _link(child, steps, present)
-        waiting += present
-
-
 @dataclass(frozen=True)
 class _Made:
     """A file, and the step that made it."""
 
-    child: Found
+    child: Hashed
     entry: Step
-    options: StepOptions
+    options: Options
 
     @property
     def file(self) -> str:
@@ -85,58 +49,94 @@ class _Made:
 
     @property
     def name(self) -> str:
-        sources = ", ".join(source.name for source in self.entry.inputs)
-        return f"{self.file} = {self.entry.command} {sources}".rstrip()
+        return f"{self.file} = {self.entry.command} {', '.join(source.name for source in self.entry.inputs)}"
 
 
-def _named(source: Input) -> str:
-    return f"{source.name} ({short(source.sha256)})"
+def ancestry(child: Hashed, at_hand: AtHand, inputs: Inputs) -> Iterator[Check]:
+    """Every step back from `child` for which the files are at hand, each file once."""
+    waiting, seen = [child], set[str]()
+    while waiting:
+        child = waiting.pop(0)
+        manifest, file = child.checkpoint.manifest, child.checkpoint.name
+        steps = lineage(manifest.history)
+        if not steps or manifest.weights_sha256 in seen:
+            continue
+        seen.add(manifest.weights_sha256)
+        if not steps[-1].inputs:
+            yield Check(f"{file} = {steps[-1].command}", None, "began with random weights")
+            continue
+        try:
+            made = _Made(child, steps[-1], recalled(steps[-1], file))
+        except ManifestError as error:
+            yield Check(f"{file}, history", None, error.message)
+            continue
+        arch, parents = steps[-1].args.get("arch"), []
+        for source in steps[-1].inputs:
+            parent = at_hand.find(source.sha256, name=source.name, arch=arch)
+            if parent is None:
+                missing = f"{source.name} ({short(source.sha256)}) is not in {at_hand.folder}"
+                yield Check(made.name, None, missing)
+                break
+            parents.append(parent)
+        else:
+            yield from _derived(made, parents, inputs)
+            yield _link(child, steps, parents)
+        waiting += parents
 
 
-def _derived(made: _Made, parents: Sequence[Found], inputs: Inputs) -> Iterator[Check]:
+def _derived(made: _Made, parents: Sequence[Hashed], inputs: Inputs) -> Iterator[Check]:
     """Whether the file is what the step makes of these parents."""
+    options, parent = made.options, parents[0]
     other = next((p.checkpoint for p in parents if not _alike(p, made.child)), None)
     if other is not None:
         yield Check(made.name, False, f"{other.name} is of another architecture")
-    elif isinstance(made.options, FuseOptions):
+    elif isinstance(options, FuseOptions):
         yield from _fused(made, parents, inputs)
-    elif isinstance(made.options, PruneOptions) and len(parents) == 1:
-        yield from _pruned(made, made.options, parents[0], inputs)
-    elif isinstance(made.options, ExportOptions) and len(parents) == 1:
+    elif isinstance(options, PruneOptions):
+        yield from _pruned(made, options, parent, inputs)
+    elif isinstance(options, ExportOptions):
         from hydrasurgeon.sharing.padded import padded
 
-        whole = padded(parents[0].checkpoint, made.options.member)
-        yield _bits(made, compare(made.child, whole.planned))
-    elif isinstance(made.options, FinetuneOptions) and len(parents) == 1:
-        yield from _tuned(made, made.options, parents[0])
-    else:
-        yield Check(made.name, None, "began with random weights: only replay can tell")
+        yield _bits(made, padded(parent.checkpoint, options.member).planned)
+    elif isinstance(options, FinetuneOptions):
+        yield from _tuned(made, options, parent)
 
 
-def _alike(parent: Found, child: Found) -> bool:
+def _alike(parent: Hashed, child: Hashed) -> bool:
     a, b = parent.checkpoint.manifest, child.checkpoint.manifest
     return (a.model.family, a.model.arch, a.towers) == (b.model.family, b.model.arch, b.towers)
 
 
-def _pruned(made: _Made, options: PruneOptions, parent: Found, inputs: Inputs) -> Iterator[Check]:
-    child = made.child.checkpoint
-    kept, before = child.manifest.kept, parent.checkpoint.manifest.kept
-    if kept is None or before is None or not contains(before, kept):
-        yield Check(made.name, False, "keeps heads that its parent does not have")
-    elif options.compensate != "none":
-        yield from _repaired(made, options, parent, inputs)
-    else:
-        yield _bits(made, compare_pruned(made.child, parent))
-        from hydrasurgeon.runtime.difference import masked_difference
-
-        difference = masked_difference(child, same_model(parent, child), inputs)
-        yield _outputs(f"{made.file}, pruned = masked", difference, inputs)
+def _same_model(parent: Hashed, like: Checkpoint) -> Checkpoint:
+    """A parent that answers for the child's classes: a CLIP's names may have been given after it was written."""
+    manifest = parent.checkpoint.manifest.model_copy(update={"model": like.manifest.model})
+    return replace(parent.checkpoint, manifest=manifest, recorded=True)
 
 
-def _bits(made: _Made, derived: Derived) -> Check:
-    if derived.differing:
-        return Check(made.name, False, f"made again, {first(derived.differing)} is another")
-    return Check(made.name, True, f"made again: {derived.tensors} tensors, bit for bit")
+def _bits(made: _Made, planned: Sequence[Planned], without: Collection[str] = ()) -> Check:
+    """Whether the file holds what was planned of its parents, bit for bit; `without` are tensors not to look at."""
+    differing = _differing(made.child, planned, without)
+    if differing:
+        return Check(made.name, False, f"made again, {first(differing)} is another")
+    count = len([name for name in made.child.checkpoint.tensors if name not in without])
+    return Check(made.name, True, f"made again: {count} tensors, bit for bit")
+
+
+def _differing(child: Hashed, planned: Sequence[Planned], without: Collection[str] = ()) -> list[str]:
+    """Tensors that are missing, superfluous, of another shape or dtype, or hold other bits."""
+    tensors = child.checkpoint.tensors
+    plans = {plan.name: plan for plan in planned if plan.name not in without}
+
+    def differs(name: str) -> bool:
+        if name not in plans or name not in tensors:
+            return True
+        plan, info = plans[name], tensors[name]
+        same_header = (plan.dtype, plan.shape) == (info.dtype, info.shape)
+        return not same_header or sha256_of(plan.produce()) != child.digests[name]
+
+    names = sorted({*plans, *tensors} - {*without})
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [name for name, other in zip(names, pool.map(differs, names), strict=True) if other]
 
 
 def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
@@ -153,49 +153,56 @@ def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
     )
 
 
-def _repaired(made: _Made, options: PruneOptions, parent: Found, inputs: Inputs) -> Iterator[Check]:
+def _pruned(made: _Made, options: PruneOptions, parent: Hashed, inputs: Inputs) -> Iterator[Check]:
+    """A member is its parent with heads cut out, and answers as the parent with those heads off."""
+    child = made.child.checkpoint
+    kept, before = child.manifest.kept, parent.checkpoint.manifest.kept
+    if kept is None or before is None or not _contains(before, kept):
+        yield Check(made.name, False, "keeps heads that its parent does not have")
+    elif options.repairs:
+        yield from _repaired(made, options, parent, inputs)
+    else:
+        yield _bits(made, plan_pruning(parent.checkpoint, kept, {}))
+        from hydrasurgeon.runtime.difference import masked_difference
+
+        difference = masked_difference(child, _same_model(parent, child), inputs)
+        yield _outputs(f"{made.file}, pruned = masked", difference, inputs)
+
+
+def _contains(parent: Kept, child: Kept) -> bool:
+    """Whether the child keeps only heads that the parent has."""
+    return all(set(row) <= set(parent[tower][layer]) for tower, rows in child.items() for layer, row in enumerate(rows))
+
+
+def _repaired(made: _Made, options: PruneOptions, parent: Hashed, inputs: Inputs) -> Iterator[Check]:
     """A member of `prune --compensate`: what was not repaired is the parent's, what was is fitted again."""
-    kept = single(made.child.checkpoint).kept
-    repaired = repaired_names(parent.checkpoint, kept)
-    yield _bits(made, compare_pruned(made.child, parent, without=repaired))
+    child = made.child.checkpoint
+    kept = single(child).kept
+    repaired = {name for pair in output_names(parent.checkpoint, kept).values() for name in pair if name is not None}
+    yield _bits(made, plan_pruning(parent.checkpoint, kept, {}), without=repaired)
     name = f"{made.file}, --compensate {options.compensate}"
     specs = ", ".join(record.spec for record in made.entry.data)
     if inputs.data is None:
         yield Check(name, None, f"was fitted on data: give it as --data ({specs})")
         return
-    fitted, record = _fitted_again(made, options, parent, inputs.data, inputs.run.device)
+    run = options.but(seed=made.entry.seed or 0, device=inputs.run.device)
+    fitted, record = repaired_tensors(
+        _same_model(parent, child), kept, how=options.compensate, data=inputs.data, run=run
+    )
     if record.sha256 not in {each.sha256 for each in made.entry.data}:
         yield Check(name, None, f"{inputs.data} is not the data it was fitted on ({specs})")
-    elif not compare_pruned(made.child, parent, repaired=fitted).differing:
+    elif not _differing(made.child, plan_pruning(parent.checkpoint, kept, {}, fitted)):
         yield Check(name, True, f"fitted again: {len(fitted)} tensors, bit for bit", 0.0)
     else:
-        yield _near(name, made.child, fitted)
+        yield _near(name, child, fitted)
 
 
-def _fitted_again(
-    made: _Made, options: PruneOptions, parent: Found, data: str, device: str
-) -> tuple[dict[str, Raw], DataRecord]:
-    from hydrasurgeon.surgery.compensate import repaired_tensors
-
-    child = made.child.checkpoint
-    run = Run(
-        limit=options.limit,
-        seed=made.entry.seed or 0,
-        device=device,
-        dtype=options.dtype,
-        batch_size=options.batch_size,
-        skip_bad=options.skip_bad,
-    )
-    kept = single(child).kept
-    return repaired_tensors(same_model(parent, child), kept, how=options.compensate, data=data, run=run)
-
-
-def _near(name: str, child: Found, fitted: dict[str, Raw]) -> Check:
+def _near(name: str, child: Checkpoint, fitted: Mapping[str, Raw]) -> Check:
     """Repaired tensors that are not the same bits: how far apart."""
     difference, largest = 0.0, 0.0
     for tensor, raw in fitted.items():
-        dtype = child.checkpoint.tensors[tensor].dtype
-        stored = as_float(child.checkpoint.tensors.read(tensor), dtype)
+        dtype = child.tensors[tensor].dtype
+        stored = as_float(child.tensors.read(tensor), dtype)
         difference = max(difference, float(abs(stored - as_float(raw, dtype)).max()))
         largest = max(largest, float(abs(stored).max()))
     relative = difference / (largest or 1.0)
@@ -207,32 +214,31 @@ def _near(name: str, child: Found, fitted: dict[str, Raw]) -> Check:
     )
 
 
-def _fused(made: _Made, members: Sequence[Found], inputs: Inputs) -> Iterator[Check]:
+def _fused(made: _Made, members: Sequence[Hashed], inputs: Inputs) -> Iterator[Check]:
+    """A hydra is the file that `fuse` writes of its members, and answers as they do."""
     child = made.child.checkpoint
-    manifest = child.manifest
-    listed = [each.kept for each in manifest.members] if manifest.kind == "hydra" else []
-    if manifest.kind != "hydra" or listed != [m.checkpoint.manifest.kept for m in members]:
+    manifest, checkpoints = child.manifest, [member.checkpoint for member in members]
+    if manifest.kind != "hydra" or [m.kept for m in manifest.members] != [c.manifest.kept for c in checkpoints]:
         yield Check(made.name, False, "keeps other heads than its members")
         return
-    yield _bits(made, compare_fused(made.child, members))
+    fusion, digests = manifest.fusion, [member.digests for member in members]
+    plan = plan_fusion(checkpoints, digests, average_mlp=fusion.mlp == "average")
+    if plan.trunk != fusion.trunk:
+        yield Check(made.name, False, f"made again, its trunk has {plan.trunk} layers, not {fusion.trunk}")
+    else:
+        yield _bits(made, plan.planned)
     name = f"{made.file}, fused = members"
-    if manifest.fusion.mlp == "average" and not _one_mlp(members):
+    mlps = [each for each, weight in checkpoints[0].weights.items() if weight.part == "mlp"]
+    if fusion.mlp == "average" and any(len({hashes[mlp] for hashes in digests}) > 1 for mlp in mlps):
         yield Check(name, None, "the mean of differently tuned MLPs equals none of them")
         return
     from hydrasurgeon.runtime.difference import fused_difference
 
-    difference = fused_difference(child, [same_model(each, child) for each in members], inputs)
+    difference = fused_difference(child, [_same_model(each, child) for each in members], inputs)
     yield _outputs(name, difference, inputs)
 
 
-def _one_mlp(members: Sequence[Found]) -> bool:
-    """Whether all members have the same MLPs, which their mean is then too."""
-    weights = members[0].checkpoint.weights
-    mlps = [name for name, weight in weights.items() if weight.part == "mlp"]
-    return all(len({member.digests[name] for member in members}) == 1 for name in mlps)
-
-
-def _tuned(made: _Made, options: FinetuneOptions, parent: Found) -> Iterator[Check]:
+def _tuned(made: _Made, options: FinetuneOptions, parent: Hashed) -> Iterator[Check]:
     """Training is not derivable; that it left the heads and what it froze alone can be seen."""
     if made.child.checkpoint.manifest.kept != parent.checkpoint.manifest.kept:
         yield Check(made.name, False, "keeps other heads than what was tuned")
@@ -247,14 +253,14 @@ def _tuned(made: _Made, options: FinetuneOptions, parent: Found) -> Iterator[Che
     yield Check(made.name, None, "what training makes only replay can tell")
 
 
-def _frozen(child: Found, options: FinetuneOptions, parent: Found) -> list[str]:
+def _frozen(child: Hashed, options: FinetuneOptions, parent: Hashed) -> list[str]:
     """The tensors that the recipe did not train; none where the recipe is a file of the user's own."""
     from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
     from hydrasurgeon.tuning.start import trainable
 
     if options.recipe not in recipe_names():
         return []
-    recipe = load_recipe(options.recipe, options.set, freeze=options.freeze)
+    recipe = load_recipe(str(options.recipe), dict(options.set or {}), freeze=options.freeze)
     weights = child.checkpoint.weights
     moves = trainable(weights, recipe, child.checkpoint.manifest.towers)
     after, before = child.checkpoint.tensors, parent.checkpoint.tensors
@@ -269,12 +275,10 @@ def _frozen(child: Found, options: FinetuneOptions, parent: Found) -> list[str]:
     ]
 
 
-def _link(child: Found, steps: Sequence[Step], parents: Sequence[Found]) -> Iterator[Check]:
+def _link(child: Hashed, steps: Sequence[Step], parents: Sequence[Hashed]) -> Check:
     """The child's history must be that of its parents, and one step more."""
-    if not parents:
-        return
     before = merged([lineage(parent.checkpoint.manifest.history) for parent in parents])
     whose = ", ".join(parent.checkpoint.name for parent in parents)
     continued = before == list(steps[:-1])
     verb = "continues" if continued else "does not continue"
-    yield Check(f"{child.checkpoint.name}, history", continued, f"{verb} that of {whose}")
+    return Check(f"{child.checkpoint.name}, history", continued, f"{verb} that of {whose}")

@@ -28,7 +28,7 @@ from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.measuring.planned_cost import CostModel, TimeModel
 from hydrasurgeon.runtime.processes import joined
-from hydrasurgeon.stages.build_steps import Command
+from hydrasurgeon.stages.commands import Command
 
 if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.budget import Costs

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.fitting import Fitted, Outputs, Promise
     from hydrasurgeon.decision.scores.evidence import Evidence
     from hydrasurgeon.files.decided_cascade import CascadeRecord
-    from hydrasurgeon.files.tensors import Parts
     from hydrasurgeon.runtime.classifier import Classifier
 
 
@@ -90,11 +89,10 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         seed=arguments.seed,
         uses=("torch", opened.manifest.model.family),
     )
-    history = (*opened.manifest.history, entry)
-    planned = [_kept(opened, name, digests) for name in opened.tensors]
-    planned += [_added(name, tensor) for name, tensor in tensors.items()]
+    planned = [*opened.tensors.planned(), *(_added(name, tensor) for name, tensor in tensors.items())]
 
     def manifest(sha256: str) -> Manifest:
+        history = (*opened.manifest.history, entry.wrote(sha256))
         return rewritten(opened.manifest, decision=decision.model_dump(), weights_sha256=sha256, history=history)
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
@@ -155,7 +153,7 @@ class _Data:
 
 
 def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
-    from hydrasurgeon.data import open_data
+    from hydrasurgeon.data import fit_classes, open_data
 
     model = opened.manifest.model
     if model.num_classes == 0:
@@ -165,7 +163,8 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
         )
 
     def labelled(spec: str) -> Samples:
-        return open_data(spec, limit=arguments.limit, seed=arguments.seed, model=model)
+        samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
+        return fit_classes(samples, model)
 
     val = labelled(arguments.data)
     fit = None if arguments.fit_data is None else labelled(arguments.fit_data)
@@ -201,7 +200,7 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: 
 
     def outputs(samples: Samples) -> Outputs:
         piece = collected(model, samples, arguments, features=features, skipped=skipped)
-        return Outputs(piece.logits, piece.features, piece.labels)
+        return Outputs(piece.logits, piece.features, piece.labels, model.mixture)
 
     val = outputs(data.val)
     foreign: list[Outputs] = []
@@ -258,17 +257,7 @@ def _gathered(
 def _recorded(arguments: CalibrateOptions) -> dict[str, Any]:
     """What history gets to know: the bounds that hold where none were given, too."""
     delta = None if arguments.risk is None else arguments.delta or DELTA
-    return {**arguments.recorded(), "delta": delta, "max_drop": max_drop(arguments)}
-
-
-def _kept(opened: Checkpoint, name: str, digests: Mapping[str, str]) -> Planned:
-    info = opened.tensors[name]
-
-    def produce() -> Parts:
-        yield from opened.tensors.blocks(name)
-        return digests[name]
-
-    return Planned(name, info.dtype, info.shape, produce)
+    return arguments.but(delta=delta, max_drop=max_drop(arguments)).recorded()
 
 
 def _added(name: str, tensor: Tensor) -> Planned:

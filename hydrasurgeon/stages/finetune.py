@@ -84,6 +84,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
 
     checkpoint = arguments.checkpoint
+    repository = repository_of(arguments)
     chosen = arguments.recipe is None
     if chosen:
         arguments = arguments.but(recipe=usual_recipe(checkpoint, arguments.arch, arguments.data, arguments.limit))
@@ -92,7 +93,6 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     )
     if recipe.lora_rank is not None:
         need("peft", purpose=f"--recipe {arguments.recipe}")
-    repository = repository_of(arguments)
     target = claimed(
         arguments,
         arguments.out,

@@ -232,7 +232,7 @@ def _manifest_of(
             kept=choice.kept,
             scores=choice.scores,
             weights_sha256=sha256,
-            history=(*opened.manifest.history, entry(source)),
+            history=(*opened.manifest.history, entry(source).wrote(sha256)),
         )
 
     return manifest

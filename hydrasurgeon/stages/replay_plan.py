@@ -1,43 +1,54 @@
-"""A history as a plan that can be run: which files it begins with, which steps follow, what each of them should give.
+"""A history as commands to run: with which files it begins, which steps follow, what each of them should write.
 
-History says what each step read, not what it wrote: that is told by the step that read it. A hydra's history
-holds its members' histories one after another, what they share only once; so a step that reads what nobody wrote
-before read what the step before it wrote, and `fuse` read what is left, in order.
+Whatever a step read is looked up by its hash: an earlier step wrote it, or it is where the history begins.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hydrasurgeon.checkpoints.at_hand import AtHand, Found
+from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import short
+from hydrasurgeon.checkpoints.folder import present
 from hydrasurgeon.checkpoints.hub import is_hub_id
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import CheckpointError, ManifestError
-from hydrasurgeon.files.history import changes_weights, lineage
+from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
+from hydrasurgeon.files.history import changes_weights
 from hydrasurgeon.files.manifest import Input, Step
-from hydrasurgeon.files.recorded import FinetuneOptions, FuseOptions, InitOptions, RunOptions, StepOptions, options_of
-from hydrasurgeon.heads import Kept
+from hydrasurgeon.stages.commands import Command, recalled
+from hydrasurgeon.tuning.start import FRESH
 
-# Bytes: file systems allow 255, and a file that is being written has a longer name.
 MAX_NAME = 200
+"""Bytes of a file's name: file systems allow 255, and a file that is being written has a longer one."""
+MAKES_BACKBONES = ("init", "finetune", "export")
+"""Steps whose result may be a backbone, with which a replay can begin."""
+DATA = ("data", "val", "fit_data", "ood")
+"""Options that name data."""
+FETCHED = ("hf:", "torchvision:")
+"""Data that a library fetches."""
+PATTERN = "*?[{"
+"""Several files in one name: shards of image–text pairs."""
 
 
 @dataclass(eq=False)
 class Artifact:
     """A checkpoint on the way: one that is at hand, or what a step writes."""
 
-    made_by: int | None = None
-    """Which step of the history; None for what is at hand."""
-    sha256: str | None = None
-    """What its weights should hash to, as far as somebody said."""
+    sha256: str | None
     name: str | None = None
     """What the step that read it called it."""
-    source: Found | None = None
+    source: Hashed | None = None
+    """The file at hand with which the replay begins."""
     place: str = ""
     """Its path below the folder of the replay; a hub id stands for itself."""
+
+    @property
+    def is_file(self) -> bool:
+        return self.source is None or self.source.checkpoint.hub_id is None
 
 
 @dataclass(frozen=True)
@@ -45,164 +56,98 @@ class Rerun:
     """One step to run again."""
 
     entry: Step
-    options: StepOptions
     inputs: tuple[Artifact, ...]
     output: Artifact
 
-    @property
-    def in_place(self) -> bool:
-        """Whether it writes into the file it reads, as `score` without -o does."""
-        return bool(self.inputs) and self.output.place == self.inputs[0].place
+    def command(self, root: Path, folder: Path, *, fetch: bool) -> Command:
+        """The step with its files below `root`; data, recipes and masks are those of `folder`."""
+        options = {**_located(self.entry, folder, fetch=fetch), "seed": self.entry.seed or None}
+        inputs = [root / artifact.place if artifact.is_file else artifact.place for artifact in self.inputs]
+        # `score` without -o writes into the file it reads.
+        in_place = bool(self.inputs) and self.output.place == self.inputs[0].place
+        start = [] if inputs else [str(self.entry.args["checkpoint"])]
+        out = None if in_place else root / self.output.place
+        return Command(self.entry.command, (*inputs, *start), options, out)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to begin with and what to run, in order; `target` is the checkpoint all this is about."""
-
-    target: Checkpoint
-    sources: tuple[Artifact, ...]
-    runs: tuple[Rerun, ...]
-
-    @property
-    def result(self) -> Artifact:
-        return self.runs[-1].output
-
-    def kept_of(self, artifact: Artifact) -> Kept | None:
-        """The heads that a file on the way must keep, where a later one tells."""
-        manifest = self.target.manifest
-        for run in self.runs:
-            if artifact not in run.inputs:
-                continue
-            if run.entry.command == "fuse" and manifest.kind == "hydra":
-                return manifest.members[run.inputs.index(artifact)].kept
-            if run.entry.command in ("score", "finetune", "calibrate"):
-                artifact = run.output
-        return manifest.kept if artifact is self.result else None
-
-
-@dataclass
-class _Tracing:
-    """The state of walking through a history."""
-
-    at_hand: AtHand
-    steps: Sequence[Step]
-    where: str
-    fetch: bool
-    artifacts: list[Artifact] = field(default_factory=list)
-
-    def read(self, source: Input, options: StepOptions, *, fuses: bool) -> Artifact:
-        """The artifact that a step read, which may make known what an earlier step should have written."""
-        alike = [a for a in reversed(self.artifacts) if a.sha256 == source.sha256]
-        artifact = next((a for a in alike if a.name in (None, source.name)), None)
-        if artifact is None and self._fused():
-            artifact = self.artifacts[-1]
-        backbone = None if artifact else self._backbone(source, options)
-        # The step before, whose output nobody else has named; for fuse the first such step of all.
-        open_ = [a for a in self.artifacts if a.sha256 is None]
-        before = (open_ if fuses else [a for a in open_ if a is self.artifacts[-1]])[:1]
-        if artifact is None and backbone is not None:
-            artifact = self._begin(backbone)
-        elif artifact is None and before:
-            artifact = before[0]
-        elif artifact is None and alike:
-            artifact = alike[0]
-        elif artifact is None:
-            artifact = Artifact(source=self._any(source, options))
-            self.artifacts.append(artifact)
-        artifact.sha256, artifact.name = source.sha256, artifact.name or source.name
-        return artifact
-
-    def _fused(self) -> bool:
-        """Whether the step before was `fuse`: the hydra of untuned members may have the very weights of their
-        backbone."""
-        step = _step(self.artifacts[-1]) if self.artifacts else []
-        return any(self.steps[number].command == "fuse" for number in step)
-
-    def _backbone(self, source: Input, options: StepOptions) -> Found | None:
-        arch = options.arch if isinstance(options, RunOptions) else None
-        return self.at_hand.find(source.sha256, name=source.name, arch=arch, kind="backbone")
-
-    def _begin(self, backbone: Found) -> Artifact:
-        """A backbone that is at hand is where a replay begins, even if its own making is in the history."""
-        last_step = lineage(backbone.checkpoint.manifest.history)[-1:]
-        for artifact in self.artifacts:
-            if artifact.sha256 is None and [self.steps[i] for i in _step(artifact)] == last_step:
-                artifact.source = backbone
-                return artifact
-        beginning = Artifact(source=backbone)
-        self.artifacts.append(beginning)
-        return beginning
-
-    def _any(self, source: Input, options: StepOptions) -> Found:
-        """What no step of the history wrote: a file at hand, or on the hub."""
-        arch = options.arch if isinstance(options, RunOptions) else None
-        checkpoint = self.at_hand.find(source.sha256, name=source.name, arch=arch)
-        on_hub = is_hub_id(source.name)
-        if checkpoint is None and on_hub and self.fetch:
-            opened = open_checkpoint(source.name, arch=arch)
-            digests = opened.digests()
-            if opened.record(digests).sha256 == source.sha256:
-                checkpoint = Found(opened, digests)
-        if checkpoint is None:
-            raise CheckpointError(
-                f"{self.where}: {source.name} ({short(source.sha256)}), with which its history begins, "
-                f"is not in {self.at_hand.folder}",
-                hint="Files are found by the hash of their weights: put that one there"
-                + (", or give --fetch." if on_hub and not self.fetch else "."),
-            )
-        return checkpoint
-
-
-def _step(artifact: Artifact) -> list[int]:
-    return [] if artifact.made_by is None else [artifact.made_by]
-
-
-def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> Plan:
+def plan_replay(target: Checkpoint, at_hand: AtHand, *, fetch: bool) -> list[Rerun]:
     """The steps from the last backbone that is at hand to the target; ManifestError where there is no such way."""
     where, steps = target.name, target.manifest.history
     if not steps:
         raise ManifestError(f"{where}: has no history to replay", hint="Only files that hydrasurgeon made have one.")
-    tracing = _Tracing(at_hand, steps, where, fetch)
-    runs = []
-    for number, entry in enumerate(steps):
-        options = options_of(entry, where)
-        inputs = tuple(tracing.read(source, options, fuses=entry.command == "fuse") for source in entry.inputs)
-        if not _may_read(options, len(inputs)):
-            raise ManifestError(f"{where}: its history's {entry.command} read {len(inputs)} files")
-        same = None if changes_weights(entry) else inputs[0].sha256
-        output = Artifact(made_by=number, sha256=same)
-        tracing.artifacts.append(output)
-        runs.append(Rerun(entry, options, inputs, output))
-    last = runs[-1].output
-    if last.sha256 is None:
-        last.sha256 = target.manifest.weights_sha256
-    last.name = target.path.name
-    needed = {last}
-    for run in reversed(runs):
-        if run.output in needed and run.output.source is None:
-            needed |= set(run.inputs)
-    wanted = [run for run in runs if run.output in needed and run.output.source is None]
-    for run in wanted:
-        if isinstance(run.options, FinetuneOptions) and not run.inputs and run.options.checkpoint is None:
-            raise ManifestError(
-                f"{where}: its history does not say with which random weights it began",
-                hint="Put the backbone that was made of them into the folder.",
-            )
-    sources = [artifact for artifact in tracing.artifacts if artifact in needed and artifact.source]
-    _place(sources, wanted, where)
-    return Plan(target, tuple(sources), tuple(wanted))
+    if steps[-1].output is None:
+        raise ManifestError(
+            f"{where}: was made by an older version, whose history does not say what its steps wrote",
+            hint="Make it again with this version.",
+        )
+    every = _linked(steps)
+    every[-1].output.name = target.path.name
+    runs: list[Rerun] = []
+    needed = {every[-1].output}
+    for run in reversed(every):
+        if run.output not in needed:
+            continue
+        if run is not every[-1] and run.entry.command in MAKES_BACKBONES and run.output.sha256 is not None:
+            run.output.source = at_hand.find(run.output.sha256, name=run.output.name, kind="backbone")
+        if run.output.source is None and run.entry.command != "init":
+            _check_inputs(run, where)
+            runs.insert(0, run)
+            needed |= {*run.inputs}
+    made = {run.output for run in runs}
+    for run in runs:
+        for artifact, read in zip(run.inputs, run.entry.inputs, strict=True):
+            if artifact not in made and artifact.source is None:
+                artifact.source = _beginning(read, run.entry.args.get("arch"), at_hand, where, fetch=fetch)
+    _place(runs, where)
+    return runs
 
 
-def _may_read(options: StepOptions, files: int) -> bool:
-    """Whether a step with these options can have read so many checkpoints."""
-    if isinstance(options, InitOptions):
-        return files == 0
-    if isinstance(options, FuseOptions):
-        return files >= 2
-    return files == 1 or (isinstance(options, FinetuneOptions) and files == 0)
+def _linked(steps: Sequence[Step]) -> list[Rerun]:
+    """All steps, each with the files that earlier ones wrote; of equal weights those of its name, then the latest."""
+    runs: list[Rerun] = []
+    beginnings: dict[str, Artifact] = {}
+    for entry in steps:
+        inputs = []
+        for read in entry.inputs:
+            alike = [run.output for run in reversed(runs) if run.output.sha256 == read.sha256]
+            alike.sort(key=lambda artifact: artifact.name not in (None, read.name))
+            artifact = alike[0] if alike else beginnings.setdefault(read.sha256, Artifact(read.sha256))
+            artifact.name = artifact.name or read.name
+            inputs.append(artifact)
+        runs.append(Rerun(entry, tuple(inputs), Artifact(entry.output)))
+    return runs
 
 
-def _place(sources: Sequence[Artifact], runs: Sequence[Rerun], where: str) -> None:
+def _check_inputs(run: Rerun, where: str) -> None:
+    """A step with these options can have read so many checkpoints."""
+    command, count = run.entry.command, len(run.inputs)
+    recalled(run.entry, where)
+    start = str(run.entry.args.get("checkpoint", ""))
+    if command == "finetune" and count == 0 and start.startswith(FRESH) and start.isprintable():
+        return
+    if (count < 2) if command == "fuse" else (count != 1):
+        raise ManifestError(f"{where}: its history's {command} read {count} files")
+
+
+def _beginning(read: Input, arch: str | None, at_hand: AtHand, where: str, *, fetch: bool) -> Hashed:
+    """What no step of the history wrote: a file at hand, or on the hub."""
+    source = at_hand.find(read.sha256, name=read.name, arch=arch)
+    on_hub = is_hub_id(read.name)
+    if source is None and on_hub and fetch:
+        opened = open_checkpoint(read.name, arch=arch)
+        digests = opened.digests()
+        if opened.record(digests).sha256 == read.sha256:
+            source = Hashed(opened, digests)
+    if source is None:
+        raise CheckpointError(
+            f"{where}: {read.name} ({short(read.sha256)}), with which its history begins, is not in {at_hand.folder}",
+            hint="Files are found by the hash of their weights: put that one there"
+            + (", or give --fetch." if on_hub and not fetch else "."),
+        )
+    return source
+
+
+def _place(runs: Sequence[Rerun], where: str) -> None:
     """Give each file the name that history knows it by; a folder of its own where two would share one."""
     taken: set[str] = set()
 
@@ -214,15 +159,75 @@ def _place(sources: Sequence[Artifact], runs: Sequence[Rerun], where: str) -> No
         artifact.place = name if name not in taken else f"{number}/{name}"
         taken.add(name)
 
-    for artifact in sources:
-        assert artifact.source is not None
-        if artifact.source.checkpoint.hub_id is not None:
-            artifact.place = artifact.source.checkpoint.name
+    for source in dict.fromkeys(artifact for run in runs for artifact in run.inputs if artifact.source):
+        assert source.source is not None
+        if source.is_file:
+            put(source, 0)
         else:
-            put(artifact, 0)
+            source.place = source.source.checkpoint.name
     for number, run in enumerate(runs, 1):
-        keeps_place = not changes_weights(run.entry) and run.output.name in (None, run.inputs[0].name)
-        if keeps_place and run.inputs[0].place == run.inputs[0].name:
-            run.output.place = run.inputs[0].place
+        first = run.inputs[0] if run.inputs else run.output
+        if not changes_weights(run.entry) and first.place == first.name and run.output.name in (None, first.name):
+            run.output.place = first.place
         else:
             put(run.output, number)
+
+
+def _located(entry: Step, folder: Path, *, fetch: bool) -> dict[str, Any]:
+    """A step's options with names of files that can be opened from `folder`; DataError for what is not there."""
+    options = {name: value for name, value in entry.args.items() if name != "checkpoint"}
+    for name, value in options.items():
+        if name in DATA:
+            specs = [_data(name, spec, folder, fetch=fetch) for spec in ([value] if isinstance(value, str) else value)]
+            options[name] = specs[0] if isinstance(value, str) else specs
+        elif name == "mask" or (name == "recipe" and value.endswith(".toml")):
+            options[name] = _file(name, value, folder)
+        elif name in ("classes", "template"):
+            _check_names([value] if isinstance(value, str) else value, folder)
+    return options
+
+
+def _data(option: str, spec: str, folder: Path, *, fetch: bool) -> str:
+    """A data spec as it can be opened: as it was recorded where that works, else by file name."""
+    if spec.startswith(FETCHED) and not fetch:
+        raise DataError(
+            f"--{option} {spec}: is not in {folder}, and nothing is fetched because a file says so",
+            hint="Give --fetch if you want what the history names.",
+        )
+    if spec.startswith((*FETCHED, "demo:")):
+        return spec
+    if any(character in spec for character in PATTERN) and _is_below(Path(spec)):
+        return spec
+    file, at, root = spec.partition("@")
+    return _file(option, file, folder) + at + (root and (_inside(root, folder) or root))
+
+
+def _file(option: str, name: str, folder: Path) -> str:
+    path = _inside(name, folder)
+    if path is None:
+        raise DataError(f"--{option} {name}: is not in {folder}", hint="Put it there under this name.")
+    return path
+
+
+def _inside(name: str, folder: Path) -> str | None:
+    """How to call a file of the folder that is its current one: as recorded if it lies there, else by its name."""
+    path = Path(name)
+    if _is_below(path) and present(folder / path):
+        return name
+    plain = path.name not in ("", "..") and present(folder / path.name)
+    return str(folder.resolve() / path.name) if plain else None
+
+
+def _is_below(path: Path) -> bool:
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _check_names(names: Sequence[str], folder: Path) -> None:
+    """Class names and templates may be files, but of this folder: what others hold would be in what the step writes."""
+    for text in names:
+        path = folder / text
+        if os.path.lexists(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            raise ManifestError(
+                f"{text}: a history names this file, which is not in {folder}",
+                hint="Only class names and templates in the folder of the replay are read.",
+            )

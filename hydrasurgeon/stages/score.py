@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
@@ -17,13 +16,9 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Input, Manifest, Score, Step
 from hydrasurgeon.files.plots import check_plot
-from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import ScoreOptions
 from hydrasurgeon.run import is_main_process, process_count
-
-if TYPE_CHECKING:
-    from hydrasurgeon.files.tensors import Parts
 
 
 @dataclass(frozen=True)
@@ -71,8 +66,7 @@ def _score(checkpoint: str | Path, arguments: ScoreOptions) -> Scored:
     if not is_main_process():
         return Scored(target, manifest(record.sha256), key, is_main=False)
     if copy is not None:
-        tensors = [_unchanged(opened, name, digests) for name in opened.tensors]
-        written = save(copy, tensors, manifest, files=opened.files)
+        written = save(copy, opened.tensors.planned(), manifest, files=opened.files)
     else:
         written = manifest(record.sha256)
         record_in_place(opened.path, opened.tensors.files[0], written)
@@ -159,19 +153,11 @@ def _manifest_of(opened: Checkpoint, key: str, result: Score, entry: Step) -> Ca
     """The checkpoint's manifest with these scores, once the hash of the weights is there."""
     base = opened.manifest
     # Scoring again by the same method replaces the entry: the weights do not depend on it.
-    history = (*(s for s in base.history if not _same_scoring(s, key)), entry)
-    return lambda sha256: rewritten(base, weights_sha256=sha256, scores={**base.scores, key: result}, history=history)
+    before = [s for s in base.history if not _same_scoring(s, key)]
+    return lambda sha256: rewritten(
+        base, weights_sha256=sha256, scores={**base.scores, key: result}, history=(*before, entry.wrote(sha256))
+    )
 
 
 def _same_scoring(entry: Step, method: str) -> bool:
     return entry.command == "score" and entry.args.get("method") == method
-
-
-def _unchanged(checkpoint: Checkpoint, name: str, digests: dict[str, str]) -> Planned:
-    info = checkpoint.tensors[name]
-
-    def produce() -> Parts:
-        yield from checkpoint.tensors.blocks(name)
-        return digests[name]
-
-    return Planned(name, info.dtype, info.shape, produce)

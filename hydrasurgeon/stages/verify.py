@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.at_hand import AtHand, Found
+from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
 from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
@@ -79,7 +79,7 @@ def verify(arguments: VerifyOptions) -> Verification:
         # What was fitted to the weights is no part of what surgery made.
         plain = undecided(opened)
         digests = {name: contents.digests[name] for name in plain.tensors}
-        checks += ancestry(Found(plain, digests), at_hand, inputs)
+        checks += ancestry(Hashed(plain, digests), at_hand, inputs)
     return Verification(
         opened.path, opened.manifest, weights_sha256(opened.tensors, contents.digests), tuple(checks), opened.note
     )

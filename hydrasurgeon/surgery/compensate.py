@@ -29,7 +29,7 @@ def repaired_tensors(
     model = as_classifier(checkpoint, device=run.device, dtype=run.dtype)
     model.requires_grad_(False)
     anatomy = model.anatomy
-    names = _output_names(checkpoint, kept)
+    names = output_names(checkpoint, kept)
     places = [(b.attention.tower, b.attention.layer) for b in anatomy.blocks]
     beyond = [place for place in names if place not in places]
     if beyond:
@@ -68,7 +68,7 @@ def repaired_tensors(
     return repaired, DataRecord(**samples.fingerprint())
 
 
-def _output_names(checkpoint: Checkpoint, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:
+def output_names(checkpoint: Checkpoint, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:
     """The names of W_O and its bias in each layer that loses heads."""
     manifest = single(checkpoint)
     return {

@@ -213,5 +213,9 @@ def both(first: Callable[[str], bool], second: Callable[[str], bool]) -> Callabl
 
 
 def manifest_after(base: SingleManifest, model: Model, entry: Step) -> Callable[[str], SingleManifest]:
-    # Scores speak of weights that training has changed.
-    return lambda sha256: rewritten(base, model=model, scores={}, weights_sha256=sha256, history=(*base.history, entry))
+    def manifest(sha256: str) -> SingleManifest:
+        history = (*base.history, entry.wrote(sha256))
+        # Scores speak of weights that training has changed.
+        return rewritten(base, model=model, scores={}, weights_sha256=sha256, history=history)
+
+    return manifest

@@ -48,11 +48,6 @@ def test_every_kind_of_option_is_printed_as_it_is_typed() -> None:
     ]
 
 
-def test_other_places_and_an_output() -> None:
-    entry = step("fuse", args={"mlp": "average"}, inputs=[VIT, VIT], seed=0)
-    assert command_line(entry, inputs=["a/1", "-b"], out="h") == ["fuse", "a/1", "./-b", "--mlp", "average", "-o", "h"]
-
-
 def test_no_absolute_path_is_recorded() -> None:
     args = {"data": "/here/list.txt@/there/images", "classes": Path("/here/names.txt")}
     entry = step("prune", args=args, inputs=[VIT])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
+from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import Planned, whole
 from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
@@ -22,5 +23,15 @@ def edited(path: Path, out: Path, change: Callable[[str, Tensor], Tensor], **fie
     for name, info in source.tensors.items():
         raw, dtype = to_raw(change(name, to_tensor(source.tensors.read(name), info.dtype).clone()))
         planned.append(Planned(name, dtype, raw.shape, lambda raw=raw: whole(raw)))
-    save(out, planned, lambda sha256: rewritten(source.manifest, **fields, weights_sha256=sha256), files=source.files)
+    history = source.manifest.history
+
+    def manifest(sha256: str) -> Manifest:
+        mended = {
+            "history": (*history[:-1], *(step.wrote(sha256) for step in history[-1:])),
+            **fields,
+            "weights_sha256": sha256,
+        }
+        return rewritten(source.manifest, **mended)
+
+    save(out, planned, manifest, files=source.files)
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.measuring.page.svg import drawing, figure, mark, number, text_of
 
 CELL, GAP = 20, 3
@@ -28,7 +29,9 @@ def head_maps(name: str, manifest: Manifest) -> str:
     note = ""
     if manifest.kind == "hydra":
         shared = f", the first {manifest.fusion.trunk} layers shared" if manifest.fusion.trunk else ""
-        note = f"{len(keeps)} members{shared}"
+        weights = manifest.fusion.weights
+        counted = "" if weights is None else f", that count {shown(weights)} of 1"
+        note = f"{len(keeps)} members{shared}{counted}"
     return figure(name, f'<div class="towers">{"".join(maps)}</div>', note=text_of(note))
 
 

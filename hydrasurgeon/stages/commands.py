@@ -1,0 +1,85 @@
+"""Commands as values: what `build` chose and what history records, run as stages or printed as a shell script."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.errors import ManifestError, UsageError
+from hydrasurgeon.files.atomic import SUFFIX
+from hydrasurgeon.files.manifest import Step
+from hydrasurgeon.lookup import imported
+from hydrasurgeon.options.base import Options, words
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions, ScoreOptions
+from hydrasurgeon.options.measuring import ExportOptions
+from hydrasurgeon.visible import visible
+
+RECORDS: dict[str, type[Options]] = {
+    "score": ScoreOptions,
+    "prune": PruneOptions,
+    "finetune": FinetuneOptions,
+    "fuse": FuseOptions,
+    "calibrate": CalibrateOptions,
+    "export": ExportOptions,
+}
+"""The commands that make checkpoints, each the name of its stage too, and their options."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: a stage, what it reads, its options, and what it writes."""
+
+    stage: str
+    inputs: tuple[Path | str, ...]
+    options: Mapping[str, Any]
+    out: Path | None = None
+    """None: it writes into its input."""
+
+    def run(self, **more: Any) -> Any:
+        """Run the stage in this process, with those of `more` that it takes."""
+        stage = imported(f"hydrasurgeon.stages.{self.stage}:{self.stage}")
+        source: Any = list(self.inputs) if self.stage == "fuse" else self.inputs[0]
+        options = {name: value for name, value in self.options.items() if value is not None}
+        options |= {name: value for name, value in more.items() if name in RECORDS[self.stage].model_fields}
+        return stage(source, **options, **({} if self.out is None else {"out": f"{self.out}{self.slash}"}))
+
+    def line(self, root: Path, variable: str) -> str:
+        """As it is typed; what lies in `root` stands below the shell's variable of this name."""
+        inputs = [_place(path, root, variable) for path in self.inputs]
+        options = map(shlex.quote, words(self.options, RECORDS[self.stage]))
+        out = [] if self.out is None else ["-o", _place(self.out, root, variable) + self.slash]
+        return " ".join(["hydrasurgeon", self.stage, *inputs, *options, *out])
+
+    @property
+    def slash(self) -> str:
+        """What makes a name a folder's: a path has lost it."""
+        return "" if self.out is None or self.out.name.endswith(SUFFIX) else "/"
+
+
+def _place(path: Path | str, root: Path, variable: str) -> str:
+    if isinstance(path, Path) and path.is_relative_to(root):
+        return f'"${variable}"/{shlex.quote(str(path.relative_to(root)))}'
+    return shlex.quote(str(path))
+
+
+def script(title: str, lines: Iterable[str]) -> str:
+    """A POSIX shell script that ends at the first command that fails."""
+    return "\n".join(["#!/bin/sh", f"# {visible(title)}", "set -eu", *lines]) + "\n"
+
+
+def recalled(entry: Step, where: str) -> Options:
+    """The options of a step in a history; ManifestError for commands and options that this version does not record."""
+    if entry.command not in RECORDS:
+        raise ManifestError(
+            f"{where}: its history has a step {entry.command!r}, which cannot be done again",
+            hint=f"Only {', '.join(RECORDS)} can.",
+        )
+    args = {name: value for name, value in entry.args.items() if name != "checkpoint"}
+    try:
+        return RECORDS[entry.command].recalled(args)
+    except (ValueError, UsageError) as error:
+        raise ManifestError(f"{where}: its history's {entry.command}: {error}") from error
