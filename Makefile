@@ -51,6 +51,9 @@ types: $(STAMP)  ## strict types
 
 check: lint types test  ## what to run before a commit
 
+docs: $(STAMP)  ## build the site in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 	$(BIN)/python tools/render_docs.py
@@ -58,4 +61,4 @@ bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow fuzz crash format lint types check bench clean
+.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench clean

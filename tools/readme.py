@@ -1,9 +1,16 @@
-"""The README's table and docs/hydra.svg, from what the demo measured."""
+"""What the demo gives: what README's commands print, the guide's tables, docs/hydra.svg."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+COMMANDS = re.compile(r"```bash\n(hydrasurgeon .*?)```\n\n```text\n(.*?)```", re.S)
+"""Commands, and what they print."""
 DEMO = (
     "<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->",
     "<!-- end of demo table -->",
@@ -19,6 +26,21 @@ TITLES = {
 }
 
 
+def with_outputs(text: str, folder: Path) -> str:
+    """A page whose commands are run in the demo's folder, one after another, with what they print."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "COLUMNS": "110", "NO_COLOR": "1"}
+
+    def ran(block: re.Match[str]) -> str:
+        done = subprocess.run(
+            ["bash", "-ec", block[1]], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        )
+        lines = "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+        return f"```bash\n{block[1]}```\n\n```text\n{lines}\n```"
+
+    return COMMANDS.sub(ran, text)
+
+
 def demo_table(report: dict[str, Any]) -> str:
     """Two tables in Markdown: quality and cost, OOD detection."""
     quality = [
@@ -31,7 +53,7 @@ def demo_table(report: dict[str, Any]) -> str:
         ("params M ↓", 3, min, lambda r: r["cost"] and r["cost"]["params"] / 1e6),
         ("MACs M ↓", 1, min, lambda r: r["cost"] and r["cost"]["macs"] / 1e6),
     ]
-    foreign = [
+    detection = [
         (f"{label} {group} {arrow}", 3, best, lambda r, g=group, k=key: r["ood_average"][g][k])
         for group in ("near", "far")
         for label, key, best, arrow in (
@@ -40,7 +62,7 @@ def demo_table(report: dict[str, Any]) -> str:
             ("AUPR", "aupr", max, "↑"),
         )
     ]
-    return "\n\n".join(markdown(report["results"], columns) for columns in (quality, foreign))
+    return "\n\n".join(markdown(report["results"], columns) for columns in (quality, detection))
 
 
 def markdown(results: list[dict[str, Any]], columns: list[tuple[str, int, Any, Any]]) -> str:

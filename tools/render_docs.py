@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from decided import WORTH, figures
 from evidence import WORTH as ALIKE
 from evidence import evidence, worth
 from inside import CORRUPTIONS, PROBE, corruptions, probe
-from readme import DEMO, demo_table, hydra_svg
+from readme import DEMO, demo_table, hydra_svg, with_outputs
 from traded import trunk_plot
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +47,12 @@ def put_between(path: Path, marks: tuple[str, str], content: str) -> None:
 
 def demo(folder: Path) -> None:
     shown = demo_table(json.loads((folder / "results.json").read_text()))
-    put_between(ROOT / "README.md", DEMO, shown)
+    put_between(DOCS / "guide" / "commands.md", DEMO, shown)
+    readme = ROOT / "README.md"
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        printed = with_outputs(readme.read_text(encoding="utf-8"), Path(copy))
+    readme.write_text(printed, encoding="utf-8")
     picture = hydra_svg(json.loads((folder / "hydra.heads.json").read_text()))
     (DOCS / "hydra.svg").write_text(picture, encoding="utf-8")
 
@@ -67,7 +74,7 @@ def pages() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demo", type=Path, help="also write the README's table, from this folder")
+    parser.add_argument("--demo", type=Path, help="also write what the demo gave: README's outputs, the guide's tables")
     folder = parser.parse_args().demo
     if folder is not None:
         demo(folder)

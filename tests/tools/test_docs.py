@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,12 @@ def test_the_figures_of_a_passage_are_those_measured(name: str, monkeypatch: pyt
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     between = text.partition(begin)[2].partition(end)[0]
     assert between.strip() == passage(results).strip(), "run tools/render_docs.py"
+
+
+def test_the_api_page_names_what_there_is() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    for path in re.findall(r"^::: (\S+)$", page, re.M):
+        assert pkgutil.resolve_name(path).__doc__, path
 
 
 def test_the_figures_of_the_benchmarks_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:

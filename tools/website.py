@@ -1,0 +1,84 @@
+"""The site's pages that do not lie in docs/: README, the examples' pages, and the options of every command.
+
+mkdocs calls this as a hook (mkdocs.yml); `make docs` builds the site.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "README.md": "index.md",
+    **{f"{name}.md": f"{name}.md" for name in ("SECURITY", "CONTRIBUTING")},
+    **{path: path for path in (f"examples/{name}/README.md" for name in ("ci", "paper", "serve"))},
+}
+"""Files outside docs/ → where they lie in the site."""
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+"""A link within the repository: its text, its target, its anchor."""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages to the site."""
+    from mkdocs.structure.files import File
+
+    texts = {uri: (ROOT / path).read_text(encoding="utf-8") for path, uri in PAGES.items()}
+    for uri, content in {**texts, "reference/options.md": options()}.items():
+        files.append(File.generated(config, uri, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links as they are in the repository → links within the site."""
+    uri = page.file.src_uri
+    source = next((path for path, at in PAGES.items() if at == uri), f"docs/{uri}")
+    return LINK.sub(lambda link: relinked(link, source, uri), markdown)
+
+
+def relinked(link: re.Match[str], source: str, uri: str) -> str:
+    """A link of the file `source`, at `uri` in the site; code is not part of the site, and only named."""
+    text, target, anchor = link.group(1), link.group(2), link.group(3) or ""
+    path = os.path.normpath(os.path.join(os.path.dirname(source), target))
+    if (ROOT / path / "README.md").exists():
+        path = f"{path}/README.md"
+    if path in PAGES:
+        path = PAGES[path]
+    elif path.startswith("docs/"):
+        path = path.removeprefix("docs/")
+    elif (ROOT / path).exists():
+        return text
+    else:
+        return link.group(0)
+    return f"[{text}]({os.path.relpath(path, os.path.dirname(uri) or '.')}{anchor})"
+
+
+def options() -> str:
+    """The page of all commands: arguments and options in the groups of `--help`, from the same records."""
+    from hydrasurgeon.cli.commands import COMMANDS
+    from hydrasurgeon.options.base import GROUPS, about
+
+    parts = ["# Options of every command", "`hydrasurgeon COMMAND --help` prints the same."]
+    for command in COMMANDS:
+        record = command.record
+        parts += [f"## {command.name}", str(record.__doc__)]
+        groups: dict[str, list[str]] = {"Arguments": [], **{group: [] for group in GROUPS}}
+        for name, field in record.ordered().items():
+            described = about(field)
+            if described:
+                argument = described.get("argument")
+                words = described["metavar"] if argument else f"{record.flag(name)} {described['metavar'] or ''}"
+                line = f"| `{words.strip()}` | {field.description} |".replace("|…", "…")
+                groups["Arguments" if argument else described["group"]].append(escaped(line))
+        for title, lines in groups.items():
+            if lines:
+                parts.append("\n".join([f"| {title} | |", "|---|---|", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def escaped(row: str) -> str:
+    """A row of two cells whose text may hold bars."""
+    inside = row.removeprefix("| ").removesuffix(" |").split(" | ", 1)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in inside) + " |"
