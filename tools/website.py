@@ -5,6 +5,7 @@ mkdocs calls this as a hook (mkdocs.yml); `make docs` builds the site.
 
 from __future__ import annotations
 
+import html
 import os
 import re
 from pathlib import Path
@@ -70,15 +71,14 @@ def options() -> str:
             if described:
                 argument = described.get("argument")
                 words = described["metavar"] if argument else f"{record.flag(name)} {described['metavar'] or ''}"
-                line = f"| `{words.strip()}` | {field.description} |".replace("|…", "…")
-                groups["Arguments" if argument else described["group"]].append(escaped(line))
+                row = f"| <code>{cell(words.strip())}</code> | {cell(str(field.description))} |"
+                groups["Arguments" if argument else described["group"]].append(row)
         for title, lines in groups.items():
             if lines:
                 parts.append("\n".join([f"| {title} | |", "|---|---|", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
-def escaped(row: str) -> str:
-    """A row of two cells whose text may hold bars."""
-    inside = row.removeprefix("| ").removesuffix(" |").split(" | ", 1)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in inside) + " |"
+def cell(text: str) -> str:
+    """Text that Markdown and HTML leave as it is, in a cell of a table."""
+    return html.escape(text, quote=False).replace("|", "&#124;").replace("*", "&#42;").replace("_", "&#95;")
