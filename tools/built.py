@@ -15,8 +15,8 @@ def build(results: dict[str, Any]) -> list[str]:
         "## What `build` chooses",
         "",
         (
-            "Members are chosen by `avg` on validation data and one foreign set (of the demo: textures); all figures"
-            " are of test data and other foreign sets, by msp,"
+            "Members are chosen by `avg` on validation data and one OOD set (of the demo: textures); all figures"
+            " are of test data and other OOD sets, by msp,"
         ),
         (
             "uncalibrated: mean ± sd of the seeds. `random` is the mean of 100 triples of the same candidates within"

@@ -46,7 +46,7 @@ def cascades(results: dict[str, Any]) -> str:
 
 def _quality(name: str, title: str, piece: dict[str, Any]) -> list[str]:
     lines = [f"**{title}** (full hydra: {mean(m['full'] for m in piece['models']):.2f} single models)", ""]
-    head = ["asked for", "OOD score", "cost", "share", *MEASURES]
+    head = ["asked for", "OOD score", "cost", "fraction", *MEASURES]
     lines += [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
     reached, asked_for = 0, 0
     for key, asked in ASKED.items():
@@ -93,7 +93,7 @@ def _time(piece: dict[str, Any]) -> list[str]:
     lines = [
         f"**Time** of batches of real data, in single models' ({about})",
         "",
-        "| hydra | batch | share | full hydra | cascade | no gate | all go on |",
+        "| hydra | batch | fraction | full hydra | cascade | no gate | all go on |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, points in piece["models"].items():

@@ -30,7 +30,7 @@ class Claim:
 CLAIMS = (
     Claim(
         "5.1, Table 1",
-        "Hydra (Circ) tells foreign data better than a Deep Ensemble",
+        "Hydra (Circ) detects OOD data better than a Deep Ensemble",
         "Hydra (Circ), tuned",
         "Deep Ensemble",
         ("auroc_mean", "fpr95_mean"),
@@ -45,14 +45,14 @@ CLAIMS = (
     ),
     Claim(
         "5.1, Table 1",
-        "Hydra (Circ) tells foreign data better than the single model",
+        "Hydra (Circ) detects OOD data better than the single model",
         "Hydra (Circ), tuned",
         "Single",
         ("auroc_mean", "fpr95_mean"),
     ),
     Claim(
         "5.1, Table 1",
-        "Hydra (Taylor) tells foreign data better than the single model",
+        "Hydra (Taylor) detects OOD data better than the single model",
         "Hydra (Taylor), tuned",
         "Single",
         ("auroc_mean",),
@@ -66,21 +66,21 @@ CLAIMS = (
     ),
     Claim(
         "5.1, Table 1",
-        "Hydra (Circ) tells foreign data better than CircAvg alone",
+        "Hydra (Circ) detects OOD data better than CircAvg alone",
         "Hydra (Circ), tuned",
         "CircAvg, tuned",
         ("auroc_mean", "fpr95_mean"),
     ),
     Claim(
         "5.1, Table 1",
-        "MC Dropout tells foreign data worse than Hydra (Circ)",
+        "MC Dropout detects OOD data worse than Hydra (Circ)",
         "Hydra (Circ), tuned",
         "MC Dropout, 5 passes",
         ("auroc_mean",),
     ),
     Claim(
         "5.1, Table 1",
-        "A LoRA-Ensemble tells foreign data worse than Hydra (Circ)",
+        "A LoRA-Ensemble detects OOD data worse than Hydra (Circ)",
         "Hydra (Circ), tuned",
         "LoRA-Ensemble",
         ("auroc_mean",),
@@ -88,7 +88,7 @@ CLAIMS = (
     *(
         Claim(
             "5.1, Table 1",
-            f"{rival} tells foreign data worse than Hydra (Circ)",
+            f"{rival} detects OOD data worse than Hydra (Circ)",
             "Hydra (Circ), tuned",
             rival,
             ("auroc_mean", "fpr95_mean"),
@@ -111,7 +111,7 @@ CLAIMS = (
     ),
     Claim(
         "B.1, Table 4",
-        "Without tuning, CircAvg is better than Taylor in accuracy and in telling foreign data",
+        "Without tuning, CircAvg is better than Taylor in accuracy and in detecting OOD data",
         "CircAvg, training-free",
         "Taylor, training-free",
         ("accuracy", "auroc_mean"),
@@ -125,7 +125,7 @@ CLAIMS = (
     ),
     Claim(
         "B.2, Table 6",
-        "CircOOD tells foreign data better than CircAcc",
+        "CircOOD detects OOD data better than CircAcc",
         "CircOOD, training-free",
         "CircAcc, training-free",
         ("auroc_mean", "fpr95_mean"),
@@ -139,7 +139,7 @@ CLAIMS = (
     ),
     Claim(
         "B.3, Figure 6",
-        "After tuning, CircAvg tells foreign data better than Taylor",
+        "After tuning, CircAvg detects OOD data better than Taylor",
         "CircAvg, tuned",
         "Taylor, tuned",
         ("auroc_mean",),
@@ -162,7 +162,7 @@ CLAIMS = (
     ),
     Claim(
         "B.6, Table 10",
-        "Five members are more accurate than three, and tell foreign data at least as well",
+        "Five members are more accurate than three, and detect OOD data at least as well",
         "5 members",
         "3 members",
         ("accuracy", "auroc_mean"),
@@ -221,7 +221,7 @@ UNTESTED = (
     ),
     (
         "5.1, Table 1",
-        "OBA, which prunes single weights, tells foreign data worse than Hydra (Circ)",
+        "OBA, which prunes single weights, detects OOD data worse than Hydra (Circ)",
         (
             "no implementation of it is at hand here; [predictions](../../examples/predictions.py) of any method can be"
             " evaluated"

@@ -12,7 +12,7 @@ Rows = dict[str, dict[str, dict[str, Any]]]
 SEEDS = 3
 """Without so many there is no verdict."""
 CHOSEN = "chosen_score"
-"""Calibrated, and foreign data told by the score that calibration chose, as a calibrated checkpoint does."""
+"""Calibrated, and OOD data detected by the score that calibration chose, as a calibrated checkpoint does."""
 
 
 @dataclass(frozen=True)

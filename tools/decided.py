@@ -38,7 +38,7 @@ class Setting:
         return self.mean(lambda seed: seed["auroc"][seed["auto"][by]]["mean"])
 
     def near_gain(self, by: str) -> float:
-        """Points of AUROC that `auto` gains on msp where foreign data are near."""
+        """Points of AUROC that `auto` gains on msp where OOD data are near."""
         return 100 * self.mean(
             lambda seed: mean(seed["auroc"][seed["auto"][by]][name] - seed["auroc"]["msp"][name] for name in self.near)
         )
@@ -136,7 +136,7 @@ def decision(results: dict[str, Any]) -> list[str]:
         "## Decision states (`calibrate`)",
         "",
         (
-            "AUROC of every OOD score, means over three seeds, on test data and on foreign data that chose nothing."
+            "AUROC of every OOD score, means over three seeds, on test data and on OOD data that chose nothing."
             " Which models and data"
         ),
         "these are stands in `benchmarks/answers.py`.",

@@ -19,7 +19,7 @@ BEST = 2.0
 LONGER = "tuned longer"
 """How rows end whose models had more steps than the others."""
 TEXTS = ("minilm",)
-"""Tasks whose data are texts: these are spoiled otherwise than images."""
+"""Tasks whose data are texts: these are corrupted otherwise than images."""
 COLUMNS = (
     ("accuracy ↑", "accuracy"),
     ("NLL ↓", "nll"),
@@ -42,7 +42,7 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
         ),
         (
             "that holds there may fail elsewhere, and the other way round. Heads, members and scores were chosen by"
-            " foreign data that are not among those reported. All is msp"
+            " OOD data that are not among those reported. All is msp"
         ),
         "unless a column says otherwise.",
     ]
@@ -240,10 +240,10 @@ def _mean(cells: dict[str, dict[str, Any]], kind: str) -> float:
 
 
 def _short(tasks: dict[str, Any]) -> list[str]:
-    """Calibrated; foreign data by msp and by the chosen score."""
+    """Calibrated; OOD data by msp and by the chosen score."""
     lines = [
         (
-            "What is to be had for which cost, calibrated; foreign data told by msp and by the score that `calibrate`"
+            "What is to be had for which cost, calibrated; OOD data detected by msp and by the score that `calibrate`"
             " chose. Tuned longer: about as many further steps as the base took, on all of its"
         ),
         (
@@ -291,7 +291,7 @@ def _goal(tasks: dict[str, Any]) -> list[str]:
         *_reached(usual, "msp", "calibrated"),
         "",
         (
-            "The same where each model, the ensemble too, tells foreign data by the score that `calibrate` chose for"
+            "The same where each model, the ensemble too, detects OOD data by the score that `calibrate` chose for"
             " it, as a calibrated checkpoint does:"
         ),
         "",
@@ -366,8 +366,8 @@ def _ablations(rows: Rows) -> list[str]:
         "FPR95 ↓",
         "MI",
         "DI",
-        "MI, foreign",
-        "DI, foreign",
+        "MI, OOD",
+        "DI, OOD",
     ]
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for name, cells in rows.items():

@@ -92,7 +92,7 @@ def insights(results: dict[str, Any]) -> list[tuple[str, str, bool, str]]:
         ),
         (
             "B.2, Table 5",
-            "CircOOD's heads tell foreign data further apart, in Euclidean and in Mahalanobis distance",
+            "CircOOD's heads separate OOD data further, in Euclidean and in Mahalanobis distance",
             more == len(changes),
             f"both grow in {more} of {len(changes)} cases {where}",
         ),
@@ -100,7 +100,7 @@ def insights(results: dict[str, Any]) -> list[tuple[str, str, bool, str]]:
 
 
 def _changes(kinds: dict[str, Any]) -> list[list[float]]:
-    """Of each foreign set: how much further it lies from a circuit's heads than from all, by both distances."""
+    """Of each OOD set: how much further it lies from a circuit's heads than from all, by both distances."""
     sets = [key for key in kinds["dense"] if key not in ("auroc", "accuracy")]
     return [
         [kinds["circuit"][name][key] - kinds["dense"][name][key] for key in ("euclidean", "mahalanobis")]
@@ -134,7 +134,7 @@ def _separation(rows: dict[str, Any]) -> list[str]:
             " found on textures; last layer, 1,000 test samples):"
         ),
         "",
-        "| model | foreign | Euclidean, whole → circuit | Mahalanobis | AUROC (msp) |",
+        "| model | OOD set | Euclidean, whole → circuit | Mahalanobis | AUROC (msp) |",
         "|---|---|---:|---:|---:|",
     ]
     changes = [change for kinds in rows.values() for change in _changes(kinds)]

@@ -254,7 +254,7 @@ def report(results: dict[str, Any]) -> list[str]:
         "",
         (
             f"Stored predictions of {results['rows']:,} samples, {results['classes']:,} classes and"
-            f" {results['members']} members, with {results['foreign']:,} foreign samples; whole"
+            f" {results['members']} members, with {results['foreign']:,} OOD samples; whole"
         ),
         (
             f"processes, imports too; {about['processor']}, {about['cores']} cores, {about['threads']} threads, torch"

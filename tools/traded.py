@@ -105,13 +105,13 @@ def compensation(results: dict[str, Any]) -> list[str]:
             " recovered is the"
         ),
         (
-            "share of the lost accuracy that comes back, mean and for each calibration seed (– where a point or less"
+            "fraction of the lost accuracy that comes back, mean and for each calibration seed (– where a point or less"
             " was lost)."
         ),
         "",
         *table(["", "backbone", "pruned", "`mean`", "`lstsq`", "`lstsq` recovers", "by seed, %"], rows),
         "",
-        "AUROC of near and of far foreign data by msp, mean over the calibration seeds:",
+        "AUROC of near and of far OOD data by msp, mean over the calibration seeds:",
         "",
         *table(
             ["", "near: backbone", "pruned", "`mean`", "`lstsq`", "far: backbone", "pruned", "`mean`", "`lstsq`"],
@@ -158,7 +158,7 @@ def weights(results: dict[str, Any]) -> list[str]:
             " samples (or on 200 of them, the mean of five draws), against equal ones: NLL on test"
         ),
         (
-            "data, AUROC of near foreign data by msp. Guarded weights are those of `build --weights fit`: taken where"
+            "data, AUROC of near OOD data by msp. Guarded weights are those of `build --weights fit`: taken where"
             " each half of the samples says of the other's that they are worth more than a"
         ),
         (

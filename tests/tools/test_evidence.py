@@ -86,7 +86,7 @@ def test_a_task_of_fewer_seeds_says_nothing_of_a_claim(claims: Any) -> None:
 
     def said(**tasks: Any) -> list[str]:
         (line,) = [
-            line for line in claims.claimed(tasks, None) if "tells foreign data better than a Deep Ensemble" in line
+            line for line in claims.claimed(tasks, None) if "detects OOD data better than a Deep Ensemble" in line
         ]
         return [cell.strip() for cell in line.split("|")[3:5]]
 

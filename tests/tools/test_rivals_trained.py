@@ -254,6 +254,6 @@ def test_the_page_says_of_the_rivals_what_their_script_does(rivals: Any, monkeyp
         in text
     )
     for name in rivals.RIVALS:
-        (line,) = [line for line in text.splitlines() if f"| {name} tells foreign data worse" in line]
+        (line,) = [line for line in text.splitlines() if f"| {name} detects OOD data worse" in line]
         assert "auroc +0.0 ± 0.0, fpr95 +0.0 ± 0.0" in line
         assert "held" in line or len(cells) < page.SEEDS
