@@ -9,7 +9,7 @@ from built import build
 from decided import decision, prediction
 from searched import circuits
 from timed import fused, modes, report, surgery, text, verify
-from traded import compensation, trunk, weights
+from traded import compensation, trunk
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "circuits": circuits,
@@ -24,7 +24,6 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "text": text,
     "decision": decision,
     "build": build,
-    "weights": weights,
     "predict": prediction,
     "report": report,
 }

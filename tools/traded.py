@@ -1,5 +1,4 @@
-"""The sections of docs/reference/benchmarks.md on what a choice costs in quality: a trunk, repair without training, members'
-weights; and docs/trunk.svg."""
+"""The sections of docs/reference/benchmarks.md on what a choice costs in quality: a trunk, repair without training; and docs/trunk.svg."""
 
 from __future__ import annotations
 
@@ -117,54 +116,4 @@ def compensation(results: dict[str, Any]) -> list[str]:
             ["", "near: backbone", "pruned", "`mean`", "`lstsq`", "far: backbone", "pruned", "`mean`", "`lstsq`"],
             foreign,
         ),
-    ]
-
-
-def weights(results: dict[str, Any]) -> list[str]:
-    ways = (
-        "equal",
-        "fitted",
-        "guarded by nll",
-        "guarded by avg",
-        "fitted on 200",
-        "guarded by nll on 200",
-        "guarded by avg on 200",
-    )
-    models = {f"{task}, {name}": r for task, of in results["tasks"].items() for name, r in of.items()}
-    rows = [
-        [
-            name,
-            " / ".join(f"{w:.2f}" for w in r["weights"]),
-            *(f"{r[way]['nll']:.4f}" for way in ways),
-            *(f"{100 * r[way]['near']:.1f}" for way in ways[:4]),
-        ]
-        for name, r in models.items()
-    ]
-
-    def worse(way: str) -> str:
-        count = sum(r[way]["nll"] > r["equal"]["nll"] for r in models.values())
-        return f"{count} of {len(models)}"
-
-    def taken(guard: str) -> str:
-        whole = sum(r[f"guarded by {guard}"]["taken"] for r in models.values())
-        few = sum(r[f"guarded by {guard} on 200"]["taken"] for r in models.values()) / len(models)
-        return f"{guard} takes them in {whole} of {len(models)} and, fitted on 200, in {100 * few:.0f} % of the draws"
-
-    return [
-        "## Members that count differently",
-        "",
-        (
-            "Weights of the members in the mean of their probabilities, with the smallest NLL on 1,000 validation"
-            " samples (or on 200 of them, the mean of five draws), against equal ones: NLL on test"
-        ),
-        (
-            "data, AUROC of near OOD data by msp. Guarded weights are those of `build --weights fit`: taken where"
-            " each half of the samples says of the other's that they are worth more than a"
-        ),
-        (
-            f"standard error. Without the guard NLL on test data is worse in {worse('fitted')}, on 200 in"
-            f" {worse('fitted on 200')}; {taken('nll')}, {taken('avg')}."
-        ),
-        "",
-        *table(["", "fitted", *(f"NLL {way}" for way in ways), *(f"near {way}" for way in ways[:4])], rows),
     ]

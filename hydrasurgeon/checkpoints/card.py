@@ -10,7 +10,6 @@ from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import Manifest, Step
-from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.heads import Kept, count
 from hydrasurgeon.visible import code
 
@@ -95,11 +94,9 @@ def _what(manifest: Manifest) -> str:
     total = sum(tower.layers * tower.heads for tower in manifest.towers.values())
     if manifest.kind == "hydra":
         counts = ", ".join(str(count(member.kept)) for member in manifest.members)
-        weights = manifest.fusion.weights
-        mean = "mean" if weights is None else f"weighted mean ({shown(weights)})"
         return (
             f"A Hydra Ensemble: {len(manifest.members)} classifiers that keep different attention heads of one "
-            f"pretrained model ({counts} of {total}), fused into one. Its prediction is the {mean} of their "
+            f"pretrained model ({counts} of {total}), fused into one. Its prediction is the mean of their "
             f"probabilities. MLPs: {manifest.fusion.mlp}; the first {manifest.fusion.trunk} layers are shared."
         )
     kept = count(manifest.kept)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.expected import check_dtypes, decision_shapes, expected_shapes
-from hydrasurgeon.errors import Disagreement, UsageError
+from hydrasurgeon.errors import Disagreement
 from hydrasurgeon.families.weights import Weight, head_axes
-from hydrasurgeon.files.manifest import HydraManifest, Step, Tower
-from hydrasurgeon.files.mixture import Mixture, parse_mixture
+from hydrasurgeon.files.manifest import HydraManifest, Tower
 from hydrasurgeon.files.tensors import THREADS, TensorInfo, Tensors, as_bytes, weights_sha256
 from hydrasurgeon.heads import Kept, intersect_union, positions
 from hydrasurgeon.slicing import HeadAxis, head_mask, masked, sliced_shape, take_heads
@@ -82,8 +81,6 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
     hashes = [member.sha256 for member in manifest.members]
     if fused is not None and [each.sha256 for each in fused.inputs] != hashes:
         raise Disagreement(f"{path}: the manifest lists other members than `fuse` read")
-    if fused is not None and _recorded(fused, len(hashes)) != manifest.fusion.weights:
-        raise Disagreement(f"{path}: the manifest has other weights of the members than `fuse` was given")
     kepts = [member.kept for member in manifest.members]
     _, union = intersect_union(kepts)
     shared = expected_shapes(weights, towers, union)
@@ -108,17 +105,6 @@ def check_hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> None:
             f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share"
             f" {longest}"
         )
-
-
-def _recorded(fused: Step, members: int) -> Mixture | None:
-    """The members' weights that a history's fuse was given."""
-    weights = fused.args.get("weights")
-    if weights is None:
-        return None
-    try:
-        return parse_mixture(str(weights), members)
-    except UsageError as error:
-        raise Disagreement(f"the history's fuse: {error.message}") from error
 
 
 def shared_layers(

@@ -57,14 +57,13 @@ class Feed:
         """What a method runs on: the checkpoint's live model, the data and the OOD sets."""
         if data is None:
             raise UsageError(f"--method {method} needs data", hint="Give --data D.")
-        from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
+        from hydrasurgeon.data import Batches, by_length, open_data
         from hydrasurgeon.runtime.classifier import live_module
         from hydrasurgeon.runtime.processes import own_device
         from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
         model = checkpoint.manifest.model
-        samples = open_data(data, limit=run.limit, seed=run.seed)
-        samples = fit_classes(samples, model)
+        samples = open_data(data, limit=run.limit, seed=run.seed, model=model)
         outside = [open_data(spec, limit=run.limit, seed=run.seed) for spec in ood]
         target, precision = device_of(own_device(run.device)), dtype_of(run.dtype)
         size = run.batch_size or (256 if target.type == "cuda" else 64)

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from hydrasurgeon.data.batches import Batch, Batches, by_length, moved
-from hydrasurgeon.data.classes import fit_classes
-from hydrasurgeon.data.samples import Samples
+from hydrasurgeon.data.samples import Samples, fit_classes
 from hydrasurgeon.data.sources import open_data

@@ -9,7 +9,10 @@ from __future__ import annotations
 import io
 import logging
 import warnings
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from hydrasurgeon.errors import DataError
@@ -73,3 +76,13 @@ def plain(image: Image.Image) -> Image.Image:
     if image.mode in ("P", "PA", "LA"):
         image = image.convert("RGBA")
     return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def pixels(spec: str, images: NDArray[Any]) -> NDArray[np.uint8]:
+    """Images that PIL can take one by one."""
+    grey, coloured = images.ndim == 3, images.ndim == 4 and images.shape[-1] in (1, 3, 4)
+    if images.dtype != np.uint8 or not (grey or coloured):
+        raise DataError(f"{spec}: images must be uint8 N×H×W or N×H×W×C, found {images.dtype} {images.shape}")
+    if len(images):
+        check_size(images.shape[2], images.shape[1], f"{spec}: each image")
+    return images

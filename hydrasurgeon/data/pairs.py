@@ -56,10 +56,8 @@ def _shards(spec: str, path: Path) -> list[Path]:
     if is_there(path):
         names = map(str, sorted(path.glob("*.tar")) if path.is_dir() else [path])
     elif numbers is not None:
-        first, last = numbers[1], int(numbers[2])
-        names = (
-            f"{spec[: numbers.start()]}{i:0{len(first)}}{spec[numbers.end() :]}" for i in range(int(first), last + 1)
-        )
+        width, before, behind = len(numbers[1]), spec[: numbers.start()], spec[numbers.end() :]
+        names = (f"{before}{i:0{width}}{behind}" for i in range(int(numbers[1]), int(numbers[2]) + 1))
     else:
         names = sorted(glob.glob(spec))
     shards = []
@@ -87,16 +85,8 @@ class Shards(Samples):
 
     def __init__(self, spec: str, paths: Sequence[Path]) -> None:
         self.spec, self.paths = spec, list(paths)
-        places = []
-        for number, path in enumerate(self.paths):
-            rows = list(_members(path))
-            if not rows:
-                raise DataError(
-                    f"{path}: holds no image–text pairs",
-                    hint=f"A pair is KEY.{'|'.join(IMAGES)} followed by KEY.{TEXT}.",
-                )
-            places.append(np.array([(number, *row) for row in rows], dtype=np.int64))
-        self.where: NDArray[np.int64] = np.concatenate(places)
+        places = [(number, *row) for number, path in enumerate(self.paths) for row in _members(path)]
+        self.where: NDArray[np.int64] = np.array(places, dtype=np.int64).reshape(-1, 5)
         """[pair, (shard, image offset, image size, text offset, text size)]"""
 
     def __len__(self) -> int:
@@ -104,20 +94,18 @@ class Shards(Samples):
 
     def read(self, i: int) -> tuple[Image.Image, str]:
         where = f"{self.paths[self.where[i, 0]]}, pair {i}"
-        return decode(self._bytes(*self.where[i, [0, 1, 2]]), where), self._text(i, where)
-
-    def content(self, i: int) -> bytes:
-        """The caption, and the size of the image: shards are too large to be read once more for a hash."""
-        return int(self.where[i, 2]).to_bytes(8, "little") + self._bytes(*self.where[i, [0, 3, 4]])
-
-    def _text(self, i: int, where: str) -> str:
+        image = decode(self._bytes(*self.where[i, [0, 1, 2]]), where)
         try:
-            return self._bytes(*self.where[i, [0, 3, 4]]).decode()
+            return image, self._bytes(*self.where[i, [0, 3, 4]]).decode()
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{where}: the caption is not UTF-8",
                 hint="Mend or remove it, or give --skip-bad to leave such pairs out.",
             ) from error
+
+    def content(self, i: int) -> bytes:
+        """The caption, and the size of the image: shards are too large to be read once more for a hash."""
+        return int(self.where[i, 2]).to_bytes(8, "little") + self._bytes(*self.where[i, [0, 3, 4]])
 
     def _bytes(self, shard: int, at: int, size: int) -> bytes:
         try:
@@ -128,27 +116,31 @@ class Shards(Samples):
             raise DataError(f"{self.paths[shard]}: cannot be read ({error.strerror})") from error
 
 
-def _members(path: Path) -> Iterator[tuple[int, int, int, int]]:
+def _members(path: Path) -> list[tuple[int, int, int, int]]:
     """Where image and text of each pair lie. A key with only one of them is no pair, as for webdataset."""
-    key, parts = "", dict[str, tuple[int, int]]()
+    keys: dict[tuple[int, str], dict[str, tuple[int, int]]] = {}
+    before, run = "", 0
     for member in _files_in(path):
         folder, name = os.path.split(member.name)
-        stem, _, suffix = name.partition(".")
-        if os.path.join(folder, stem) != key:
-            yield from _pair(parts)
-            key, parts = os.path.join(folder, stem), {}
-        kind = "image" if suffix.lower() in IMAGES else suffix.lower()
+        stem, _, suffix = name.lower().partition(".")
+        key = os.path.join(folder, name[: len(stem)])
+        run, before = run + (key != before), key
+        kind = "image" if suffix in IMAGES else suffix
         if kind in ("image", TEXT) and member.size > MAX_BYTES:
             raise DataError(f"{path}: {member.name[:200]} has {member.size:,} bytes; at most {MAX_BYTES:,} are read")
-        parts[kind] = member.offset_data, member.size
-    yield from _pair(parts)
+        keys.setdefault((run, key), {})[kind] = member.offset_data, member.size
+    pairs = [(*parts["image"], *parts[TEXT]) for parts in keys.values() if "image" in parts and TEXT in parts]
+    if not pairs:
+        raise DataError(
+            f"{path}: holds no image–text pairs", hint=f"A pair is KEY.{'|'.join(IMAGES)} followed by KEY.{TEXT}."
+        )
+    return pairs
 
 
 def _files_in(path: Path) -> Iterator[tarfile.TarInfo]:
     """The regular members of an uncompressed tar file, each behind the one before and within the file."""
     with open_regular(path, error=DataError) as raw:
-        length, end = raw.seek(0, os.SEEK_END), 0
-        raw.seek(0)
+        length, end = os.fstat(raw.fileno()).st_size, 0
         try:
             with tarfile.open(fileobj=raw, mode="r:") as tar:
                 for member in tar:
@@ -163,11 +155,6 @@ def _files_in(path: Path) -> Iterator[tarfile.TarInfo]:
             raise
         except Exception as error:  # tarfile raises whatever damaged bytes lead it to
             raise DataError(f"{path}: not a readable tar file ({reason(error)})") from error
-
-
-def _pair(parts: dict[str, tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    if "image" in parts and TEXT in parts:
-        yield (*parts["image"], *parts[TEXT])
 
 
 class Captioned(Samples):
@@ -194,7 +181,7 @@ class Captioned(Samples):
 def _captioned(table: Table) -> Samples:
     image, text = table.find(IMAGE_COLUMNS), table.find(CAPTIONS)
     if image is None or text is None:
-        raise DataError(f"{table.spec}: needs columns image and text or caption (found: {table.listed()})")
+        raise table.needs("columns image and text or caption")
     images = Rows(table.spec, table.columns[image], "image", root=table.root)
     return Captioned(images, Rows(table.spec, table.columns[text], "text"))
 

@@ -1,8 +1,7 @@
 """Samples spoiled on purpose: what foreign data might look like, where there is none to choose an OOD score by.
 
 Images are cut into tiles that change places, texts are put together from words of all samples: the parts are those of
-the
-data, the whole is not. Seeded, so that every pass reads the same.
+the data, the whole is not. Seeded, so that every pass reads the same.
 """
 
 from __future__ import annotations

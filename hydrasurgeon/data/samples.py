@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hydrasurgeon.data.images import MAX_BYTES, decode, plain
-from hydrasurgeon.data.labels import Labels
+from hydrasurgeon.data.labels import Labels, matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
+from hydrasurgeon.files.manifest import Model
 
 # Of one text. No model here reads more than some thousand tokens of it.
 MAX_TEXT = 1_000_000
@@ -234,3 +235,20 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
         raise DataError(f"--limit {limit}: must be at least 1")
     chosen = np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit])
     return Subset(samples, chosen, samples.labels[chosen] if samples.labels is not None else None)
+
+
+def fit_classes(samples: Samples, model: Model) -> Samples:
+    """Labelled samples whose labels are numbers of the model's classes; DataError where they cannot be.
+
+    Their `classes` are the model's, or the data's where the model has no names; their `note` says which order was
+    assumed where names could not be matched.
+    """
+    if samples.labels is None:
+        raise DataError(
+            f"{samples.spec}: has no labels",
+            hint="Give a column or array called label(s), or class folders; a label of -1 stands for none.",
+        )
+    numbers, classes, note = matched(samples.spec, samples.labels, samples.classes, model)
+    fitted = Subset(samples, np.arange(len(samples)), numbers)
+    fitted.classes, fitted.note = classes, note
+    return fitted

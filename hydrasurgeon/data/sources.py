@@ -1,36 +1,49 @@
-"""A data spec → samples: one small reader per kind of source (DESIGN section 4, Data D)."""
+"""A data spec → samples: one small reader for each kind of source."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
+import warnings
 from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hydrasurgeon.data.arrays import read_npz
 from hydrasurgeon.data.images import SUFFIXES as IMAGES
+from hydrasurgeon.data.images import pixels
 from hydrasurgeon.data.labels import class_names, class_numbers
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
-from hydrasurgeon.data.samples import Files, Samples, limited
-from hydrasurgeon.data.tables import read_table, rows
-from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import open_regular, portable, read_text
+from hydrasurgeon.data.samples import Arrays, Files, Samples, fit_classes, limited
+from hydrasurgeon.data.tables import opened, read_table, rows
+from hydrasurgeon.errors import DataError, reason
+from hydrasurgeon.files.foreign import portable, read_text
+from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
 
 KINDS = "a folder, .npz, .parquet, .jsonl, .csv, an image list .txt, hf:NAME:SPLIT, torchvision:NAME:SPLIT or demo:NAME"
 """What data can be, in words."""
-# Of an image list.
+# Bytes of an image list.
 MAX_LIST = 1 << 30
 LABEL = re.compile(r"-?[0-9]{1,18}")
 """The label in a line of an image list."""
 
 
-def open_data(spec: str, *, limit: int | None = None, seed: int = 0, carried: Collection[str] = ()) -> Samples:
-    """Samples behind a spec; with `limit` a seeded random subset of them; `carried` columns go along if there."""
+def open_data(
+    spec: str, *, limit: int | None = None, seed: int = 0, carried: Collection[str] = (), model: Model | None = None
+) -> Samples:
+    """Samples behind a spec.
+
+    Args:
+        spec: What the user wrote: a path, or a scheme and a name.
+        limit: A seeded random subset of so many.
+        seed: Which subset.
+        carried: Columns of a table that go along if they are there.
+        model: The samples must be labelled, and their labels become the numbers of its classes.
+    """
     scheme, _, rest = spec.partition(":")
     path = Path(spec.partition("@")[0])
     if scheme in SCHEMES and not is_there(Path(spec)):
@@ -46,7 +59,8 @@ def open_data(spec: str, *, limit: int | None = None, seed: int = 0, carried: Co
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = portable(spec)
-    return limited(samples, limit, seed)
+    samples = limited(samples, limit, seed)
+    return samples if model is None else fit_classes(samples, model)
 
 
 def is_there(path: Path) -> bool:
@@ -89,17 +103,8 @@ def _images_in(folder: Path) -> list[Path]:
     def fail(error: OSError) -> None:
         raise error
 
-    return sorted(
-        Path(parent, name)
-        for parent, _, names in os.walk(folder, onerror=fail)
-        for name in names
-        if os.path.splitext(name)[1].lower() in IMAGES
-    )
-
-
-def _npz(spec: str, path: Path, carried: Collection[str]) -> Samples:
-    with open_regular(path, error=DataError) as raw, io.BufferedReader(raw) as file:
-        return read_npz(spec, file)
+    walked = ((Path(parent, name)) for parent, _, names in os.walk(folder, onerror=fail) for name in names)
+    return sorted(path for path in walked if path.suffix.lower() in IMAGES)
 
 
 def _table(spec: str, path: Path, carried: Collection[str]) -> Samples:
@@ -153,7 +158,44 @@ def _demo(spec: str, rest: str, carried: Collection[str]) -> Samples:
             hint=f"There are {', '.join(f'demo:{name}' for name in sorted(sets))}.",
         )
     with sets[rest].open("rb") as file:
-        return read_npz(spec, file)
+        return _arrays(spec, file)
+
+
+def _npz(spec: str, path: Path, carried: Collection[str]) -> Samples:
+    with opened(path) as file:
+        return _arrays(spec, file)
+
+
+def _arrays(spec: str, file: IO[bytes]) -> Arrays:
+    """`images`, and `labels` and `classes` where they are there; nothing is unpickled, other arrays are left alone."""
+    arrays: dict[str, NDArray[Any]] = {}
+    name = ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of dtypes spelt as numpy no longer does
+            archive = np.load(file, allow_pickle=False)
+            for name in {"images", "labels", "classes"} & {*archive.files}:
+                arrays[name] = np.asarray(archive[name])
+        names = arrays["classes"].tolist() if "classes" in arrays else None
+    except Exception as error:  # numpy and zipfile raise whatever damaged bytes lead them to
+        raise DataError(
+            f"{spec}: not a readable .npz file ({': '.join(filter(None, (name, reason(error))))})"
+        ) from error
+    if "images" not in arrays:
+        listed = ", ".join(sorted(archive.files)[:10]) or "nothing"
+        raise DataError(f"{spec}: has no array 'images' (found: {listed})")
+    images = pixels(spec, arrays["images"])
+    labels = arrays.get("labels")
+    if labels is not None and (labels.shape != (len(images),) or labels.dtype.kind not in "iu"):
+        raise DataError(f"{spec}: labels must be {len(images)} integers, found {labels.dtype} {labels.shape}")
+    if names is not None and (arrays["classes"].ndim != 1):
+        raise DataError(f"{spec}: classes must be a list of names, found shape {arrays['classes'].shape}")
+    return Arrays(
+        spec,
+        images,
+        None if labels is None else class_numbers(spec, labels),
+        None if names is None else class_names(spec, names),
+    )
 
 
 SUFFIXES = {".npz": _npz, ".parquet": _table, ".jsonl": _table, ".csv": _table, ".txt": _image_list}

@@ -1,15 +1,15 @@
-"""Tables of samples, .parquet, .jsonl and .csv: only the columns that samples are made of are held."""
+"""Tables of samples, .parquet, .jsonl and .csv: only the columns that samples are made of, or carry along, are held."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from hydrasurgeon.data.arrays import check_unpacked
 from hydrasurgeon.data.labels import class_names, labels_of
 from hydrasurgeon.data.samples import Rows
 from hydrasurgeon.errors import DataError, reason
@@ -25,14 +25,13 @@ LABELS = ("label", "labels", "fine_label")
 """Columns that may hold labels."""
 COLUMNS = frozenset(IMAGES + TEXTS + CAPTIONS + LABELS)
 """The columns that samples are made of."""
-FIRST_TEXTS = ("sentence1", "premise", "query", "question", "question1")
-"""Columns that hold the first of two texts, which models read together."""
-SECOND_TEXTS = ("text_pair", "text_b", "text2", "sentence2", "sentence_b", "hypothesis", "passage", "question2")
-"""Columns that hold the second."""
+PAIRS = {
+    *("sentence1", "sentence2", "sentence_b", "question", "question1", "question2", "text_pair", "text_b", "text2"),
+    *("premise", "hypothesis", "query", "passage", "context", "document"),
+}
+"""Columns that hold one of two texts, which models read together."""
 # Bytes of one line of .jsonl, and characters of one field of .csv.
 MAX_LINE = 16 << 20
-# Rows of a .parquet file that are read at once.
-AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,21 @@ class Table:
     def find(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.columns), None)
 
-    def listed(self) -> str:
-        """The columns, for a message."""
-        shown = ", ".join(name[:40] for name in self.names[:20])
-        return f"{shown}, …" if len(self.names) > 20 else shown or "none"
+    def needs(self, what: str) -> DataError:
+        shown = ", ".join(name[:40] for name in self.names[:20]) or "none"
+        return DataError(f"{self.spec}: needs {what} (found: {shown}{', …' if len(self.names) > 20 else ''})")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file, buffered."""
+    with open_regular(path, error=DataError) as raw, io.BufferedReader(raw) as file:
+        yield file
 
 
 def read_table(spec: str, path: Path, carried: Collection[str] = ()) -> Table:
     """The columns that samples are made of, and those that are `carried` along where they are there."""
-    with open_regular(path, error=DataError) as raw, io.BufferedReader(raw) as file:
+    with opened(path) as file:
         return READERS[path.suffix](spec, file, path.parent, COLUMNS | {*carried})
 
 
@@ -69,14 +74,14 @@ def rows(table: Table, carried: Collection[str] = ()) -> Rows:
         raise DataError(f"{table.spec}: holds no samples")
     kind: Literal["image", "text"] = "image" if table.find(IMAGES) else "text"
     column = table.find(IMAGES if kind == "image" else TEXTS)
-    texts = [name for name in table.names if name in (*FIRST_TEXTS, *SECOND_TEXTS, "context", "document", column)]
+    texts = [name for name in table.names if name in PAIRS or name == column]
     if kind == "text" and len(texts) > 1:
         raise DataError(
             f"{table.spec}: columns {', '.join(texts)} hold more than one text for each row; pairs are not read",
             hint="Join them into one column text, or remove what the model does not read.",
         )
     if column is None:
-        raise DataError(f"{table.spec}: needs a column image or text (found: {table.listed()})")
+        raise table.needs("a column image or text")
     labels = table.find(LABELS)
     numbers, classes = (None, None) if labels is None else labels_of(table.spec, table.columns[labels])
     if numbers is not None and classes is None and labels is not None:
@@ -101,22 +106,20 @@ def _jsonl(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> T
 
 
 def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
-    usual = csv.field_size_limit(MAX_LINE)  # one for all who use the module
+    csv.field_size_limit(MAX_LINE)
+    lines = csv.reader(_text(spec, file), strict=True)
     try:
-        lines = csv.reader(_text(spec, file), strict=True)
-        names = _once(spec, next(lines, ()))
-        kept = [i for i, name in enumerate(names) if name in wanted]
-        values = []
-        for line in lines:
-            if len(line) not in (0, len(names)):
+        names = _once(spec, next(lines, []))
+        columns: dict[str, list[str]] = {name: [] for name in names if name in wanted}
+        for line in filter(None, lines):
+            if len(line) != len(names):
                 raise DataError(f"{spec}, line {lines.line_num}: has {len(line)} fields, the first line {len(names)}")
-            if line:
-                values.append([line[i] for i in kept])
+            for name, value in zip(names, line, strict=True):
+                if name in columns:
+                    columns[name].append(value)
     except csv.Error as error:
         raise DataError(f"{spec}: not a readable .csv file ({error})") from error
-    finally:
-        csv.field_size_limit(usual)
-    return Table(spec, names, {names[i]: [row[at] for row in values] for at, i in enumerate(kept)}, root=root)
+    return Table(spec, names, columns, root=root)
 
 
 def _text(spec: str, file: IO[bytes]) -> Iterator[str]:
@@ -128,49 +131,33 @@ def _text(spec: str, file: IO[bytes]) -> Iterator[str]:
             raise DataError(f"{spec}, line {number}: is not UTF-8 text") from error
 
 
-def _once(spec: str, names: Iterable[str]) -> tuple[str, ...]:
-    names = tuple(names)
+def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise DataError(f"{spec}: two columns have one name ({', '.join(names)[:200]})")
-    return names
+    return tuple(names)
 
 
 def _parquet(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Table:
-    import pyarrow as pa
     from pyarrow import parquet
 
-    stored = file.seek(0, io.SEEK_END)
     try:
         source = parquet.ParquetFile(file)
         schema = source.schema_arrow
-        read = [name for name in _once(spec, schema.names) if name in wanted]
-        check_unpacked(spec, source.metadata.num_rows, stored)
-        batches, unpacked = [], 0
-        for batch in source.iter_batches(AT_ONCE, columns=read) if read else ():
-            batch.validate(full=True)  # that texts are UTF-8, among others
-            unpacked += batch.nbytes
-            check_unpacked(spec, unpacked, stored)
-            batches.append(batch)
-        table = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in read]))
-        columns = {name: _Column(spec, table[name], sampled=name in COLUMNS - {*LABELS}) for name in read}
+        table = source.read([name for name in _once(spec, schema.names) if name in wanted])
+        table.validate(full=True)  # that texts are UTF-8, among others
     except DataError:
         raise
     except Exception as error:  # arrow raises whatever damaged bytes lead it to
         raise DataError(f"{spec}: not a readable .parquet file ({reason(error)})") from error
+    columns = {name: _Column(table[name]) for name in table.column_names}
     return Table(spec, tuple(schema.names), columns, _described(spec, schema), root)
 
 
 class _Column(Sequence[Any]):
     """The values of a column, made Python's own one by one."""
 
-    def __init__(self, spec: str, values: Any, *, sampled: bool) -> None:
-        from pyarrow import types
-
+    def __init__(self, values: Any) -> None:
         self.values = values
-        kind = values.type.value_type if types.is_dictionary(values.type) else values.type
-        plain = (types.is_null, types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-        if sampled and not any(is_kind(kind) for is_kind in (*plain, types.is_struct)):
-            raise DataError(f"{spec}: holds {str(kind)[:80]}, not images or texts")
 
     def __len__(self) -> int:
         return len(self.values)
@@ -183,17 +170,22 @@ def _described(spec: str, schema: Any) -> dict[str, tuple[str, ...]]:
     """The names of the classes, where the datasets library wrote the file and says which."""
     if b"huggingface" not in (schema.metadata or {}):
         return {}
-    from datasets import ClassLabel, Features
+    from datasets import Features
 
     try:
         features = Features.from_arrow_schema(schema)
-        return {n: class_names(spec, f.names) for n, f in features.items() if n in LABELS and isinstance(f, ClassLabel)}
-    except DataError:
-        raise
     except Exception as error:
         raise DataError(
             f"{spec} (its description): cannot be read ({reason(error)})", hint="Upgrade the datasets library."
         ) from error
+    return classes_of(spec, features)
+
+
+def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The names of the classes that the datasets library knows, for each column of labels."""
+    from datasets import ClassLabel
+
+    return {n: class_names(spec, f.names) for n, f in features.items() if n in LABELS and isinstance(f, ClassLabel)}
 
 
 READERS = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}

@@ -17,7 +17,6 @@ from torch import Tensor
 from hydrasurgeon.decision.gate import OWN_SCORES, Cascade, own_score
 from hydrasurgeon.decision.probabilities import Logits, Scores
 from hydrasurgeon.decision.state import Decided, State, decide
-from hydrasurgeon.files.mixture import among
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
         conformal=cascade.conformal,
         abstention=cascade.abstention,
         cascade=None,
-        mixture=among(state.mixture, members),
     )
 
 
@@ -58,7 +56,7 @@ def gate_scores(state: State, cascade: Cascade, logits: Logits, features: Tensor
     """What the gate looks at, from what its first members said."""
     kind = cascade.gate.score
     if kind in OWN_SCORES:
-        return own_score(kind, logits, among(state.mixture, cascade.starters))
+        return own_score(kind, logits)
     return step_state(state, cascade, cascade.starters).ood_score(logits, features)
 
 

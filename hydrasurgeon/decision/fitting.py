@@ -25,7 +25,6 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import OodRule, State
 from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, nll_of, temperature_of
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.mixture import Mixture, among
 
 # Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
 SHARE = 0.8
@@ -43,30 +42,27 @@ class Outputs:
     features: Float[Tensor, "sample member width"] | None
     """None where only scores of the logits are asked for."""
     labels: Int[Tensor, " sample"] | None = None
-    mixture: Mixture | None = None
-    """The weights of the members that said it."""
 
     def at(self, rows: Tensor | slice) -> Outputs:
         return Outputs(
             self.logits[rows],
             None if self.features is None else self.features[rows],
             None if self.labels is None else self.labels[rows],
-            self.mixture,
         )
 
     def among(self, members: Sequence[int]) -> Outputs:
         """The same of some members, in this order."""
         at = list(members)
         features = None if self.features is None else self.features[:, at]
-        return Outputs(self.logits[:, at], features, self.labels, among(self.mixture, members))
+        return Outputs(self.logits[:, at], features, self.labels)
 
     def probs(self, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
         """Calibrated."""
-        return calibrated(self.logits, temperature, joint, self.mixture)
+        return calibrated(self.logits, temperature, joint)
 
     def scores(self, kind: str, fitted: EnsembleScore | None) -> Scores:
         """How unfamiliar they look."""
-        return scores_of(kind, self.logits, self.features, fitted, mixture=self.mixture)
+        return scores_of(kind, self.logits, self.features, fitted)
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ def fit_state(
         abstention = fit_abstention(confidence, label == certifying.labels, risk=promise.risk, delta=promise.delta)
     inside = certifying.scores(kind, fitted)
     rule = OodRule(kind, flag_threshold(inside, promise.id_flagged), promise.id_flagged, fitted)
-    state = State(temperature, joint, rule, conformal, abstention, mixture=val.mixture)
+    state = State(temperature, joint, rule, conformal, abstention)
     rows = len(fitting.logits), len(certifying.logits)
     return Fitted(state, before, after, rows, auroc, tuple(dict.fromkeys(notes)))
 
@@ -225,8 +221,8 @@ def _constants(outputs: Outputs) -> _Constants:
     labels = _labels(outputs)
     joint = None
     if outputs.logits.shape[1] > 1:
-        joint = fit_joint(outputs.logits, labels, outputs.mixture)
-    return _Constants(temperature_of(outputs.logits, labels, outputs.mixture), joint)
+        joint = fit_joint(outputs.logits, labels)
+    return _Constants(temperature_of(outputs.logits, labels), joint)
 
 
 def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
@@ -235,11 +231,11 @@ def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
     for constants, part in pairs:
         labels = _labels(part)
         losses = {
-            "before": nll_of(part.logits, labels, mixture=part.mixture),
-            "temperature": nll_of(part.logits, labels, constants.temperature, mixture=part.mixture),
+            "before": nll_of(part.logits, labels),
+            "temperature": nll_of(part.logits, labels, constants.temperature),
         }
         if constants.joint is not None:
-            losses["joint"] = nll_of(part.logits, labels, joint=constants.joint, mixture=part.mixture)
+            losses["joint"] = nll_of(part.logits, labels, joint=constants.joint)
         for name, loss in losses.items():
             totals[name] = totals.get(name, 0.0) + len(labels) * loss
     count = sum(len(part.logits) for _, part in pairs)

@@ -19,7 +19,6 @@ from hydrasurgeon.decision.abstain import Abstention
 from hydrasurgeon.decision.conformal import Conformal
 from hydrasurgeon.decision.probabilities import Logits, Scores, member_probs
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.files.mixture import Mixture
 
 OWN_SCORES = ("msp", "entropy", "disagreement")
 """Scores of the gate that are functions of the first members' logits."""
@@ -30,10 +29,9 @@ def disagreement(logits: Logits) -> Scores:
     return (probs[:, 0] - probs[:, 1]).abs().sum(dim=-1) / 2
 
 
-def own_score(kind: str, logits: Logits, mixture: Mixture | None = None) -> Scores:
-    """A score of OWN_SCORES; temperature has no say in who goes on, nor have weights in how far two members are
-    apart."""
-    return disagreement(logits) if kind == "disagreement" else ON_LOGITS[kind](logits, 1.0, mixture)
+def own_score(kind: str, logits: Logits) -> Scores:
+    """A score of OWN_SCORES; temperature has no say in who goes on."""
+    return disagreement(logits) if kind == "disagreement" else ON_LOGITS[kind](logits, 1.0)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""Member logits → probabilities: p = Σ_m w_m softmax(z_m), w_m = 1/M unless told otherwise, and temperature after
-averaging; in float64."""
+"""Member logits → probabilities: p = mean over members of softmax(z_m), and temperature after averaging; in float64."""
 
 from __future__ import annotations
 
@@ -8,8 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from hydrasurgeon.files.mixture import Mixture
 
 Logits = Float[Tensor, "sample member klass"]
 Probs = Float[Tensor, "sample klass"]
@@ -24,17 +21,9 @@ def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
     return logits.double().softmax(dim=-1)
 
 
-def over_members(values: Tensor, mixture: Mixture | None, dim: int = 1) -> Tensor:
-    """Every mean over members there is: Σ_m w_m v_m along `dim`, the plain mean without a mixture."""
-    if mixture is None:
-        return values.mean(dim=dim)
-    weights = torch.tensor(mixture, dtype=values.dtype, device=values.device)
-    return (values * weights.reshape(-1, *[1] * (values.dim() - dim - 1))).sum(dim=dim)
-
-
-def mean_probs(logits: Logits, temperature: float = 1.0, mixture: Mixture | None = None) -> Probs:
-    """p = Σ_m w_m softmax(z_m), then softmax(ln p / T): temperature acts after averaging."""
-    return tempered(over_members(member_probs(logits), mixture), temperature)
+def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
+    """The mean over members of softmax(z_m), then softmax(ln p / T): temperature acts after averaging."""
+    return tempered(member_probs(logits).mean(dim=1), temperature)
 
 
 def tempered(probs: Probs, temperature: float) -> Probs:

@@ -12,11 +12,10 @@ from torch import Tensor
 from hydrasurgeon.decision.abstain import Abstention
 from hydrasurgeon.decision.conformal import Conformal
 from hydrasurgeon.decision.gate import Cascade
-from hydrasurgeon.decision.probabilities import Logits, Probs, Scores, over_members
+from hydrasurgeon.decision.probabilities import Logits, Probs, Scores
 from hydrasurgeon.decision.scores.fitted import EnsembleScore, scores_of
 from hydrasurgeon.decision.scores.on_logits import entropy
 from hydrasurgeon.decision.temperature import Joint, calibrated
-from hydrasurgeon.files.mixture import Mixture
 
 
 @dataclass(frozen=True)
@@ -42,19 +41,17 @@ class State:
     abstention: Abstention | None
     cascade: Cascade | None = None
     """How most inputs are answered by few members; what it promises has thresholds of its own."""
-    mixture: Mixture | None = None
-    """The weights of the members whose answers it is of."""
 
     @property
     def needs_features(self) -> bool:
         return self.ood.fitted is not None
 
     def probs(self, logits: Logits) -> Probs:
-        return calibrated(logits, self.temperature, self.joint, self.mixture)
+        return calibrated(logits, self.temperature, self.joint)
 
     def ood_score(self, logits: Logits, features: Tensor | None) -> Scores:
         # A score of the logits is of those that the model gives: temperature is about probabilities.
-        return scores_of(self.ood.kind, logits, features, self.ood.fitted, mixture=self.mixture)
+        return scores_of(self.ood.kind, logits, features, self.ood.fitted)
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class Decided:
 def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
     probs = state.probs(logits)
     probability, label = probs.max(dim=-1)
-    total, aleatoric = uncertainties(logits, state.temperature, state.joint, state.mixture)
+    total, aleatoric = uncertainties(logits, state.temperature, state.joint)
     score = state.ood_score(logits, features)
     unsure = torch.zeros_like(label, dtype=torch.bool)
     if state.abstention is not None:
@@ -105,14 +102,12 @@ def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
     )
 
 
-def uncertainties(
-    logits: Logits, temperature: float = 1.0, joint: Joint | None = None, mixture: Mixture | None = None
-) -> tuple[Scores, Scores]:
+def uncertainties(logits: Logits, temperature: float = 1.0, joint: Joint | None = None) -> tuple[Scores, Scores]:
     """H(mean q_m) and mean H(q_m) of the calibrated members q_m: softmax(z_m / T), or the terms of the joint
     calibration.
 
     A temperature acts behind the average; members of their own are given the same one.
     """
     scaled = Joint(temperature, 1.0) if joint is None else joint
-    each = scaled.members(logits, mixture)
-    return entropy(over_members(each, mixture)), over_members(entropy(each), mixture)
+    each = scaled.members(logits)
+    return entropy(each.mean(dim=1)), entropy(each).mean(dim=1)

@@ -17,7 +17,6 @@ from hydrasurgeon.decision.temperature import Joint
 from hydrasurgeon.files.decided import STORED, Decision, OodRecord, Standard, stored_name
 from hydrasurgeon.files.decided_cascade import CascadeRecord
 from hydrasurgeon.files.decided_parts import AbstainRecord, ConformalRecord, JointRecord, PenaltyRecord
-from hydrasurgeon.files.mixture import Mixture
 
 
 def stored(
@@ -93,7 +92,7 @@ def _ood(rule: OodRule, auroc: Mapping[str, float], chosen_by: str) -> OodRecord
     return OodRecord.model_validate(about)
 
 
-def state_of(decision: Decision, tensors: Mapping[str, Tensor], mixture: Mixture | None = None) -> State:
+def state_of(decision: Decision, tensors: Mapping[str, Tensor]) -> State:
     """The state that a manifest and the tensors it names make."""
     ood, joint, abstain = decision.ood, decision.joint, decision.abstain
     fitted = None
@@ -112,7 +111,6 @@ def state_of(decision: Decision, tensors: Mapping[str, Tensor], mixture: Mixture
         conformal=_conformal(decision.conformal),
         abstention=_abstention(abstain),
         cascade=None if decision.cascade is None else cascade_of(decision.cascade),
-        mixture=mixture,
     )
 
 

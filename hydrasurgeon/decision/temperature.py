@@ -1,9 +1,7 @@
 """Calibration by one number, or by two for an ensemble: temperature, and JUCAL (Heiss et al., arXiv 2602.20153).
 
-    temperature   p ∝ (Σ_m w_m softmax(z_m))^(1/T)                       pool, then calibrate
-    joint         p = Σ_m w_m softmax((z̄ + e (z_m − z̄)) / a)             z̄ = Σ_m w_m z_m
-
-with w_m = 1/M unless the hydra weighs its members.
+    temperature   p ∝ (1/M Σ_m softmax(z_m))^(1/T)                       pool, then calibrate
+    joint         p = 1/M Σ_m softmax((z̄ + e (z_m − z̄)) / a)             z̄ = 1/M Σ_m z_m
 
 `a` scales the aleatoric part, each member's own doubt; `e` the epistemic part, how far the members are apart.
 Both are chosen by the NLL on labelled data that the members have not seen.
@@ -19,18 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import (
-    TINY,
-    Labels,
-    Logits,
-    Probs,
-    by_pieces,
-    in_pieces,
-    mean_probs,
-    nll,
-    over_members,
-)
-from hydrasurgeon.files.mixture import Mixture
+from hydrasurgeon.decision.probabilities import TINY, Labels, Logits, Probs, by_pieces, in_pieces, mean_probs, nll
 
 # Between what every calibration constant is sought: beyond, one class has it all, or all have the same.
 LOW, HIGH = 0.05, 20.0
@@ -49,33 +36,29 @@ class Joint:
     aleatoric: float
     epistemic: float
 
-    def members(self, logits: Logits, mixture: Mixture | None = None) -> Float[Tensor, "sample member klass"]:
+    def members(self, logits: Logits) -> Float[Tensor, "sample member klass"]:
         """What each member says, calibrated."""
         z = logits.double()
-        mean = over_members(z, mixture)[:, None]
+        mean = z.mean(dim=1, keepdim=True)
         return ((mean + self.epistemic * (z - mean)) / self.aleatoric).softmax(dim=-1)
 
-    def __call__(self, logits: Logits, mixture: Mixture | None = None) -> Probs:
-        return over_members(self.members(logits, mixture), mixture)
+    def __call__(self, logits: Logits) -> Probs:
+        return self.members(logits).mean(dim=1)
 
 
-def calibrated(
-    logits: Logits, temperature: float = 1.0, joint: Joint | None = None, mixture: Mixture | None = None
-) -> Probs:
+def calibrated(logits: Logits, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
     """Probabilities by the joint calibration where there is one, else by temperature."""
 
     def one(rows: Logits) -> Probs:
-        return mean_probs(rows, temperature, mixture) if joint is None else joint(rows, mixture)
+        return mean_probs(rows, temperature) if joint is None else joint(rows)
 
     return by_pieces(one, logits, ROWS)
 
 
-def nll_of(
-    logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None, mixture: Mixture | None = None
-) -> float:
+def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None) -> float:
     """`nll` of what is calibrated, without all of it at once."""
     pieces = zip(in_pieces(logits, ROWS), in_pieces(labels, ROWS), strict=True)
-    of_truth = [calibrated(rows, temperature, joint, mixture).gather(1, truth[:, None]) for rows, truth in pieces]
+    of_truth = [calibrated(rows, temperature, joint).gather(1, truth[:, None]) for rows, truth in pieces]
     return nll(torch.cat(of_truth), torch.zeros_like(labels))
 
 
@@ -84,11 +67,11 @@ def fit_temperature(probs: Probs, labels: Labels) -> float:
     return _temperature(probs.clamp_min(TINY).log_(), labels)
 
 
-def temperature_of(logits: Logits, labels: Labels, mixture: Mixture | None = None) -> float:
+def temperature_of(logits: Logits, labels: Labels) -> float:
     """`fit_temperature` of what logits make, of which only the logarithms are held."""
 
     def logs(rows: Logits) -> Probs:
-        return mean_probs(rows, mixture=mixture).clamp_min_(TINY).log_()
+        return mean_probs(rows).clamp_min_(TINY).log_()
 
     return _temperature(by_pieces(logs, logits, ROWS), labels)
 
@@ -131,7 +114,7 @@ MOST = 1 << 22
 STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
 
 
-def fit_joint(logits: Logits, labels: Labels, mixture: Mixture | None = None) -> Joint:
+def fit_joint(logits: Logits, labels: Labels) -> Joint:
     """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts.
 
     Of more samples than `MOST` logits stand for, a random part tells: two numbers need no more.
@@ -140,13 +123,13 @@ def fit_joint(logits: Logits, labels: Labels, mixture: Mixture | None = None) ->
     if len(logits) > count:
         rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]
         logits, labels = logits[rows], labels[rows]
-    descended = (_descend(logits, labels, Joint(*start), mixture) for start in STARTS)
-    return min((Joint(1.0, 1.0), *descended), key=lambda joint: nll(joint(logits, mixture), labels))
+    descended = (_descend(logits, labels, Joint(*start)) for start in STARTS)
+    return min((Joint(1.0, 1.0), *descended), key=lambda joint: nll(joint(logits), labels))
 
 
-def _descend(logits: Logits, labels: Labels, start: Joint, mixture: Mixture | None) -> Joint:
+def _descend(logits: Logits, labels: Labels, start: Joint) -> Joint:
     z = logits.detach().double()
-    mean = over_members(z, mixture)[:, None]
+    mean = z.mean(dim=1, keepdim=True)
     apart = z - mean
     bounds = math.log(LOW), math.log(HIGH)
     with torch.inference_mode(False), torch.enable_grad():
@@ -161,8 +144,7 @@ def _descend(logits: Logits, labels: Labels, start: Joint, mixture: Mixture | No
             optimizer.zero_grad()
             aleatoric, epistemic = point.clamp(*bounds).exp()
             each = ((mean + epistemic * apart) / aleatoric).softmax(dim=-1)
-            probs = over_members(each, mixture)
-            value = -probs.gather(1, truth[:, None]).clamp_min(TINY).log().mean()
+            value = -each.mean(dim=1).gather(1, truth[:, None]).clamp_min(TINY).log().mean()
             value.backward()  # type: ignore[no-untyped-call]
             return value
 

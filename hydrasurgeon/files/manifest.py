@@ -22,7 +22,6 @@ from pydantic import (
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import parse_json, read_bytes
-from hydrasurgeon.files.mixture import check_mixture
 from hydrasurgeon.heads import Layers
 
 FORMAT = "hydrasurgeon.manifest/1"
@@ -170,8 +169,6 @@ class Member(_Record):
 class Fusion(_Record):
     mlp: Literal["average", "separate"]
     trunk: int = Field(ge=0, le=MAX_COUNT)
-    weights: Annotated[tuple[float, ...], AfterValidator(check_mixture)] | None = None
-    """The members' weights in the mean of their probabilities; absent where all count alike."""
 
 
 class Input(_Record):
@@ -222,9 +219,6 @@ class _Manifest(_Record):
             layers = next(iter(self.towers.values())).layers
             if self.fusion.trunk > layers:
                 raise ValueError(f"a trunk of {self.fusion.trunk} layers, the tower has {layers}")
-            weights = self.fusion.weights
-            if weights is not None and len(weights) != len(self.members):
-                raise ValueError(f"{len(weights)} weights for {len(self.members)} members")
             selections = [member.kept for member in self.members]
         else:
             if self.kept is None or self.members is not None or self.fusion is not None:
@@ -258,8 +252,6 @@ class _Manifest(_Record):
 
     def _plain(self) -> dict[str, Any]:
         plain = self.model_dump(mode="json")
-        if plain["fusion"] is not None and plain["fusion"]["weights"] is None:
-            del plain["fusion"]["weights"]
         optional = ("kept", "members", "fusion", "decision")
         return {
             **{key: value for key, value in plain.items() if key not in optional or value is not None},

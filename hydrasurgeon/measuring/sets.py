@@ -193,12 +193,12 @@ def open_sets(
     limit: int | None,
     seed: int,
 ) -> DataSets:
-    from hydrasurgeon.data import Samples, fit_classes, open_data
+    from hydrasurgeon.data import Samples, open_data
 
     model = checkpoint.manifest.model
 
     def labelled(spec: str) -> Samples:
-        return fit_classes(open_data(spec, limit=limit, seed=seed), model)
+        return open_data(spec, limit=limit, seed=seed, model=model)
 
     _check_once("--ood", [parse_ood(entry)[1] for entry in ood])
     _check_once(

@@ -130,9 +130,6 @@ class FuseOptions(ClassNames, Run, Output):
     mlp: Literal["average", "separate"] = option(
         "average", recorded=True, help="average (the paper's) or separate (exact)."
     )
-    weights: str | tuple[float, ...] | None = option(
-        None, metavar="W1,W2,…", recorded=True, help="How much each member counts in the mean of their probabilities."
-    )
     check: str | None = option(None, metavar="D", group=READ, help="Compare with the members on this data.")
     tolerance: float = option(0.02, ge=0, help="Largest mean difference of a class probability that --check accepts.")
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
@@ -170,7 +167,6 @@ class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
     tune: str | None = option(
         None, metavar="RECIPE", help="Tune the chosen members too, and keep them where that is worth more."
     )
-    weights: str | None = option(None, metavar="fit", help="Fit how much each member counts.")
     calibrate: bool = option(True, flags=("--calibrate/--no-calibrate",), help="Fit a decision state at the end.")
     cache: PathLike | None = option(
         None, metavar="DIR", group=WRITTEN, help="Scores and answers; NAME.build beside -o if not given."

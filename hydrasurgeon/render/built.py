@@ -11,7 +11,6 @@ from hydrasurgeon.render.tables import Column, Table
 from hydrasurgeon.render.tables import Row as Line
 
 if TYPE_CHECKING:
-    from hydrasurgeon.criteria.together.mixing import Weighed
     from hydrasurgeon.criteria.together.row import Row
     from hydrasurgeon.stages.build import Built
 
@@ -47,20 +46,9 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     )
     for label in result.members:
         show(f"  {label}")
-    if result.weighed is not None:
-        show(_weighed(result.weighed))
     notes(result.notes)
     show("written ", (str(result.path), "bold"))
     return None
-
-
-def _weighed(weighed: Weighed) -> str:
-    fate = "taken" if weighed.taken else "not taken, all members count alike"
-    fitted = weighed.text.replace(",", ", ")
-    return (
-        f"weights {fitted}: {weighed.gain:+.4f} (standard error {weighed.error:.4f}) on samples that they were not"
-        f" fitted to: {fate}"
-    )
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.history import command_line
-from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import as_json, show
 from hydrasurgeon.render.pieces import millions, notes, picture, show_table, size
@@ -50,8 +49,6 @@ def inspected(inspection: Inspection, *, json: bool, quiet: bool = False) -> Non
             show(f"  member {i}: {count(member.kept)} heads, from {member.sha256[:12]}")
             picture(member.kept, manifest.towers)
         show(f"  MLPs {manifest.fusion.mlp}, trunk of {manifest.fusion.trunk} layers")
-        if manifest.fusion.weights is not None:
-            show(f"  members count {shown(manifest.fusion.weights)} of 1")
     else:
         picture(manifest.kept, manifest.towers)
     if manifest.scores:

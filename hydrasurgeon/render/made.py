@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import Part, as_json, show, width
 from hydrasurgeon.render.pieces import notes, picture, show_table, size
@@ -169,8 +168,6 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
         f": {len(manifest.members)} members, {size(result.bytes_stored)} "
         f"instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved), trunk of {fusion.trunk} layers",
     )
-    if fusion.weights is not None:
-        show(f"  members count {shown(fusion.weights)} of 1")
     if agreement:
         show(
             f"  against its members on {agreement.samples} samples: probabilities differ by"

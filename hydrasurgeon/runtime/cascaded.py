@@ -22,10 +22,8 @@ from torch import Tensor, nn
 
 from hydrasurgeon.decision.cascaded import Said, gate_scores
 from hydrasurgeon.decision.gate import Cascade
-from hydrasurgeon.decision.probabilities import over_members
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.mixture import Mixture, among
 from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
 
@@ -148,25 +146,25 @@ def _precise(logits: Tensor) -> Tensor:
     return logits.cpu() if logits.dtype == torch.float64 else logits.float().cpu()
 
 
-def _mean(logits: Tensor, mixture: Mixture | None) -> Float[Tensor, "batch klass"]:
-    return over_members(logits.float().softmax(dim=-1), mixture)
+def _mean(logits: Tensor) -> Float[Tensor, "batch klass"]:
+    return logits.float().softmax(dim=-1).mean(dim=1)
 
 
 @torch.inference_mode()
 def mean_probs(model: Any, inputs: Any) -> Float[Tensor, "batch klass"]:
-    """Class probabilities: the mean over the members that ran, by the weights that these have."""
+    """Class probabilities: the mean over the members that ran."""
     state, cascade = cascade_in(model)
     if not rows_in(inputs):
         return torch.zeros(0, model.manifest.model.num_classes)
     if cascade.gate.everything:
-        return _mean(model.module(inputs), model.mixture)
+        return _mean(model.module(inputs))
     reads = cascade.gate.needs_features and state.needs_features
     with reading(model) if reads else nullcontext() as read:
         passes = _passes(model, inputs, read)
-    early = _mean(passes.first.logits, among(model.mixture, cascade.starters))
+    early = _mean(passes.first.logits)
     if passes.whole is None:
         return early
-    late = _mean(passes.whole.logits, model.mixture)
+    late = _mean(passes.whole.logits)
     if len(passes.went) == len(passes.first.logits):
         return late
     return early.index_copy_(0, passes.went, late)

@@ -15,12 +15,10 @@ from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.hydra_layout import Source, member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
-from hydrasurgeon.decision.probabilities import over_members
 from hydrasurgeon.decision.state import Decided, State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.manifest import HydraManifest, Manifest
-from hydrasurgeon.files.mixture import Mixture
 from hydrasurgeon.runtime.deciding import state_in
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
@@ -54,24 +52,18 @@ class Classifier(nn.Module):
     def members(self) -> int:
         return len(self.manifest.members) if self.manifest.kind == "hydra" else 1
 
-    @property
-    def mixture(self) -> Mixture | None:
-        """The members' weights in the mean of their probabilities; None where all count alike."""
-        return self.manifest.fusion.weights if self.manifest.kind == "hydra" else None
-
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
         logits: Tensor = self.module(inputs)
         return logits if logits.dim() == 3 else logits[:, None]
 
     @torch.inference_mode()
     def predict(self, inputs: Any, *, cascade: bool = False) -> Float[Tensor, "batch klass"]:
-        """Class probabilities: the (weighted) mean over the members', with `cascade` over those that its gate let
-        run."""
+        """Class probabilities: the mean over the members', with `cascade` over those that its gate let run."""
         if cascade:
             from hydrasurgeon.runtime.cascaded import mean_probs
 
             return mean_probs(self, inputs)
-        return over_members(self(inputs).float().softmax(dim=-1), self.mixture)
+        return self(inputs).float().softmax(dim=-1).mean(dim=1)
 
     def decide(self, inputs: Any, *, cascade: bool | None = None) -> Decided:
         """Answers, prediction sets, uncertainties and OOD scores, as `calibrate` fitted them; in float64 on the CPU.

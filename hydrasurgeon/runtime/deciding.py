@@ -26,8 +26,7 @@ def state_in(checkpoint: Checkpoint) -> State | None:
     tensors = {
         name: to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path) for name in names
     }
-    fusion = checkpoint.manifest.fusion
-    return state_of(decision, tensors, None if fusion is None else fusion.weights)
+    return state_of(decision, tensors)
 
 
 @torch.inference_mode()

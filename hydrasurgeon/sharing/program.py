@@ -19,7 +19,6 @@ from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
 from hydrasurgeon.anatomy.layers import run_block
-from hydrasurgeon.decision.probabilities import over_members
 from hydrasurgeon.decision.state import State, uncertainties
 from hydrasurgeon.errors import MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
@@ -57,7 +56,7 @@ class _Graph(nn.Module):
         state = self.model.state
         if state is None:
             logits = self._logits(inputs)
-            return logits, over_members(logits.softmax(dim=-1), self.model.mixture)
+            return logits, logits.softmax(dim=-1).mean(dim=1)
         features = None
         if self._read is None:
             logits = self._logits(inputs)
@@ -93,7 +92,7 @@ class _Texts(_Graph):
 def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
     """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in float64."""
     with ExactNumbers():
-        total, _ = uncertainties(logits, state.temperature, state.joint, state.mixture)
+        total, _ = uncertainties(logits, state.temperature, state.joint)
         score = state.ood_score(logits, features)
         return state.probs(logits).float(), total.float(), score, score > state.ood.threshold
 
@@ -195,8 +194,6 @@ def about(model: Classifier) -> dict[str, str]:
     """What a file says of itself: the labels, of which weights it is, and the decision state's numbers."""
     manifest = model.manifest
     facts = {"labels": json.dumps(manifest.model.labels), "weights_sha256": manifest.weights_sha256}
-    if model.mixture is not None:
-        facts["member_weights"] = json.dumps(model.mixture)
     if manifest.decision is not None:
         # Without the AUROCs that chose the score: what acts is the score and its threshold.
         facts["decision"] = manifest.decision.model_dump_json(exclude={"ood": {"auroc"}, "nll": True})

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.probabilities import over_members
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.timm_vit.registry import add_architecture
-from hydrasurgeon.files.mixture import Mixture
 
 ENTRY = "hydrasurgeon_vit"
 """The architecture that config.json names; its model_args only inform, the manifest decides."""
@@ -24,9 +22,8 @@ INFORMS = {"backbone", "heads_per_layer", "members"}
 class TimmHydra(nn.Module):
     """A hydra as a classifier of timm's kind: logits [batch, class] whose softmax is the members' mean probability."""
 
-    def __init__(self, hydra: nn.Module, num_classes: int, mixture: Mixture | None = None) -> None:
+    def __init__(self, hydra: nn.Module, num_classes: int) -> None:
         super().__init__()
-        self.mixture = mixture
         self.hydra = hydra
         self.num_classes = num_classes
 
@@ -52,7 +49,7 @@ class TimmHydra(nn.Module):
 
     def _log_mean(self, logits: Tensor) -> Tensor:
         """ln of the members' mean probability."""
-        return over_members(logits.float().softmax(dim=-1), self.mixture).clamp_min(1e-37).log()
+        return logits.float().softmax(dim=-1).mean(dim=1).clamp_min(1e-37).log()
 
     @property
     def _members(self) -> list[Any]:
@@ -87,7 +84,7 @@ def hydrasurgeon_vit(
         raise UsageError(f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model")
     module: Any = made.module
     if opened.manifest.kind == "hydra":
-        module = TimmHydra(made.module, model.num_classes, made.mixture)
+        module = TimmHydra(made.module, model.num_classes)
     if num_classes != model.num_classes:
         if opened.manifest.kind == "hydra":
             raise UsageError("a hydra's classifiers cannot be replaced: finetune its members")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hydrasurgeon.data import Batches, Samples, by_length, fit_classes, open_data
+from hydrasurgeon.data import Batches, Samples, by_length, open_data
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.measuring.sets import parse_ood
@@ -63,13 +63,13 @@ class Trial:
 
 def opened_trial(about: Model, *, check: str, ood: Sequence[str], limit: int | None) -> Trial:
     """Open the data, before a graph is made in vain."""
-    samples = open_data(check, limit=limit)
+    samples = open_data(check, limit=limit, model=about)
     foreign: dict[str, Samples] = {}
     for _, name, spec in map(parse_ood, ood):
         if name in foreign:
             raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
         foreign[name] = open_data(spec, limit=limit)
-    return Trial(fit_classes(samples, about), foreign)
+    return Trial(samples, foreign)
 
 
 def checked(model: Classifier, trial: Trial, run: Answer, *, tolerance: float) -> Compared:

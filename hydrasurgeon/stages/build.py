@@ -23,7 +23,6 @@ from hydrasurgeon.options.making import BuildOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.criteria.together.budget import Budget
-    from hydrasurgeon.criteria.together.mixing import Weighed
     from hydrasurgeon.criteria.together.row import Row
     from hydrasurgeon.data import Samples
     from hydrasurgeon.stages.commands import Command
@@ -58,8 +57,6 @@ class Built:
     script: str
     work: Path
     notes: tuple[str, ...] = ()
-    weighed: Weighed | None = None
-    """The members' weights and whether they were taken, where they were to be fitted."""
     is_main: bool = True
     """False in the processes of torchrun that only run candidates."""
 
@@ -76,7 +73,6 @@ class Built:
             "work": str(self.work),
             "script": self.script,
             "notes": list(self.notes),
-            **({} if self.weighed is None else {"weights": self.weighed.to_json()}),
         }
 
 
@@ -170,7 +166,6 @@ def build(arguments: Building) -> Built:
         script=outcome.script,
         work=work,
         notes=(*([opened.note] if opened.note else []), *odd, *outcome.notes),
-        weighed=outcome.weighed,
     )
 
 
@@ -201,11 +196,6 @@ def _check(arguments: Building) -> None:
     if wanted != "auto" and not 1 <= (whole_number(str(wanted)) or 0) <= MOST_MEMBERS:
         raise UsageError(f"--members {wanted}: neither auto nor a number from 1 to {MOST_MEMBERS}")
     check_enough(arguments.wanted, arguments.candidates + 1)
-    if arguments.weights not in (None, "fit"):
-        raise UsageError(
-            f"--weights {arguments.weights}: can be fit alone",
-            hint="`hydrasurgeon fuse --weights 2,1,1` takes weights of your own.",
-        )
     if arguments.tune is not None:
         from hydrasurgeon.tuning.recipes import load_recipe
 
@@ -248,13 +238,12 @@ def _opened(checkpoint: str | Path, arguments: Building) -> Checkpoint:
 
 def _opened_data(opened: Checkpoint, arguments: Building) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and foreign data, all different; and what is odd about them."""
-    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data import open_data
 
     model = opened.manifest.model
 
     def labelled(spec: str) -> Samples:
-        samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
-        return fit_classes(samples, model)
+        return open_data(spec, limit=arguments.limit, seed=arguments.seed, model=model)
 
     sets = {"data": [labelled(arguments.data)], "val": [labelled(arguments.val)]}
     sets["ood"] = [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.ood]

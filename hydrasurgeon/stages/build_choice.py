@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.together.answers import answers_of
 from hydrasurgeon.criteria.together.choice import Choice, Estimate, Pool, choose, estimate
-from hydrasurgeon.criteria.together.mixing import Weighed, mixture_for, weigh
 from hydrasurgeon.criteria.together.objective import Answers, guarded, objective_of
 from hydrasurgeon.criteria.together.row import Row, averaged, measured
 from hydrasurgeon.errors import SurgeryError
@@ -39,8 +38,6 @@ class Outcome:
     """That make it out of the scored backbone; the last writes the output."""
     script: str
     notes: tuple[str, ...] = ()
-    weighed: Weighed | None = None
-    """The members' weights, where they were to be fitted."""
 
 
 def chosen(search: Search, arguments: Building, *, work: Path, out: Path) -> Outcome:
@@ -56,19 +53,8 @@ def chosen(search: Search, arguments: Building, *, work: Path, out: Path) -> Out
         more, tuned = making.tuned(choice.members, choosing, budget)
         rows += [*more, replace(built, name="the choice, not tuned")]
     built = built if tuned is None else replace(tuned.row, name="what was built")
-    weighed = None
-    if arguments.weights is not None and len(choice.members) > 1:
-        weighed = weigh(choosing.objective, choosing.read(choice.members) if tuned is None else tuned.answers)
-        if weighed.taken:
-            rows.append(replace(built, name="the choice, all members alike"))
-            worth = choosing.worth(judged, weighs=True) if tuned is None else _halved(tuned.answers, weighs=True)
-            built = replace(built, worth=worth, crossed=True)
-    commands, notes = making.commands(
-        choice.members, tuned=tuned is not None, weights=weighed.text if weighed is not None and weighed.taken else None
-    )
+    commands, notes = making.commands(choice.members, tuned=tuned is not None)
     notes = (*making.tuning_notes, *notes)
-    if arguments.weights is not None and weighed is None:
-        notes += ("--weights fit: one member was chosen, which needs no weight",)
     return Outcome(
         (*rows, built),
         tuple(front),
@@ -78,7 +64,6 @@ def chosen(search: Search, arguments: Building, *, work: Path, out: Path) -> Out
         tuple(commands),
         _script([*search.commands, *commands], work=work, out=out),
         notes,
-        weighed,
     )
 
 
@@ -116,12 +101,12 @@ class _Choosing:
         """Measured where it was not chosen: each half of the samples judges the other half's choice."""
         return Row(name, len(choice.members), self.cost(choice.members), self.worth(judged), crossed=True)
 
-    def worth(self, judged: Estimate, *, weighs: bool = False) -> dict[str, float]:
-        """What such a choice, and perhaps its weights, are worth on the samples of the other half."""
+    def worth(self, judged: Estimate) -> dict[str, float]:
+        """What such a choice is worth on the samples of the other half."""
         parts = []
         for half, halfs in zip((1, 0), judged.choices, strict=True):
             answers = [each.halves() for each in self.read(halfs.members)]
-            parts.append(_on(half, answers, weighs=weighs))
+            parts.append(measured([halves[half] for halves in answers]))
         return averaged(parts)
 
     def plain(self, name: str, members: Sequence[int]) -> Row:
@@ -165,9 +150,7 @@ class _Making:
         self.tuning_notes: dict[str, None] = {}
         """What was said of the members' tuning, each once."""
 
-    def commands(
-        self, members: Sequence[int], *, tuned: bool, weights: str | None = None
-    ) -> tuple[list[Command], tuple[str, ...]]:
+    def commands(self, members: Sequence[int], *, tuned: bool) -> tuple[list[Command], tuple[str, ...]]:
         """Prune, tune, fuse, calibrate; what is already there is not made again."""
         pruned = [self.pruning(i) for i in members if i]
         files = [self.source if not i else self.member(i) for i in members]
@@ -179,7 +162,7 @@ class _Making:
         calibrate = self.arguments.calibrate
         last = files[0]
         if len(files) > 1:
-            fusing = self.fusion(files, weights)
+            fusing = self.fusion(files)
             commands.append(fusing if calibrate else replace(fusing, out=self.out))
             last = fusing.out or last
         notes: tuple[str, ...] = ()
@@ -262,11 +245,10 @@ class _Making:
         }
         return Command("calibrate", (source,), keywords, self.out)
 
-    def fusion(self, files: Sequence[Path], weights: str | None = None) -> Command:
-        parts = [*(file.name for file in files), *([] if weights is None else [weights])]
-        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    def fusion(self, files: Sequence[Path]) -> Command:
+        key = hashlib.sha256("\n".join(file.name for file in files).encode()).hexdigest()[:12]
         out = self.work / f"hydra-{key}.safetensors"
-        keywords = {"mlp": "separate", "weights": weights, **self.arguments.names}
+        keywords = {"mlp": "separate", **self.arguments.names}
         return Command("fuse", tuple(files), keywords, out)
 
     def tuned(self, members: Sequence[int], choosing: _Choosing, budget: Budget) -> tuple[list[Row], _Tuned | None]:
@@ -333,12 +315,7 @@ def _script(commands: Sequence[Command], *, work: Path, out: Path) -> str:
     return script(f"Makes {out.name}.", [*begin, *(command.line(work, "work") for command in commands)])
 
 
-def _halved(members: Sequence[Answers], *, weighs: bool = False) -> dict[str, float]:
+def _halved(members: Sequence[Answers]) -> dict[str, float]:
+    """What members are worth, on each half of the samples."""
     halves = [each.halves() for each in members]
-    return averaged([_on(half, halves, weighs=weighs) for half in (1, 0)])
-
-
-def _on(half: int, members: Sequence[tuple[Answers, Answers]], *, weighs: bool) -> dict[str, float]:
-    """What members are worth on one half of the samples, by weights that the other half fitted if they are weighed."""
-    mixture = mixture_for([halves[1 - half] for halves in members]) if weighs else None
-    return measured([halves[half] for halves in members], mixture)
+    return averaged([measured([each[half] for each in halves]) for half in (1, 0)])

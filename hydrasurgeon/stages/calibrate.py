@@ -153,7 +153,7 @@ class _Data:
 
 
 def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
-    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data import open_data
 
     model = opened.manifest.model
     if model.num_classes == 0:
@@ -163,8 +163,7 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
         )
 
     def labelled(spec: str) -> Samples:
-        samples = open_data(spec, limit=arguments.limit, seed=arguments.seed)
-        return fit_classes(samples, model)
+        return open_data(spec, limit=arguments.limit, seed=arguments.seed, model=model)
 
     val = labelled(arguments.data)
     fit = None if arguments.fit_data is None else labelled(arguments.fit_data)
@@ -200,7 +199,7 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: 
 
     def outputs(samples: Samples) -> Outputs:
         piece = collected(model, samples, arguments, features=features, skipped=skipped)
-        return Outputs(piece.logits, piece.features, piece.labels, model.mixture)
+        return Outputs(piece.logits, piece.features, piece.labels)
 
     val = outputs(data.val)
     foreign: list[Outputs] = []

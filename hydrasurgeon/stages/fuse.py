@@ -15,7 +15,6 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewrit
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.manifest import Fusion, HydraManifest, Member
-from hydrasurgeon.files.mixture import Mixture, as_given, parse_mixture
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FuseOptions
@@ -66,9 +65,6 @@ def fuse(arguments: FuseOptions) -> Fused:
     members = arguments.members
     if len(members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
-    mixture = None
-    if arguments.weights is not None:
-        mixture = parse_mixture(arguments.weights, len(members))
     repository = repository_of(arguments)
     opened = _opened(members, arguments)
     samples = None if arguments.check is None else _samples(opened[0], arguments.check, arguments)
@@ -80,7 +76,7 @@ def fuse(arguments: FuseOptions) -> Fused:
     )
     digests = [sound_digests(member) for member in opened]
     plan = plan_fusion(opened, digests, average_mlp=arguments.mlp == "average")
-    manifest = _manifest_of(opened, digests, plan, arguments, mixture)
+    manifest = _manifest_of(opened, digests, plan, arguments)
     written = target.save(plan.planned, manifest, files=opened[0].files)
     agreement = None
     if samples is not None:
@@ -157,17 +153,13 @@ def _trunk_lost(opened: Sequence[Checkpoint], trunk: int) -> Iterator[str]:
 
 
 def _manifest_of(
-    opened: Sequence[Checkpoint],
-    digests: Sequence[dict[str, str]],
-    plan: FusionPlan,
-    arguments: FuseOptions,
-    mixture: Mixture | None,
+    opened: Sequence[Checkpoint], digests: Sequence[dict[str, str]], plan: FusionPlan, arguments: FuseOptions
 ) -> Callable[[str], HydraManifest]:
     """The hydra's manifest, once the hash of its weights is there."""
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
     entry = step(
         "fuse",
-        args={**arguments.recorded(), "weights": as_given(arguments.weights), "limit": None, "dtype": None},
+        args={**arguments.recorded(), "limit": None, "dtype": None},
         inputs=[member.record(d) for member, d in zip(opened, digests, strict=True)],
         seed=arguments.seed,
     )
@@ -182,9 +174,7 @@ def _manifest_of(
                 Member(kept=single(member).kept, sha256=weights_sha256(member.tensors, d))
                 for member, d in zip(opened, digests, strict=True)
             ),
-            fusion=Fusion(
-                mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk, weights=mixture
-            ),
+            fusion=Fusion(mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk),
             weights_sha256=sha256,
             history=(*merged(member.manifest.history for member in opened), entry.wrote(sha256)),
         )
@@ -254,7 +244,6 @@ def _first_difference(left: object, right: object) -> tuple[object, object]:
 
 def _agreement(opened: Sequence[Checkpoint], target: Path, samples: Samples, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
-    from hydrasurgeon.decision.probabilities import over_members
     from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.inference import logits_of
@@ -266,10 +255,8 @@ def _agreement(opened: Sequence[Checkpoint], target: Path, samples: Samples, run
     alone, labels = logits(opened)
     made = open_checkpoint(target)
     together, _ = logits([made])
-    fusion = made.manifest.fusion
     p, q = member_probs(alone), member_probs(together)
-    mixture = None if fusion is None else fusion.weights
-    mean_p, mean_q = over_members(p, mixture), over_members(q, mixture)
+    mean_p, mean_q = p.mean(dim=1), q.mean(dim=1)
     tiny = 1e-300
     kl = (mean_p * (mean_p.clamp_min(tiny).log() - mean_q.clamp_min(tiny).log())).sum(dim=1).mean()
     return Agreement(

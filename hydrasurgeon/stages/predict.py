@@ -196,7 +196,6 @@ class _Answering:
             "seed": arguments.seed,
             "skip_bad": arguments.skip_bad,
             "labels": self.names,
-            **({} if self.model.mixture is None else {"mixture": self.model.mixture}),
             **({"cascade": False} if cascade is not None and not self.in_steps else {}),
         }
 
@@ -316,7 +315,7 @@ def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Decided:
     if model.state is not None:
         decided = model.decide(inputs, cascade=cascade)
     else:
-        plain = State(1.0, None, OodRule("msp", 2.0, 0.5), Conformal("lac", 0.5, -1.0), None, mixture=model.mixture)
+        plain = State(1.0, None, OodRule("msp", 2.0, 0.5), Conformal("lac", 0.5, -1.0), None)
         with torch.inference_mode():
             decided = decide(plain, model(inputs).float().cpu(), None)
     if not torch.isfinite(decided.probs).all():

@@ -39,7 +39,7 @@ def main() -> int:
     started = time.monotonic()
     blows, violations = Counter[str](), 0
     try:
-        make_inputs(work / "inputs", light=options.sample)
+        make_inputs(work / "inputs")
         for scene in chosen:
             for how in hows:
                 every = 1 if how == "kill" or not options.sample else 4

@@ -17,10 +17,6 @@ BUILD = (
     " --score-limit 16 --device cpu"
 )
 CASCADE = "calibrate h --data d.npz --ood-score msp --device cpu --cascade --max-drop 100"
-PROBE = (
-    "probe vit --data d.npz --method magnitude --corrupt contrast:1 --limit 8 --draws 1 --device cpu --json r.json"
-    " --plot p.svg"
-)
 PAIR = ("m.safetensors", "m.heads.json")
 TUNED = ("t.safetensors", "t.heads.json")
 
@@ -52,33 +48,12 @@ SCENES = (
     Scene("prune: folder", _prune("d/"), (("d/",),)),
     Scene("prune: folder over a folder", _prune("d/", more="--force"), (("d/",),), (_prune("d/", keep=3),)),
     Scene("prune: folder of several weight files", _prune("d/", more="--max-shard-size 50KB"), (("d/",),)),
-    Scene("prune: folder into an empty folder", _prune("d/"), (("d/",),), ("mkdir d",)),
-    Scene("prune: BERT, folder", "prune bert --method random --keep 2 -o d/", (("d/",),)),
-    Scene("prune: BERT, file", "prune bert --method random --keep 2 -o m", (PAIR,)),
     Scene("prune: circuit, folder", f"prune vit {SEARCH} -o d/", (("d/",),)),
-    Scene("prune: lstsq, file", f"{_prune('m')} --compensate lstsq --data d.npz --limit 16 --device cpu", (PAIR,)),
     Scene("score: in place", "score vit --method magnitude", (("vit.safetensors", "vit.heads.json"),)),
-    Scene(
-        "score: taylor, in place",
-        "score vit --method taylor --data d.npz --limit 16 --device cpu",
-        (("vit.safetensors", "vit.heads.json"),),
-    ),
     Scene(
         "score: a bare file",
         f"score bare.safetensors --method magnitude --arch {ARCH}",
         (("bare.safetensors", "bare.heads.json"),),
-    ),
-    Scene(
-        "score: a bare file again",
-        "score bare.safetensors --method magnitude",
-        (("bare.safetensors", "bare.heads.json"),),
-        (f"score bare.safetensors --method random --arch {ARCH}",),
-    ),
-    Scene(
-        "score: a folder in place",
-        "score d --method magnitude",
-        (("d/model.safetensors", "d/heads.json"),),
-        (_prune("d/"),),
     ),
     Scene(
         "score: a folder of several weight files in place",
@@ -86,40 +61,15 @@ SCENES = (
         (("d/model-00001-of-00003.safetensors", "d/heads.json"),),
         (_prune("d/", more="--max-shard-size 50KB"),),
     ),
-    Scene("score: file", "score vit --method magnitude -o m", (PAIR,)),
-    Scene("score: folder", "score vit --method magnitude -o d/", (("d/",),)),
-    Scene("score: circuit, in place", f"score vit {SEARCH}", (("vit.safetensors", "vit.heads.json"),)),
-    Scene("score: circuit, folder", f"score vit {SEARCH} -o d/", (("d/",),)),
-    Scene(
-        "score: cahp, with a plot",
-        "score vit --method cahp --data d.npz --limit 16 --device cpu --plot p.svg -o m",
-        (PAIR, ("p.svg",)),
-    ),
-    Scene(
-        "score: a heat map over a heat map",
-        "score vit --method magnitude -o m --plot p.svg --force",
-        (PAIR, ("p.svg",)),
-        ("score vit --method random --plot p.svg -o m",),
-    ),
     Scene("finetune: file", f"{TUNE} -o t", (TUNED,), again=("--resume", "--resume --force")),
     Scene("finetune: file, resumed", f"{TUNE} -o t --resume", (TUNED,), again=("--force",)),
-    Scene("finetune: file over a file", f"{TUNE} -o t --force", (TUNED,), (f"{_prune('t')}",), again=("--resume",)),
-    Scene("finetune: folder", f"{TUNE} -o d/", (("d/",),), again=("--resume", "--resume --force")),
-    Scene("fuse: file", "fuse m1 m2 -o m", (PAIR,)),
     Scene("fuse: file over a file", "fuse m1 m2 -o m --force", (PAIR,), (_prune("m"),)),
-    Scene("fuse: folder over a folder", "fuse m1 m2 -o d/ --force", (("d/",),), (_prune("d/"),)),
-    Scene(
-        "eval: report and predictions",
-        "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",
-        (("r.json",), ("p.safetensors",)),
-    ),
     Scene(
         "eval: over a report and predictions",
         "eval vit --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors --force",
         (("r.json",), ("p.safetensors",)),
         ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",),
     ),
-    # Of stored predictions, which hold no times.
     Scene(
         "eval: pages over pages",
         PAGES.format("p", "--force"),
@@ -133,28 +83,13 @@ SCENES = (
         ),
     ),
     Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
-    Scene(
-        "bench: report over a report",
-        "bench m1 --batch 1 --runs 1 --device cpu --json r.json --force",
-        (("r.json",),),
-        ("eval m1 --data d.npz --limit 16 --device cpu --json r.json",),
-    ),
-    Scene(
-        "probe: report",
-        "probe vit --data d.npz --method magnitude --corrupt contrast:1 --limit 8 --draws 1 --device cpu --json r.json",
-        (("r.json",),),
-    ),
-    Scene("calibrate: file", CALIBRATE.format("m"), (PAIR,)),
-    Scene("calibrate: file over a file", CALIBRATE.format("m --force"), (PAIR,), (_prune("m"),)),
     Scene("calibrate: folder over a folder", CALIBRATE.format("d/ --force"), (("d/",),), (_prune("d/"),)),
-    Scene("predict: rows", "predict vit --data d.npz --batch-size 8 --device cpu -o r.jsonl", (("r.jsonl",),)),
     Scene(
         "predict: table over a table",
         "predict vit --data d.npz --batch-size 8 --device cpu -o r.csv --force",
         (("r.csv",),),
         ("predict m1 --data d.npz --device cpu -o r.csv",),
     ),
-    Scene("build: file", f"{BUILD} --no-calibrate -o m", (PAIR,), work="m.build/", every=5),
     Scene(
         "build: a hydra, its decision state and the front",
         f"{BUILD} --plot p.svg -o d/",
@@ -163,18 +98,6 @@ SCENES = (
         every=5,
     ),
     Scene("calibrate: cascade, file", f"{CASCADE} -o m", (PAIR,), ("fuse m1 m2 -o h",)),
-    Scene(
-        "probe: report and picture, over others",
-        f"{PROBE} --force",
-        (("r.json",), ("p.svg",)),
-        (PROBE.replace("contrast:1", "fog:1"),),
-    ),
-    Scene(
-        "inspect: a heat map over a heat map",
-        "inspect vit --plot p.svg --force",
-        (("p.svg",),),
-        ("score vit --method magnitude", "inspect vit --plot p.svg", "score vit --method random"),
-    ),
     Scene(
         "export: padded, folder over a folder",
         "export m1 --format padded -o d/ --force",
@@ -187,23 +110,15 @@ SCENES = (
         (("x.first.onnx", "x.rest.onnx"),),
         ("fuse m1 m2 -o h", f"{CASCADE} -o c"),
     ),
-    Scene("export: over an export", "export vit -o x.onnx --force", (("x.onnx",),), ("export m1 -o x.onnx",)),
-    Scene(
-        "export: checked, over an export",
-        "export vit -o x.onnx --check d.npz --ood v.npz --limit 16 --force",
-        (("x.onnx",),),
-        ("export m1 -o x.onnx",),
-    ),
 )
 SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in place")
 """Scenes that never load a model, for a test that takes seconds."""
 
 
-def lay_out(folder: Path, *, light: bool) -> tuple[str, ...]:
+def lay_out(folder: Path) -> tuple[str, ...]:
     """Make the inputs of all scenes in `folder`, without the command; the commands that make the rest."""
     import numpy as np
     from safetensors.torch import load_file, save_file
-    from tiny_families import FAMILIES
 
     from hydrasurgeon.tuning.start import fresh
 
@@ -212,8 +127,6 @@ def lay_out(folder: Path, *, light: bool) -> tuple[str, ...]:
     for name in ("d", "v"):
         np.savez(folder / f"{name}.npz", images=rng.integers(0, 255, (40, 28, 28), dtype=np.uint8), labels=labels)
     fresh(f"init:{ARCH}", folder / "vit.safetensors", seed=0)
-    if not light:
-        FAMILIES["BERT"].write(folder / "bert")
     # As people have them: tensors alone.
     save_file(load_file(folder / "vit.safetensors"), folder / "bare.safetensors")
     return (_prune("m1", keep=3), _prune("m2", keep=2, more="--seed 1"))

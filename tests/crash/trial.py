@@ -91,9 +91,9 @@ def build(scene: Scene, inputs: Path, folder: Path) -> None:
             _must(forked(folder, command(line)), line)
 
 
-def make_inputs(folder: Path, *, light: bool) -> None:
+def make_inputs(folder: Path) -> None:
     folder.mkdir()
-    for line in lay_out(folder, light=light):
+    for line in lay_out(folder):
         _must(forked(folder, command(line)), line)
 
 

@@ -212,29 +212,6 @@ def test_a_slice_is_no_part_of_a_name() -> None:
     assert (labelled.name, labelled.spec) == ("name", slices)
 
 
-@pytest.mark.parametrize(
-    "split",
-    [
-        "train[3000]",
-        "train[:3000",
-        "train[:3000]]",
-        "train[a:b]",
-        "train[:50%:]",
-        "train[:1.5%]",
-        "[:3]",
-        "train[:3]+",
-        "train[:3][:2]",
-    ],
-)
-def test_a_bad_slice_is_told_before_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch, split: str) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets, "load_dataset", None)
-    with pytest.raises(DataError, match="is no split, nor a slice of one") as refused:
-        open_data(f"hf:org/name:{split}")
-    assert "'train[:3000]'" in str(refused.value.hint)
-
-
 def test_torchvision_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchvision
 

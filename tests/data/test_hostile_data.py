@@ -331,23 +331,6 @@ def test_damaged_statistics_do_not_end_the_process() -> None:
     assert done.returncode == 0 or "DataError" in done.stderr, done.stderr
 
 
-def test_parquet_that_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary of one value, named by a million rows; and rows that take no bytes at all."""
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
-    monkeypatch.setattr("hydrasurgeon.data.arrays.FREE", 50_000_000)
-    one = pa.DictionaryArray.from_arrays(pa.array(np.zeros(400_000, np.int32)), pa.array(["x" * 200_000]))
-    pq.write_table(pa.table({"text": one}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"text": pa.nulls(30_000_000, pa.string())}), tmp_path / "b.parquet")
-    for name in ("a", "b"):
-        assert (tmp_path / f"{name}.parquet").stat().st_size < 5_000_000
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(DataError, match="would unpack to"):
-            open_data(str(tmp_path / f"{name}.parquet"))
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
-
-
 @pytest.mark.parametrize(
     ("spec", "says"),
     [

@@ -51,8 +51,7 @@ def test_transformers_loads_members_and_hydras(family: Family, tmp_path: Path) -
     members = [member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     tuned = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(members)]
     for name, parts in (("shared", members), ("tuned", tuned)):
-        weights = None if name == "shared" else "5,2,1"
-        hydra = hs.fuse(parts, out=f"{tmp_path / name}/", weights=weights).path
+        hydra = hs.fuse(parts, out=f"{tmp_path / name}/").path
         model = auto(family).from_pretrained(hydra, trust_remote_code=True)
         fused = hs.load(hydra, device="cpu")
         with torch.inference_mode():
@@ -150,7 +149,7 @@ def test_timm_loads_members_and_hydras(tmp_path: Path, name: str, kind: str) -> 
         parts = [
             member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
         ]
-        made = hs.fuse(parts, out=f"{tmp_path / 'out'}/", weights="5,2,1").path
+        made = hs.fuse(parts, out=f"{tmp_path / 'out'}/").path
     expected = hs.load(made, device="cpu").predict(family.inputs())
     order, pretrained = ("hydrasurgeon, timm", True) if kind == "member" else ("timm, hydrasurgeon", False)
     code = TIMM.format(order=order, inputs=str(tmp_path / "inputs.pt"), folder=made, pretrained=pretrained)

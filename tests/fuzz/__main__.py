@@ -1,83 +1,94 @@
-"""`python -m fuzz`: hostile inputs by the million, counted by how they end."""
+"""`python -m fuzz`: hostile inputs by the thousand, each within limits of seconds and memory; a failure names its seed."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
+import shutil
+import signal
 import sys
+import tempfile
 import time
-from collections import Counter, defaultdict
+import traceback
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from fuzz import runner
+from fuzz.bases import Bases
+from fuzz.guard import Outcome, Sandbox, memory_limit
 from fuzz.kinds import KINDS
+
+SECONDS = 10
+"""Longer than this is a hang."""
+
+
+class Hang(BaseException):
+    """Not an Exception: nobody may take it for a mistake of the input."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
-    parser.add_argument("--count", type=int, default=20_000, help="inputs in process, over all kinds by their shares")
-    parser.add_argument("--commands", type=int, help="inputs through the command (default: a 200th of count)")
-    parser.add_argument("--processes", type=int, help="inputs through a process of its own (default: a 4000th)")
+    parser.add_argument("--count", type=int, default=20_000, help="inputs over all kinds, by their shares")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; repeatable")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--workers", type=int, default=max(1, min(os.cpu_count() or 1, 8)))
-    parser.add_argument("--folder", type=Path, default=_folder(), help="where sandboxes are laid out; best in memory")
-    parser.add_argument("--replay", metavar="KIND:SEED[:WAY]", help="one input again, with its traceback")
+    parser.add_argument("--replay", metavar="KIND:SEED", help="one input again, with its traceback")
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="hydrasurgeon-fuzz-"))
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HOME": str(folder), "HF_HOME": str(folder / "hf"), "NO_COLOR": "1"}
+    bases, sandbox = Bases(folder / "bases"), Sandbox(folder / "box", readable=(folder / "bases",))
     if options.replay:
-        kind, seed, way = (*options.replay.split(":"), "library")[:3]
-        runner.replay(options.folder, kind, way, int(seed))
+        kind, seed = options.replay.split(":")
+        attempt = KINDS[kind].attempt(int(seed), bases)
+        sandbox.lay_out(attempt)
+        print(f"files in {sandbox.inside}, hydrasurgeon {' '.join(sandbox.arguments(attempt))}")
+        try:
+            attempt.call(sandbox.inside, sandbox.out)
+        except BaseException:
+            traceback.print_exc()
         return 0
-    runner.prepare(options.folder / "bases")
-    tallies: dict[tuple[str, str], runner.Tally] = defaultdict(runner.Tally)
-    started = time.monotonic()
-    for job, tally in runner.run(options.folder, _jobs(options), options.workers):
-        tallies[job.kind, job.way].add(tally)
-        done, wrong = (
-            sum(counts) for counts in zip(*((t.count, len(t.failures)) for t in tallies.values()), strict=True)
-        )
-        said = f"\r{done:,} inputs, {wrong} failures, {time.monotonic() - started:.0f} s"
-        print(said, end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    for (kind, way), tally in tallies.items():
-        each = 1000 * tally.seconds / max(1, tally.count)
-        outcomes = dict(sorted(tally.outcomes.items()))
-        print(f"{kind:12} {way:8} {tally.count:8,} inputs, {each:7.2f} ms each, {outcomes}")
-    failures = [failure for tally in tallies.values() for failure in tally.failures]
-    _show(failures)
+    kinds = [KINDS[name] for name in options.kind or KINDS]
+    for kind in kinds:  # whatever they import and start from, before anyone counts
+        for seed in range(-12, 0):
+            sandbox.run(kind.attempt(seed, bases))
+            sandbox.run_command(kind.attempt(seed, bases))
+    if (limit := memory_limit()) is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    failures = 0
+    for kind in kinds:
+        outcomes: Counter[int] = Counter()
+        started = time.monotonic()
+        for seed in range(options.first, options.first + options.count * kind.share // sum(k.share for k in kinds)):
+            for outcome in (_within(sandbox.run, kind, seed, bases), *_commanded(sandbox, kind, seed, bases)):
+                outcomes[outcome.code] += 1
+                if outcome.problem is not None or outcome.code not in kind.exits | {2}:
+                    failures += 1
+                    print(
+                        f"{outcome.where} {outcome.problem or outcome.code}   --replay {kind.name}:{seed}", flush=True
+                    )
+        print(f"{kind.name}: {dict(sorted(outcomes.items()))}, {time.monotonic() - started:.0f} s", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return 1 if failures else 0
 
 
-def _jobs(options: argparse.Namespace) -> list[runner.Job]:
-    kinds = [KINDS[name] for name in options.kind or KINDS]
-    whole = sum(kind.share for kind in kinds)
-    commands = options.count // 200 if options.commands is None else options.commands
-    processes = options.count // 4000 if options.processes is None else options.processes
-    amounts = [("library", kind, options.count * kind.share // whole) for kind in kinds]
-    for way, amount in (("command", commands), ("process", processes)):
-        amounts += [(way, kind, -(-amount // len(kinds))) for kind in kinds]
-    first = options.first
-    return [
-        runner.Job(kind.name, way, at, min(at + runner.CHUNK, first + amount))
-        for way, kind, amount in amounts
-        for at in range(first, first + amount, runner.CHUNK)
-    ]
+def _commanded(sandbox: Sandbox, kind: Any, seed: int, bases: Bases) -> list[Outcome]:
+    """Every two hundredth input through the command, too."""
+    outcome = _within(sandbox.run_command, kind, seed, bases) if seed % 200 == 0 else Outcome(0)
+    return [] if outcome.problem is None and outcome.code in (0, 2, 3, 4, 5) else [outcome]
 
 
-def _folder() -> Path:
-    memory = Path("/dev/shm")
-    return (memory if memory.is_dir() else Path("/tmp")) / f"hydrasurgeon-fuzz-{os.getuid()}"
+def _within(run: Any, kind: Any, seed: int, bases: Bases) -> Outcome:
+    def alarm(*_: Any) -> None:
+        raise Hang
 
-
-def _show(failures: list[runner.Failure]) -> None:
-    """Failures by where they come from, each with a seed."""
-    places = Counter((f.kind, f.where, f.problem.split(":")[0][:90]) for f in failures)
-    for place, count in places.most_common():
-        one = min(
-            (f for f in failures if (f.kind, f.where, f.problem.split(":")[0][:90]) == place), key=lambda f: f.seed
-        )
-        print(f"{count:6} {one.kind:12} {one.where:60} {one.problem[:160]}   --replay {one.kind}:{one.seed}:{one.way}")
+    signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        return run(kind.attempt(seed, bases))
+    except Hang:
+        return Outcome(-1, f"not done after {SECONDS} seconds")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":

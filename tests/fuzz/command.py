@@ -1,15 +1,10 @@
-"""The command on hostile inputs: in this process, or as a process of its own."""
+"""The command on hostile inputs, in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-import resource
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 from fuzz.guard import Outcome
 
@@ -24,29 +19,6 @@ def run_here(arguments: list[str]) -> Outcome:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(arguments)
     return judged(code, _said(out), _said(err), json_out="--json" in arguments)
-
-
-def run_apart(arguments: list[str], folder: Path, *, seconds: float) -> Outcome:
-    """The installed command in a process of its own."""
-    started = time.monotonic()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "hydrasurgeon", *arguments],
-            cwd=folder,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Outcome(-1, f"ran for more than {seconds:g} seconds")
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    if peak > before and peak > 2 << 20:
-        return Outcome(-1, f"took {peak >> 10} MB")
-    if done.returncode < 0:
-        return Outcome(-1, f"died of signal {-done.returncode} after {time.monotonic() - started:.1f} s")
-    out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-    return judged(done.returncode, out, err, json_out="--json" in arguments)
 
 
 def judged(code: int, out: str, err: str, *, json_out: bool) -> Outcome:

@@ -17,23 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz import runner
 from fuzz.bases import Bases
-from fuzz.guard import Attempt, Link, Sandbox
+from fuzz.guard import Attempt, Link, Sandbox, memory_limit
 from fuzz.kinds import KINDS
 from hydrasurgeon.errors import DataError
 
-EXAMPLES = {
-    "headers": 100,
-    "manifests": 40,
-    "configs": 30,
-    "datasets": 40,
-    "predictions": 60,
-    "states": 30,
-    "builds": 30,
-    "choices": 60,
-    "images": 100,
-}
+EXAMPLES = {"headers": 100, "manifests": 40, "configs": 30, "datasets": 40, "predictions": 60, "states": 30}
 COMMANDS = 2
 
 
@@ -47,7 +36,7 @@ def sandbox(tmp_path: Path, bases: Bases, monkeypatch: pytest.MonkeyPatch) -> It
     """With a limit on memory: what swells must not take the machine with it."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     before = resource.getrlimit(resource.RLIMIT_AS)
-    if (limit := runner.memory_limit()) is not None:
+    if (limit := memory_limit()) is not None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     yield Sandbox(tmp_path / "box", readable=(bases.folder,))
     resource.setrlimit(resource.RLIMIT_AS, before)
@@ -125,24 +114,24 @@ def _bad(what: str, folder: Path, out: Path) -> None:
         raise DataError("x", hint="y" * 5000)
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "an exception",
-        "the interpreter's end",
-        "a file outside",
-        "a secret read",
-        "a link followed",
-        "a name above",
-        "a warning",
-        "its input changed",
-        "a temporary file left",
-        "a process",
-        "a pickle",
-        "a socket",
-        "a long message",
-    ],
-)
+BAD = [
+    "an exception",
+    "the interpreter's end",
+    "a file outside",
+    "a secret read",
+    "a link followed",
+    "a name above",
+    "a warning",
+    "its input changed",
+    "a temporary file left",
+    "a process",
+    "a pickle",
+    "a socket",
+    "a long message",
+]
+
+
+@pytest.mark.parametrize("what", BAD)
 def test_what_no_input_may_do_is_noticed(sandbox: Sandbox, what: str) -> None:
     attempt = Attempt({"x": b"x", "link": Link("../outside.json")}, lambda folder, out: _bad(what, folder, out), ())
     assert sandbox.run(attempt).problem is not None

@@ -45,8 +45,7 @@ def hydra(folder: Path, family: Family, *, tuned: bool) -> hs.Classifier:
     parts = [member(folder / "source", family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
     if tuned:
         parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(parts)]
-    weights = "5,2,1" if tuned else None
-    return hs.load(hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate", weights=weights).path, device="cpu")
+    return hs.load(hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate").path, device="cpu")
 
 
 def state(gate: Gate, first: int = 1) -> State:

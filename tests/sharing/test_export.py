@@ -37,7 +37,7 @@ def made_of(family: Family, folder: Path) -> tuple[Path, Path]:
     family.write(source)
     pruned = member(source, family, RAGGED, folder / "m.safetensors")
     parts = [member(source, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
-    return pruned, hs.fuse(parts, out=folder / "hydra.safetensors", weights="5,2,1").path
+    return pruned, hs.fuse(parts, out=folder / "hydra.safetensors").path
 
 
 @exports

@@ -21,7 +21,6 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.criteria.together import answers as answering
 from hydrasurgeon.criteria.together.choice import Choice
-from hydrasurgeon.criteria.together.mixing import Weighed
 from hydrasurgeon.errors import CheckpointError, DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.measuring.cost import macs
@@ -106,12 +105,8 @@ def test_answers_are_those_of_the_files(task: Task) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weighed", [False, True])
-def test_the_script_makes_the_same_bytes(weighed: bool, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    if weighed:  # whatever the samples say
-        monkeypatch.setattr(Weighed, "taken", True)
-    built = task.build(weights="fit", members=2) if weighed else task.build()
-    assert ("--weights" in built.script) is weighed
+def test_the_script_makes_the_same_bytes(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = task.build()
     again = task.folder / "again.safetensors"
     lines = [line for line in built.script.splitlines() if line.startswith("hydrasurgeon ")]
     work = task.folder / "work"
@@ -266,40 +261,6 @@ def test_what_the_tuning_says_is_said(tmp_path: Path) -> None:
     assert again.notes == built.notes
 
 
-def test_weights_are_taken_where_they_help(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the samples that did not fit them say; the table has both, and the file the weights that were fitted."""
-    how: dict[str, Any] = {"weights": "fit", "members": 2, "calibrate": False}
-    plain = task.build("plain", members=2, calibrate=False, cache=task.folder / "cache")
-    assert "weights" not in plain.to_json()
-    for taken in (False, True):
-        monkeypatch.setattr(Weighed, "taken", taken)
-        built = task.build(f"taken-{taken}", cache=task.folder / "cache", **how)
-        record = built.to_json()["weights"]
-        assert record["taken"] is taken
-        assert len(record["fitted"]) == 2
-        fusion = open_checkpoint(built.path).manifest.fusion
-        assert fusion is not None
-        if not taken:
-            assert fusion.weights is None
-            assert built.path.read_bytes() == plain.path.read_bytes()
-            assert [row.worth for row in built.rows] == [row.worth for row in plain.rows]
-            continue
-        assert fusion.weights == pytest.approx(np.array(record["fitted"]) / sum(record["fitted"]))
-        assert built.rows[-2].name == "the choice, all members alike"
-        assert built.rows[-2].worth == plain.rows[-1].worth != built.rows[-1].worth
-        assert record["gain"] == pytest.approx(_avg(built.rows[-1]) - _avg(plain.rows[-1]), abs=0.05)
-
-
-def _avg(row: Any) -> float:
-    return (row.worth["accuracy"] + row.worth["auroc"]) / 2
-
-
-def test_one_member_needs_no_weight(task: Task) -> None:
-    built = task.build(weights="fit", members=1, calibrate=False)
-    assert built.weighed is None
-    assert "--weights fit: one member was chosen, which needs no weight" in built.notes
-
-
 @pytest.mark.parametrize("calibrate", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_folder_is_written_as_one(calibrate: bool, task: Task) -> None:
     """`-o DIR/`: paths lose the slash, and the last command wrote a file of that name."""
@@ -333,7 +294,6 @@ def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("more", "error", "says"),
     [
-        ({"weights": "2,1"}, UsageError, "--weights 2,1: can be fit alone"),
         ({"budget": "macs=0.01"}, SurgeryError, "the cheapest candidate costs macs="),
         ({"ood": [], "objective": "avg"}, UsageError, "needs foreign data"),
         ({"ood": [], "criteria": "circuit-ood"}, UsageError, "needs foreign data"),

@@ -119,25 +119,6 @@ def _lines(*records: Any) -> Callable[[Path], str]:
     return _file("d.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
 
-def _bomb(folder: Path) -> str:
-    """Two megabytes that would unpack to two gigabytes."""
-    path = folder / "d.npz"
-    head = (
-        b"\x93NUMPY\x01\x00"
-        + b"v\x00"
-        + b"{'descr': '|u1', 'fortran_order': False, 'shape': (33554432, 8, 8), }".ljust(117)
-        + b"\n"
-    )
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr("images.npy", head + bytes(1 << 20))
-    # The sizes of the directory are what a reader plans with.
-    content = bytearray(path.read_bytes())
-    at = content.rindex(b"PK\x01\x02") + 24
-    content[at : at + 4] = (len(head) + 33554432 * 64).to_bytes(4, "little")
-    path.write_bytes(content)
-    return str(path)
-
-
 def _fifo(folder: Path) -> str:
     os.mkfifo(folder / "d.npz")
     return str(folder / "d.npz")
@@ -156,12 +137,12 @@ def _mistakes() -> Iterator[Mistake]:
     yield Mistake(
         "a pickled array of images",
         _file("d.npz", npz(images=np.array([{}, print], dtype=object))),
-        "images: cannot be read (Object arrays cannot be loaded",
+        "not a readable .npz file (images: Object arrays cannot be loaded",
     )
     yield Mistake(
         "pickled labels",
         _file("d.npz", npz(images=IMAGES, labels=np.array([1, "a", None], dtype=object))),
-        "labels: cannot be read (Object arrays cannot be loaded",
+        "not a readable .npz file (labels: Object arrays cannot be loaded",
     )
     yield Mistake("images of floats", _file("d.npz", npz(images=IMAGES.astype("f4"))), "images must be uint8")
     yield Mistake("flat images", _file("d.npz", npz(images=np.zeros((3, 64), np.uint8))), "images must be uint8 N×H×W")
@@ -172,12 +153,12 @@ def _mistakes() -> Iterator[Mistake]:
     yield Mistake(
         "labels of floats",
         _file("d.npz", npz(images=IMAGES, labels=np.array([0.5, 1, 2]))),
-        "labels must be integers, found float64",
+        "labels must be 3 integers, found float64",
     )
     yield Mistake(
         "labels of booleans",
         _file("d.npz", npz(images=IMAGES, labels=np.array([True, False, True]))),
-        "labels must be integers, found bool",
+        "labels must be 3 integers, found bool",
     )
     yield Mistake(
         "labels beyond 64 bits",
@@ -215,19 +196,18 @@ def _mistakes() -> Iterator[Mistake]:
                 + b"\n"
             ),
         ),
-        "images: cannot be read",
+        "not a readable .npz file (images",
     )
     yield Mistake(
         "a header of brackets",
         _file("d.npz", npz(images=b"\x93NUMPY\x01\x00\x10\x27" + b"(" * 10_000)),
-        "images: cannot be read",
+        "not a readable .npz file (images",
     )
     yield Mistake(
         "a header of another version",
         _file("d.npz", npz(images=b"\x93NUMPY\x09\x00" + bytes(64))),
-        "images: cannot be read",
+        "not a readable .npz file (images",
     )
-    yield Mistake("an npz that fills the memory", _bomb, "would unpack to 2,147,483,776 bytes")
     yield Mistake("an npz without images", _file("d.npz", npz(pixels=IMAGES)), "has no array 'images' (found: pixels)")
     yield Mistake("an npz of no images", _file("d.npz", npz(images=IMAGES[:0])), "holds no samples")
     yield Mistake("a pipe", _fifo, "is not a regular file")
@@ -262,9 +242,7 @@ def _mistakes() -> Iterator[Mistake]:
         _lines({"text": "a", "label": 0}, {"text": "b", "label": "dog"}),
         "row 1 has the label 'dog'",
     )
-    yield Mistake(
-        "a label that is a text", _lines({"text": "a", "label": "word " * 200}), "a class name has 1,000 characters"
-    )
+    yield Mistake("a label that is a text", _lines({"text": "a", "label": "word " * 200}), "is no name of a class")
     yield Mistake("an empty jsonl", _file("d.jsonl", ""), "holds no samples")
     yield Mistake(
         "a csv with a short line",

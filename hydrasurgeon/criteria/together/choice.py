@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.criteria.together.objective import Answers, Objective
-from hydrasurgeon.files.mixture import Mixture
 
 MOST_MEMBERS = 5
 """Members of a hydra whose number is left open."""
@@ -84,12 +83,9 @@ class Pool:
 
         return part(True), part(False)
 
-    def sums(self, members: Sequence[int], mixture: Mixture | None = None) -> list[Tensor]:
-        """Over nothing: zeros. With a mixture M Σ_m w_m t_m, of which the objectives take the mean."""
-        if mixture is None:
-            return [term[list(members)].sum(dim=0) for term in self.terms]
-        weights = torch.tensor(mixture, dtype=torch.float64) * len(members)
-        return [torch.tensordot(weights.to(term.dtype), term[list(members)], dims=1) for term in self.terms]
+    def sums(self, members: Sequence[int]) -> list[Tensor]:
+        """Over nothing: zeros."""
+        return [term[list(members)].sum(dim=0) for term in self.terms]
 
     def worth(self, members: Sequence[int]) -> float:
         return self.objective.value(self.sums(members), len(members), self.labels)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hydrasurgeon.criteria.together.objective import Answers
-from hydrasurgeon.files.mixture import Mixture
 from hydrasurgeon.measuring import metrics
 
 
@@ -30,10 +29,10 @@ class Row:
         return asdict(self)
 
 
-def measured(members: Sequence[Answers], mixture: Mixture | None = None) -> dict[str, float]:
+def measured(members: Sequence[Answers]) -> dict[str, float]:
     """What members are worth together."""
     logits = torch.stack([member.val for member in members], dim=1)
-    probs = metrics.mean_probs(logits, mixture=mixture)
+    probs = metrics.mean_probs(logits)
     labels = members[0].labels
     worth = {
         "accuracy": metrics.accuracy(probs, labels),
@@ -43,7 +42,7 @@ def measured(members: Sequence[Answers], mixture: Mixture | None = None) -> dict
     foreign = [torch.stack(rows, dim=1) for rows in zip(*(m.foreign for m in members), strict=True)]
     if foreign:
         inside = 1 - probs.amax(dim=-1)
-        outside = [1 - metrics.mean_probs(rows, mixture=mixture).amax(dim=-1) for rows in foreign]
+        outside = [1 - metrics.mean_probs(rows).amax(dim=-1) for rows in foreign]
         for name, measure in (("auroc", metrics.auroc), ("fpr95", metrics.fpr95)):
             values = [measure(inside, each) for each in outside]
             worth[name] = sum(value for value in values if value is not None) / len(values)

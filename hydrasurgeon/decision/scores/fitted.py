@@ -1,8 +1,7 @@
 """Every score that is fitted on features, and how the members of an ensemble join: the mean of what each finds,
 standardised.
 
-s(x) = Σ_m w_m (s_m(x) − mean_m) / std_m        w_m = 1/M unless the hydra weighs its members; mean and deviation over
-samples held back from fitting
+s(x) = 1/M Σ_m (s_m(x) − mean_m) / std_m        mean and deviation over samples held back from fitting
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import Scores, in_pieces, over_members
+from hydrasurgeon.decision.probabilities import Scores, in_pieces
 from hydrasurgeon.decision.scores.angles import fit_mcm, fit_nci, score_mcm, score_nci
 from hydrasurgeon.decision.scores.evidence import Evidence, State
 from hydrasurgeon.decision.scores.gaussian import (
@@ -29,7 +28,6 @@ from hydrasurgeon.decision.scores.neighbours import fit_knn, score_knn
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.subspace import fit_residual, fit_vim, score_residual, score_vim
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.mixture import Mixture
 from hydrasurgeon.lookup import did_you_mean
 
 Features = Float[Tensor, "sample member width"]
@@ -89,12 +87,12 @@ class EnsembleScore:
             deviations=tuple(self.deviations[m] for m in members),
         )
 
-    def __call__(self, features: Features, logits: Tensor, mixture: Mixture | None = None) -> Scores:
+    def __call__(self, features: Features, logits: Tensor) -> Scores:
         each = [
             (_values(self.kind, state, features[:, m], logits[:, m]) - mean) / deviation
             for m, (state, mean, deviation) in enumerate(zip(self.states, self.means, self.deviations, strict=True))
         ]
-        return over_members(torch.stack(each), mixture, dim=0)
+        return torch.stack(each).mean(dim=0)
 
 
 def _values(kind: str, state: State, features: Tensor, logits: Tensor) -> Scores:
@@ -134,18 +132,13 @@ def fit(
 
 
 def scores_of(
-    kind: str,
-    logits: Tensor,
-    features: Features | None,
-    fitted: EnsembleScore | None,
-    temperature: float = 1.0,
-    mixture: Mixture | None = None,
+    kind: str, logits: Tensor, features: Features | None, fitted: EnsembleScore | None, temperature: float = 1.0
 ) -> Scores:
     """Any score, of logits alone or fitted."""
     if kind in ON_LOGITS:
         score = ON_LOGITS[kind]
-        return torch.cat([score(rows, temperature, mixture) for rows in in_pieces(logits, ROWS)])
+        return torch.cat([score(rows, temperature) for rows in in_pieces(logits, ROWS)])
     assert fitted is not None
     assert features is not None
     assert fitted.kind == kind
-    return fitted(features, logits, mixture)
+    return fitted(features, logits)

@@ -26,16 +26,7 @@ from transformers.utils.generic import ModelOutput
 from transformers.utils.hub import cached_file
 
 # transformers brings what stands here along; where it lies then has no other name.
-from .modeling_hydrasurgeon import (
-    ARCH,
-    HydraModel,
-    PrunedModel,
-    Stored,
-    hub_options,
-    mixture_in,
-    over_members,
-    weights_file,
-)
+from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, Stored, hub_options, weights_file
 
 STATE = "decision.safetensors"
 """The file of the state's tensors."""
@@ -112,7 +103,6 @@ class Decides:
         if not isinstance(record, dict) or not isinstance(record.get("ood"), dict):
             raise ValueError("config.json: hydrasurgeon.decision: is no decision state")
         ood, joint = record["ood"], record.get("joint")
-        self.mixture = mixture_in(config, members)
         self.temperature = number(record.get("temperature"), "temperature", positive=True)
         self.joint = None
         if joint is not None:
@@ -142,21 +132,21 @@ class Decides:
     def __call__(self, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
         # Some devices have no float64.
         z = logits.float().cpu().double()
-        probs = mean_probs(z, self.mixture)
+        probs = mean_probs(z)
         if self.joint is None:
             each = (z / self.temperature).softmax(dim=-1)
             if self.temperature != 1.0:
                 probs = (probs.clamp_min(TINY).log() / self.temperature).softmax(dim=-1)
         else:
             aleatoric, epistemic = self.joint
-            mean = over_members(z, self.mixture)[:, None]
+            mean = z.mean(dim=1, keepdim=True)
             each = ((mean + epistemic * (z - mean)) / aleatoric).softmax(dim=-1)
-            probs = over_members(each, self.mixture)
+            probs = each.mean(dim=1)
         score = self._score(z, None if features is None else features.float().cpu().double())
         fields = {
             "logits": probs.clamp_min(torch.finfo(torch.float32).tiny).log().float(),
             "probabilities": probs.float(),
-            "uncertainty": entropy(over_members(each, self.mixture)).float(),
+            "uncertainty": entropy(each.mean(dim=1)).float(),
             "ood_score": score.float(),
             "unfamiliar": score > self.threshold,
         }
@@ -164,14 +154,14 @@ class Decides:
 
     def _score(self, z: Tensor, features: Tensor | None) -> Tensor:
         if self.kind in ON_LOGITS:
-            return ON_LOGITS[self.kind](z, self.mixture)
+            return ON_LOGITS[self.kind](z)
         assert features is not None
         score = FITTED[self.kind][1]
         each = [
             (score(stored, features[:, m], z[:, m]) - mean) / deviation
             for m, (stored, (mean, deviation)) in enumerate(zip(self.stored, self.standards, strict=True))
         ]
-        return over_members(torch.stack(each), self.mixture, dim=0)
+        return torch.stack(each).mean(dim=0)
 
 
 def number(value: Any, name: str, *, positive: bool = False) -> float:
@@ -185,34 +175,31 @@ def number(value: Any, name: str, *, positive: bool = False) -> float:
     return float(value)
 
 
-Mixture = Sequence[float] | None
-
-
-def mean_probs(z: Tensor, mixture: Mixture) -> Tensor:
-    return over_members(z.softmax(dim=-1), mixture)
+def mean_probs(z: Tensor) -> Tensor:
+    return z.softmax(dim=-1).mean(dim=1)
 
 
 def entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(dim=-1)
 
 
-def gen(z: Tensor, mixture: Mixture) -> Tensor:
-    probs = mean_probs(z, mixture)
+def gen(z: Tensor) -> Tensor:
+    probs = mean_probs(z)
     largest = probs.topk(min(TOP, probs.shape[-1]), dim=-1).values
     return (largest * (1 - largest)).clamp_min(0.0).pow(GAMMA).sum(dim=-1)
 
 
-def disagreement(z: Tensor, mixture: Mixture) -> Tensor:
-    each = over_members(entropy(z.softmax(dim=-1)), mixture)
-    return (entropy(mean_probs(z, mixture)) - each).clamp_min(0.0)
+def disagreement(z: Tensor) -> Tensor:
+    each = entropy(z.softmax(dim=-1)).mean(dim=1)
+    return (entropy(mean_probs(z)) - each).clamp_min(0.0)
 
 
-# Scores that are functions of the logits, and of the members' weights.
-ON_LOGITS: dict[str, Callable[[Tensor, Mixture], Tensor]] = {
-    "msp": lambda z, w: 1 - mean_probs(z, w).amax(dim=-1),
-    "entropy": lambda z, w: entropy(mean_probs(z, w)),
-    "energy": lambda z, w: -over_members(z.logsumexp(dim=-1), w),
-    "max-logit": lambda z, w: -over_members(z, w).amax(dim=-1),
+# Scores that are functions of the logits.
+ON_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "msp": lambda z: 1 - mean_probs(z).amax(dim=-1),
+    "entropy": lambda z: entropy(mean_probs(z)),
+    "energy": lambda z: -z.logsumexp(dim=-1).mean(dim=1),
+    "max-logit": lambda z: -z.mean(dim=1).amax(dim=-1),
     "mi": disagreement,
     "gen": gen,
 }

@@ -279,7 +279,6 @@ class HFEncoder(Family):
         if manifest.kind == "hydra":
             return {
                 "members": [member.kept[name] for member in manifest.members],
-                **({} if manifest.fusion.weights is None else {"weights": manifest.fusion.weights}),
                 "head_dim": tower.head_dim,
                 "head_tensors": {
                     weight.name.replace(".0.", ".{}."): [weight.heads.axis, weight.heads.blocks]

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import inspect
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
@@ -99,8 +98,7 @@ class PrunedModel(SavesCode, Base):  # type: ignore[misc]
 
 
 class HydraModel(SavesCode, transformers.PreTrainedModel):
-    """Several pruned classifiers of one backbone; answers with the mean of their probabilities, by weights if there are
-    some.
+    """Several pruned classifiers of one backbone; answers with the mean of their probabilities.
 
     Members run one after another and share the weights that are equal in all of them.
     """
@@ -113,7 +111,6 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
 
     def __init__(self, config: Any, members: Sequence[nn.Module]) -> None:
         super().__init__(config)
-        self.mixture = mixture_in(config, len(members))
         self.members = nn.ModuleList(members)
         # What all members share is saved once, as the first one's.
         tied = {
@@ -179,7 +176,7 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
     def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
         named.pop("return_dict", None)
         each = self.member_logits(*inputs, **named).float().softmax(dim=-1)
-        probs = over_members(each, self.mixture)
+        probs = each.mean(dim=1)
         logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
         loss = None if labels is None else nn.functional.nll_loss(logits, labels)
         output = ImageClassifierOutput if self.main_input_name == "pixel_values" else SequenceClassifierOutput
@@ -214,28 +211,6 @@ def listed(config: Any) -> list[list[list[int]]]:
             if not numbers or list(row) != sorted(set(row) & set(range(heads))):
                 raise ValueError(f"{at}, layer {layer}: is no sorted list of heads below {heads}")
     return [[list(row) for row in rows] for rows in members]
-
-
-def mixture_in(config: Any, members: int) -> list[float] | None:
-    """How much each member counts in the mean of their probabilities; None where all count alike."""
-    weights = config.hydrasurgeon.get("weights")
-    if weights is None:
-        return None
-    numbers = isinstance(weights, list | tuple) and all(type(weight) in (int, float) for weight in weights)
-    fine = numbers and len(weights) == members and all(0 < weight <= 1 for weight in weights)
-    if not fine or not abs(math.fsum(weights) - 1) <= 1e-9:
-        raise ValueError(
-            f"config.json: hydrasurgeon.weights: are no weights of {members} members, positive and of sum 1"
-        )
-    return [float(weight) for weight in weights]
-
-
-def over_members(values: Tensor, mixture: Sequence[float] | None, dim: int = 1) -> Tensor:
-    """The mean over members along `dim`, weighted where there are weights."""
-    if mixture is None:
-        return values.mean(dim=dim)
-    weights = torch.tensor(mixture, dtype=values.dtype, device=values.device)
-    return (values * weights.reshape(-1, *[1] * (values.dim() - dim - 1))).sum(dim=dim)
 
 
 def head_dim(config: Any) -> int:

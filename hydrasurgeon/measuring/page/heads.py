@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from hydrasurgeon.files.manifest import Manifest
-from hydrasurgeon.files.mixture import shown
 from hydrasurgeon.measuring.page.svg import drawing, figure, mark, number, text_of
 
 CELL, GAP = 20, 3
@@ -29,9 +28,7 @@ def head_maps(name: str, manifest: Manifest) -> str:
     note = ""
     if manifest.kind == "hydra":
         shared = f", the first {manifest.fusion.trunk} layers shared" if manifest.fusion.trunk else ""
-        weights = manifest.fusion.weights
-        counted = "" if weights is None else f", that count {shown(weights)} of 1"
-        note = f"{len(keeps)} members{shared}{counted}"
+        note = f"{len(keeps)} members{shared}"
     return figure(name, f'<div class="towers">{"".join(maps)}</div>', note=text_of(note))
 
 

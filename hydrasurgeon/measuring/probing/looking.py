@@ -102,11 +102,8 @@ def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
     checkpoint, run = subject.checkpoint, subject.run
     about = checkpoint.manifest.model
 
-    def labelled(samples: Samples) -> Samples:
-        return fit_classes(samples, about)
-
-    clean = labelled(open_data(subject.data, limit=run.limit, seed=run.seed))
-    noisy = labelled(subject.noisy(clean))
+    clean = open_data(subject.data, limit=run.limit, seed=run.seed, model=about)
+    noisy = fit_classes(subject.noisy(clean), about)
     foreign = [(name, open_data(spec, limit=run.limit, seed=run.seed)) for name, spec in subject.foreign]
     widest = max(size.head_dim for size in checkpoint.manifest.towers.values())
     if foreign and len(clean) <= widest:

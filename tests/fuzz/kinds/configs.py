@@ -10,28 +10,13 @@ from typing import Any
 
 from fuzz.bases import Bases
 from fuzz.guard import Attempt, Fifo, Link
-from fuzz.hostile import damaged, mutated, text, to_json, value
+from fuzz.hostile import damaged, mutated, text, to_json, value, words
 
 EXITS = {0, 3, 4}
-EXTRA = (
-    "preprocessor_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "config.json",
-    "open_clip_config.json",
-    "heads.json",
-    "chat_template.jinja",
-    "tokenizer.py",
-    "modeling.py",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "adapter_config.json",
-    "generation_config.json",
+EXTRA = words(
+    "preprocessor_config.json tokenizer.json tokenizer_config.json special_tokens_map.json vocab.txt vocab.json merges.txt"
+    " added_tokens.json config.json open_clip_config.json heads.json chat_template.jinja tokenizer.py modeling.py"
+    " model.safetensors.index.json pytorch_model.bin adapter_config.json generation_config.json"
 )
 
 
@@ -138,54 +123,15 @@ def _sizes(files: dict[str, Any], random: Random) -> None:
         (
             *holder,
             *holder,
-            "num_hidden_layers",
-            "num_attention_heads",
-            "hidden_size",
-            "depth",
-            "num_heads",
-            "embed_dim",
-            "img_size",
-            "patch_size",
-            "layers",
-            "width",
-            "heads",
-            "head_width",
-            "vocab_size",
-            "context_length",
-            "attn_implementation",
-            "_attn_implementation",
-            "checkpoint_path",
-            "auto_map",
-            "architectures",
-            "architecture",
-            "model_type",
-            "num_labels",
-            "id2label",
-            "label2id",
-            "label_names",
-            "max_position_embeddings",
-            "image_size",
-            "num_channels",
-            "torch_dtype",
-            "dtype",
-            "quantization_config",
-            "hf_tokenizer_name",
-            "hf_model_name",
-            "timm_model_name",
-            "pretrained_cfg",
-            "input_size",
-            "global_pool",
-            "problem_type",
-            "tie_word_embeddings",
-            "is_decoder",
-            "add_pooling_layer",
-            "chunk_size_feed_forward",
-            "qkv_bias",
-            "mlp_ratio",
-            "pooling_type",
-            "hidden_act",
-            "layer_norm_eps",
-            "trust_remote_code",
+            *words(
+                "num_hidden_layers num_attention_heads hidden_size depth num_heads embed_dim img_size patch_size layers width"
+                " heads head_width vocab_size context_length attn_implementation _attn_implementation checkpoint_path"
+                " auto_map architectures architecture model_type num_labels id2label label2id label_names image_size"
+                " max_position_embeddings num_channels torch_dtype dtype quantization_config hf_tokenizer_name"
+                " hf_model_name timm_model_name pretrained_cfg input_size global_pool problem_type tie_word_embeddings"
+                " is_decoder add_pooling_layer chunk_size_feed_forward qkv_bias mlp_ratio pooling_type hidden_act"
+                " layer_norm_eps trust_remote_code"
+            ),
         )
     )
     holder[key] = random.choice(
@@ -269,15 +215,7 @@ def _elsewhere(files: dict[str, Any], random: Random) -> None:
     name = random.choice([n for n in files if not n.endswith(".safetensors")] or ["config.json"])
     files.pop(name, None)
     files[random.choice((name, name, f"{name}/"))] = random.choice(
-        (
-            Link("/etc/hostname"),
-            Link("../../outside.json"),
-            Link("nowhere"),
-            Link(name),
-            Link("/dev/zero"),
-            Link(".."),
-            Fifo(),
-        )
+        (*map(Link, ("/etc/hostname", "../../outside.json", "nowhere", name, "/dev/zero", "..")), Fifo())
     )
 
 
@@ -293,17 +231,7 @@ def _tokenizer(files: dict[str, Any], random: Random) -> None:
         return
     document[
         random.choice(
-            (
-                "pre_tokenizer",
-                "normalizer",
-                "decoder",
-                "post_processor",
-                "truncation",
-                "padding",
-                "model",
-                "added_tokens",
-                "version",
-            )
+            words("pre_tokenizer normalizer decoder post_processor truncation padding model added_tokens version")
         )
     ] = random.choice(
         (

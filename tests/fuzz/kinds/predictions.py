@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -66,42 +65,7 @@ def make(random: Random, bases: Bases) -> Attempt:
         "--temperature",
         str(temperature),
     )
-    pages = random.random() < 0.05
-
-    def call(folder: Path, out: Path) -> None:
-        use(folder / NAME, score, temperature)
-        if pages:
-            _show(folder / NAME, out)
-
-    return Attempt({NAME: content}, call, command)
-
-
-def _show(path: Path, out: Path) -> None:
-    """As pages, in which names are names."""
-    import hydrasurgeon as hs
-
-    places = {kind: out / f"r.{kind}" for kind in ("html", "markdown")}
-    hs.evaluate([], predictions_in=[path], **places)
-    texts = {kind: place.read_text(encoding="utf-8") for kind, place in places.items()}
-    for kind, written in texts.items():
-        assert all(c.isprintable() or c in "\n\t" for c in written), f"{kind} holds control characters"
-    tags = _Tags()
-    tags.feed(texts["html"])
-    assert tags.scripts == 1, f"{tags.scripts} scripts"
-    assert not tags.handlers, f"handlers {tags.handlers[:3]}"
-
-
-class _Tags(HTMLParser):
-    """What of a page would run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scripts = 0
-        self.handlers: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.scripts += tag == "script"
-        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+    return Attempt({NAME: content}, lambda folder, out: use(folder / NAME, score, temperature), command)
 
 
 def use(path: Path, score: str, temperature: float) -> None:
