@@ -45,25 +45,8 @@ __all__ = [
     "verify",
 ]
 
-_HOME = {
-    "load": "hydrasurgeon.runtime.classifier:load",
-    **{
-        name: f"hydrasurgeon.stages.{name}:{name}"
-        for name in (
-            "bench",
-            "build",
-            "calibrate",
-            "evaluate",
-            "finetune",
-            "fuse",
-            "predict",
-            "probe",
-            "prune",
-            "replay",
-            "score",
-            "verify",
-        )
-    },
+_HOME = {name: f"hydrasurgeon.stages.{name}:{name}" for name in __all__} | {
+    "load": "hydrasurgeon.runtime.classifier:load"
 }
 """Where each name of the public interface is defined."""
 
