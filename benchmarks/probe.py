@@ -28,7 +28,7 @@ from answers import DEMO, _dinov2_probe, images
 from surgery import machine
 
 import hydrasurgeon as hs
-from hydrasurgeon.measuring.probing.report import ProbeReport
+from hydrasurgeon.probing.report import ProbeReport
 
 RESULTS = Path(__file__).parent / "results" / "probe.json"
 DEMOS = ("backbone", "independent-2", "independent-3")

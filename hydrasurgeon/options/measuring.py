@@ -1,4 +1,4 @@
-"""The commands that measure and look at checkpoints, and take them elsewhere: eval, bench, inspect, compare, probe, export."""
+"""The commands that measure checkpoints and take them elsewhere: eval, bench, inspect, compare, probe, export."""
 
 from __future__ import annotations
 
@@ -116,10 +116,8 @@ class BenchOptions(Bare, Device, Force):
     plot: PathLike | None = option(None, metavar="F", group=WRITTEN, help="A picture of it, as .png or .svg.")
 
 
-class InspectOptions(Checkpoint, Bare, Force):
+class InspectOptions(Checkpoint, Bare):
     """Say what a checkpoint is: kind, architecture, kept heads, parameters, history."""
-
-    plot: PathLike | None = option(None, metavar="FILE", group=WRITTEN, help="Draw the recorded scores.")
 
 
 class CompareOptions(Options):
@@ -134,6 +132,9 @@ class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
 
     Without --keep or --remove, one head of three goes. Nothing is written but --json and --plot.
     """
+
+    requires: ClassVar = {"plot": ("ood",)}
+    conflicts: ClassVar = (("keep", "remove"), ("corrupt", "shift"))
 
     ood: Texts = option(
         (), metavar="NAME=D", group=READ, help="OOD data to be detected head by head; repeatable, needs no labels."
@@ -150,9 +151,13 @@ class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         metavar="M",
         help="The criterion by which heads go, and are called important: recorded scores, or computed now.",
     )
-    draws: int = option(8, metavar="N", group=RUNS, help="Random vectors behind the diagonals of Hessians.")
+    draws: int = option(
+        8, ge=1, le=10_000, metavar="N", group=RUNS, help="Random vectors behind the diagonals of Hessians."
+    )
     json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
-    plot: PathLike | None = option(None, metavar="FILE", group=WRITTEN, help="Draw it, as .png or .svg.")
+    plot: PathLike | None = option(
+        None, metavar="FILE", group=WRITTEN, help="Draw ID and OOD samples in the planes of heads, .png or .svg."
+    )
 
 
 class ExportOptions(Checkpoint, ClassNames, Bare, Force):

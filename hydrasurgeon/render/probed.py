@@ -9,7 +9,7 @@ from hydrasurgeon.render.pieces import notes, show_table
 from hydrasurgeon.render.tables import Column, Row, Table
 
 if TYPE_CHECKING:
-    from hydrasurgeon.measuring.probing.report import ProbeReport, Proposition, Separation
+    from hydrasurgeon.probing.report import ProbeReport, Proposition, Separation
 
 VERDICTS = {True: ("holds", "bold"), False: ("does not hold", "bold")}
 """How a condition is told."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.hydra_layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import Manifest
-from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.measuring import InspectOptions
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,10 @@ class Inspection:
     note: str | None
 
 
-@claims()
-def inspect(
-    checkpoint: str | Path, *, arch: str | None = None, plot: str | Path | None = None, force: bool = False
-) -> Inspection:
-    """Read the header, and draw the scores that it records; no tensor is touched and torch is not imported."""
-    picture = None if plot is None else check_plot(Path(plot), force=force, inputs=[checkpoint])
-    opened = open_checkpoint(checkpoint, arch=arch)
-    if picture is not None:
-        from hydrasurgeon.criteria.pictured import head_maps
-        from hydrasurgeon.files.headmaps import draw_head_maps
-
-        draw_head_maps(head_maps(opened.manifest, opened.name), picture)
+@stage(InspectOptions)
+def inspect(arguments: InspectOptions) -> Inspection:
+    """Read the header; no tensor is touched and torch is not imported."""
+    opened = open_checkpoint(arguments.checkpoint, arch=arguments.arch)
     tensors = opened.tensors
     return Inspection(
         path=opened.path,

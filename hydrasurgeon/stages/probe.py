@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.decided import undecided
@@ -19,16 +19,11 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
-from hydrasurgeon.measuring.probing.report import ProbeReport
 from hydrasurgeon.measuring.sets import kind_read, parse_ood, portable_entry
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import ProbeOptions
+from hydrasurgeon.probing.report import ProbeReport
 
-if TYPE_CHECKING:
-    from hydrasurgeon.measuring.probing.looking import Probed
-
-MOST_DRAWS = 10_000
-"""More tell nothing that fewer do not."""
 PRECISIONS = ("float32", "float64")
 """Second derivatives in half precision are noise."""
 SPARED = 3
@@ -49,7 +44,7 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     gone = sorted(set(all_heads(single(opened).kept)) - set(all_heads(kept)))
     if not gone:
         raise SurgeryError("probe: no head would go", hint="Give --keep K or --remove N.")
-    from hydrasurgeon.measuring.probing.looking import Subject, look
+    from hydrasurgeon.probing.looking import Subject, look
 
     subject = Subject(
         checkpoint=opened,
@@ -69,14 +64,10 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     if json is not None:
         write_text(json, probed.report.to_json())
     if plot is not None:
-        _draw(probed, plot)
+        from hydrasurgeon.probing.plot import draw_probe
+
+        draw_probe(probed, plot)
     return probed.report
-
-
-def _draw(probed: Probed, path: Path) -> None:
-    from hydrasurgeon.measuring.probing.plot import draw_probe
-
-    draw_probe(probed, path)
 
 
 def _check(arguments: ProbeOptions) -> None:
@@ -84,12 +75,6 @@ def _check(arguments: ProbeOptions) -> None:
     check_keep(arguments.method, arguments.keep)
     if arguments.data is None:
         raise UsageError("probe: needs labelled data", hint="Give --data D.")
-    if arguments.keep is not None and arguments.remove is not None:
-        raise UsageError("probe: --keep and --remove together", hint="Give one of them.")
-    if arguments.shift is not None and arguments.corrupt:
-        raise UsageError("probe: --corrupt and --shift together", hint="Give one of them.")
-    if not 1 <= arguments.draws <= MOST_DRAWS:
-        raise UsageError(f"--draws {arguments.draws}: takes 1 to {MOST_DRAWS:,}")
     if arguments.dtype not in PRECISIONS:
         raise UsageError(
             f"--dtype {arguments.dtype}: too coarse for second derivatives", hint=f"Use {' or '.join(PRECISIONS)}."

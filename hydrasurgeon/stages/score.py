@@ -59,7 +59,9 @@ def _score(checkpoint: str | Path, arguments: ScoreOptions) -> Scored:
     target = copy or opened.path
     result = compute(opened, key, arguments, arguments, output=target)
     if picture is not None and is_main_process():
-        _draw(opened, key, result, arguments, picture)
+        from hydrasurgeon.criteria.cahp.plot import draw_cahp
+
+        draw_cahp(result, picture)
     record = opened.record(digests)
     manifest = _manifest_of(opened, key, result, _entry(opened, key, result, record, arguments))
     _all_have_read()
@@ -84,34 +86,12 @@ def _all_have_read() -> None:
 
 
 def _picture(checkpoint: str | Path, arguments: ScoreOptions) -> Path | None:
-    """Where the scores are drawn."""
+    """Where cahp's curve and clusters are drawn."""
     if arguments.plot is None:
         return None
+    if arguments.method != "cahp":
+        raise UsageError("--plot requires --method cahp", hint="`inspect` shows the scores of other criteria.")
     return check_plot(Path(arguments.plot), force=arguments.force, inputs=[checkpoint, arguments.data])
-
-
-def _draw(opened: Checkpoint, key: str, result: Score, arguments: ScoreOptions, picture: Path) -> None:
-    """cahp's curve and clusters; of any other criterion a heat map, with the heads marked that would stay."""
-    from hydrasurgeon.criteria.cahp.plot import draw_cahp
-    from hydrasurgeon.criteria.pictured import head_map
-    from hydrasurgeon.criteria.selection import select
-    from hydrasurgeon.files.headmaps import draw_head_maps
-
-    if key == "cahp":
-        return draw_cahp(result, picture)
-    manifest = single(opened)
-    kept = None if manifest.kind == "backbone" else manifest.kept
-    if arguments.keep is not None or arguments.remove is not None:
-        kept = select(
-            manifest,
-            result,
-            keep=arguments.heads_kept,
-            remove=arguments.remove,
-            layers=arguments.layers,
-            tower=arguments.tower,
-        )
-    draw_head_maps([head_map(key, result, manifest.towers, manifest.kept, kept)], picture)
-    return None
 
 
 def _opened(checkpoint: str | Path, arguments: ScoreOptions) -> tuple[Checkpoint, Path | None]:

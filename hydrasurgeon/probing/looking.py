@@ -17,8 +17,9 @@ from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.overlap import in_samples
-from hydrasurgeon.measuring.probing.curvature import Curvature, Weights, curvature, loss_of, means_by_head
-from hydrasurgeon.measuring.probing.report import (
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.probing.curvature import Curvature, Weights, curvature, loss_of, means_by_head
+from hydrasurgeon.probing.report import (
     Gradient,
     Hessian,
     Losses,
@@ -28,8 +29,7 @@ from hydrasurgeon.measuring.probing.report import (
     Proposition,
     Separation,
 )
-from hydrasurgeon.measuring.probing.separation import Doubles, Moments, distances, head_moments, plane
-from hydrasurgeon.options.shared import Run
+from hydrasurgeon.probing.separation import Doubles, Moments, distances, head_moments, plane
 from hydrasurgeon.runtime.classifier import live_module
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 

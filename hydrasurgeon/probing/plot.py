@@ -1,5 +1,4 @@
-"""A probe in pictures: curvature and separation by head, and the heads that matter most and least in the plane (Figure
-4)."""
+"""The heads that matter most and least, with ID and OOD samples in the plane (paper, Figure 4)."""
 
 from __future__ import annotations
 
@@ -8,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.files.headmaps import HeadMap, in_rows, put_row, row_inches
 from hydrasurgeon.files.plots import figure, save_figure
 from hydrasurgeon.heads import Head
-from hydrasurgeon.measuring.probing.looking import Points, Probed
+from hydrasurgeon.probing.looking import Points, Probed
 
 ACROSS = 3
 """Heads in a row of each half."""
@@ -23,21 +21,12 @@ def draw_probe(probed: Probed, path: Path) -> None:
     """Byte-identical for the same numbers and the same matplotlib."""
     import matplotlib
 
-    report = probed.report
-    maps = [HeadMap("H noisy − H clean, mean diagonal", report.proposition.hessian.heads, centred=True)]
-    maps += [HeadMap(f"Mahalanobis, {each.name}", each.mahalanobis) for each in report.separation]
-    rows = in_rows(maps)
-    sizes = [row_inches(row) for row in rows]
-    blocks = [name for name, heads in probed.points.items() if heads]
-    tall = [*(height for _, height in sizes), *(_rows(probed) * SQUARE + 0.6 for _ in blocks)]
-    wide = max(*(width for width, _ in sizes), (2 * ACROSS * SQUARE + 0.4) if blocks else 0.0)
+    tall = _rows(probed) * SQUARE + 0.6
     with matplotlib.rc_context({"font.size": 8}):
-        drawn = figure(wide, sum(tall))
-        parts = drawn.subfigures(len(tall), 1, height_ratios=tall, squeeze=False)[:, 0]
-        for part, row in zip(parts, rows, strict=False):
-            put_row(part, row)
-        for part, name in zip(parts[len(rows) :], blocks, strict=True):
-            _planes(part, name, probed, probed.points[name])
+        drawn = figure(2 * ACROSS * SQUARE + 0.4, tall * len(probed.points))
+        parts = drawn.subfigures(len(probed.points), 1, squeeze=False)[:, 0]
+        for part, (name, points) in zip(parts, probed.points.items(), strict=True):
+            _planes(part, name, probed, points)
         save_figure(drawn, path)
 
 
