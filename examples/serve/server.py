@@ -77,7 +77,7 @@ class Batcher:
     def decide(self, samples: list[Any]) -> list[dict[str, Any]]:
         model = self.model
         decided = model.decide(getattr(model.transform, "collate", default_collate)(samples))
-        rows = rows_of(decided, range(len(samples)), names=model.manifest.model.labels, top=5, calibrated=True)
+        rows = rows_of(decided, [{}] * len(samples), names=model.manifest.model.labels, top=5, calibrated=True)
         self.batches.observe(len(rows))
         for row in rows:
             set_aside = row["answer"] in ("abstain", "unfamiliar")
@@ -85,7 +85,6 @@ class Batcher:
             self.scores.observe(row["ood_score"])
             self.rows.inc()
             self.went_on.inc(row["members_run"] == model.members)
-            del row["id"]
         return rows
 
 

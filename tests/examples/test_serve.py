@@ -7,16 +7,14 @@ import io
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +38,13 @@ ROOT = SERVER.parents[2]
 
 
 @contextmanager
-def serving(path: Path, *options: str, said: Path | None = None) -> Iterator[str]:
-    """The address of a server of its own; what it says on stderr goes into `said`."""
+def serving(path: Path, *options: str) -> Iterator[str]:
+    """The address of a server of its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with nullcontext() if said is None else said.open("wb") as stderr:
-        server = subprocess.Popen(
-            [sys.executable, str(SERVER), str(path), "--port", str(port), *options], env=environment, stderr=stderr
-        )
+    server = subprocess.Popen([sys.executable, str(SERVER), str(path), "--port", str(port), *options], env=environment)
     address = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):
@@ -142,38 +137,12 @@ def refuses_images(address: str, picture: bytes) -> None:
     assert post(address, b'{"text": "a film"}', "application/json")[0] == 415
     assert post(address, b"x" * (11 << 20), "image/png")[0] == 413
     assert post(address, png(Image.new("1", (10_000, 6_000))), "image/png")[0] == 413
-    # What decompresses to much more than it is, what a header only claims, what resizing would blow up.
-    assert post(address, claiming(picture, 60_000, 60_000), "image/png")[0] == 413
-    assert post(address, claiming(picture, 2**31 - 1, 2**31 - 1), "image/png")[0] in (413, 422)
-    assert post(address, claiming(picture, 7_000, 7_000), "image/png")[0] == 422
-    status, answer = post(address, png(Image.new("1", (1, 4_000_000))), "image/png")
-    assert (status, answer["detail"]) == (422, "the body: is a picture of 1 × 4000000 pixels")
-    assert post(address, chunk(picture, b"zTXt", b"k\0\0" + zlib.compress(b"0" * (80 << 20))), "image/png")[0] == 422
-    for cut in (8, 30, len(picture) // 2, len(picture) - 100):
-        assert post(address, picture[:cut], "image/png")[0] == 422
-    for at in range(33, len(picture) - 12, max(1, len(picture) // 40)):  # a byte of the data
-        assert post(address, picture[:at] + bytes([picture[at] ^ 0xFF]) + picture[at + 1 :], "image/png")[0] in (
-            200,
-            422,
-        )
 
 
 def png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def chunk(picture: bytes, kind: bytes, content: bytes) -> bytes:
-    """A PNG with one more chunk behind its header."""
-    made = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-    return picture[:33] + made + picture[33:]
-
-
-def claiming(picture: bytes, width: int, height: int) -> bytes:
-    """A PNG whose header says another size."""
-    header = b"IHDR" + struct.pack(">II", width, height) + picture[24:29]
-    return picture[:12] + header + struct.pack(">I", zlib.crc32(header)) + picture[33:]
 
 
 def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
@@ -203,29 +172,6 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
         (right,) = expected_rows(path, str(tmp_path / "dot.npz"))
         status, row = post(address, png(dot), "image/png")
         assert (status, row["label"], row["members_run"]) == (200, right["label"], right["members_run"])
-
-
-def test_clients_that_go_away(tmp_path: Path) -> None:
-    """In the middle of their picture, or before their answer: others are answered, and nothing breaks."""
-    path, data, _ = calibrated("timm ViT", tmp_path)
-    picture = png(Image.fromarray(np.load(data)["images"][0]))
-    said = tmp_path / "stderr.txt"
-    with serving(path, "--wait", "0.05", said=said) as address:
-        port = int(address.rpartition(":")[2])
-        for part in (picture[:100], picture, picture[:100]):
-            with socket.create_connection(("127.0.0.1", port)) as client:
-                head = (
-                    "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length:"
-                    f" {len(picture)}\r\n\r\n"
-                )
-                client.sendall(head.encode() + part)
-                # A reset, as of a process that was killed.
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert post(address, picture, "image/png")[0] == 200
-        seen = metrics(address)
-        assert seen['hydra_answers_total{answer="gone"}'] >= 2
-        assert seen["hydra_rows_total"] in (1, 2)
-    assert "Traceback" not in said.read_text()
 
 
 def test_texts_and_a_full_queue(tmp_path: Path) -> None:
