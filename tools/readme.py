@@ -6,8 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from hydrasurgeon.measuring.results import Report
+from hydrasurgeon.report.columns import Cell, Table, brief
+from hydrasurgeon.report.markdown import results_table
 
 COMMANDS = re.compile(r"```bash\n(hydrasurgeon .*?)```\n\n```text\n(.*?)```", re.S)
 """Commands, and what they print."""
@@ -15,6 +20,8 @@ DEMO = (
     "<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->",
     "<!-- end of demo table -->",
 )
+LEFT_OUT = ("coverage", "set_size", "disagreement", "latency_ms")
+"""Columns of the terminal that the README leaves out."""
 COLOURS = ("#2a6f97", "#c1666b", "#6a994e")
 TITLES = {
     "backbone": "single model",
@@ -43,41 +50,20 @@ def with_outputs(text: str, folder: Path) -> str:
 
 def demo_table(report: dict[str, Any]) -> str:
     """Two tables in Markdown: quality and cost, OOD detection."""
-    quality = [
-        ("accuracy ↑", 3, max, lambda r: r["id"]["accuracy"]),
-        ("Brier ↓", 3, min, lambda r: r["id"]["brier"]),
-        ("NLL ↓", 3, min, lambda r: r["id"]["nll"]),
-        ("ECE ↓", 3, min, lambda r: r["id"]["ece"]),
-        ("aECE ↓", 3, min, lambda r: r["id"]["aece"]),
-        ("MI", 3, None, lambda r: r["diversity"]["mi"]),
-        ("params M ↓", 3, min, lambda r: r["cost"] and r["cost"]["params"] / 1e6),
-        ("MACs M ↓", 1, min, lambda r: r["cost"] and r["cost"]["macs"] / 1e6),
-    ]
-    detection = [
-        (f"{label} {group} {arrow}", 3, best, lambda r, g=group, k=key: r["ood_average"][g][k])
-        for group in ("near", "far")
-        for label, key, best, arrow in (
-            ("AUROC", "auroc", max, "↑"),
-            ("FPR95", "fpr95", min, "↓"),
-            ("AUPR", "aupr", max, "↑"),
-        )
-    ]
-    return "\n\n".join(markdown(report["results"], columns) for columns in (quality, detection))
+    results = Report.model_validate(report).results
+    names = [TITLES.get(result.name, result.name) for result in results]
+    inside, outside, *_ = brief(results)
+    return "\n\n".join(results_table(_kept(each), names) for each in (inside, outside))
 
 
-def markdown(results: list[dict[str, Any]], columns: list[tuple[str, int, Any, Any]]) -> str:
-    lines = ["| | " + " | ".join(name for name, *_ in columns) + " |", "|---|" + "---:|" * len(columns)]
-    cells = []
-    for _, digits, best, get in columns:
-        values = [get(r) for r in results]
-        texts = ["–" if v is None else f"{v:.{digits}f}" for v in values]
-        if best is not None:
-            top = f"{best(v for v in values if v is not None):.{digits}f}"
-            texts = [f"**{t}**" if t == top else t for t in texts]
-        cells.append(texts)
-    for i, result in enumerate(results):
-        lines.append(f"| {TITLES.get(result['name'], result['name'])} | " + " | ".join(c[i] for c in cells) + " |")
-    return "\n".join(lines)
+def _kept(table: Table) -> Table:
+    """What the README has room for, without intervals and second ranks."""
+    columns = [
+        replace(c, cells=tuple(Cell(cell.text, "best" if cell.rank == "best" else "") for cell in c.cells))
+        for c in table.columns
+        if c.metric.key not in LEFT_OUT and c.group != "all"
+    ]
+    return replace(table, columns=tuple(columns))
 
 
 def hydra_svg(manifest: dict[str, Any]) -> str:

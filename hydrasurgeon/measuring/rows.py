@@ -181,16 +181,18 @@ def with_shifts(
     return row.but(shift=shift, shift_average=averaged(shift))
 
 
+def level(shift: Sequence[ShiftResult]) -> ShiftLevel:
+    """The mean over these sets, each counting the same."""
+    count = len(shift)
+    return ShiftLevel(
+        accuracy=sum(s.accuracy for s in shift) / count, brier=sum(s.brier for s in shift) / count, sets=count
+    )
+
+
 def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
     """Means by severity and over severities, of the sets that have one (paper, Tables 13 and 14)."""
-    levels = {}
-    for severity in sorted({s.severity for s in shift if s.severity is not None}):
-        level = [s for s in shift if s.severity == severity]
-        levels[severity] = ShiftLevel(
-            accuracy=sum(s.accuracy for s in level) / len(level),
-            brier=sum(s.brier for s in level) / len(level),
-            sets=len(level),
-        )
+    severities = sorted({s.severity for s in shift if s.severity is not None})
+    levels = {severity: level([s for s in shift if s.severity == severity]) for severity in severities}
     if not levels:
         return None
     return ShiftAverage(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.render.console import as_json, raw, show
-from hydrasurgeon.render.pieces import notes, show_table
-from hydrasurgeon.render.tables import Column, Table
+from hydrasurgeon.render.pieces import notes
+from hydrasurgeon.render.tables import Column, Table, show_table
 from hydrasurgeon.render.tables import Row as Line
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hydrasurgeon.render.streams import writing
@@ -26,8 +26,10 @@ Part = str | tuple[str, str]
 class Terminal(Console):
     """rich's console without markup, emoji or highlighting, which leaves failures of its stream to us."""
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(
+            stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=width is None
+        )
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
@@ -94,6 +96,12 @@ WORD = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
 def lines(texts: Iterable[Text]) -> None:
     """Several of them, each made by `styled`."""
     _print(out(), *texts)
+
+
+def put(renderable: RenderableType, cells: int) -> None:
+    """A table of so many columns on stdout, however wide that is."""
+    with writing(sys.stdout):
+        Terminal(width=cells).print(renderable)
 
 
 def say(text: str, *, style: str = "", fold: bool = True) -> None:

@@ -10,8 +10,8 @@ from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import as_json, show
-from hydrasurgeon.render.pieces import millions, notes, picture, show_table, size
-from hydrasurgeon.render.tables import Column, Row, Table
+from hydrasurgeon.render.pieces import millions, notes, picture, size
+from hydrasurgeon.render.tables import Column, Row, Table, show_table
 
 if TYPE_CHECKING:
     from hydrasurgeon.stages.compare import Comparison, Overlap

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import Part, as_json, show, width
-from hydrasurgeon.render.pieces import notes, picture, show_table, size
-from hydrasurgeon.render.tables import Column, Row, Table
+from hydrasurgeon.render.pieces import notes, picture, size
+from hydrasurgeon.render.tables import Column, Row, Table, show_table
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Score

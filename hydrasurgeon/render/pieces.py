@@ -6,15 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.render.console import lines, say, show, width
-from hydrasurgeon.render.tables import Table, table_lines
+from hydrasurgeon.render.console import say, show
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
-
-
-def show_table(table: Table) -> None:
-    lines(table_lines(table, width()))
 
 
 def notes(texts: Iterable[str]) -> None:

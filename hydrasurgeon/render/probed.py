@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.render.console import as_json, show
-from hydrasurgeon.render.pieces import notes, show_table
-from hydrasurgeon.render.tables import Column, Row, Table
+from hydrasurgeon.render.pieces import notes
+from hydrasurgeon.render.tables import Column, Row, Table, show_table
 
 if TYPE_CHECKING:
     from hydrasurgeon.probing.report import ProbeReport, Proposition, Separation

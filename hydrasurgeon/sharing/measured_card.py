@@ -14,8 +14,10 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import claim, real, write_text
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.results import OodAverage, OodResult, Result, SetAverage
+from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.options.measuring import EvaluateOptions
+from hydrasurgeon.report.columns import COST, OOD, QUALITY, SHIFT, Metric
+from hydrasurgeon.report.markdown import table
 from hydrasurgeon.run import is_main_process
 from hydrasurgeon.sharing.eval_results import write_eval_results
 from hydrasurgeon.sharing.upload import Repository, card_destination, publish_card
@@ -23,12 +25,10 @@ from hydrasurgeon.visible import code, visible
 
 INDEX = "model-index: "
 """How the line of the front matter begins that we write."""
-QUALITY = {"accuracy ↑": "accuracy", "Brier ↓": "brier", "NLL ↓": "nll", "ECE ↓": "ece", "aECE ↓": "aece"}
-"""Column → metric on the data set itself."""
 MOST_SHIFTS = 12
 """More have a line for each severity, not for each set."""
-FOREIGN = {"AUROC ↑": "auroc", "FPR95 ↓": "fpr95", "AUPR ↑": "aupr"}
-"""Column → metric of OOD detection."""
+DECIMALS = 4
+"""Of the card's figures."""
 
 
 def claimed_cards(arguments: EvaluateOptions, opened: Sequence[Checkpoint]) -> Claimed:
@@ -119,11 +119,11 @@ def _place(card: str) -> tuple[int, int] | None:
 
 def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
     """One result as Markdown: quality, OOD detection, shifts, cost, and what it was measured on."""
-    parts = [_table(QUALITY, [_cells(result.id, QUALITY)])]
-    if result.sets is not None and result.sets_average is not None:
-        rows = [[code(each.name), str(each.n), *_cells(each, QUALITY)] for each in result.sets]
-        rows.append(["mean", "", *_cells(result.sets_average, QUALITY)])
-        parts = [_table(["data set", "samples", *QUALITY], rows)]
+    parts = [table(_heads(QUALITY), [_cells(QUALITY, result.id)])]
+    if result.sets is not None:
+        rows = [[code(each.name), str(each.n), *_cells(QUALITY, each)] for each in result.sets]
+        rows.append(["mean", "", *_cells(QUALITY, result.sets_average)])
+        parts = [table(["data set", "samples", *_heads(QUALITY)], rows)]
     if result.members > 1:
         diversity = result.diversity
         parts.append(
@@ -136,45 +136,38 @@ def measured(result: Result, data: Mapping[str, DataRecord], settings: Mapping[s
             f"{result.id.set_size:.2f} labels on average."
         )
     if result.ood:
-        rows = [[code(o.name), o.group, str(o.n), *_cells(o, FOREIGN)] for o in result.ood]
+        rows = [[code(o.name), o.group, str(o.n), *_cells(OOD, o)] for o in result.ood]
+        counts = {group: sum(group in ("all", o.group) for o in result.ood) for group in result.ood_average}
         rows += [
-            [f"mean, {group}", "", "", *_cells(mean, FOREIGN)]
+            [f"mean, {group}", "", "", *_cells(OOD, mean)]
             for group, mean in result.ood_average.items()
-            if len(_of(result.ood, group)) > 1
+            if counts[group] > 1
         ]
-        parts.append(_table(["OOD data", "group", "samples", *FOREIGN], rows))
-    if len(result.shift) > MOST_SHIFTS and result.shift_average is not None:
-        levels = result.shift_average.severities
-        rows = [
-            [str(at), str(level.sets), f"{level.accuracy:.4f}", f"{level.brier:.4f}"] for at, level in levels.items()
-        ]
-        parts.append(_table(["severity of shift", "sets", "accuracy ↑", "Brier ↓"], rows))
-    elif result.shift:
-        rows = [
-            [code(s.name), "" if s.severity is None else str(s.severity), f"{s.accuracy:.4f}", f"{s.brier:.4f}"]
-            for s in result.shift
-        ]
-        parts.append(_table(["shifted data", "severity", "accuracy ↑", "Brier ↓"], rows))
+        parts.append(table(["OOD data", "group", "samples", *_heads(OOD)], rows))
+    if result.shift:
+        parts.append(_shifted(result))
     if result.cost is not None:
-        parts.append(
-            f"{result.cost.params / 1e6:.4g} M parameters, {result.cost.macs / 1e6:.4g} M multiply-adds for one sample."
-        )
+        params, macs = (f"{metric.of(result.cost):.4g}" for metric in COST[:2])
+        parts.append(f"{params} M parameters, {macs} M multiply-adds for one sample.")
     parts += ["\n".join(_seen(data)), _how(settings, decided=result.id.coverage is not None)]
     return "\n\n".join(parts)
 
 
-def _of(ood: Iterable[OodResult], group: str) -> list[OodResult]:
-    return [o for o in ood if group in ("all", o.group)]
+def _shifted(result: Result) -> str:
+    metrics, average = SHIFT[:2], result.shift_average
+    if average is not None and len(result.shift) > MOST_SHIFTS:
+        rows = [[str(at), str(each.sets), *_cells(metrics, each)] for at, each in average.severities.items()]
+        return table(["severity of shift", "sets", *_heads(metrics)], rows)
+    rows = [[code(s.name), "" if s.severity is None else str(s.severity), *_cells(metrics, s)] for s in result.shift]
+    return table(["shifted data", "severity", *_heads(metrics)], rows)
 
 
-def _cells(row: SetAverage | OodAverage, columns: Mapping[str, str]) -> list[str]:
-    return [f"{getattr(row, key):.4f}" for key in columns.values()]
+def _heads(metrics: Sequence[Metric]) -> list[str]:
+    return [metric.head for metric in metrics]
 
 
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    names = list(head)
-    lines = [names, ["---:"] * len(names), *map(list, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _cells(metrics: Sequence[Metric], record: object) -> list[str]:
+    return [metric.text(record, DECIMALS) for metric in metrics]
 
 
 def _seen(data: Mapping[str, DataRecord]) -> Iterable[str]:
@@ -187,8 +180,8 @@ def _how(settings: Mapping[str, Any], *, decided: bool) -> str:
     state: dict[str, Any] = dict.fromkeys(("temperature", "ood_score"), "of the decision state")
     if not decided:
         state = {"temperature": 1.0, "ood_score": "msp"}
-    said = {key: other if settings[key] == "decision" else settings[key] for key, other in state.items()}
-    facts = [f"temperature {said['temperature']}", f"OOD score {said['ood_score']} (OOD is the positive class)"]
+    read = {key: other if settings[key] == "decision" else settings[key] for key, other in state.items()}
+    facts = [f"temperature {read['temperature']}", f"OOD score {read['ood_score']} (OOD is the positive class)"]
     facts += [f"{name} {settings[name]}" for name in ("limit", "seed") if settings[name] is not None]
     return f"By `hydrasurgeon eval`: {', '.join(facts)}, {settings['dtype']}."
 
@@ -221,11 +214,11 @@ def _model_index(task: str, result: Result, data: DataRecord, *, part: bool) -> 
             dataset_type=spec,
             dataset_name=spec,
             dataset_args=samples,
-            metric_type=key,
-            metric_name=name[:-2],
-            metric_value=round(getattr(result.id, key), 6),
+            metric_type=metric.key,
+            metric_name=metric.name,
+            metric_value=round(getattr(result.id, metric.key), 6),
         )
-        for name, key in QUALITY.items()
+        for metric in QUALITY
     ]
     index = eval_results_to_model_index(visible(result.name), figures)
     return yaml_dump(index, default_flow_style=True, width=float("inf"), sort_keys=False).strip()

@@ -14,7 +14,6 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import FULL, check_cascades, refuse_with
-from hydrasurgeon.measuring.page import Material, written
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.measuring.rows import Row, with_mce
 from hydrasurgeon.measuring.running import by_path, name_of
@@ -130,12 +129,15 @@ def _shown(
     kinds = [kind for kind in ("html", "markdown") if kind in outputs]
     if not kinds:
         return {}
+    from hydrasurgeon.report.markdown import markdown
+    from hydrasurgeon.report.page import Material, document
+
     at = next((at for at, row in enumerate(rows) if row.name == reference), 0)
     manifests = {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened}
     material = Material(report, tuple(rows), manifests, at, arguments.ci or 0.95, arguments.seed, tuple(notes))
     printed = {}
     for kind in kinds:
-        text = written(kind, material)
+        text = document(material) if kind == "html" else markdown(material)
         if outputs[kind] == STDOUT:
             printed[kind] = text
         else:

@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.decision.conformal import Conformal
 from hydrasurgeon.measuring import answers as module
-from hydrasurgeon.measuring import curves, metrics
+from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import answers
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.rows import shifted, summary
+from hydrasurgeon.report import curves
 
 
 def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:

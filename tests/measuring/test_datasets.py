@@ -99,8 +99,9 @@ def test_the_command_prints_a_column_for_each(tiny: MAKE, images: SPEC, capsys: 
     assert run(line) == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
-    for metric in ("Acc", "ECE"):
-        assert lines[lines.index(f"{metric} by data set") + 1].split() == ["easy", "b", "mean"]
+    at = lines.index("by data set")
+    assert lines[at + 1].split() == ["easy"] * 3 + ["b"] * 3 + ["mean"] * 3
+    assert lines[at + 2].split() == ["Acc", "NLL", "ECE"] * 3
     assert run([*line, "--json", "-", "--quiet"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["results"]
     assert [each["name"] for each in found["sets"]] == ["easy", "b"]

@@ -12,11 +12,11 @@ import torch
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import answered
 from hydrasurgeon.measuring.bootstrap import Ranked, bootstrap, ood_intervals
-from hydrasurgeon.measuring.page.grids import Column, grids
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.results import Report, Result
+from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.measuring.rows import row_of
+from hydrasurgeon.report.columns import tables
 
 NAMES = ("auroc", "fpr95", "aupr", "aupr_id")
 
@@ -86,11 +86,8 @@ def test_the_report_holds_them_where_they_were_asked_for() -> None:
 
 def test_the_page_s_table_shows_them() -> None:
     row = measured(0.9)
-    table = grids(Report(settings={}, results=(row,)))[1]
-    for column, ci in (
-        (Column("FPR95", "lower", "a (near)"), row.ood[0].ci),
-        (Column("FPR95", "lower", "mean, far"), row.ood_average["far"].ci),
-    ):
-        cell = table.rows[0][table.columns.index(column)]
+    table = tables([row])[1]
+    for group, ci in (("a (near)", row.ood[0].ci), ("mean, far", row.ood_average["far"].ci)):
+        (cell,) = (c.cells[0] for c in table.columns if (c.metric.key, c.group) == ("fpr95", group))
         assert ci is not None
         assert (cell.low, cell.high) == tuple(f"{end:.3f}" for end in ci["fpr95"])

@@ -22,10 +22,10 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, OutputError, UsageError
-from hydrasurgeon.measuring.page.grids import Column, grids
-from hydrasurgeon.measuring.page.heads import head_maps
-from hydrasurgeon.measuring.page.svg import Chart, Scale, number, short, ticks
-from hydrasurgeon.measuring.page.words import amount
+from hydrasurgeon.report.columns import short, tables
+from hydrasurgeon.report.heads import head_maps
+from hydrasurgeon.report.svg import Chart, Scale, number, ticks
+from hydrasurgeon.report.verdicts import amount
 
 NASTY = "</title><script>alert(1)</script><b>&\"'|`_%$\\{x}"
 VOID = {"meta", "link", "br", "img", "line", "rect", "circle", "path", "input"}
@@ -270,7 +270,7 @@ def test_a_few_samples_decide_nothing(tmp_path: Path) -> None:
         assert says in text
         assert "b is not compared" in "".join(parsed.said("h1"))
         assert "may have answered for other samples" in text
-    assert "on 19 labelled samples, with 1 foreign set of 30 samples" in text
+    assert "on 19 labelled samples, with 1 OOD set of 30 samples" in text
     # Nor do a few foreign ones decide who detects them.
     pair = [few(tmp_path / f"{name}.safetensors", 40, sharp, 3, name) for name, sharp in (("a", 1.0), ("b", 9.0))]
     _, text = page(pair, tmp_path / "foreign.html")
@@ -325,7 +325,7 @@ def test_heads_of_many_members_are_counted(
     assert "layer 0: 1·2, layer 1: 1·2" in text
     assert "layer 0: 1 – 3, layer 1: 1 – 3" in text  # not the first six of seven
     assert text.count("</span>member ") == 2  # no keys for stripes that are not there
-    assert "Of more than 6 members" in text
+    assert "With more than 6 members" in text
     stock = tmp_path / "stock"
     stock.mkdir()
     FAMILIES["BERT"].write(stock)
@@ -350,8 +350,8 @@ def test_a_large_map_of_heads_can_be_read(tiny: Callable[..., Path]) -> None:
 
 def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
     report = hs.evaluate([], predictions_in=files).report
-    table = grids(report)[0]
-    at = table.columns.index(Column("accuracy", "higher"))
+    table = tables(report.results)[0]
+    at = [column.metric.key for column in table.columns].index("accuracy")
     assert [row[at].rank for row in table.rows] == ["second", "best", ""]
     hs.evaluate([], predictions_in=files, html=tmp_path / "r.html", ci=0.9)
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -359,12 +359,12 @@ def test_best_and_second_best(files: list[Path], tmp_path: Path) -> None:
     assert underlined
     assert all(re.match(r"<u>[^<]+</u>(<small>|$)", cell) for cell in underlined)
     assert any("<small>" in cell for cell in underlined)  # beside its interval
-    two = grids(hs.evaluate([], predictions_in=files[:2]).report)[0]
+    two = tables(hs.evaluate([], predictions_in=files[:2]).report.results)[0]
     assert [row[at].rank for row in two.rows] == ["", "best"]  # the second of two is the worst
     tied = [write(tmp_path / f"t{at}.safetensors", sharp, name=f"t{at}") for at, sharp in enumerate((1.0, 1.0, 3.0))]
-    three = grids(hs.evaluate([], predictions_in=tied).report)[0]
+    three = tables(hs.evaluate([], predictions_in=tied).report.results)[0]
     assert [row[at].rank for row in three.rows] == ["", "", "best"]  # nor are two that tie
-    alike = grids(hs.evaluate([], predictions_in=[files[0], files[0]]).report)[0]
+    alike = tables(hs.evaluate([], predictions_in=[files[0], files[0]]).report.results)[0]
     assert [row[at].rank for row in alike.rows] == ["", ""]
 
 
@@ -398,9 +398,9 @@ def test_a_set_called_mean_is_not_the_mean(tmp_path: Path) -> None:
         metadata={"hydrasurgeon.predictions": json.dumps(about)},
     )
     report = hs.evaluate([], predictions_in=[tmp_path / "p.safetensors"]).report
-    table = grids(report)[-1]
+    table = tables(report.results)[-1]
     accuracies = {
-        c.group: cell.text for c, cell in zip(table.columns, table.rows[0], strict=True) if c.name == "accuracy"
+        c.group: cell.text for c, cell in zip(table.columns, table.rows[0], strict=True) if c.metric.key == "accuracy"
     }
     assert accuracies == {"mean of all": "0.500", "fog": "1.000", "mean": "0.000"}
 

@@ -28,7 +28,6 @@ from hydrasurgeon.files.manifest import (
     Tower,
 )
 from hydrasurgeon.measuring.results import Cost, Diversity, IdResult, OodAverage, Report, Result
-from hydrasurgeon.render.bar import duration
 from hydrasurgeon.stages.bench import Benched, Contender, Point
 from hydrasurgeon.stages.compare import Comparison, overlap
 from hydrasurgeon.stages.evaluate import Evaluation
@@ -167,7 +166,7 @@ def test_names_do_nothing(
     if terminal:
         for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "70")):
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("hydrasurgeon.render.pieces.width", lambda: 70)
+        monkeypatch.setattr("hydrasurgeon.render.tables.width", lambda: 70)
     SHOWS[what]()
     said = capsys.readouterr()
     ours = re.sub(r"\x1b\[[0-9;]*m", "", said.out + said.err)  # colours, which only we set
@@ -190,33 +189,6 @@ def test_progress_says_what_it_is_told(monkeypatch: pytest.MonkeyPatch, capsys: 
         assert tick is not None
         tick(EVIL, 1, 2)
     assert capsys.readouterr().err == f"{SHOWN}: 1/2\n"
-
-
-def test_progress_says_how_long_it_will_take(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """At the pace of this kind of work alone: what was read before it does not count."""
-    now = [0.0]
-    monkeypatch.setattr("hydrasurgeon.render.bar.time.monotonic", lambda: now[0])
-    with render.progress(False) as tick:
-        assert tick is not None
-        for seconds, what, done, total in (
-            (0, "reading", 1, 4),
-            (1, "reading", 4, 4),
-            (10, "search", 0, 800),
-            (40, "search", 10, 800),
-            (80, "search", 20, 800),
-            (4000, "search", 790, 800),
-        ):
-            now[0] = seconds
-            tick(what, done, total)
-    assert capsys.readouterr().err.splitlines() == [
-        "search: 0/800",
-        "search: 10/800, 39:30 left",
-        "search: 20/800, 45:30 left",
-        "search: 790/800, 0:51 left",
-    ]
-    assert [duration(s) for s in (0.4, 59.6, 3599, 3600.2)] == ["0:00", "1:00", "59:59", "1:00:00"]
 
 
 @pytest.mark.parametrize("name", ["d[/red].safetensors", "run[lr=0.1].safetensors", "e\x1b[2J.safetensors"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from hydrasurgeon.files.manifest import Manifest
-from hydrasurgeon.measuring.page.svg import drawing, figure, mark, number, text_of
+from hydrasurgeon.report.svg import drawing, figure, mark, number, text_of
 
 CELL, GAP = 20, 3
 """Size of a head, and room between two, in CSS pixels."""
 LEFT, TOP = 30, 36
 """Room for the numbers of layers and the name of the tower."""
-# Members that have stripes of their own; of more, a head is the darker the more of them keep it.
 STRIPES = 6
+"""Members that have stripes of their own; of more, a head is the darker the more of them keep it."""
 FITS, TEXT, CHARACTER = 330, 11.5, 0.62
 """Width that a map is shown at where it is wider, size of its text, and how wide a character of it is; the wider the
 map, the larger its text."""

@@ -1,4 +1,4 @@
-"""The verdict in words: better, equal or worse than the reference, by how much, and for what cost."""
+"""The verdict in words: better, equal or worse than the reference, by how much, and at what cost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hydrasurgeon.measuring.bootstrap import Difference
-from hydrasurgeon.measuring.page.grids import shown_name
-from hydrasurgeon.measuring.page.svg import short
-from hydrasurgeon.measuring.results import Result
+from hydrasurgeon.measuring.results import Cost, Result
+from hydrasurgeon.report.columns import short, shown_name
 
 Word = Literal["better", "equal", "worse", "mixed", "unknown"]
 
@@ -25,23 +24,30 @@ NAMES = {
 LEVEL = 0.01
 """By how much costs may differ and be called the same."""
 FEWEST = 20
-"""Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is too narrow, of one
-sample a point."""
+"""Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is too narrow."""
 NAMED = 3
 """Models of one verdict that the headline names; of more it says how many."""
 HEADS = {"better": "Better", "equal": "Equal", "worse": "Worse", "mixed": "Mixed", "unknown": "Not compared"}
 """The word above a verdict."""
+JUDGED = {
+    "better": "better",
+    "mixed": "better in some and worse in others",
+    "equal": "level",
+    "worse": "worse",
+    "unknown": "not compared",
+}
+"""The same in the headline."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one row is worth beside the reference."""
+    """How one row compares with the reference."""
 
     name: str
     word: Word
     sentence: str
     cost: str
-    differences: tuple[Difference, ...]
+    differences: tuple[Difference, ...] = ()
     unlike: Mapping[str, str] = field(default_factory=dict)
     """Conditions that the two do not have in common."""
 
@@ -61,34 +67,33 @@ def verdict(
     """None: the two did not answer for the same samples, so that nothing can be told of their difference."""
     name, other = shown_name(result), shown_name(reference)
     cost = cost_words(result, reference)
-    why = ""
     if differences is None:
         why = f"It did not answer for the samples that {other} answered for, so the two are not compared."
-    elif result.id.n < FEWEST:
-        why = f"{samples(result.id.n)} cannot tell it from {other}: a comparison takes {FEWEST} at least."
-    if differences is None or why:
-        return Verdict(name, "unknown", why, cost, ())
-    but = f"; not alike: {'; '.join(unlike.values())}" if unlike else ""
+        return Verdict(name, "unknown", why, cost)
+    if result.id.n < FEWEST:
+        why = f"{result.id.n:,} sample{'' if result.id.n == 1 else 's'} cannot tell it from {other}: a comparison"
+        return Verdict(name, "unknown", f"{why} takes {FEWEST} at least.", cost)
     if any(o.n < FEWEST for o in result.ood):
         differences = [d for d in differences if d.metric not in ("auroc", "fpr95")]
-    better = [d for d in differences if d.judgement == "better"]
-    worse = [d for d in differences if d.judgement == "worse"]
-    equal = [NAMES[d.metric] for d in differences if d.judgement == "equal"]
+    better, worse, equal = (
+        [d for d in differences if d.judgement == judgement] for judgement in ("better", "worse", "equal")
+    )
     word: Word = "mixed" if better and worse else "better" if better else "worse" if worse else "equal"
+    level_in = listed([NAMES[d.metric] for d in equal])
     parts = []
     if better:
         parts.append(f"Better than {other} in {_told(better)}")
     if worse:
         parts.append(f"{'worse' if better else f'Worse than {other}'} in {_told(worse)}")
+    if equal and parts:
+        parts.append(f"level in {level_in}")
     if not parts:
-        same = (
-            f"These samples do not tell it from {other}: no {100 * level:.4g} % interval of {listed(equal)} leaves"
-            f" out 0{but}."
+        parts.append(
+            f"No significant difference from {other}: every {100 * level:.4g} % interval of {level_in} contains 0"
         )
-        return Verdict(name, word, same, cost, tuple(differences), unlike)
-    if equal:
-        parts.append(f"level in {listed(equal)}")
-    return Verdict(name, word, f"{'; '.join(parts)}{but}.", cost, tuple(differences), unlike)
+    if unlike:
+        parts.append(f"not alike: {'; '.join(unlike.values())}")
+    return Verdict(name, word, f"{'; '.join(parts)}.", cost, tuple(differences), unlike)
 
 
 def _told(differences: Iterable[Difference]) -> str:
@@ -103,36 +108,32 @@ def signed(value: float) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def samples(count: int, kind: str = "") -> str:
-    """1 sample, 2 samples, 3 labelled samples."""
-    return f"{count:,} {kind}{' ' if kind else ''}sample{'' if count == 1 else 's'}"
-
-
 def listed(words: Sequence[str]) -> str:
     """a, b and c."""
     *first, last = words or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def macs_of(cost: Cost) -> int:
+    """Multiply-adds of a sample on average: a cascade runs all of its members on some samples only."""
+    return cost.expected_macs or cost.macs
+
+
 def cost_words(result: Result, reference: Result) -> str:
-    """How many times the reference's cost; empty where either is not known."""
+    """How many times the reference's cost; empty where that is not known."""
     mine, theirs = result.cost, reference.cost
     if mine is None or theirs is None:
         return "Its cost is not known." if mine is None else ""
     parts = []
     # A time is another one in the next minute: it stands in the table, no verdict rests on it.
-    for what, key in (("multiply-adds", "macs"), ("parameters", "params")):
-        # A cascade runs all of its members on some samples only.
-        spent, base = mine.model_dump(), theirs.model_dump()
-        value = spent.get("expected_macs") or spent[key] if key == "macs" else spent[key]
-        against = base.get("expected_macs") or base[key] if key == "macs" else base[key]
-        if value and against:
-            ratio = value / against
-            parts.append(
-                f"the same {what}"
-                if abs(ratio - 1) < LEVEL
-                else f"{ratio:.{2 if ratio >= 0.095 else 1}{'f' if ratio >= 0.095 else 'g'}} × the {what}"
-            )
+    for what, value, base in (
+        ("multiply-adds", macs_of(mine), macs_of(theirs)),
+        ("parameters", mine.params, theirs.params),
+    ):
+        if value and base:
+            ratio = value / base
+            times = f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.1g}"
+            parts.append(f"the same {what}" if abs(ratio - 1) < LEVEL else f"{times} × the {what}")
     return f"It takes {listed(parts)}." if parts else ""
 
 
@@ -140,30 +141,24 @@ def headline(verdicts: Sequence[Verdict], reference: str) -> str:
     """One sentence over all rows."""
     if not verdicts:
         return f"What {short(reference)} is worth"
-    says = {
-        "better": "better",
-        "mixed": "better in some and worse in others",
-        "equal": "level",
-        "worse": "worse",
-        "unknown": "not compared",
-    }
     parts = []
-    for word, judgement in says.items():
+    for word, judgement in JUDGED.items():
         of_word = [v for v in verdicts if v.word == word]
-        names = [short(v.name) for v in of_word]
-        if names:
-            subject = listed(names) if len(names) <= NAMED else f"{len(names)} models"
-            parts.append(f"{subject} {'is' if len(names) == 1 else 'are'} {judgement}{_unlike(of_word)}")
+        if of_word:
+            subject = listed([short(v.name) for v in of_word]) if len(of_word) <= NAMED else f"{len(of_word)} models"
+            parts.append(f"{subject} {'is' if len(of_word) == 1 else 'are'} {judgement}{_unlike(of_word)}")
     return f"Compared with {short(reference)}: {'; '.join(parts)}"
 
 
 def _unlike(verdicts: Sequence[Verdict]) -> str:
     """In parentheses, what these models do not have in common with the reference."""
-    phrases = [dict(each) for each in dict.fromkeys(tuple(v.unlike.items()) for v in verdicts if v.unlike)]
+    unlike = [v for v in verdicts if v.unlike]
+    phrases = [dict(each) for each in dict.fromkeys(tuple(v.unlike.items()) for v in unlike)]
     if not phrases:
         return ""
-    which = [short(v.name) for v in verdicts if v.unlike]
-    who = "" if len(which) == len(verdicts) else f"{listed(which) if len(which) <= NAMED else len(which)} "
+    who = ""
+    if len(unlike) < len(verdicts):
+        who = f"{listed([short(v.name) for v in unlike]) if len(unlike) <= NAMED else len(unlike)} "
     if len(phrases) == 1:
         return f" ({who}{'; '.join(phrases[0].values())})"
     kinds = dict.fromkeys(kind for each in phrases for kind in each)

@@ -16,8 +16,8 @@ POINTS = 160
 """Of a curve: more than a chart has pixels for tells nothing."""
 BARS = (8, 40)
 """Of a histogram, the fewest and the most: in bars of a few samples each one sees chance alone."""
-# The share of samples at either end that a histogram may leave out, for a few far ones would squeeze all others.
 TAIL = 0.002
+"""The share of samples at either end that a histogram may leave out: a few far ones would squeeze all others."""
 
 Values = Float[Tensor, " sample"]
 Curve = list[tuple[float, float]]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
+from hydrasurgeon.report.columns import short
 from hydrasurgeon.visible import visible
 
 WIDTH, HEIGHT = 360, 264
@@ -20,22 +21,13 @@ RADIUS = 9
 """Of a dot with a number in it."""
 ASIDE = ((0, 0), (0, -20), (0, 20), (20, 0), (-20, 0), (16, -16), (-16, -16), (16, 16), (-16, 16), (0, -40), (0, 40))
 """Where such a dot goes, in turn, where another one is."""
-WIDEST = 52
-"""Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
-# Distinct colours of the style sheet; further rows repeat them in other dashes.
 COLOURS = 8
+"""Distinct colours of the style sheet; further rows repeat them in other dashes."""
 
 
 def text_of(value: object) -> str:
     """Text from anywhere as HTML that shows it and nothing else."""
     return escape(visible(value), quote=True)
-
-
-def short(text: str, widest: int = WIDEST) -> str:
-    """A long name by its start and its end, where names of one family differ."""
-    shown = visible(text)
-    tail = widest * 3 // 8
-    return shown if len(shown) <= widest else f"{shown[: widest - 1 - tail]}…{shown[-tail:]}"
 
 
 def number(value: float) -> str:
@@ -91,8 +83,6 @@ class Chart:
     """What it shows, for who cannot see it."""
     x: Scale
     y: Scale
-    width: int = WIDTH
-    height: int = HEIGHT
     pieces: list[str] = field(default_factory=list)
 
     @classmethod
@@ -119,7 +109,7 @@ class Chart:
             )
         middle = number((self.x.start + self.x.end) / 2)
         self.pieces.append(
-            f'<text class="axis" x="{middle}" y="{self.height - 8}" text-anchor="middle">{text_of(x_label)}</text>'
+            f'<text class="axis" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{text_of(x_label)}</text>'
         )
         across = number((self.y.start + self.y.end) / 2)
         self.pieces.append(
@@ -174,11 +164,20 @@ class Chart:
         )
         self.pieces.append(mark(shape, tip, kind=f"mark {kind}"))
 
-    def add(self, piece: str) -> None:
-        self.pieces.append(piece)
+    def ideal(self) -> None:
+        """The dashed diagonal."""
+        x, y = self.x, self.y
+        path = f"M{number(x(0))} {number(y(0))}L{number(x(1))} {number(y(1))}"
+        self.pieces.append(f'<path class="ideal" d="{path}"/>')
+
+    def rect(self, kind: str, x: float, y: float, width: float, height: float) -> None:
+        """A rectangle that says nothing of its own, in pixels."""
+        self.pieces.append(
+            f'<rect class="{kind}" x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"/>'
+        )
 
     def svg(self) -> str:
-        return drawing(self.title, self.says, self.width, self.height, "".join(self.pieces))
+        return drawing(self.title, self.says, WIDTH, HEIGHT, "".join(self.pieces))
 
 
 def drawing(title: str, says: str, width: int, height: int, content: str, *, kind: str = "") -> str:
