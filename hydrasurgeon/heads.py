@@ -1,14 +1,18 @@
-"""Kept heads, masks and removal orders: pure bookkeeping, no tensors (DESIGN: head, mask, kept heads).
+"""Kept heads, masks and removal orders; and how whole heads are cut out of weight tensors and put together again.
 
 Heads are always numbered as in the original model. `Kept` maps a tower to its layers, each a sorted
 tuple of surviving indices; an empty tuple is a layer that keeps no head.
+
+A head tensor holds heads along one axis, as `blocks` packed groups (3 for q, k, v in one matrix), each
+`head × head_dim` long. What works on them takes numpy arrays and torch tensors alike.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hydrasurgeon.errors import SurgeryError
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 # One layer, or the first and the last of several.
 RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
+Array = TypeVar("Array", bound=Any)
 Layers = tuple[tuple[int, ...], ...]
 Kept = Mapping[str, Layers]
 Scores = Mapping[str, Sequence[Sequence[float]]]
@@ -109,3 +114,54 @@ def parse_layers(text: str | None, layers: int) -> frozenset[int]:
     if beyond or not chosen:
         raise SurgeryError(f"--layers {text}: the model has layers 0-{layers - 1}", hint="Count layers from 0.")
     return frozenset(chosen)
+
+
+@dataclass(frozen=True)
+class HeadAxis:
+    """Where one tensor of an attention site keeps its heads."""
+
+    axis: int
+    blocks: int = 1
+
+
+def take_heads(array: Array, at: Sequence[int], *, spec: HeadAxis, head_dim: int) -> Array:
+    """The heads at positions `at`, in that order; every other axis untouched."""
+    shape = tuple(array.shape)
+    lead, tail = shape[: spec.axis], shape[spec.axis + 1 :]
+    heads = shape[spec.axis] // (spec.blocks * head_dim)
+    grouped = array.reshape((*lead, spec.blocks, heads, head_dim, *tail))
+    taken = grouped[(slice(None),) * (spec.axis + 1) + (list(at),)]
+    return taken.reshape(sliced_shape(shape, len(at), spec=spec, head_dim=head_dim))
+
+
+def put_heads(array: NDArray[Any], at: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int) -> NDArray[Any]:
+    """The opposite of `take_heads`: these heads at positions `at` of so many, and zeros for the others."""
+    import numpy as np
+
+    made = np.zeros(sliced_shape(array.shape, heads, spec=spec, head_dim=head_dim), array.dtype)
+    mask = head_mask(made.shape[spec.axis], at, spec=spec, head_dim=head_dim)
+    if spec.axis == 0:
+        made[mask] = array
+    else:
+        made[:, mask] = array
+    return made
+
+
+def sliced_shape(shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int) -> tuple[int, ...]:
+    """The shape that `take_heads` gives for `heads` heads."""
+    return (*shape[: spec.axis], spec.blocks * heads * head_dim, *shape[spec.axis + 1 :])
+
+
+def head_mask(length: int, at: Sequence[int], *, spec: HeadAxis, head_dim: int) -> NDArray[np.bool_]:
+    """Which of the `length` rows (or columns) along the heads' axis belong to the heads at positions `at`."""
+    import numpy as np
+
+    mask = np.zeros((spec.blocks, length // (spec.blocks * head_dim), head_dim), dtype=bool)
+    mask[:, list(at)] = True
+    return mask.reshape(-1)
+
+
+def masked(rows: Array, mask: NDArray[np.bool_], start: int, *, spec: HeadAxis) -> Array:
+    """What `head_mask` leaves of a tensor's rows from `start` on."""
+    kept: Array = rows[mask[start : start + len(rows)]] if spec.axis == 0 else rows[:, mask]
+    return kept

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
+from hydrasurgeon.files.foreign import code
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import Manifest, Step
 from hydrasurgeon.heads import Kept, count
-from hydrasurgeon.visible import code
 
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""

@@ -11,8 +11,7 @@ from hydrasurgeon.families.weights import Weight, head_axes
 from hydrasurgeon.files.decided import PREFIX, shapes_of
 from hydrasurgeon.files.manifest import Manifest, SingleManifest, Tower
 from hydrasurgeon.files.tensors import Tensors
-from hydrasurgeon.heads import Kept
-from hydrasurgeon.slicing import sliced_shape
+from hydrasurgeon.heads import Kept, sliced_shape
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint

@@ -14,8 +14,7 @@ from hydrasurgeon.errors import Disagreement
 from hydrasurgeon.families.weights import Weight, head_axes
 from hydrasurgeon.files.manifest import HydraManifest, Tower
 from hydrasurgeon.files.tensors import THREADS, TensorInfo, Tensors, as_bytes, weights_sha256
-from hydrasurgeon.heads import Kept, intersect_union, positions
-from hydrasurgeon.slicing import HeadAxis, head_mask, masked, sliced_shape, take_heads
+from hydrasurgeon.heads import HeadAxis, Kept, head_mask, intersect_union, masked, positions, sliced_shape, take_heads
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint

@@ -21,6 +21,7 @@ from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare, Family
 from hydrasurgeon.families.weights import Weight, by_name
 from hydrasurgeon.files.decided import PREFIX
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import (
     FILES_KEY,
     HEADER_KEY,
@@ -37,7 +38,6 @@ from hydrasurgeon.files.manifest import (
 )
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.heads import Layers
-from hydrasurgeon.visible import visible
 
 MOST_SHOWN = 4
 """Contradictions of a config file that are shown one by one."""

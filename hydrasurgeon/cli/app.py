@@ -13,7 +13,7 @@ import typer
 from hydrasurgeon.cli.commands import add
 from hydrasurgeon.cli.words import printed, spread
 from hydrasurgeon.errors import HydraError, OutputError, UsageError
-from hydrasurgeon.visible import visible
+from hydrasurgeon.files.foreign import visible
 
 app = typer.Typer(
     name="hydrasurgeon",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hydrasurgeon.slicing import HeadAxis
+from hydrasurgeon.heads import HeadAxis
 
 Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "readout", "classifier"]
 """In front of the layers: embedding. In a layer: norm, attention (projections to q, k and v, and what normalises

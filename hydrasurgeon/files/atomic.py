@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.manifest import sidecar
-from hydrasurgeon.run import is_main_process
+from hydrasurgeon.files.processes import is_main_process
 
 SUFFIX = ".safetensors"
 """How an output is told to be one file; all else is a directory."""

@@ -131,3 +131,20 @@ def is_name(text: str) -> bool:
 def portable(spec: str) -> str:
     """A path, or LIST@ROOT of two, without the folders of this machine: what files record is the same everywhere."""
     return "@".join(Path(part).name if os.path.isabs(part) else part for part in spec.split("@"))
+
+
+def visible(text: object) -> str:
+    r"""Control characters, line breaks, bidirectional marks and the like as `\n`, `\x1b`, `\u202e`; the rest as it
+    is."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+def code(text: object) -> str:
+    r"""A Markdown code span, in which no link, tag or emphasis means anything, fit for a table."""
+    shown = visible(text).replace("|", r"\x7c") or " "
+    fence = "`"
+    while fence in shown:
+        fence += "`"
+    # A backtick at either end would join the fence; Markdown takes one space off both ends again.
+    pad = " " if "`" in (shown[0], shown[-1]) else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.visible import visible
 
 MOST_SHOWN = 3
 """Data sets that a difference names."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.visible import visible
+from hydrasurgeon.files.foreign import visible
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples

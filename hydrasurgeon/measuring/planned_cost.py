@@ -26,9 +26,8 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes, output_of
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
 from hydrasurgeon.files.tensors import digest
-from hydrasurgeon.heads import Kept, positions
+from hydrasurgeon.heads import Kept, positions, take_heads
 from hydrasurgeon.measuring.cost import MultiplyAdds, StepMacs, first_sample
-from hydrasurgeon.slicing import take_heads
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw

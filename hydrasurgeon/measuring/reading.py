@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
     from torch import Tensor

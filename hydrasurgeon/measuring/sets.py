@@ -13,9 +13,8 @@ from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families.prompts import record_of
-from hydrasurgeon.files.foreign import is_name, portable
+from hydrasurgeon.files.foreign import code, is_name, portable, visible
 from hydrasurgeon.files.manifest import DataRecord, Manifest
-from hydrasurgeon.visible import code, visible
 
 if TYPE_CHECKING:
     from hydrasurgeon.data.corruptions import Corruption

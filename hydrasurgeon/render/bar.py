@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.options.shared import Progress as Tick
 from hydrasurgeon.render.console import err, say
-from hydrasurgeon.visible import visible
 
 PLAIN_EVERY_SECONDS = 10.0
 """Between two lines, where there is no terminal."""

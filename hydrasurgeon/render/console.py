@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.render.streams import writing
-from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError

@@ -58,10 +58,11 @@ def _grid(table: Table) -> Grid:
     grid.show_header = any(column.name for column in table.columns)
     grid.add_column("", no_wrap=True)
     above = any(column.group.strip() for column in table.columns)
-    for column in table.columns:
+    for before, column in zip((None, *table.columns), table.columns, strict=False):
         head = styled(column.name)
-        if above:
-            head = Text("\n").join([styled((column.group, "dim")), head])
+        if above:  # once for each group
+            group = "" if before is not None and before.group == column.group else column.group
+            head = Text("\n").join([styled((group, "dim")), head])
         grid.add_column(head, justify="left" if column.left else "right", no_wrap=True)
     for row in table.rows:
         grid.add_row(styled(row.key), *map(styled, row.cells), style=row.style)

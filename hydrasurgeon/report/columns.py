@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.measuring.results import Interval, Result, ShiftLevel
 from hydrasurgeon.measuring.rows import level
-from hydrasurgeon.visible import visible
 
 Rank = Literal["best", "second", ""]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hydrasurgeon.files.foreign import code, visible
 from hydrasurgeon.report.columns import Cell, Table, tables
 from hydrasurgeon.report.page import Material
-from hydrasurgeon.visible import code, visible
 
 
 def markdown(material: Material) -> str:

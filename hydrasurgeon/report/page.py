@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import UNKNOWN, Manifest
 from hydrasurgeon.measuring.bootstrap import compared, is_paired
@@ -29,7 +30,6 @@ from hydrasurgeon.report.columns import short, shown_name, tables
 from hydrasurgeon.report.heads import STRIPES, head_maps
 from hydrasurgeon.report.svg import colour
 from hydrasurgeon.report.verdicts import Verdict, figures, headline, spent, verdict
-from hydrasurgeon.visible import visible
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.report.columns import short
-from hydrasurgeon.visible import visible
 
 WIDTH, HEIGHT = 360, 264
 """Of a chart, in CSS pixels where a phone shows it."""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
-from hydrasurgeon.run import local_rank, process_count
+from hydrasurgeon.files.processes import local_rank, process_count
 
 AWAITS_ITSELF = TorchVersion(torch.__version__) < "2.8"
 """Before 2.8 the end of a group waits for gloo's threads with Python's lock, which these may want to free what they

@@ -12,11 +12,10 @@ from torch import nn
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes
-from hydrasurgeon.heads import Kept, positions
+from hydrasurgeon.heads import Kept, positions, take_heads
 from hydrasurgeon.runtime.classifier import assign
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
-from hydrasurgeon.slicing import take_heads
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw

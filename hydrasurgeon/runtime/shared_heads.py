@@ -11,9 +11,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from hydrasurgeon.anatomy.layers import Hidden, layer_bias, merge, placed, silent, split_heads
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.anatomy.projections import Biased
-from hydrasurgeon.heads import positions
+from hydrasurgeon.heads import HeadAxis, positions, take_heads
 from hydrasurgeon.runtime.watch import Watch
-from hydrasurgeon.slicing import HeadAxis, take_heads
 
 _Gathered = tuple[Sequence[tuple[Tensor, Tensor | None]], Sequence[Tensor]]
 

@@ -13,15 +13,15 @@ from hydrasurgeon.checkpoints.card import BEGIN, CARD, END
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import claim, real, write_text
+from hydrasurgeon.files.foreign import code, visible
 from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.report.columns import COST, OOD, QUALITY, SHIFT, Metric
 from hydrasurgeon.report.markdown import table
-from hydrasurgeon.run import is_main_process
 from hydrasurgeon.sharing.eval_results import write_eval_results
 from hydrasurgeon.sharing.upload import Repository, card_destination, publish_card
-from hydrasurgeon.visible import code, visible
 
 INDEX = "model-index: "
 """How the line of the front matter begins that we write."""

@@ -20,10 +20,9 @@ from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.files.tensors import Planned, whole
-from hydrasurgeon.heads import Kept
+from hydrasurgeon.heads import Kept, put_heads
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier, assign
 from hydrasurgeon.runtime.tensors import to_weights
-from hydrasurgeon.slicing import put_heads
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw

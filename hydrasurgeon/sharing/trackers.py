@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import Any
 
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean, need
 from hydrasurgeon.measuring.asserts import paths_of
 from hydrasurgeon.measuring.results import Report
-from hydrasurgeon.visible import visible
 
 PROJECT = "hydrasurgeon"
 """What the project, or experiment, is called where none is named."""

@@ -10,13 +10,13 @@ from typing import Any
 
 from hydrasurgeon.errors import ManifestError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import Options, words
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.making import FinetuneOptions, FuseOptions, PruneOptions, ScoreOptions
 from hydrasurgeon.options.measuring import ExportOptions
-from hydrasurgeon.visible import visible
 
 RECORDS: dict[str, type[Options]] = {
     "score": ScoreOptions,

@@ -11,6 +11,8 @@ from typing import Any
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
 from hydrasurgeon.measuring.cascades.run import FULL, check_cascades, refuse_with
@@ -27,12 +29,10 @@ from hydrasurgeon.measuring.sets import (
 )
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
-from hydrasurgeon.run import is_main_process
 from hydrasurgeon.sharing.measured_card import claimed_cards
 from hydrasurgeon.sharing.trackers import log_report, tracker_of
 from hydrasurgeon.stages.evaluate_alike import uncalibrated, unlike_notes
 from hydrasurgeon.stages.evaluate_models import Measured, by_file, decision_ignored, of_files, of_models
-from hydrasurgeon.visible import visible
 
 STDOUT = "-"
 """A report that is printed."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.measuring.conditions import unlike
 from hydrasurgeon.measuring.rows import Row
 from hydrasurgeon.measuring.running import name_of
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.visible import visible
 
 if TYPE_CHECKING:
     from hydrasurgeon.options.measuring import EvaluateOptions

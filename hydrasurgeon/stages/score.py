@@ -16,9 +16,9 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Input, Manifest, Score, Step
 from hydrasurgeon.files.plots import check_plot
+from hydrasurgeon.files.processes import is_main_process, process_count
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import ScoreOptions
-from hydrasurgeon.run import is_main_process, process_count
 
 
 @dataclass(frozen=True)

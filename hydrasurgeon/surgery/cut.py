@@ -10,8 +10,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.scan import sound
 from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed, sha256_of
-from hydrasurgeon.heads import Kept, positions
-from hydrasurgeon.slicing import HeadAxis, head_mask, masked, sliced_shape
+from hydrasurgeon.heads import HeadAxis, Kept, head_mask, masked, positions, sliced_shape
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts, Raw

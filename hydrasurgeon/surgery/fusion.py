@@ -18,8 +18,7 @@ from hydrasurgeon.checkpoints.hydra_layout import PREFIX, shared_layers
 from hydrasurgeon.checkpoints.reading import Checkpoint, single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float, hashed
-from hydrasurgeon.heads import Kept, intersect_union
-from hydrasurgeon.slicing import HeadAxis
+from hydrasurgeon.heads import HeadAxis, Kept, intersect_union
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Parts, Raw

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.processes import is_launched
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.run import is_launched
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingState
 

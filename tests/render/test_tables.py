@@ -37,7 +37,7 @@ def test_wide_enough(terminal) -> None:
         == terminal(TABLE, 48)
         == """\
 out of distribution
-         near   near   near    far    far    far
+         near                  far
         AUROC  FPR95   AUPR  AUROC  FPR95   AUPR
 single  0.103  0.113  0.123  0.133  0.143  0.153
 hydra   0.207  0.217  0.227  0.237  0.247  0.257"""

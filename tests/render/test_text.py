@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hydrasurgeon import render
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.files.foreign import code, visible
 from hydrasurgeon.files.manifest import (
     Fusion,
     HydraManifest,
@@ -36,7 +37,6 @@ from hydrasurgeon.stages.fuse import Fused
 from hydrasurgeon.stages.inspect import Inspection
 from hydrasurgeon.stages.prune import Pruned
 from hydrasurgeon.stages.score import Scored
-from hydrasurgeon.visible import code, visible
 
 # Clipboard, clear screen, C1, right-to-left override, markup, a line of our own, a surrogate.
 EVIL = "x\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\u202e[red]y[/red]\nerror: done\r\x7f\u2028\udcff"
@@ -137,11 +137,9 @@ def comparison() -> Comparison:
 
 
 SHOWS: dict[str, Callable[[], object]] = {
-    "inspect": lambda: render.inspected(
-        Inspection(Path(EVIL), manifest(), 1, 1, 1, 1, (EVIL,), True, EVIL), json=False
-    ),
+    "inspect": lambda: render.inspected(Inspection(Path(EVIL), manifest(), 1, 1, 1, (EVIL,), True, EVIL), json=False),
     "inspect hydra": lambda: render.inspected(
-        Inspection(Path(EVIL), manifest("hydra"), 1, 0, 2, 1, ("F32",), True, None), json=False
+        Inspection(Path(EVIL), manifest("hydra"), 1, 2, 1, ("F32",), True, None), json=False
     ),
     "compare": lambda: render.compared(comparison(), json=False),
     "score, values": lambda: render.scored(scored(), json=False, quiet=False),

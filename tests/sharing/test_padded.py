@@ -18,7 +18,7 @@ from tiny_members import KEPTS, RAGGED, member
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckFailed, UsageError
-from hydrasurgeon.slicing import HeadAxis, put_heads, take_heads
+from hydrasurgeon.heads import HeadAxis, put_heads, take_heads
 from hydrasurgeon.stages.export import export
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydrasurgeon.slicing import HeadAxis, take_heads
+from hydrasurgeon.heads import HeadAxis, take_heads
 
 HEAD_DIM = 2
 

@@ -23,8 +23,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hydrasurgeon.anatomy.layers import attention_input, feed_forward, layer_bias, merge, placed, split_heads
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
-from hydrasurgeon.heads import Head, positions
-from hydrasurgeon.slicing import HeadAxis, take_heads
+from hydrasurgeon.heads import Head, HeadAxis, positions, take_heads
 
 Hidden = Float[Tensor, "batch token embed"]
 SHORT = 64
