@@ -39,10 +39,13 @@ IRRELEVANT = {
     "dynamic_img_size",
     "dynamic_img_pad",
 }
+# What the constructor takes where None is its default.
+CLASSES = {"norm_layer": "LayerNorm", "act_layer": "GELU", "class": "VisionTransformer"}
 PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
 def main() -> None:
+    defaults = {k: plain(v) for k, v in DEFAULTS.items() if k not in IRRELEVANT} | CLASSES
     captured: dict[str, Any] = {}
     original = vit.VisionTransformer.__init__
 
@@ -65,7 +68,7 @@ def main() -> None:
             args["class"] = type(model).__name__
         why = obstacle(model)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        if why is None and tensor_shapes(args) != shapes:
+        if why is None and tensor_shapes({**defaults, **args}) != shapes:
             why = "its tensors are laid out in a way that is not known here"
         pretrained = get_pretrained_cfg(name)
         cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}
@@ -73,8 +76,14 @@ def main() -> None:
             {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}
             | ({"why": why} if why else {})
         )
+    write(TARGET, defaults, rows)
+
+
+def write(target: Path, defaults: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """A table of architectures, one a line: arguments are given where they are not the class's defaults."""
+    head = f'{{"timm": "{timm.__version__}",\n"defaults": {json.dumps(defaults, separators=(",", ":"))},\n'
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    TARGET.write_text(f'{{"timm": "{timm.__version__}",\n"architectures": [\n{lines}\n]}}\n', encoding="utf-8")
+    target.write_text(f'{head}"architectures": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ ViTs."""
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +13,7 @@ import torch
 from timm.data.config import resolve_data_config
 from timm.layers.attention import AttentionRope
 from timm.models import eva, get_pretrained_cfg
-from timm_architectures import IRRELEVANT, PREPROCESS, plain
+from timm_architectures import IRRELEVANT, PREPROCESS, plain, write
 
 from hydrasurgeon.families.timm_eva.architectures import weights
 from hydrasurgeon.families.weights import shapes_of
@@ -25,6 +24,7 @@ DEFAULTS = {name: plain(p.default) for name, p in SIGNATURE.items() if p.default
 
 
 def main() -> None:
+    defaults = {key: value for key, value in DEFAULTS.items() if key not in IRRELEVANT}
     captured: dict[str, Any] = {}
     original = eva.Eva.__init__
 
@@ -45,14 +45,13 @@ def main() -> None:
         }
         why = obstacle(model, args)
         shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-        if why is None and shapes_of(weights(args)) != shapes:
+        if why is None and shapes_of(weights({**defaults, **args})) != shapes:
             why = "its tensors are laid out in a way that is not known here"
         pretrained = get_pretrained_cfg(name)
         cfg = resolve_data_config(pretrained.to_dict()) if pretrained else {}
         row = {"name": name, "args": args, "preprocess": {k: plain(cfg[k]) for k in PREPROCESS if k in cfg}}
         rows.append(row | ({"why": why} if why else {}))
-    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    TARGET.write_text(f'{{"timm": "{timm.__version__}",\n"architectures": [\n{lines}\n]}}\n', encoding="utf-8")
+    write(TARGET, defaults, rows)
 
 
 def obstacle(model: eva.Eva, args: dict[str, Any]) -> str | None:

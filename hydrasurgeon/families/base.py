@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.families.settings import agree, contradictions
+from hydrasurgeon.errors import Disagreement, ManifestError
+from hydrasurgeon.families.settings import contradictions
 
 if TYPE_CHECKING:
     import torch
@@ -150,7 +151,24 @@ class Family(ABC):
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         """ManifestError unless a recorded model is one this family has and its parts agree with each other."""
-        agree(model, towers, self.towers(model), where)
+        from pydantic import ValidationError
+
+        from hydrasurgeon.files.manifest import first_mistake
+
+        try:
+            described = self.towers(model)
+        except ValidationError as error:
+            raise ManifestError(f"{where}: model.config: {first_mistake(error)}") from error
+        if set(towers) != set(described):
+            has = ", ".join(described)
+            raise Disagreement(f"{where}: towers {', '.join(towers)[:80]}; {model.family}:{model.arch} has {has}")
+        for name, tower in described.items():
+            for size, is_ in tower.model_dump().items():
+                if (says := getattr(towers[name], size)) != is_:
+                    raise Disagreement(
+                        f"{where}: towers.{name}.{size} is {says}, model.config says {is_}",
+                        hint="The manifest was changed by hand: restore the matching one.",
+                    )
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:  # noqa: B027
         """Refuse a model that cannot be cut by its config alone."""

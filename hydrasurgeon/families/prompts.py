@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from hydrasurgeon.errors import ManifestError, UsageError
-from hydrasurgeon.families.settings import Settings
+from hydrasurgeon.families.settings import Settings, Sha256
 from hydrasurgeon.files.foreign import parse_json, read_text
 from hydrasurgeon.files.manifest import Model
 
@@ -32,8 +32,8 @@ KEY = "zero_shot"
 class Prompts(Settings):
     """How class names become texts."""
 
-    templates: Annotated[list[Annotated[str, Field(max_length=1_000)]], Field(min_length=1, max_length=10_000)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    templates: Annotated[list[str], Field(min_length=1)]
+    sha256: Sha256
 
 
 def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()) -> Model:

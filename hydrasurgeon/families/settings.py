@@ -1,4 +1,4 @@
-"""What a file may say to a model family's library: typed, bounded records, parsed once.
+"""What a file may say to a model family's library: typed records, parsed once.
 
 Behind `parse` nothing is checked again. A key without a field reaches no library: where a library wrote the file
 it is dropped (`known`), where we wrote it, it is refused.
@@ -11,47 +11,23 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError
-from hydrasurgeon.files.manifest import MAX_CLASSES, Model, Tower
+from hydrasurgeon.errors import CheckpointError, HydraError
 
-# The deepest transformer that was ever trained has a thousand layers.
-MAX_DEPTH = 1_000
-# The widest encoders have 15,360 numbers in a token, and four times as many in an MLP.
-MAX_WIDTH = 262_144
-# A head of one number is the smallest there could be, and no model in use has more than 128 heads.
-MAX_HEADS = 4_096
-# XLM-V, the largest vocabulary in use, has 901,629 words.
-MAX_WORDS = 4_000_000
-# Encoders read up to 8,192 tokens.
-MAX_POSITIONS = 131_072
-# Twice the largest images that timm's ViTs read.
-MAX_EDGE = 2_048
-# Hyperspectral cameras tell some 250 bands apart.
-MAX_CHANNELS = 512
-# Patches of an image of 2,048 × 2,048 pixels, eight pixels each way.
-MAX_PATCHES = 65_536
-# A name of a class, not an article about it.
-MAX_LABEL = 1_000
-
-Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
-Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
-Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
-Words = Annotated[int, Field(ge=1, le=MAX_WORDS)]
-Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
-Edge = Annotated[int, Field(ge=1, le=MAX_EDGE)]
-Channels = Annotated[int, Field(ge=1, le=MAX_CHANNELS)]
-Classes = Annotated[int, Field(ge=0, le=MAX_CLASSES)]
+# The bound on every size: the largest vocabulary in use, XLM-V's, has 901,629 words.
+Size = Annotated[int, Field(ge=1, le=1 << 20)]
+# Images are resized to such edges, so these are bounded for themselves: twice the largest that timm's ViTs read.
+Edge = Annotated[int, Field(ge=1, le=2_048)]
 # JSON has lists where Python has tuples.
 Pair = Edge | Annotated[tuple[Edge, Edge], Strict(False)]
-# Of an MLP's width to its layer's; a whole number stays one, some libraries insist.
-Ratio = Annotated[int | float, Field(gt=0, le=64)]
-# Of dropping something in training.
+# A count that may be none.
+Count = Annotated[int, Field(ge=0, le=1 << 20)]
+# A whole number stays one, some libraries insist.
+Positive = Annotated[int | float, Field(gt=0, le=1e12)]
+# The chance of dropping something in training.
 Chance = Annotated[int | float, Field(ge=0, lt=1)]
-# What a normalisation adds to a variance.
-Epsilon = Annotated[float, Field(gt=0, le=1)]
 # Means and deviations of colours, in pixels of 0 to 1 or of 0 to 255.
-Colours = Annotated[tuple[Annotated[float, Field(ge=-1_000, le=1_000)], ...], Strict(False)]
-Label = Annotated[str, Field(max_length=MAX_LABEL)]
+Colours = Annotated[tuple[float, ...], Strict(False)]
+# A hash of files.
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -76,7 +52,7 @@ S = TypeVar("S", bound=Settings)
 class Images(Settings):
     """How images are prepared, in the words of timm's data configs."""
 
-    input_size: Annotated[tuple[Channels, Edge, Edge], Strict(False)]
+    input_size: Annotated[tuple[Size, Edge, Edge], Strict(False)]
     mean: Colours
     std: Colours
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
@@ -94,11 +70,18 @@ class Images(Settings):
             raise ValueError("std must be positive")
         return self
 
+    def check(self, channels: int, size: int | Iterable[int], where: str, error: type[HydraError]) -> None:
+        """Refuse images of another size or with other channels than the model reads."""
+        reads = (channels, *((size, size) if isinstance(size, int) else size))
+        if self.input_size != reads:
+            made, read = ("×".join(map(str, each)) for each in (self.input_size, reads))
+            raise error(f"{where}: makes images of {made}, the model reads {read} (by its image size and channels)")
+
 
 class Texts(Settings):
     """How texts are prepared: the tokenizer's files do the rest."""
 
-    max_length: Positions
+    max_length: Size
     files_sha256: Sha256 | None = None
 
 
@@ -115,16 +98,14 @@ def parse(record: type[S], raw: object, where: str, *, error: type[HydraError] =
         first = failure.errors(include_url=False)[-1]
         path, value = _place(raw, first["loc"])
         at = ": ".join(part for part in (where, path) if part)
+        why = first["msg"].removeprefix("Value error, ") + (f" (it is {value[:60]})" if path and value else "")
+        hint = None
         if first["type"] == "missing":
-            raise error(f"{at}: is missing") from failure
-        if first["type"] == "extra_forbidden":
-            raise error(
-                f"{at}: is not a setting that is known here",
-                hint=f"Known: {', '.join(record.names())}." if "." not in path else None,
-            ) from failure
-        why = first["msg"].removeprefix("Value error, ")
-        shown = f" (it is {value[:60]})" if path and value else ""
-        raise error(f"{at}: {why}{shown}") from failure
+            why = "is missing"
+        elif first["type"] == "extra_forbidden":
+            why = "is not a setting that is known here"
+            hint = f"Known: {', '.join(record.names())}." if "." not in path else None
+        raise error(f"{at}: {why}", hint=hint) from failure
 
 
 def _place(raw: Any, loc: Iterable[int | str]) -> tuple[str, str]:
@@ -134,25 +115,25 @@ def _place(raw: Any, loc: Iterable[int | str]) -> tuple[str, str]:
         inside = (isinstance(raw, Mapping) and step in raw) or (
             isinstance(raw, list | tuple) and isinstance(step, int) and step < len(raw)
         )
-        if inside:
+        if inside or isinstance(raw, Mapping):
             names.append(str(step)[:60])
+        if inside:
             raw = raw[step]
         elif isinstance(raw, Mapping):
-            names.append(str(step)[:60])
             return ".".join(names), ""
     return ".".join(names), repr(raw) if not isinstance(raw, Mapping | list | tuple) else ""
 
 
-def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+def pair(size: Any) -> tuple[int, int]:
     """One number for both edges, or height and width."""
-    return (size, size) if isinstance(size, int) else size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def patches(image: int | tuple[int, int], patch: int | tuple[int, int]) -> int:
-    """How many patches an image has; ValueError where that is none or too many."""
+def patches(image: Any, patch: Any) -> int:
+    """How many patches an image has; ValueError where that is none."""
     (height, width), (ph, pw) = pair(image), pair(patch)
     count = (height // ph) * (width // pw)
-    if not 1 <= count <= MAX_PATCHES:
+    if count < 1:
         raise ValueError(f"an image of {height}×{width} has {count} patches of {ph}×{pw}")
     return count
 
@@ -167,32 +148,6 @@ def contradictions(ours: Mapping[str, Any], theirs: Mapping[str, Any], within: s
             continue
         if isinstance(mine, Mapping) and isinstance(other, Mapping):
             differing |= contradictions(mine, other, f"{within}{key}.")
-        elif not _same(mine, other):
+        elif mine != other and mine != [other, other] and [mine, mine] != other:  # one number stands for both edges
             differing[f"{within}{key}"] = (mine, other)
     return differing
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Equal as JSON; a number for both edges is those two numbers."""
-    for one, edges in ((first, second), (second, first)):
-        if isinstance(edges, list | tuple) and isinstance(one, int) and len(edges) == 2:
-            return list(edges) == [one, one]
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return list(first) == list(second)
-    return bool(first == second)
-
-
-def agree(model: Model, towers: Mapping[str, Tower], described: Mapping[str, Tower], where: str) -> None:
-    """Disagreement where the manifest's towers are not the ones that its model describes."""
-    if set(towers) != set(described):
-        raise Disagreement(
-            f"{where}: towers {', '.join(towers)[:80]}; {model.family}:{model.arch} has {', '.join(described)}"
-        )
-    for name, tower in described.items():
-        for size in type(tower).model_fields:
-            says, is_ = getattr(towers[name], size), getattr(tower, size)
-            if says != is_:
-                raise Disagreement(
-                    f"{where}: towers.{name}.{size} is {says}, model.config says {is_}",
-                    hint="The manifest was changed by hand: restore the matching one.",
-                )

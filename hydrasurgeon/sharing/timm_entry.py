@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families.timm_vit.registry import add_architecture
+from hydrasurgeon.families.timm_vit.family import add_architecture
 
 ENTRY = "hydrasurgeon_vit"
 """The architecture that config.json names; its model_args only inform, the manifest decides."""

@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.checkpoints.writing import texts_beside
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import family_of
-from hydrasurgeon.families.hf_encoder.tokenizer import load_tokenizer
+from hydrasurgeon.families.hf_encoder.companions import load_tokenizer
 from hydrasurgeon.files.manifest import Manifest
 
 FOREIGN = (

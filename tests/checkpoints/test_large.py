@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hydrasurgeon.families.hf_encoder.architectures import tensor_shapes
-from hydrasurgeon.families.hf_encoder.configs import stock_config
+from hydrasurgeon.families.hf_encoder.architectures import stock_config, weights
+from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 
@@ -47,7 +47,7 @@ def sparse(path: Path, config: dict[str, Any], mark: int) -> None:
     """A weight file of holes, but for one number at the start of every tensor."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name, shape in sorted(tensor_shapes(stock_config(config, "config.json"), ARCH, 2).items()):
+    for name, shape in sorted(shapes_of(weights(stock_config(config, "config.json"), ARCH, 2)).items()):
         end = at + 4 * math.prod(shape)
         entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
         at = end

@@ -80,6 +80,7 @@ def test_what_would_run_differently_is_ambiguous() -> None:
 def test_unregistered_sizes_say_what_to_type() -> None:
     tiny = tensor_shapes(
         {
+            **named("vit_base_patch16_224").args,
             "embed_dim": 128,
             "depth": 6,
             "num_heads": 8,

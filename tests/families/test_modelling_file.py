@@ -49,17 +49,11 @@ def test_both_load_and_run(made: dict[str, Path]) -> None:
 
 ROWS: list[tuple[str, Any]] = [
     ("a head too many", [[0, HEADS], [], []]),
-    ("a negative head", [[-1], [], []]),
     ("a head twice", [[1, 1], [], []]),
     ("unsorted", [[2, 1], [], []]),
     ("a text", [["0"], [], []]),
-    ("a boolean", [[True], [], []]),
-    ("a float", [[0.0], [], []]),
     ("a layer too few", [[0]] * (LAYERS - 1)),
-    ("a layer too many", [[0]] * (LAYERS + 1)),
     ("no rows", None),
-    ("a number", 3),
-    ("a record", {"0": [0]}),
 ]
 
 
@@ -74,7 +68,7 @@ def test_lists_of_heads_that_the_model_does_not_have(
         else:
             told["members"][1] = rows
 
-    with pytest.raises(ValueError, match=r"config\.json: hydrasurgeon"):
+    with pytest.raises(ValueError, match=r"config\.json: hydrasurgeon: "):
         loaded(retold(made[kind], tmp_path / "x", change))
 
 
@@ -84,24 +78,6 @@ def retold(folder: Path, copy: Path, change: Callable[[dict[str, Any]], None]) -
     change(config["hydrasurgeon"])
     (copy / "config.json").write_text(json.dumps(config))
     return copy
-
-
-@pytest.mark.parametrize("value", [None, {}, [], 1, "x", {"members": []}, {"members": {}}])
-def test_a_config_without_heads(made: dict[str, Path], tmp_path: Path, value: Any) -> None:
-    shutil.copytree(made["hydra"], tmp_path / "x")
-    config = modelling.Config.from_pretrained(tmp_path / "x")
-    config.hydrasurgeon = value
-    with pytest.raises(ValueError, match=r"config\.json: hydrasurgeon"):
-        modelling.HydraModel.from_pretrained(tmp_path / "x", config=config)
-
-
-@pytest.mark.parametrize(
-    "table",
-    [None, {}, [], {"bert.x": [0, 1]}, {"bert.{}": [2, 1]}, {"bert.{}": [1, 3]}, {"bert.{}": 0}, {"{}{}": [0, 1]}],
-)
-def test_a_table_of_head_tensors_that_is_none(made: dict[str, Path], tmp_path: Path, table: Any) -> None:
-    with pytest.raises(ValueError, match=r"head_tensors|has shape"):
-        loaded(retold(made["hydra"], tmp_path / "x", lambda told: told.update(head_tensors=table)))
 
 
 def test_weights_that_do_not_hold_the_heads_listed(made: dict[str, Path], tmp_path: Path) -> None:

@@ -82,4 +82,4 @@ def test_no_one_asks_which_family_it_is() -> None:
         tree = parsed(path)
         found += [f"{path.relative_to(PACKAGE)}: == {text}" for text in compared(tree) if text in LIBRARIES]
         found += [f"{path.relative_to(PACKAGE)}: {name}" for name in imported(tree) if name.startswith(tuple(own))]
-    assert found == ["sharing/timm_entry.py: hydrasurgeon.families.timm_vit.registry"]
+    assert found == ["sharing/timm_entry.py: hydrasurgeon.families.timm_vit.family"]

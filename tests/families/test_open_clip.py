@@ -24,7 +24,8 @@ from hydrasurgeon.errors import CheckpointError, DataError, HydraError, SurgeryE
 from hydrasurgeon.families import family_named
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.open_clip.configs import stock_config
-from hydrasurgeon.families.open_clip.family import tensor_shapes
+from hydrasurgeon.families.open_clip.family import weights
+from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.runtime.hydra import Hydra
 
 TEMPLATES = ("A photo of a {label}.", "{label}, drawn badly")
@@ -125,7 +126,7 @@ def test_every_variant_is_read_and_runs_alike(tmp_path: Path, changes: dict[str,
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
     write_clip(tmp_path / "c", config=config)
     theirs = stock(tmp_path / "c")
-    assert tensor_shapes(stock_config(config, "x")) == {n: tuple(p.shape) for n, p in theirs.state_dict().items()}
+    assert shapes_of(weights(stock_config(config, "x"))) == {n: tuple(p.shape) for n, p in theirs.state_dict().items()}
     height, width = (28, 14) if "image_size" in changes.get("vision_cfg", {}) else (28, 28)
     images = pictures()[..., :height, :width]
     read = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'c'}")
@@ -141,7 +142,7 @@ def test_the_architecture_gets_its_name() -> None:
     import open_clip
 
     config = open_clip.get_model_config("ViT-L-14")
-    shapes = tensor_shapes(stock_config(config, "x"))
+    shapes = shapes_of(weights(stock_config(config, "x")))
     assert shapes["visual.transformer.resblocks.23.attn.in_proj_weight"] == (3072, 1024)
     family = family_named("open_clip")
     model = family.identify(Bare({}, "x", config={"model_cfg": config})).model

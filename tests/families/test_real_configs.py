@@ -12,8 +12,7 @@ import pytest
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.families.base import Bare
-from hydrasurgeon.families.hf_encoder.architectures import tensor_shapes
-from hydrasurgeon.families.hf_encoder.configs import stock_config
+from hydrasurgeon.families.hf_encoder.architectures import stock_config, weights
 from hydrasurgeon.families.open_clip.configs import stock_config as clip_config
 from hydrasurgeon.families.timm_vit.architectures import table
 from hydrasurgeon.families.timm_vit.architectures import tensor_shapes as timm_shapes
@@ -184,7 +183,7 @@ def test_transformers(name: str) -> None:
     raw = {**REAL[name], depth: 2}
     family = family_named("transformers")
     classes = len(raw.get("id2label", {}))
-    shapes = tensor_shapes(stock_config(raw, name), raw["architectures"][0], classes)
+    shapes = shapes_of(weights(stock_config(raw, name), raw["architectures"][0], classes))
     tensors = {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}
     model = family.identify(Bare(tensors, name, config=raw)).model
     towers = family.towers(model)

@@ -252,7 +252,6 @@ HUGE = [
     ("timm ViT", "config__model_args__depth", 10**7),
     ("timm ViT", "config__model_args__img_size", 10**6),
     ("timm ViT", "config__model_args__reg_tokens", 10**9),
-    ("timm ViT", "config__model_args__mlp_ratio", 1e9),
     ("timm ViT", "config__model_args__depth", True),
     ("timm ViT", "config__model_args__depth", 0),
     ("timm ViT", "config__model_args__depth", -3),
@@ -266,7 +265,6 @@ HUGE = [
     ("DINOv2", "config__mlp_ratio", 2**40),
     ("ViT", "config__image_size", [2, 10**9]),
     ("OpenCLIP", "config__text_cfg__layers", 10**9),
-    ("OpenCLIP", "config__text_cfg__context_length", 10**6),
     ("OpenCLIP", "config__vision_cfg__head_width", 0),
     ("timm ViT", "preprocess__input_size", [3, 100_000, 100_000]),
     ("timm ViT", "preprocess__crop_pct", 1e-9),
@@ -402,13 +400,3 @@ def test_wrong_towers_of_clip_are_still_said_plainly(stocks: Callable[[str], Pat
         identified("open_clip", stocks("OpenCLIP"), {"model_cfg": {**CLIP, "vision_cfg": {"layers": [3, 4, 6, 3]}}})
     with pytest.raises(CheckpointError, match="model_cfg: pretrained: is not a setting"):
         identified("open_clip", stocks("OpenCLIP"), {"model_cfg": {**CLIP, "pretrained": "laion2b"}})
-
-
-def test_old_manifests_of_transformers_models_are_read(stocks: Callable[[str], Path]) -> None:
-    """They recorded what no forward reads, too; it reaches nobody."""
-    manifest = manifest_of(stocks("BERT"))
-    told = {"use_cache": True, "eos_token_id": None, "tie_word_embeddings": True}
-    parsed = checked(changed(manifest, model__config=manifest["model"]["config"] | told))
-    module = family_named("transformers").build(parsed.model, parsed.towers, parsed.kept or {})
-    assert all(parameter.is_meta for parameter in module.parameters())
-    assert isinstance(module, torch.nn.Module)

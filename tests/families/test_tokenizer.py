@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.hf_encoder.tokenizer import check_tokenizer, load_tokenizer
+from hydrasurgeon.families.hf_encoder.companions import check_files, load_tokenizer
 
 TEXTS = ["good film", "The plot was very DULL, not fine!", "a", ""]
 
@@ -111,7 +110,7 @@ def test_code_that_comes_along_is_refused(bert: Path, tmp_path: Path, name: str)
 def test_a_class_that_nothing_describes_is_refused() -> None:
     files = saying(vocabulary(), tokenizer_class="BertJapaneseTokenizer")
     with pytest.raises(CheckpointError, match=r"'BertJapaneseTokenizer' is not supported without tokenizer\.json"):
-        check_tokenizer(files, "here")
+        check_files(files, "here")
 
 
 def test_words_that_the_model_has_no_row_for(bert: Path) -> None:
@@ -153,69 +152,6 @@ def replaced(pattern: dict[str, str], content: str, times: int = 1) -> dict[str,
     return {"type": "Sequence", "normalizers": [one] * times}
 
 
-def template(single: list[Any], ids: list[int]) -> dict[str, Any]:
-    word = {"id": "[CLS]", "ids": ids, "tokens": ["[CLS]"] * len(ids)}
-    return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {"[CLS]": word}}
-
-
-TEXT_ITSELF = {"Sequence": {"id": "A", "type_id": 0}}
-CLS = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
-
-
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [
-        ("normalizer", replaced({"String": "a"}, "aa", 40)),
-        ("normalizer", {"type": "Sequence", "normalizers": [replaced({"String": "a"}, "aa", 4)] * 10}),
-        ("normalizer", replaced({"Regex": "."}, "x" * 10_000)),
-        ("normalizer", replaced({"Regex": "x*"}, "yy", 4)),
-        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x"}] * 7}),
-        ("normalizer", replaced({"String": "b"}, "b", 65)),
-        (
-            "pre_tokenizer",
-            {
-                "type": "Sequence",
-                "pretokenizers": [
-                    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-                ]
-                * 30,
-            },
-        ),
-        ("post_processor", template([CLS] * 100_000 + [TEXT_ITSELF], [0])),
-        ("post_processor", template([CLS, TEXT_ITSELF], [0] * 100_000)),
-        ("post_processor", template([TEXT_ITSELF] * 2, [0])),
-    ],
-)
-def test_a_text_does_not_grow_beyond_reason(bert: Path, part: str, value: dict[str, Any]) -> None:
-    files = files_of(bert)
-    whole = json.loads(files["tokenizer.json"]) | {part: value}
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: makes texts more than 64 times"):
-        load_tokenizer({**files, "tokenizer.json": json.dumps(whole)}, "bert", 100)
-
-
-def test_usual_steps_are_none_too_many(bert: Path) -> None:
-    files = files_of(bert)
-    steps = [
-        {"type": "NFKD"},
-        *replaced({"String": "``"}, '"')["normalizers"],
-        *replaced({"Regex": " {2,}"}, " ")["normalizers"],
-        {"type": "Lowercase"},
-    ]
-    whole = json.loads(files["tokenizer.json"]) | {
-        "normalizer": {"type": "Sequence", "normalizers": steps},
-        "padding": {
-            "strategy": {"Fixed": 1_000_000_000},
-            "direction": "Right",
-            "pad_to_multiple_of": None,
-            "pad_id": 1,
-            "pad_type_id": 0,
-            "pad_token": "[PAD]",
-        },
-    }
-    made = load_tokenizer({**files, "tokenizer.json": json.dumps(whole)}, "bert", 100)
-    assert made("GOOD   film")["input_ids"] == [0, 4, 8, 2]
-
-
 def test_texts_that_a_tokenizer_breaks_down_on(bert: Path) -> None:
     """Its expressions meet texts only when there are some, and a panic of Rust's is no Exception."""
     files = files_of(bert)
@@ -227,7 +163,7 @@ def test_texts_that_a_tokenizer_breaks_down_on(bert: Path) -> None:
         transform.collate(["a" * 30 + "!"])
 
 
-@pytest.mark.parametrize(("name", "content"), [("tokenizer.json", "{}"), ("tokenizer.json", "[1"), ("vocab.txt", "")])
+@pytest.mark.parametrize(("name", "content"), [("tokenizer.json", "{}"), ("tokenizer.json", "[1")])
 def test_the_command_says_which_file_it_is(
     bert: Path, tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,29 +176,3 @@ def test_the_command_says_which_file_it_is(
     data = FAMILIES["BERT"].data(tmp_path)
     assert run(["eval", str(folder), "--data", data, "--device", "cpu"]) == 3
     assert name in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_what_tokenizers_would_print_is_refused(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of a field that it does not know it says so on the terminal, in the file's own characters."""
-    files = files_of(bert)
-    told = json.loads(files["tokenizer.json"])
-    told["added_tokens"][0]["\x1b[2J"] = True
-    with pytest.raises(CheckpointError, match=r"has a field '\\x1b\[2J', which tokenizers does"):
-        load_tokenizer({**files, "tokenizer.json": json.dumps(told)}, "bert", 100)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_panic_is_told_in_our_words_alone(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    import transformers
-
-    def panics(*_: Any, **__: Any) -> None:
-        os.write(2, b"thread '<unnamed>' panicked at src/lib.rs:1:1")
-        raise Exception("out of words")
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", panics)
-    with pytest.raises(CheckpointError, match=r"cannot be made of .*: out of words"):
-        load_tokenizer(files_of(bert), "bert", 100)
-    os.write(2, b"heard again")
-    assert capfd.readouterr().err == "heard again"

@@ -7,133 +7,110 @@ memory (`vit.layers.0.attention.q_proj`), but reads and writes the old names; fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.families.hf_encoder.configs import (
+    BertConfig,
     Dinov2Config,
+    DistilBertConfig,
     ElectraConfig,
     Encoder,
     ImageEncoder,
     MPNetConfig,
+    RobertaConfig,
     TextEncoder,
-    TypedTextEncoder,
 )
-from hydrasurgeon.families.settings import pair, patches
-from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, shapes_of
+from hydrasurgeon.families.settings import known, pair, parse, patches
+from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
 from hydrasurgeon.files.manifest import Model
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Kind:
     """What one model type is called on disk; `{}` stands for the layer."""
 
+    record: type[Encoder]
+    """What is read of its config.json."""
     prefix: str
     tower: str
     classes: tuple[str, ...]
     """Classification models of transformers, the usual one first."""
-    layer: str
-    q: str
-    k: str
-    v: str
-    out: str
-    mlp: tuple[str, str]
-    norms: tuple[str, str]
-    classifier: tuple[tuple[str, str], ...]
+    layer: str = "encoder.layer.{}"
+    qkv: tuple[str, ...] = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
+    out: str = "attention.output.dense"
+    mlp: tuple[str, str] = ("intermediate.dense", "output.dense")
+    norms: tuple[str, str] = ("layernorm_before", "layernorm_after")
+    classifier: tuple[tuple[str, str], ...] = (("classifier", "classes"),)
     """Linear layers of the classifier with their output: `dim` or `classes`."""
-    prenorm: bool = False
     pooler: bool = False
     weights_dropout: str | None = None
     """The module within a layer that drops attention weights; None where there is only a rate."""
 
 
-def _bert(prefix: str, name: str, *, deep: bool) -> Kind:
-    classifier = (
-        (("classifier.dense", "dim"), ("classifier.out_proj", "classes")) if deep else (("classifier", "classes"),)
-    )
-    return Kind(
-        prefix,
-        "text",
-        (f"{name}ForSequenceClassification",),
-        "encoder.layer.{}",
-        "attention.self.query",
-        "attention.self.key",
-        "attention.self.value",
-        "attention.output.dense",
-        ("intermediate.dense", "output.dense"),
-        ("attention.output.LayerNorm", "output.LayerNorm"),
-        classifier,
-        pooler=not deep,
-        weights_dropout="attention.self.dropout",
-    )
-
-
-def _vit(prefix: str, *classes: str) -> Kind:
-    return Kind(
-        prefix,
-        "vision",
-        classes,
-        "encoder.layer.{}",
-        "attention.attention.query",
-        "attention.attention.key",
-        "attention.attention.value",
-        "attention.output.dense",
-        ("intermediate.dense", "output.dense"),
-        ("layernorm_before", "layernorm_after"),
-        (("classifier", "classes"),),
-        prenorm=True,
-    )
-
+BERT = Kind(
+    BertConfig,
+    "bert",
+    "text",
+    ("BertForSequenceClassification",),
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    norms=("attention.output.LayerNorm", "output.LayerNorm"),
+    pooler=True,
+    weights_dropout="attention.self.dropout",
+)
+"""The layout that all text encoders come from."""
+ROBERTA = replace(
+    BERT,
+    record=RobertaConfig,
+    prefix="roberta",
+    classes=("RobertaForSequenceClassification",),
+    classifier=(("classifier.dense", "dim"), ("classifier.out_proj", "classes")),
+    pooler=False,
+)
+"""The same with a deeper classifier in the place of a pooler."""
+VIT = Kind(ImageEncoder, "vit", "vision", ("ViTForImageClassification",))
+"""The layout that all image encoders come from."""
 
 KINDS: dict[str, Kind] = {
-    "bert": _bert("bert", "Bert", deep=False),
-    "roberta": _bert("roberta", "Roberta", deep=True),
-    "electra": _bert("electra", "Electra", deep=True),
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "electra": replace(ROBERTA, record=ElectraConfig, prefix="electra", classes=("ElectraForSequenceClassification",)),
     "distilbert": Kind(
+        DistilBertConfig,
         "distilbert",
         "text",
         ("DistilBertForSequenceClassification",),
         "transformer.layer.{}",
-        "attention.q_lin",
-        "attention.k_lin",
-        "attention.v_lin",
+        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         "attention.out_lin",
         ("ffn.lin1", "ffn.lin2"),
         ("sa_layer_norm", "output_layer_norm"),
         (("pre_classifier", "dim"), ("classifier", "classes")),
         weights_dropout="attention.dropout",
     ),
-    "mpnet": Kind(
-        "mpnet",
-        "text",
-        ("MPNetForSequenceClassification",),
-        "encoder.layer.{}",
-        "attention.attn.q",
-        "attention.attn.k",
-        "attention.attn.v",
-        "attention.attn.o",
-        ("intermediate.dense", "output.dense"),
-        ("attention.LayerNorm", "output.LayerNorm"),
-        (("classifier.dense", "dim"), ("classifier.out_proj", "classes")),
+    "mpnet": replace(
+        ROBERTA,
+        record=MPNetConfig,
+        prefix="mpnet",
+        classes=("MPNetForSequenceClassification",),
+        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        out="attention.attn.o",
+        norms=("attention.LayerNorm", "output.LayerNorm"),
         weights_dropout="attention.attn.dropout",
     ),
-    "vit": _vit("vit", "ViTForImageClassification"),
-    "deit": _vit("deit", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
-    "dinov2": Kind(
-        "dinov2",
-        "vision",
-        ("Dinov2ForImageClassification",),
-        "encoder.layer.{}",
-        "attention.attention.query",
-        "attention.attention.key",
-        "attention.attention.value",
-        "attention.output.dense",
-        ("mlp.fc1", "mlp.fc2"),
-        ("norm1", "norm2"),
-        (("classifier", "classes"),),
-        prenorm=True,
+    "vit": VIT,
+    "deit": replace(
+        VIT, prefix="deit", classes=("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher")
+    ),
+    "dinov2": replace(
+        VIT,
+        record=Dinov2Config,
+        prefix="dinov2",
+        classes=("Dinov2ForImageClassification",),
+        mlp=("mlp.fc1", "mlp.fc2"),
+        norms=("norm1", "norm2"),
     ),
 }
 """Every supported architecture by the `model_type` of its config."""
@@ -141,6 +118,25 @@ KINDS: dict[str, Kind] = {
 
 def kind_of(config: Encoder) -> Kind:
     return KINDS[config.model_type]
+
+
+def stock_config(raw: Mapping[str, Any], where: str, kinds: Mapping[str, Kind] = KINDS) -> Encoder:
+    """The record of a config.json as transformers and its users write it: what it does not know is left out."""
+    record = kinds[raw["model_type"]].record
+    # null stands for the default, except where it says that there is none.
+    said = {key: value for key, value in known(record, raw).items() if value is not None or key == "pad_token_id"}
+    return parse(record, said, where)
+
+
+def config_of(model: Model, where: str = "model.config", kinds: Mapping[str, Kind] = KINDS) -> Encoder:
+    """The record of a manifest's config; ManifestError where it is none."""
+    kind = model.config.get("model_type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ManifestError(
+            f"{where}: model_type: {str(kind)[:60]!r} is not supported",
+            hint=f"Supported model types: {', '.join(KINDS)}.",
+        )
+    return parse(kinds[kind].record, model.config, where, error=ManifestError)
 
 
 def class_name(kind: Kind, model: Model) -> str:
@@ -192,10 +188,6 @@ def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
         yield from linear(name, classes if out == "classes" else dim, into, "classifier")
 
 
-def tensor_shapes(config: Encoder, arch: str, classes: int) -> Shapes:
-    return shapes_of(weights(config, arch, classes))
-
-
 Named = Iterator[tuple[str, tuple[int, ...]]]
 
 
@@ -219,7 +211,7 @@ def _words(config: Encoder) -> Named:
     width = config.embedding_size if isinstance(config, ElectraConfig) else dim
     yield "embeddings.word_embeddings.weight", (config.vocab_size, width)
     yield "embeddings.position_embeddings.weight", (config.max_position_embeddings, width)
-    if isinstance(config, TypedTextEncoder):
+    if isinstance(config, BertConfig):
         yield "embeddings.token_type_embeddings.weight", (config.type_vocab_size, width)
     yield "embeddings.LayerNorm.weight", (width,)
     yield "embeddings.LayerNorm.bias", (width,)
@@ -235,7 +227,7 @@ def _words(config: Encoder) -> Named:
 def _layer(config: Encoder, kind: Kind) -> Iterator[Weight]:
     dim = config.hidden_size
     bias = config.qkv_bias if isinstance(config, ImageEncoder) else True
-    for name in (kind.q, kind.k, kind.v):
+    for name in kind.qkv:
         yield from linear(name, dim, dim, "attention", bias=bias, heads=QUERIES)
     yield from linear(kind.out, dim, dim, "output", heads=OUT)
     inner = config.intermediate_size

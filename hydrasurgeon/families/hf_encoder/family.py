@@ -14,26 +14,27 @@ from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families import families
 from hydrasurgeon.families.base import Bare, Family, Identified, Usage
-from hydrasurgeon.families.hf_encoder.architectures import KINDS, Kind, canonical, class_name, weights
-from hydrasurgeon.families.hf_encoder.configs import (
-    CONFIGS,
-    UNCLASSIFIED,
-    Encoder,
-    Facts,
-    ImageEncoder,
-    TextEncoder,
+from hydrasurgeon.families.hf_encoder.architectures import (
+    KINDS,
+    Kind,
+    canonical,
+    class_name,
     config_of,
     stock_config,
+    weights,
 )
-from hydrasurgeon.families.hf_encoder.preprocess import check_processor, check_size, preprocess, processor
-from hydrasurgeon.families.hf_encoder.tokenizer import (
+from hydrasurgeon.families.hf_encoder.companions import (
     PREPROCESSOR,
-    check_tokenizer,
+    check_files,
+    check_size,
     companions,
     files_sha256,
     load_tokenizer,
+    preprocess,
+    processor,
 )
-from hydrasurgeon.families.settings import Images, Texts, agree, contradictions, known, parse
+from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED, Encoder, Facts, ImageEncoder, TextEncoder
+from hydrasurgeon.families.settings import Images, Texts, contradictions, known, parse
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
@@ -91,10 +92,8 @@ class HFEncoder(Family):
     needs_config = True
     refuses_by_config = True
     chances = "hidden_dropout_prob and attention_probs_dropout_prob in its config.json"
-    records: ClassVar[Mapping[str, type[Encoder]]] = CONFIGS
-    """What config.json says, by model type."""
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
-    """What tensors are called, by model type."""
+    """What config.json says and what tensors are called, by model type."""
 
     def identify(self, bare: Bare) -> Identified:
         tensors, arch, config = bare.tensors, bare.asked, bare.config
@@ -108,9 +107,8 @@ class HFEncoder(Family):
             raise CheckpointError(f"{where}: has no config.json")
         self.check_config(config, where)
         facts = parse(Facts, known(Facts, config), f"{where}: config.json")
-        read = stock_config(config, f"{where}: config.json", self.records)
-        check_tokenizer(files, where)
-        check_processor(files, where)
+        read = stock_config(config, f"{where}: config.json", self.kinds)
+        check_files(files, where)
         kind = self.kinds[read.model_type]
         names = canonical(kind, tensors)
         named = (facts.architectures or kind.classes)[0]
@@ -135,7 +133,7 @@ class HFEncoder(Family):
                 f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}",
                 hint=f"Known: {', '.join(classes)}.",
             )
-        agree(model, towers, self.towers(model), where)
+        super().check(model, towers, where)
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
             check_size(config, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
@@ -165,7 +163,7 @@ class HFEncoder(Family):
 
     def config(self, model: Model, where: str = "model.config") -> Encoder:
         """The record of a manifest's config."""
-        return config_of(model, where, self.records)
+        return config_of(model, where, self.kinds)
 
     def kind(self, model: Model) -> Kind:
         return self.kinds[self.config(model).model_type]
@@ -180,8 +178,7 @@ class HFEncoder(Family):
                 f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}",
                 hint="Restore the matching files.",
             )
-        check_tokenizer(files, where)
-        check_processor(files, where)
+        check_files(files, where)
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
         places = canonical(self.kind(model), stored)

@@ -133,12 +133,12 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
         }
         config = config or Config.from_pretrained(path, **hub)
         file = weights_file(path, hub)
-        kepts, cut = listed(config), head_tensors(config)
+        kepts, cut = listed(config), config.hydrasurgeon["head_tensors"]
         members = []
         for number, kept in enumerate(kepts):
             single = copy.deepcopy(config)
             single.hydrasurgeon = {"kept": kept}
-            weights = member_weights(file, number, kepts, cut, head_dim(config))
+            weights = member_weights(file, number, kepts, cut, config.hydrasurgeon["head_dim"])
             member, loaded = PrunedModel.from_pretrained(
                 None, config=single, state_dict=weights, output_loading_info=True, **wanted
             )
@@ -189,81 +189,52 @@ HydraModel.forward.__signature__ = inspect.signature(Base.forward)  # type: igno
 PrunedModel.__name__ = HydraModel.__name__ = ARCH
 
 
-# More members than anyone fused: each is a model of its own here.
-MAX_MEMBERS = 256
-
-
 def listed(config: Any) -> list[list[list[int]]]:
     """The heads that every layer of every member keeps; a wrong list would run other heads than it says."""
-    recorded = getattr(config, "hydrasurgeon", None)
-    if not isinstance(recorded, dict) or not ("kept" in recorded or "members" in recorded):
-        raise ValueError("config.json: hydrasurgeon: lists no heads")
-    members = recorded["members"] if "members" in recorded else [recorded["kept"]]
-    if not isinstance(members, list | tuple) or not 1 <= len(members) <= MAX_MEMBERS:
-        raise ValueError("config.json: hydrasurgeon.members: is no list of members")
+    recorded = getattr(config, "hydrasurgeon", None) or {}
+    members = recorded["members"] if "members" in recorded else [recorded.get("kept")]
     layers, heads = config.num_hidden_layers, config.num_attention_heads
-    for number, rows in enumerate(members):
-        at = f"config.json: hydrasurgeon: member {number}"
-        if not isinstance(rows, list | tuple) or len(rows) != layers:
-            raise ValueError(f"{at}: does not list heads for each of {layers} layers")
-        for layer, row in enumerate(rows):
-            numbers = isinstance(row, list | tuple) and all(type(head) is int for head in row)
-            if not numbers or list(row) != sorted(set(row) & set(range(heads))):
-                raise ValueError(f"{at}, layer {layer}: is no sorted list of heads below {heads}")
-    return [[list(row) for row in rows] for rows in members]
-
-
-def head_dim(config: Any) -> int:
-    dim: int = config.hidden_size // config.num_attention_heads
-    return dim
-
-
-def head_tensors(config: Any) -> dict[str, tuple[int, int]]:
-    """Names of the tensors that hold heads, `{}` for the layer; the axis along which they lie, and how often."""
-    recorded = config.hydrasurgeon.get("head_tensors")
-    places = recorded.items() if isinstance(recorded, dict) else ()
-    fine = all(name.count("{}") == 1 and place in ([0, 1], [0, 3], [1, 1]) for name, place in places)
-    if not places or not fine:
-        raise ValueError("config.json: hydrasurgeon.head_tensors: is no table of names and axes")
-    return {name: tuple(place) for name, place in places}
+    for member in members:
+        if not isinstance(member, list) or len(member) != layers or not all(isinstance(row, list) for row in member):
+            raise ValueError(f"config.json: hydrasurgeon: does not list heads for each of {layers} layers")
+        for row in member:
+            if any(type(head) is not int for head in row) or row != sorted(set(row) & set(range(heads))):
+                raise ValueError(f"config.json: hydrasurgeon: {row} is no sorted list of heads below {heads}")
+    return members
 
 
 def member_weights(
-    file: str, number: int, kepts: Sequence[Sequence[Sequence[int]]], cut: Mapping[str, tuple[int, int]], head_dim: int
+    file: str, number: int, kepts: Sequence[Sequence[Sequence[int]]], cut: Mapping[str, Sequence[int]], head_dim: int
 ) -> dict[str, Tensor]:
-    """A member's tensors: its own, the shared ones, and its heads of those that hold a union of heads."""
+    """A member's tensors: its own, the shared ones, and its heads of those that hold a union of heads.
+
+    `cut` names the tensors that hold heads, `{}` for the layer, with the axis along which they lie, and how often.
+    """
     union = [sorted(set().union(*rows)) for rows in zip(*kepts, strict=True)]
-    cuts: dict[str, tuple[list[int], tuple[int, int], int]] = {}
-    for layer, row in enumerate(kepts[number]):
-        at = [union[layer].index(head) for head in row]
-        if len(at) < len(union[layer]):
-            for name, place in cut.items():
-                cuts[name.replace("{}", str(layer))] = (at, place, len(union[layer]))
-    prefix = f"members.{number}."
-    weights = {}
+    cuts = {
+        name.replace("{}", str(layer)): (place, [union[layer].index(head) for head in row], len(union[layer]))
+        for layer, row in enumerate(kepts[number])
+        for name, place in cut.items()
+        if len(row) < len(union[layer])
+    }
+    # What all members share lies where `fuse` puts it, under its own name, or as the first member's.
+    own, first = f"members.{number}.", "members.0."
     with Stored(file) as stored:
         names = stored.keys()
-        mine = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-        for name in names:
-            if name.startswith(prefix):
-                weights[name.removeprefix(prefix)] = stored.get_tensor(name)
-            elif not name.startswith("members.") and name not in mine:
-                tensor = stored.get_tensor(name)
-                if name in cuts:
-                    at, (axis, blocks), present = cuts[name]
-                    if tensor.shape[axis] != blocks * present * head_dim:
-                        raise ValueError(
-                            f"{file}: {name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}"
-                        )
-                    heads = tensor.unflatten(axis, (blocks, present, head_dim))
-                    heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
-                    tensor = heads.flatten(axis, axis + 2)
-                weights[name] = tensor.contiguous()
-        first = "members.0."  # where `save_pretrained` puts what all members share
-        for name in (each.removeprefix(first) for each in names if each.startswith(first)):
-            if name not in weights:
-                weights[name] = stored.get_tensor(first + name)
-    return weights
+        shared = [name for name in names if not name.startswith("members.")]
+        places = {name.removeprefix(first): name for name in names if name.startswith(first)}
+        places |= {name: name for name in shared} | {n.removeprefix(own): n for n in names if n.startswith(own)}
+        weights = {name: stored.get_tensor(place) for name, place in places.items()}
+    for name in cuts.keys() & places.keys():
+        if places[name] == name:
+            (axis, blocks), at, present = cuts[name]
+            tensor = weights[name]
+            if tensor.shape[axis] != blocks * present * head_dim:
+                raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}")
+            heads = tensor.unflatten(axis, (blocks, present, head_dim))
+            heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
+            weights[name] = heads.flatten(axis, axis + 2)
+    return {name: tensor.contiguous() for name, tensor in weights.items()}
 
 
 def shared_by_all(members: Sequence[nn.Module]) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hydrasurgeon.families.hf_encoder.configs import Activation, Spread, TextEncoder, Token
-from hydrasurgeon.families.settings import MAX_DEPTH, Chance, Depth, Epsilon, Positions, Settings, Width, Words
+from hydrasurgeon.families.hf_encoder.configs import Activation, Spread, TextEncoder
+from hydrasurgeon.families.settings import Chance, Count, Positive, Settings, Size
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """Layers in which every token looks at all others, and at its neighbours only."""
@@ -31,15 +31,15 @@ class Rotations(Settings):
 
 class ModernBertConfig(TextEncoder):
     model_type: Literal["modernbert"]
-    vocab_size: Words = 50368
-    hidden_size: Width = 768
-    intermediate_size: Width = 1152
-    num_hidden_layers: Depth = 22
+    vocab_size: Size = 50368
+    hidden_size: Size = 768
+    intermediate_size: Size = 1152
+    num_hidden_layers: Size = 22
     hidden_act: Activation = Field("gelu", alias="hidden_activation")
-    max_position_embeddings: Positions = 8192
+    max_position_embeddings: Size = 8192
     initializer_cutoff_factor: Spread = 2.0
-    pad_token_id: Token | None = 50283
-    norm_eps: Epsilon = 1e-5
+    pad_token_id: Count | None = 50283
+    norm_eps: Positive = 1e-5
     norm_bias: bool = False
     attention_bias: bool = False
     attention_dropout: Chance = 0.0
@@ -50,9 +50,9 @@ class ModernBertConfig(TextEncoder):
     classifier_dropout: Chance = 0.0
     classifier_bias: bool = False
     classifier_activation: Activation = "gelu"
-    layer_types: Annotated[list[LayerType], Field(max_length=MAX_DEPTH)] | None = None
-    global_attn_every_n_layers: Depth = 3
-    local_attention: Annotated[int, Field(ge=2, le=1_000_000)] = 128
+    layer_types: list[LayerType] | None = None
+    global_attn_every_n_layers: Size = 3
+    local_attention: Annotated[Size, Field(ge=2)] = 128
     rope_parameters: Rotations | None = None
     prediction_head: bool = False
     """Whether a file without a classifier has what lies in front of one: a masked language model's goes on to a

@@ -27,7 +27,6 @@ TYPE = "modernbert"
 
 class ModernBert(HFEncoder):
     kinds: ClassVar[Mapping[str, Kind]] = {TYPE: KIND}
-    records: ClassVar[Mapping[str, type[Encoder]]] = {TYPE: ModernBertConfig}
 
     def recognises(self, bare: Bare) -> bool:
         return bare.config is not None and stock(bare.config)["model_type"] == TYPE

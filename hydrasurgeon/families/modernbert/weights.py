@@ -9,18 +9,11 @@ from hydrasurgeon.families.modernbert.configs import ModernBertConfig
 from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
 
 KIND = Kind(
+    ModernBertConfig,
     "model",
     "text",
     ("ModernBertForSequenceClassification",),
-    "layers.{}",
-    "attn.Wqkv",
-    "attn.Wqkv",
-    "attn.Wqkv",
-    "attn.Wo",
-    ("mlp.Wi", "mlp.Wo"),
-    ("attn_norm", "mlp_norm"),
-    (("head.dense", "dim"), ("classifier", "classes")),
-    prenorm=True,
+    classifier=(("head.dense", "dim"), ("classifier", "classes")),
 )
 """What its modules are called."""
 

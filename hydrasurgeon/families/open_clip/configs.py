@@ -12,20 +12,7 @@ from pydantic import Field, model_validator
 
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError
 from hydrasurgeon.families.prompts import Prompts
-from hydrasurgeon.families.settings import (
-    Chance,
-    Colours,
-    Depth,
-    Epsilon,
-    Heads,
-    Pair,
-    Ratio,
-    Settings,
-    Width,
-    Words,
-    parse,
-    patches,
-)
+from hydrasurgeon.families.settings import Chance, Colours, Count, Pair, Positive, Settings, Size, parse, patches
 from hydrasurgeon.files.manifest import Model
 
 SUPPORTED = "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and OpenCLIP's own text transformer."
@@ -47,31 +34,12 @@ FOREIGN = {
         "a custom attention block",
     ),
 }
-# What OpenCLIP reads only together with one of them.
-INERT = {
-    "attn_pooler_heads",
-    "attn_pooler_queries",
-    "hf_model_pretrained",
-    "hf_pooler_type",
-    "hf_proj_type",
-    "timm_drop",
-    "timm_drop_path",
-    "timm_model_pretrained",
-    "timm_pool",
-    "timm_proj",
-    "timm_proj_bias",
-}
-# A table of who sees whom, one row and one column for each token, is kept as a whole.
-MAX_CONTEXT = 4_096
-
-LayerScale = Annotated[float, Field(ge=-1_000, le=1_000)]
-# exp(100) is beyond what a logit could use.
-Logit = Annotated[float, Field(ge=-100, le=100)]
-TokenId = Annotated[int, Field(ge=0, le=4_000_000)]
+# How the names begin of what OpenCLIP reads only together with one of them.
+INERT = ("attn_pooler_", "hf_", "timm_")
 
 
 class Norm(Settings):
-    eps: Epsilon = 1e-5
+    eps: Positive = 1e-5
 
 
 class Activation(Settings):
@@ -79,13 +47,13 @@ class Activation(Settings):
 
 
 class Vision(Settings):
-    layers: Depth = 12
-    width: Width = 768
-    head_width: Width = 64
-    mlp_ratio: Ratio = 4.0
+    layers: Size = 12
+    width: Size = 768
+    head_width: Size = 64
+    mlp_ratio: Positive = 4.0
     patch_size: Pair = 16
     image_size: Pair = 224
-    ls_init_value: LayerScale | None = None
+    ls_init_value: float | None = None
     patch_dropout: Chance = 0.0
     no_ln_pre: bool = False
     pos_embed_type: Literal["learnable", "sin_cos_2d"] = "learnable"
@@ -107,15 +75,15 @@ class Vision(Settings):
 
 
 class Text(Settings):
-    context_length: Annotated[int, Field(ge=2, le=MAX_CONTEXT)] = 77
-    vocab_size: Words = 49408
-    width: Width = 512
-    heads: Heads = 8
-    layers: Depth = 12
-    mlp_ratio: Ratio = 4.0
-    ls_init_value: LayerScale | None = None
-    pad_id: TokenId = 0
-    eos_id: TokenId = 2
+    context_length: Annotated[Size, Field(ge=2)] = 77
+    vocab_size: Size = 49408
+    width: Size = 512
+    heads: Size = 8
+    layers: Size = 12
+    mlp_ratio: Positive = 4.0
+    ls_init_value: float | None = None
+    pad_id: Count = 0
+    eos_id: Count = 2
     no_causal_mask: bool = False
     final_ln_after_pool: bool = False
     pool_type: Literal["first", "last", "argmax", "eos"] = "argmax"
@@ -134,12 +102,12 @@ class Text(Settings):
 class Config(Settings):
     """Both towers and what lies between them; `zero_shot` is ours."""
 
-    embed_dim: Width
+    embed_dim: Size
     vision_cfg: Vision
     text_cfg: Text
     quick_gelu: bool = False
-    init_logit_scale: Logit = 2.66
-    init_logit_bias: Logit | None = None
+    init_logit_scale: float = 2.66
+    init_logit_bias: float | None = None
     nonscalar_logit_scale: bool = False
     zero_shot: Prompts | None = None
 
@@ -176,8 +144,7 @@ def stock_config(raw: Mapping[str, Any], where: str) -> Config:
     # open_clip itself refuses a key that it does not know.
     said = {key: value for key, value in raw.items() if key not in ("custom_text", "zero_shot")}
     for part in PARTS[1:]:
-        left_out = {*FOREIGN, *INERT}
-        said[part] = {key: value for key, value in raw[part].items() if key not in left_out}
+        said[part] = {k: v for k, v in raw[part].items() if k not in FOREIGN and not k.startswith(INERT)}
     return parse(Config, said, f"{where}: model_cfg")
 
 

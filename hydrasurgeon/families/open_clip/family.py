@@ -14,8 +14,8 @@ from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
 from hydrasurgeon.families.base import WEIGHTS, Bare, Family, Identified, Usage
 from hydrasurgeon.families.open_clip.configs import SUPPORTED, Config, Preprocess, Text, Vision, config_of, stock_config
 from hydrasurgeon.families.prompts import check_prompts, zero_shot
-from hydrasurgeon.families.settings import Images, agree, known, pair, parse, patches
-from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm, shapes_of
+from hydrasurgeon.families.settings import Images, known, pair, parse, patches
+from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
 from hydrasurgeon.files.decided import BESIDE
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
@@ -78,13 +78,11 @@ class OpenCLIP(Family):
         if not NAME.fullmatch(model.arch):
             raise ManifestError(f"{where}: model.arch: OpenCLIP calls no model {model.arch[:60]!r}", hint=SUPPORTED)
         config = config_of(model, f"{where}: model.config")
-        agree(model, towers, _towers(config), where)
+        super().check(model, towers, where)
         check_prompts(model, config.zero_shot, where)
         at = f"{where}: model.preprocess"
         images = parse(Images, model.preprocess, at, error=ManifestError)
-        reads = (3, *pair(config.vision_cfg.image_size))
-        if images.input_size != reads:
-            raise ManifestError(f"{at}: input_size: {images.input_size}, the model reads {reads} (image_size)")
+        images.check(3, config.vision_cfg.image_size, at, ManifestError)
 
     def repository(self, name: str) -> str:
         from open_clip.pretrained import get_pretrained_cfg
@@ -94,11 +92,16 @@ class OpenCLIP(Family):
         return "/".join(listed.split("/")[:2])  # a file's name may follow
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        ours = tensor_shapes(config_of(model))
+        ours = {weight.name for weight in self.weights(model)}
         return {name: name for name in stored if name in ours}
 
     def towers(self, model: Model) -> dict[str, Tower]:
-        return _towers(config_of(model))
+        config = config_of(model)
+        # Inputs run through the first tower; the second one makes the classifier.
+        return {
+            name: Tower(layers=tower.layers, heads=tower.heads, head_dim=tower.width // tower.heads, dim=tower.width)
+            for name, tower in (("vision", config.vision_cfg), ("text", config.text_cfg))
+        }
 
     def weights(self, model: Model) -> Iterator[Weight]:
         return weights(config_of(model))
@@ -151,14 +154,6 @@ def _name(config: Config) -> str:
     return "CLIP"
 
 
-def _towers(config: Config) -> dict[str, Tower]:
-    # Inputs run through the first tower; the second one makes the classifier.
-    return {
-        name: Tower(layers=tower.layers, heads=tower.heads, head_dim=tower.width // tower.heads, dim=tower.width)
-        for name, tower in (("vision", config.vision_cfg), ("text", config.text_cfg))
-    }
-
-
 def _preprocess(config: Config, preprocess_cfg: object, where: str) -> dict[str, Any]:
     """preprocess_cfg in the words of timm's data configs."""
     at = f"{where}: preprocess_cfg"
@@ -204,10 +199,6 @@ def weights(config: Config) -> Iterator[Weight]:
         for layer in range(tower.layers):
             place = f"{PREFIX[name]}.resblocks.{layer}"
             yield from (part.within(place, name, layer) for part in _block(tower))
-
-
-def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    return shapes_of(weights(config))
 
 
 def _block(tower: Vision | Text) -> Iterator[Weight]:

@@ -6,64 +6,22 @@ The table is written by tools/timm_eva_architectures.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from hydrasurgeon.families.timm_vit.architectures import TOWER, Architecture
+from hydrasurgeon.families.settings import pair
+from hydrasurgeon.families.timm_vit.architectures import TOWER, Architecture, attention_pool, read_table
 from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm
-
-DEFAULTS: dict[str, Any] = {
-    "img_size": 224,
-    "patch_size": 16,
-    "in_chans": 3,
-    "num_classes": 1000,
-    "global_pool": "avg",
-    "embed_dim": 768,
-    "depth": 12,
-    "num_heads": 12,
-    "qkv_bias": True,
-    "qkv_fused": True,
-    "qk_norm": False,
-    "mlp_ratio": 4.0,
-    "swiglu_mlp": False,
-    "swiglu_align_to": 0,
-    "scale_mlp": False,
-    "scale_attn_inner": False,
-    "attn_type": "eva",
-    "norm_layer": "LayerNorm",
-    "init_values": None,
-    "attn_only_layer_scale": False,
-    "class_token": True,
-    "num_reg_tokens": 0,
-    "no_embed_class": False,
-    "use_abs_pos_emb": True,
-    "use_rot_pos_emb": False,
-    "use_post_norm": False,
-    "use_pre_transformer_norm": False,
-    "use_post_transformer_norm": None,
-    "use_fc_norm": None,
-    "attn_pool_mlp_ratio": None,
-    "ref_feat_shape": None,
-    "rope_type": "cat",
-}
-"""The arguments of timm's `Eva` and what they are if an architecture does not say."""
 
 
 @cache
 def table() -> dict[str, Architecture]:
-    text = (files("hydrasurgeon.families.timm_eva") / "timm_eva_architectures.json").read_text(encoding="utf-8")
-    return {
-        row["name"]: Architecture(row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why"))
-        for row in json.loads(text)["architectures"]
-    }
+    return read_table("timm_eva", "timm_eva_architectures.json")
 
 
-def weights(args: Mapping[str, Any]) -> Iterator[Weight]:
+def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
     """All tensors of an Eva with these arguments."""
-    a = {**DEFAULTS, **args}
     dim, bias = a["embed_dim"], _biased(a)
     fc_norm = a["global_pool"] == "avg" if a["use_fc_norm"] is None else a["use_fc_norm"]
     last = a["use_post_transformer_norm"]
@@ -74,13 +32,7 @@ def weights(args: Mapping[str, Any]) -> Iterator[Weight]:
         yield from norm("norm", dim, "readout", bias=bias)
     if a["global_pool"] == "map":
         hidden = int(dim * (a["attn_pool_mlp_ratio"] or a["mlp_ratio"]))
-        yield Weight("attn_pool.latent", (1, 1, dim), "readout")
-        yield from linear("attn_pool.q", dim, dim, "readout")
-        yield from linear("attn_pool.kv", 2 * dim, dim, "readout")
-        yield from linear("attn_pool.proj", dim, dim, "readout")
-        yield from norm("attn_pool.norm", dim, "readout", bias=bias)
-        yield from linear("attn_pool.mlp.fc1", hidden, dim, "readout")
-        yield from linear("attn_pool.mlp.fc2", dim, hidden, "readout")
+        yield from attention_pool(dim, hidden, bias=bias)
     if fc_norm:
         yield from norm("fc_norm", dim, "readout", bias=bias)
     if a["num_classes"]:
@@ -89,7 +41,7 @@ def weights(args: Mapping[str, Any]) -> Iterator[Weight]:
 
 def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
     dim, prefix = a["embed_dim"], a["class_token"] + a["num_reg_tokens"]
-    (height, width), (ph, pw) = _pair(a["img_size"]), _pair(a["patch_size"])
+    (height, width), (ph, pw) = pair(a["img_size"]), pair(a["patch_size"])
     if a["class_token"]:
         yield Weight("cls_token", (1, 1, dim), "embedding")
     if a["num_reg_tokens"]:
@@ -148,7 +100,3 @@ def _mlp(a: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
 
 def _biased(a: Mapping[str, Any]) -> bool:
     return "rms" not in str(a["norm_layer"]).lower()
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError
 from hydrasurgeon.families.base import Bare, Identified
+from hydrasurgeon.families.settings import Count, Pair, Positive
 from hydrasurgeon.families.timm_eva.architectures import table, weights
-from hydrasurgeon.families.timm_eva.arguments import Asked, Recorded
 from hydrasurgeon.families.timm_vit.architectures import NAME, RELATIVE_TABLE, TOWER, Architecture, Match, fits
+from hydrasurgeon.families.timm_vit.arguments import Sizes
 from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.files.manifest import Model, Tower
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hydrasurgeon.families.settings import Settings
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.heads import Kept
 
@@ -27,10 +27,26 @@ MARKS = ("blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight", "blocks.0.gamma_
 """Tensors that an Eva has and a VisionTransformer has not."""
 
 
+class Arguments(Sizes):
+    """Those that VisionTransformer has too, and what Eva has besides."""
+
+    qkv_fused: bool | None = None
+    swiglu_mlp: bool | None = None
+    swiglu_align_to: Count | None = None
+    scale_mlp: bool | None = None
+    scale_attn_inner: Literal[False] | None = None
+    num_reg_tokens: Count | None = None
+    use_abs_pos_emb: bool | None = None
+    use_rot_pos_emb: bool | None = None
+    use_fc_norm: bool | None = None
+    ref_feat_shape: Pair | None = None
+    rope_temperature: Positive | None = None
+    rope_rotate_half: bool | None = None
+
+
 class TimmEva(TimmViT):
     example_id = "timm:vit_small_patch16_dinov3.lvd1689m"
-    recorded: ClassVar[type[Settings]] = Recorded
-    asked: ClassVar[type[Settings]] = Asked
+    arguments: ClassVar[type[Sizes]] = Arguments
 
     def recognises(self, bare: Bare) -> bool:
         config = bare.config or {}

@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
+from hydrasurgeon.families.settings import pair
 from hydrasurgeon.families.weights import OUT, PACKED, Part, Weight, linear, norm, shapes_of
 from hydrasurgeon.lookup import nearest
 
@@ -24,39 +25,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 TOWER = "vision"
 """The only one there is."""
 
-DEFAULTS: dict[str, Any] = {
-    "img_size": 224,
-    "patch_size": 16,
-    "in_chans": 3,
-    "num_classes": 1000,
-    "global_pool": "token",
-    "embed_dim": 768,
-    "depth": 12,
-    "num_heads": 12,
-    "mlp_ratio": 4.0,
-    "qkv_bias": True,
-    "qk_norm": False,
-    "scale_attn_norm": False,
-    "scale_mlp_norm": False,
-    "proj_bias": True,
-    "init_values": None,
-    "class_token": True,
-    "pos_embed": "learn",
-    "no_embed_class": False,
-    "reg_tokens": 0,
-    "pre_norm": False,
-    "final_norm": True,
-    "fc_norm": None,
-    "pool_include_prefix": False,
-    "embed_norm_layer": None,
-    "norm_layer": "LayerNorm",
-    "act_layer": "GELU",
-    "block_fn": "Block",
-    "mlp_layer": "Mlp",
-    "attn_layer": "Attention",
-    "class": "VisionTransformer",
-}
-"""The arguments of timm's `VisionTransformer` and what they are if an architecture does not say."""
 SUPPORTED = "Supported: timm's ViT, DeiT, DINOv3 and EVA02 models (vit_*, deit_*, eva*)."
 """The hint wherever a model is refused."""
 RELATIVE_TABLE = "relative_position_bias_table"
@@ -90,13 +58,18 @@ class Match:
     """Other registered names with the same forward pass."""
 
 
-@cache
-def table() -> dict[str, Architecture]:
-    raw = json.loads((files("hydrasurgeon.families.timm_vit") / "timm_architectures.json").read_text(encoding="utf-8"))
+def read_table(folder: str, name: str) -> dict[str, Architecture]:
+    """The architectures of a table of ours, by name, each with all its arguments."""
+    raw = json.loads((files(f"hydrasurgeon.families.{folder}") / name).read_text(encoding="utf-8"))
     return {
-        row["name"]: Architecture(row["name"], {**DEFAULTS, **row["args"]}, row["preprocess"], row.get("why"))
+        row["name"]: Architecture(row["name"], {**raw["defaults"], **row["args"]}, row["preprocess"], row.get("why"))
         for row in raw["architectures"]
     }
+
+
+@cache
+def table() -> dict[str, Architecture]:
+    return read_table("timm_vit", "timm_architectures.json")
 
 
 # A registered name, and perhaps the tag of its weights: never a path or an address.
@@ -131,9 +104,8 @@ def named(name: str, where: str = "--arch") -> Architecture:
     )
 
 
-def weights(args: Mapping[str, Any]) -> Iterator[Weight]:
+def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
     """All tensors of a VisionTransformer with these arguments."""
-    a = {**DEFAULTS, **args}
     dim, kind = a["embed_dim"], a["norm_layer"]
     yield from (Weight(w.name, w.shape, w.part, TOWER) for w in _embedding(a))
     for layer in range(a["depth"]):
@@ -142,18 +114,22 @@ def weights(args: Mapping[str, Any]) -> Iterator[Weight]:
     if a["final_norm"]:
         yield from _norm("fc_norm" if pooled else "norm", kind, dim, "readout")
     if a["global_pool"] == "map":
-        yield Weight("attn_pool.latent", (1, 1, dim), "readout")
-        yield from linear("attn_pool.q", dim, dim, "readout")
-        yield from linear("attn_pool.kv", 2 * dim, dim, "readout")
-        yield from linear("attn_pool.proj", dim, dim, "readout")
-        yield from _norm("attn_pool.norm", kind, dim, "readout")
-        hidden = int(dim * a["mlp_ratio"])
-        yield from linear("attn_pool.mlp.fc1", hidden, dim, "readout")
-        yield from linear("attn_pool.mlp.fc2", dim, hidden, "readout")
+        yield from attention_pool(dim, int(dim * a["mlp_ratio"]), bias="rms" not in kind.lower())
     if a["num_classes"]:
         yield from linear("head", a["num_classes"], dim, "classifier")
         if a["class"] == "VisionTransformerDistilled":
             yield from linear("head_dist", a["num_classes"], dim, "classifier")
+
+
+def attention_pool(dim: int, hidden: int, *, bias: bool) -> Iterator[Weight]:
+    """timm's attention pooling: `bias` is that of its norm."""
+    yield Weight("attn_pool.latent", (1, 1, dim), "readout")
+    yield from linear("attn_pool.q", dim, dim, "readout")
+    yield from linear("attn_pool.kv", 2 * dim, dim, "readout")
+    yield from linear("attn_pool.proj", dim, dim, "readout")
+    yield from norm("attn_pool.norm", dim, "readout", bias=bias)
+    yield from linear("attn_pool.mlp.fc1", hidden, dim, "readout")
+    yield from linear("attn_pool.mlp.fc2", dim, hidden, "readout")
 
 
 def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -163,8 +139,8 @@ def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
     dim, distilled = a["embed_dim"], a["class"] == "VisionTransformerDistilled"
     prefix = a["class_token"] + a["reg_tokens"] + (a["class"] != "VisionTransformer")
-    height, width = _pair(a["img_size"])
-    ph, pw = _pair(a["patch_size"])
+    height, width = pair(a["img_size"])
+    ph, pw = pair(a["patch_size"])
     tokens = (height // ph) * (width // pw) + (0 if a["no_embed_class"] else prefix)
     if a["class_token"]:
         yield Weight("cls_token", (1, 1, dim), "embedding")
@@ -283,7 +259,7 @@ def _quick(architecture: Architecture, shapes: Shapes) -> bool:
     weight = shapes["patch_embed.proj.weight"]
     return (
         args["embed_dim"] == weight[0]
-        and _pair(args["patch_size"]) == weight[2:]
+        and pair(args["patch_size"]) == weight[2:]
         and f"blocks.{args['depth'] - 1}.norm1.weight" in shapes
         and f"blocks.{args['depth']}.norm1.weight" not in shapes
     )
@@ -307,8 +283,8 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     if "pos_embed" in shapes:
         grid = math.isqrt(max(0, shapes["pos_embed"][1] - prefix))
         edge = grid * patch[2]
-        if grid * grid + prefix == shapes["pos_embed"][1] and (edge, edge) != _pair(args["img_size"]):
-            height, width = _pair(args["img_size"])
+        if grid * grid + prefix == shapes["pos_embed"][1] and (edge, edge) != pair(args["img_size"]):
+            height, width = pair(args["img_size"])
             if (height // patch[2]) * (width // patch[3]) != grid * grid:
                 overrides["img_size"] = edge
     return overrides
@@ -377,10 +353,6 @@ def _suggestion(shapes: Shapes) -> str:
     depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
     extra = f",img_size=…,patch_size={patch[2]},in_chans={patch[1]}" if patch[2] != 16 or patch[1] != 3 else ""
     return f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={patch[0]},depth={depth},num_heads=…{extra}"
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _x(shape: tuple[int, ...]) -> str:

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Bare, Family, Identified, Usage
-from hydrasurgeon.families.settings import Images, Settings, agree, known, parse
-from hydrasurgeon.families.timm_vit.architectures import (
-    SUPPORTED,
-    TOWER,
-    Architecture,
-    Match,
-    fits,
-    infer,
-    named,
-    registered,
-    weights,
-)
-from hydrasurgeon.families.timm_vit.arguments import (
-    Asked,
-    Config,
-    Names,
-    Recorded,
-    check_images,
-    check_whole,
-    recorded,
-    stock_arguments,
-)
+from hydrasurgeon.families.settings import Images, known, pair, parse
+from hydrasurgeon.families.timm_vit import architectures
+from hydrasurgeon.families.timm_vit.architectures import SUPPORTED, TOWER, Architecture, Match, fits
+from hydrasurgeon.families.timm_vit.arguments import INERT, Arguments, Config, Names, Sizes, check_whole
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
@@ -58,10 +40,8 @@ class TimmViT(Family):
     example_id = "timm:vit_base_patch16_224.augreg_in21k"
     layout = ("config.json",)
     fresh_spec = "init:timm:NAME[,key=value…]"
-    recorded: ClassVar[type[Settings]] = Recorded
-    """What a manifest may override of an architecture."""
-    asked: ClassVar[type[Settings]] = Asked
-    """What a config.json and --arch may."""
+    arguments: ClassVar[type[Sizes]] = Arguments
+    """What a manifest, a config.json and --arch may override of an architecture."""
 
     def identify(self, bare: Bare) -> Identified:
         tensors, arch, config, where = bare.tensors, bare.asked, bare.config, bare.where
@@ -70,32 +50,36 @@ class TimmViT(Family):
         if arch is None and config and "architecture" in config:
             where = f"{where}: config.json"
             read = parse(Config, known(Config, config), where)
-            name, arguments = read.architecture, stock_arguments(read, where, self.asked)
+            name, classes = read.architecture, read.num_classes
+            said = {key: value for key, value in (read.model_args or {}).items() if key not in INERT}
+            inner = said.pop("num_classes", None)
+            classes = inner if classes is None else classes
+            arguments = parse(self.arguments, said, f"{where}: model_args").written()
             pretrained = read.pretrained_cfg or {}
             preprocess = {key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None}
             labels = read.label_names or parse(Names, known(Names, pretrained), where).label_names
         elif arch is not None:
-            name, arguments = self._parse_arch(arch)
+            name, arguments, classes = self._parse_arch(arch)
         else:
             match = self.infer(shapes, where)
             name, arguments = match.architecture.name, dict(match.overrides)
+            classes = arguments.pop("num_classes", None)
             also = f" (runs like {', '.join(match.alike[:3])})" if match.alike else ""
             note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
         architecture = self._prunable(name, where)
-        overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v and k != "num_classes"}
+        overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
         args = {**architecture.args, **overrides}
         check_whole(args, where, CheckpointError)
-        head = shapes.get("head.weight", (0,))
-        num_classes = int(arguments.get("num_classes") or next(iter(head), 0))
+        num_classes = classes or next(iter(shapes.get("head.weight", (0,))), 0)
         difference = fits(architecture, shapes, {**overrides, "num_classes": num_classes}, self.listed)
         if difference:
             raise CheckpointError(
                 f"{where}: does not fit timm:{name}: {difference}",
                 hint="Name the right one: --arch timm:NAME[,key=value…].",
             )
-        said = {**architecture.preprocess, **_input_size(architecture, overrides), **preprocess}
-        images = parse(Images, said, f"{where}: pretrained_cfg")
-        check_images(args, images, f"{where}: pretrained_cfg", CheckpointError)
+        wanted = {**architecture.preprocess, **_input_size(architecture, overrides), **preprocess}
+        images = parse(Images, wanted, f"{where}: pretrained_cfg")
+        _check_images(args, images, f"{where}: pretrained_cfg", CheckpointError)
         model = Model(
             family="timm",
             arch=name,
@@ -113,11 +97,11 @@ class TimmViT(Family):
             raise ManifestError(
                 f"{where}: model.arch: timm has no {model.arch[:60]!r} that can be pruned", hint=SUPPORTED
             )
-        args = {**architecture.args, **recorded(model, where, ManifestError, self.recorded)}
+        args = {**architecture.args, **self._overrides(model, where)}
         check_whole(args, f"{where}: model.config", ManifestError)
-        agree(model, towers, self.towers(model), where)
+        super().check(model, towers, where)
         at = f"{where}: model.preprocess"
-        check_images(args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
+        _check_images(args, parse(Images, model.preprocess, at, error=ManifestError), at, ManifestError)
 
     def repository(self, name: str) -> str:
         # Where vit_base_patch16_224.augreg2_in21k_ft_in1k and the others live.
@@ -134,45 +118,46 @@ class TimmViT(Family):
 
     def listed(self, args: Mapping[str, Any]) -> Iterator[Weight]:
         """All tensors of a model with these constructor arguments."""
-        return weights(args)
+        return architectures.weights(args)
 
     def named(self, name: str, where: str) -> Architecture:
-        return named(name, where)
+        return architectures.named(name, where)
 
     def registered(self, name: str) -> Architecture | None:
-        return registered(name)
+        return architectures.registered(name)
 
     def infer(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> Match:
         """The architecture behind bare tensors."""
-        return infer(shapes, where)
+        return architectures.infer(shapes, where)
 
     def fresh_model(self, arch: str) -> Model:
-        name, arguments = self._parse_arch(arch)
+        name, arguments, classes = self._parse_arch(arch)
         architecture = self._prunable(name, f"timm:{arch}")
-        num_classes = int(arguments.pop("num_classes", architecture.args.get("num_classes", 1000)))
         overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
         check_whole({**architecture.args, **overrides}, f"timm:{arch}", UsageError)
         return Model(
             family="timm",
             arch=name,
             config={"model_args": overrides},
-            num_classes=num_classes,
+            num_classes=architecture.args.get("num_classes", 1000) if classes is None else classes,
             preprocess={**architecture.preprocess, **_input_size(architecture, overrides)},
         )
 
-    def _parse_arch(self, text: str) -> tuple[str, dict[str, Any]]:
-        """`vit_tiny_patch16_224,embed_dim=128,depth=6` → the name and its constructor arguments."""
-        name, *pairs = text.split(",")
+    def _parse_arch(self, text: str) -> tuple[str, dict[str, Any], int | None]:
+        """`vit_tiny_patch16_224,embed_dim=128,depth=6` → the name, its constructor arguments, and the classes."""
+        name, *entries = text.split(",")
         args = {}
-        for pair in pairs:
-            key, equals, value = pair.partition("=")
+        for entry in entries:
+            key, equals, value = entry.partition("=")
             if not equals:
-                raise UsageError(f"--arch timm:{text}: {pair!r} is not key=value")
+                raise UsageError(f"--arch timm:{text}: {entry!r} is not key=value")
             try:
                 args[key.strip()] = json.loads(value)
             except ValueError:
                 args[key.strip()] = value
-        return name, parse(self.asked, args, f"--arch timm:{text}", error=UsageError).written()
+        where, classes = f"--arch timm:{text}", args.pop("num_classes", None)
+        parse(Config, {"architecture": name, "num_classes": classes}, where, error=UsageError)
+        return name, parse(self.arguments, args, where, error=UsageError).written(), classes
 
     def _prunable(self, name: str, where: str) -> Architecture:
         architecture = self.named(name, where)
@@ -180,8 +165,14 @@ class TimmViT(Family):
             raise SurgeryError(f"{where}: timm:{name} cannot be pruned: {architecture.why}", hint=SUPPORTED)
         return architecture
 
-    def _overrides(self, model: Model) -> dict[str, Any]:
-        return recorded(model, "the manifest", ManifestError, self.recorded)
+    def _overrides(self, model: Model, where: str = "the manifest") -> dict[str, Any]:
+        """The arguments that a manifest records."""
+        at = f"{where}: model.config"
+        other = next((key for key in model.config if key != "model_args"), None)
+        if other is not None:
+            raise ManifestError(f"{at}: {other[:60]}: is not a setting that is known here")
+        args = model.config.get("model_args", {})
+        return parse(self.arguments, args, f"{at}: model_args", error=ManifestError).written()
 
     def _args(self, model: Model) -> dict[str, Any]:
         return {**self.named(model.arch, "the manifest").args, **self._overrides(model)}
@@ -283,6 +274,11 @@ def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dic
     return changed
 
 
+def _check_images(args: Mapping[str, Any], images: Images, where: str, error: type[CheckpointError]) -> None:
+    size = images.input_size[1:] if args.get("dynamic_img_size") else pair(args["img_size"])
+    images.check(args["in_chans"], size, where, error)
+
+
 def _shrink(attn: Any, heads: int) -> None:
     """Room for `heads` heads; what the new parameters hold is up to whoever loads the weights."""
     from torch import empty, nn
@@ -311,3 +307,11 @@ def _block(block: Any, layer: int) -> Block:
         scale=attn.scale,
     )
     return Block(block.norm1, site, block.ls1, block.norm2, block.mlp, block.ls2)
+
+
+def add_architecture(build: Callable[..., Any]) -> None:
+    """Make `timm.create_model` know a function by its name."""
+    from timm.models import is_model, register_model
+
+    if not is_model(build.__name__):
+        register_model(build)

@@ -1,0 +1,321 @@
+"""The files beside a model that live data needs: which there may be, what they may say, and what is made of them.
+
+The tokenizer's files become transformers' tokenizer, preprocessor_config.json a manifest's preprocess record in the
+words of timm's data configs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.families.hf_encoder.configs import Encoder, ImageEncoder, TextEncoder
+from hydrasurgeon.families.settings import Colours, Edge, Images, Settings, Texts, known, pair, parse
+from hydrasurgeon.files.foreign import parse_json
+
+PREPROCESSOR = "preprocessor_config.json"
+"""How images are prepared, in the words of transformers."""
+CONFIG = "tokenizer_config.json"
+"""What class the tokenizer is of, and its options."""
+WHOLE = "tokenizer.json"
+"""Holds all that the vocabularies hold, and how to use it."""
+VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
+"""What the words are called in older tokenizers."""
+SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
+"""Words with a role, such as [CLS], and words beyond the vocabulary, in older tokenizers."""
+# The largest vocabularies in use, written as JSON, have 35 MB.
+MAX_BYTES = 64 << 20
+GENERIC = "PreTrainedTokenizerFast"
+"""The class that does what tokenizer.json says and nothing else."""
+# Other classes of transformers whose tokenizer is in tokenizer.json or in plain vocabularies.
+CLASSES = re.compile(r"(Bert|Camembert|DistilBert|Electra|MPNet|PreTrained|(XLM)?Roberta)Tokenizer(Fast)?")
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and deviation of ImageNet's colours: what the library takes unless a config names others."""
+HALVES = ((0.5,), (0.5,))
+"""What the library takes for ViTs, and for images of other than three colours."""
+RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""PIL's ways to resize, by its numbers."""
+
+
+class AddedToken(Settings):
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+    kind: Literal["AddedToken"] = Field("AddedToken", alias="__type")
+
+
+# A word as tokenizer_config.json spells it.
+Token = str | AddedToken | None
+
+
+class SpecialTokens(Settings):
+    bos_token: Token = None
+    eos_token: Token = None
+    unk_token: Token = None
+    sep_token: Token = None
+    pad_token: Token = None
+    cls_token: Token = None
+    mask_token: Token = None
+    additional_special_tokens: list[str | AddedToken] | None = None
+
+
+class TokenizerConfig(SpecialTokens):
+    """tokenizer_config.json, as far as it changes which ids a text becomes."""
+
+    tokenizer_class: str | None = None
+    # transformers writes 10^30 where there is no limit.
+    model_max_length: Annotated[int | float, Field(ge=1)] | None = None
+    extra_special_tokens: list[str | AddedToken] | dict[str, str | AddedToken] | None = None
+    added_tokens_decoder: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], AddedToken] | None = None
+    padding_side: Literal["left", "right"] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    do_lower_case: bool | None = None
+    do_basic_tokenize: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    add_prefix_space: bool | None = None
+    trim_offsets: bool | None = None
+
+
+class Box(Settings):
+    height: Edge
+    width: Edge
+
+
+class Shortest(Settings):
+    shortest_edge: Edge
+
+
+class Processor(Settings):
+    """preprocessor_config.json, as far as it says what pixels a model sees."""
+
+    size: Edge | Box | Shortest | None = None
+    crop_size: Edge | Box | None = None
+    do_center_crop: bool | None = None
+    do_normalize: bool | None = None
+    resample: Annotated[int, Field(ge=0, le=5)] | None = None
+    image_mean: Colours | None = None
+    image_std: Colours | None = None
+
+
+R = TypeVar("R", bound=Settings)
+
+
+def companions(present: Collection[str]) -> tuple[str, ...]:
+    """The files of a directory that live data needs, and no others."""
+    vocabularies = (WHOLE,) if WHOLE in present else VOCABULARIES
+    wanted = (*vocabularies, CONFIG, SPECIAL, ADDED, PREPROCESSOR)
+    return tuple(name for name in wanted if name in present)
+
+
+def files_sha256(files: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(files), sort_keys=True).encode()).hexdigest()
+
+
+def check_files(files: Mapping[str, str], where: str) -> None:
+    """CheckpointError for small files that say what they may not; vocabularies are read when texts are."""
+    _class_name(_said(TokenizerConfig, files, CONFIG, where), files, where)
+    _said(SpecialTokens, files, SPECIAL, where)
+    _added(files, where)
+    _said(Processor, files, PREPROCESSOR, where)
+
+
+def _said(record: type[R], files: Mapping[str, str], name: str, where: str) -> R:
+    """What a small JSON file says, as far as `record` has fields for it."""
+    return parse(record, known(record, _mapping(files, name, where)), f"{where}: {name}")
+
+
+def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
+    raw = parse_json(files.get(name, "{}"), f"{where}: {name}", most=MAX_BYTES)
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{where}: {name}: is not a record (it is a {type(raw).__name__})")
+    if "auto_map" in raw:
+        # We execute nothing, but who loads what we write may trust its code: ours.
+        raise CheckpointError(
+            f"{where}: {name}: runs code of its own (auto_map), which is not executed",
+            hint="If transformers' own classes do as well, take auto_map out of it.",
+        )
+    return raw
+
+
+def _added(files: Mapping[str, str], where: str) -> dict[str, int]:
+    """added_tokens.json: words and their numbers."""
+    words = _mapping(files, ADDED, where)
+    for word, number in words.items():
+        if type(number) is not int or number < 0:
+            raise CheckpointError(f"{where}: {ADDED}: {word[:60]!r} has no number of a word")
+    return words
+
+
+def _class_name(config: TokenizerConfig, files: Mapping[str, str], where: str) -> str | None:
+    """The class to make: one of the table's, else the generic one where tokenizer.json says it all."""
+    name = config.tokenizer_class
+    if name is None or name == "TokenizersBackend" or CLASSES.fullmatch(name):
+        return name
+    if WHOLE in files:
+        return GENERIC
+    raise CheckpointError(
+        f"{where}: {CONFIG}: tokenizer_class {name[:60]!r} is not supported without {WHOLE}",
+        hint="Save the tokenizer by transformers once, which writes tokenizer.json.",
+    )
+
+
+def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any:
+    """transformers' tokenizer of these files, each rewritten with what it may say; ids are below `words`."""
+    from transformers import AutoTokenizer
+
+    from hydrasurgeon.data.texts import blamed
+
+    where = "the checkpoint's tokenizer"
+    if not any(name in files for name in (WHOLE, "vocab.txt", "vocab.json")):
+        raise CheckpointError(
+            "the checkpoint has no tokenizer, so it cannot read texts",
+            hint="Put tokenizer.json (or vocab.txt) beside its config.json.",
+        )
+    texts = {name: files[name] for name in (WHOLE, *VOCABULARIES) if name in files}
+    for name in (name for name in texts if name.endswith(".json")):
+        # Before tokenizers sees them: it makes room for every number below the largest.
+        _check_numbers(_numbers(parse_json(texts[name], f"{where}: {name}", most=MAX_BYTES)), words, f"{where}: {name}")
+    config = _said(TokenizerConfig, files, CONFIG, where)
+    stated = config.written() | {"tokenizer_class": _class_name(config, files, where)}
+    texts[CONFIG] = json.dumps({key: value for key, value in stated.items() if value is not None})
+    if SPECIAL in files:
+        texts[SPECIAL] = json.dumps(_said(SpecialTokens, files, SPECIAL, where).written())
+    if ADDED in files:
+        texts[ADDED] = json.dumps(_added(files, where))
+    named = ", ".join(sorted(texts))
+    # transformers takes the class that tokenizer_config.json names only if it knows what model it is for.
+    texts["config.json"] = json.dumps({"model_type": model_type})
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in texts.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        with blamed(f"{where} cannot be made of {named}", hide=folder):
+            made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if made.pad_token_id is None:
+        raise CheckpointError(
+            f"{where} has no token for padding, so texts of different lengths cannot be read together",
+            hint=f"Name one as pad_token in {CONFIG}.",
+        )
+    _check_numbers(made.get_vocab().values(), words, where)
+    return made
+
+
+def _numbers(vocabulary: Any) -> list[int]:
+    """The words' numbers in a tokenizer.json or vocab.json, as far as it has the shape of one."""
+    if not isinstance(vocabulary, dict):
+        return []
+    model, added = vocabulary.get("model"), vocabulary.get("added_tokens")
+    numbered = model.get("vocab") if isinstance(model, dict) else vocabulary
+    ids = list(numbered.values()) if isinstance(numbered, dict) else []
+    ids += [word.get("id") for word in added if isinstance(word, dict)] if isinstance(added, list) else []
+    return [number for number in ids if type(number) is int]
+
+
+def _check_numbers(numbers: Iterable[int], words: int, where: str) -> None:
+    beyond = max(numbers, default=0)
+    if beyond >= words:
+        raise CheckpointError(
+            f"{where} has a word number {beyond}, the model has {words} words (vocab_size)",
+            hint="Bring back the tokenizer that belongs to the model.",
+        )
+
+
+def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[str, Any]:
+    """What the companions say, else what is usual for the type."""
+    recorded = {"files_sha256": files_sha256(files)} if files else {}
+    if isinstance(config, TextEncoder):
+        limit = _said(TokenizerConfig, files, CONFIG, where).model_max_length
+        length = config.longest if limit is None else min(config.longest, int(limit))
+        return parse(Texts, {"max_length": length, **recorded}, where).written()
+    assert isinstance(config, ImageEncoder)
+    said, place = _said(Processor, files, PREPROCESSOR, where), f"{where}: {PREPROCESSOR}"
+    images = parse(Images, {**_sizing(config, said), **_colours(config, said), **recorded}, place)
+    check_size(config, images, place, CheckpointError)
+    return images.written()
+
+
+def check_size(config: ImageEncoder, images: Images, where: str, error: type[CheckpointError]) -> None:
+    """Refuse images that the model does not read; DINOv2 stretches its table of positions over images of any size."""
+    size = images.input_size[1:] if config.model_type == "dinov2" else pair(config.image_size)
+    images.check(config.num_channels, size, where, error)
+
+
+def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
+    """Resizing and cropping."""
+    kind = config.model_type
+    size, crop = (processor.size, processor.crop_size) if processor.size is not None else _usual(config)
+    if isinstance(size, int):
+        size = Shortest(shortest_edge=size) if kind == "dinov2" else Box(height=size, width=size)
+    if isinstance(crop, int):
+        crop = Box(height=crop, width=crop)
+    edge = size.height if isinstance(size, Box) else size.shortest_edge
+    whole = size if isinstance(size, Box) else Box(height=edge, width=edge)
+    target = whole if crop is None or processor.do_center_crop is False else crop
+    resample = processor.resample if processor.resample is not None else 2 if kind == "vit" else 3
+    return {
+        "input_size": [config.num_channels, target.height, target.width],
+        "interpolation": RESAMPLE[resample],
+        # Half a pixel keeps timm's floor(crop / crop_pct) at the edge.
+        "crop_pct": 1.0 if target.height == edge else target.height / (edge + 0.5),
+        "crop_mode": "squash" if isinstance(size, Box) else "center",
+    }
+
+
+def _usual(config: ImageEncoder) -> tuple[Box | Shortest, Box | None]:
+    """How images are resized for models of this type, and what is cut out."""
+    height, width = pair(config.image_size)
+    # DINOv2 was trained at 518 and is used at 224, and so are the others with the size they have.
+    if config.model_type == "dinov2" and min(height, width) >= 224:
+        height = width = 224
+    crop = Box(height=height, width=width)
+    if config.model_type == "vit":
+        return crop, None
+    larger = [round(edge * 256 / 224) for edge in (height, width)]
+    if config.model_type == "dinov2":
+        return Shortest(shortest_edge=min(larger)), crop
+    return Box(height=larger[0], width=larger[1]), crop
+
+
+def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
+    channels = config.num_channels
+    if processor.do_normalize is False:
+        return {"mean": [0.0] * channels, "std": [1.0] * channels}
+    usual = HALVES if config.model_type == "vit" or channels != 3 else IMAGENET
+    mean = processor.image_mean if processor.image_mean is not None else usual[0]
+    std = processor.image_std if processor.image_std is not None else usual[1]
+    return {
+        name: list(one if len(one) == channels else one[:1] * channels) for name, one in (("mean", mean), ("std", std))
+    }
+
+
+def processor(images: Images) -> dict[str, Any]:
+    """A preprocessor_config.json for a checkpoint that came without one."""
+    _, height, width = images.input_size
+    share = images.crop_pct or 1.0
+    edge = round(height / share - (0 if share == 1.0 else 0.5))
+    squash = images.crop_mode == "squash"
+    return {
+        "image_processor_type": "BitImageProcessor" if not squash else "DeiTImageProcessor",
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_center_crop": edge != height,
+        "size": {"height": edge, "width": edge} if squash else {"shortest_edge": edge},
+        "crop_size": {"height": height, "width": width},
+        "resample": RESAMPLE.index(images.interpolation),
+        "rescale_factor": 1 / 255,
+        "image_mean": list(images.mean),
+        "image_std": list(images.std),
+    }
