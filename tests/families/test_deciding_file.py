@@ -30,18 +30,7 @@ SCORES = (*ON_LOGITS, *FITTED)
 WIDTH, CLASSES = 8, 5
 
 
-@pytest.fixture(autouse=True)
-def _own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers copies modelling files of directories into a cache of the user's."""
-    import transformers.dynamic_module_utils as dynamic
-
-    monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    # Nor may what an earlier test left lie before it.
-    elsewhere = [path for path in sys.path if not (Path(path) / "transformers_modules").is_dir()]
-    monkeypatch.setattr(sys, "path", elsewhere)
-    # Of two files the first imports the other by its package, which lies where an earlier test had it.
-    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
-        monkeypatch.delitem(sys.modules, name)
+pytestmark = pytest.mark.usefixtures("own_module_cache")
 
 
 class Config:

@@ -18,13 +18,7 @@ import hydrasurgeon as hs
 HF = thoroughly(*(name for name, family in FAMILIES.items() if family.library == "transformers"))
 
 
-@pytest.fixture(autouse=True)
-def _own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers copies modelling files of directories into a cache of the user's."""
-    import transformers.dynamic_module_utils as dynamic
-
-    monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
+pytestmark = pytest.mark.usefixtures("own_module_cache")
 
 
 def auto(family: Family) -> Any:
@@ -72,49 +66,6 @@ def test_unpruned_results_need_no_code_of_ours(tmp_path: Path) -> None:
     inputs = family.inputs()
     found, expected = family.stock(same.path)(inputs), family.stock(tmp_path / "source")(inputs)
     assert torch.equal(found, expected)
-
-
-def test_a_pipeline_runs_a_hydra(tmp_path: Path) -> None:
-    from transformers import pipeline
-
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "source")
-    members = [
-        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
-    hydra = hs.fuse(members, out=f"{tmp_path / 'hydra'}/").path
-    texts = ["good film", "a very very bad film"]
-    classify = pipeline("text-classification", model=str(hydra), trust_remote_code=True, top_k=None)
-    found = torch.tensor(
-        [[row["score"] for row in sorted(rows, key=lambda row: row["label"])] for rows in classify(texts)]
-    )
-    model = hs.load(hydra, device="cpu")
-    expected = model.predict(model.transform.collate(texts))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_modelling_file_does_not_need_us(tmp_path: Path) -> None:
-    """A process that cannot import hydrasurgeon loads what it wrote."""
-    family = FAMILIES["DistilBERT"]
-    family.write(tmp_path / "source")
-    pruned = member(tmp_path / "source", family, RAGGED, f"{tmp_path / 'pruned'}/")
-    code = (
-        "import sys, json; sys.modules['hydrasurgeon'] = None\n"
-        "import torch; from transformers import AutoModelForSequenceClassification as M\n"
-        f"m = M.from_pretrained({str(pruned)!r}, trust_remote_code=True)\n"
-        "print(json.dumps(m(torch.tensor([[0, 4, 8, 2]])).logits.tolist()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-    )
-    found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
-    expected = logits(pruned, torch.tensor([[0, 4, 8, 2]]))[:, 0]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 TIMM = """

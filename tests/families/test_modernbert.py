@@ -10,10 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_families import CLASSES, DIM, FAMILIES, HEADS, LAYERS, tokenizer
-from tiny_members import KEPTS, RAGGED, logits, member
+from tiny_members import RAGGED, logits, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.anatomy.layers import queries_keys_values
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families import family_of, family_of_bare
@@ -249,41 +248,3 @@ def test_half_precision_keeps_the_angles(tmp_path: Path) -> None:
     inputs = FAMILY.inputs()
     low, high = logits(tmp_path / "source", inputs, "bfloat16"), logits(tmp_path / "source", inputs)
     assert (low.float() - high).abs().max() < 0.1 * high.abs().max()
-
-
-@pytest.mark.parametrize("family", [FAMILY, MEAN], ids=["cls", "mean"])
-def test_repairs_and_cahp_and_both_ways_of_running(family: Any, tmp_path: Path) -> None:
-    family.write(tmp_path / "source")
-    data = family.data(tmp_path)
-    inputs = family.inputs()
-    cahp = hs.score(tmp_path / "source", method="cahp", data=data, device="cpu").result
-    assert cahp.values is not None
-    full = logits(tmp_path / "source", inputs)
-    mask = tmp_path / "mask.json"
-    mask.write_text(json.dumps({"text": RAGGED}))
-    plain = hs.prune(tmp_path / "source", mask=mask, out=tmp_path / "plain.safetensors").path
-    mended = hs.prune(
-        tmp_path / "source", mask=mask, compensate="lstsq", data=data, out=tmp_path / "mended.safetensors", device="cpu"
-    ).path
-    batch = hs.load(plain, device="cpu").transform.collate(
-        [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
-    )
-    full = logits(tmp_path / "source", batch)
-    assert (logits(mended, batch) - full).norm() < 0.8 * (logits(plain, batch) - full).norm()
-    parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
-    hydra = hs.load(hs.fuse(parts, out=tmp_path / "h.safetensors").path, device="cpu")
-    ways = []
-    for mode in ("stacked", "apart"):
-        hydra.module.mode = mode
-        with torch.inference_mode():
-            ways.append(hydra(inputs))
-    torch.testing.assert_close(*ways, rtol=0, atol=1e-5)
-
-
-def test_queries_of_few_tokens_are_those_of_all(tmp_path: Path) -> None:
-    FAMILY.write(tmp_path / "source")
-    site = hs.load(tmp_path / "source", device="cpu").anatomy.blocks[2].attention
-    hidden = torch.randn(2, 7, DIM)
-    some, every = queries_keys_values(site, hidden, 3), queries_keys_values(site, hidden)
-    torch.testing.assert_close(some[0], every[0][:, :, :3])
-    torch.testing.assert_close(some[1:], every[1:])

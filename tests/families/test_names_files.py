@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hydrasurgeon.data import open_data
-from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates
-from hydrasurgeon.measuring.sets import _name_of as named_sets
 from hydrasurgeon.options.shared import ClassNames
-from hydrasurgeon.stages.compare import compare
-from hydrasurgeon.tuning.recipes import load_recipe
 
 
 @pytest.mark.parametrize(
@@ -37,13 +33,6 @@ def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes) -> No
         assert len(refused.value.message) < 300 + len(str(tmp_path))
 
 
-def test_a_long_template_is_not_repeated_whole(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("x" * 5000)
-    with pytest.raises(UsageError, match="label") as refused:
-        read_templates([str(tmp_path / "t.txt")])
-    assert len(refused.value.message) < 200
-
-
 def test_a_list_may_be_longer_than_any_file_name() -> None:
     """What the system refuses as a name is a list of class names, or a template, all the same."""
     names = tuple(f"class {number}" for number in range(100))
@@ -51,20 +40,3 @@ def test_a_list_may_be_longer_than_any_file_name() -> None:
     assert ClassNames(classes=",".join(names)).recorded() == {"classes": ",".join(names)}
     template = "a photo of a {label}, " * 20
     assert read_templates([template]) == (template,)
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "x\0y", "x/" * 3000])
-def test_what_no_file_can_be_called_is_refused_by_name(name: str) -> None:
-    for refused in (
-        lambda: read_labels(f"{name}.txt"),
-        lambda: load_recipe(f"{name}.toml", {}),
-        lambda: compare(f"{name}#1", name),
-        lambda: open_data(name),
-    ):
-        with pytest.raises((UsageError, CheckpointError, DataError)):
-            refused()
-
-
-def test_names_of_data_sets_may_be_long() -> None:
-    spec = "torchvision:" + "x" * 300
-    assert named_sets(f"a={spec}") == ("a", spec)

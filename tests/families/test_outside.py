@@ -160,18 +160,6 @@ def test_pruned_equals_masked(source: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(pruned), expected, rtol=0, atol=1e-12)
 
 
-def test_fused_equals_members(source: Path, tmp_path: Path) -> None:
-    rows = ([[0, 1, 2], [0, 1]], [[0, 1, 2], [2]])
-    members = [member(source, each, tmp_path / f"m{i}.safetensors") for i, each in enumerate(rows)]
-    fused = hs.fuse(members, out=tmp_path / "hydra.safetensors")
-    assert fused.manifest.fusion is not None
-    assert fused.manifest.fusion.trunk == 1
-    assert fused.bytes_stored == open_checkpoint(source).tensors.nbytes
-    expected = torch.cat([logits(path) for path in members], dim=1)
-    assert (expected[:, 0] - expected[:, 1]).abs().max() > 1e-3
-    torch.testing.assert_close(logits(fused.path), expected, rtol=0, atol=1e-12)
-
-
 def test_all_five_stages(source: Path, images: Any, tmp_path: Path) -> None:
     data = images(classes=CLASSES)
     hs.score(source, method="taylor", data=data, device="cpu")

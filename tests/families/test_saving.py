@@ -3,7 +3,6 @@ resumed."""
 
 from __future__ import annotations
 
-import sys
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, thoroughly
-from tiny_members import KEPTS, RAGGED, member, tune
+from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
 
-
-@pytest.fixture(autouse=True)
-def _own_module_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers copies modelling files of directories into a cache of the user's."""
-    import transformers.dynamic_module_utils as dynamic
-
-    monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
-        monkeypatch.delitem(sys.modules, name)
+pytestmark = pytest.mark.usefixtures("own_module_cache")
 
 
 def opened(folder: Path, text: bool = True) -> Any:
@@ -66,16 +56,6 @@ def test_a_hydra_is_saved_and_opened_again(family: Any, tuned: Any, tmp_path: Pa
         count = sum(p.numel() for p in model.parameters())
         assert sum(tensor.numel() for tensor in stored.values()) == count
         assert sum(p.numel() for p in again.parameters()) == count
-
-
-def test_a_pruned_model_is_saved_and_opened_again(tmp_path: Path) -> None:
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "source")
-    model = opened(member(tmp_path / "source", family, RAGGED, f"{tmp_path}/m/"))
-    model.save_pretrained(tmp_path / "saved")
-    inputs = family.inputs()
-    again = opened(tmp_path / "saved")
-    torch.testing.assert_close(answers(again, inputs), answers(model, inputs), rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from tiny_families import FAMILIES, VOCAB, WORDS
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.hf_encoder.companions import check_files, load_tokenizer
@@ -161,18 +160,3 @@ def test_texts_that_a_tokenizer_breaks_down_on(bert: Path) -> None:
     assert transform.collate(["good film"])["input_ids"].tolist() == [[0, 4, 8, 2]]
     with pytest.raises(CheckpointError, match=r"tokenizer cannot read these texts: .*[Rr]etry"):
         transform.collate(["a" * 30 + "!"])
-
-
-@pytest.mark.parametrize(("name", "content"), [("tokenizer.json", "{}"), ("tokenizer.json", "[1")])
-def test_the_command_says_which_file_it_is(
-    bert: Path, tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "b"
-    folder.mkdir()
-    for path in bert.iterdir():
-        if path.name in ("config.json", "model.safetensors"):
-            (folder / path.name).write_bytes(path.read_bytes())
-    (folder / name).write_text(content)
-    data = FAMILIES["BERT"].data(tmp_path)
-    assert run(["eval", str(folder), "--data", data, "--device", "cpu"]) == 3
-    assert name in capsys.readouterr().err.replace("\n", " ")

@@ -192,7 +192,7 @@ PrunedModel.__name__ = HydraModel.__name__ = ARCH
 def listed(config: Any) -> list[list[list[int]]]:
     """The heads that every layer of every member keeps; a wrong list would run other heads than it says."""
     recorded = getattr(config, "hydrasurgeon", None) or {}
-    members = recorded["members"] if "members" in recorded else [recorded.get("kept")]
+    members: Any = recorded["members"] if "members" in recorded else [recorded.get("kept")]
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     for member in members:
         if not isinstance(member, list) or len(member) != layers or not all(isinstance(row, list) for row in member):
@@ -200,7 +200,8 @@ def listed(config: Any) -> list[list[list[int]]]:
         for row in member:
             if any(type(head) is not int for head in row) or row != sorted(set(row) & set(range(heads))):
                 raise ValueError(f"config.json: hydrasurgeon: {row} is no sorted list of heads below {heads}")
-    return members
+    kept: list[list[list[int]]] = members
+    return kept
 
 
 def member_weights(
@@ -225,9 +226,8 @@ def member_weights(
         places = {name.removeprefix(first): name for name in names if name.startswith(first)}
         places |= {name: name for name in shared} | {n.removeprefix(own): n for n in names if n.startswith(own)}
         weights = {name: stored.get_tensor(place) for name, place in places.items()}
-    for name in cuts.keys() & places.keys():
-        if places[name] == name:
-            (axis, blocks), at, present = cuts[name]
+    for name, ((axis, blocks), at, present) in cuts.items():
+        if places.get(name) == name:
             tensor = weights[name]
             if tensor.shape[axis] != blocks * present * head_dim:
                 raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}")
