@@ -35,14 +35,14 @@ from surgery import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.criteria.together.answers import Cache, answers_of
-from hydrasurgeon.criteria.together.budget import parse_budgets
-from hydrasurgeon.criteria.together.choice import Pool, choose, estimate
-from hydrasurgeon.criteria.together.objective import Answers, guarded, objective_of
-from hydrasurgeon.criteria.together.row import measured
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.runtime.classifier import as_classifier
-from hydrasurgeon.stages import build_search
+from hydrasurgeon.stages import build as building
+from hydrasurgeon.stages.build.answers import Cache, answers_of
+from hydrasurgeon.stages.build.choice import measured
+from hydrasurgeon.stages.build.cost import parse_budgets
+from hydrasurgeon.stages.build.search import Search
+from hydrasurgeon.stages.build.together import Answers, Pool, choose, estimate, guarded, objective_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "build.json"
@@ -70,14 +70,14 @@ def task(
     checkpoint: Path, options: argparse.Namespace, seed: int, folder: Path, independent: Sequence[Path]
 ) -> dict[str, Any]:
     """Everything of one seed."""
-    searches: list[build_search.Search] = []
-    searched = build_search.searched
+    searches: list[Search] = []
+    searched = building.searched
 
-    def kept(*arguments: Any) -> build_search.Search:
+    def kept(*arguments: Any) -> Search:
         searches.append(searched(*arguments))
         return searches[-1]
 
-    build_search.searched = kept  # type: ignore[assignment]
+    building.searched = kept  # type: ignore[assignment]
     try:
         began = time.monotonic()
         budgets = options.budget.split(",")
@@ -104,7 +104,7 @@ def task(
         }
         seconds = time.monotonic() - began
     finally:
-        build_search.searched = searched
+        building.searched = searched
     search = searches[0]
     model = search.backbone.manifest.model
     test = fit_classes(open_data(options.test), model)
@@ -144,7 +144,7 @@ def task(
 
 
 def triples(
-    search: build_search.Search, answers: Sequence[Answers], free: Sequence[int], budget: str, seed: int
+    search: Search, answers: Sequence[Answers], free: Sequence[int], budget: str, seed: int
 ) -> dict[str, float]:
     """The mean of random triples that cost as much at most."""
     (limit,) = parse_budgets(f"macs={budget}")

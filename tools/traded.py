@@ -1,4 +1,4 @@
-"""The sections of docs/reference/benchmarks.md on what a choice costs in quality: a trunk, repair without training; and docs/trunk.svg."""
+"""The sections of docs/reference/benchmarks.md on what a choice costs in quality, and docs/trunk.svg."""
 
 from __future__ import annotations
 

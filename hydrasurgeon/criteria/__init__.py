@@ -98,14 +98,6 @@ def _check_ood_score(name: str) -> None:
     raise UsageError(f"--ood-score {name}: {why}", hint=f"Available: {', '.join(OOD_SCORES)}.")
 
 
-def check_search(name: str) -> None:
-    """Refuse a search that there is not."""
-    if name not in SEARCHES:
-        raise UsageError(
-            f"--search {name}: no such search{did_you_mean(name, SEARCHES)}", hint=f"Available: {', '.join(SEARCHES)}."
-        )
-
-
 def criterion(name: str, *, option: str = "--method") -> Callable[[Subject], HeadScores | Verdict | Removal]:
     """The criterion behind a method's name or a score's key (`circuit-avg`)."""
     if name.startswith(f"{CIRCUIT}-"):

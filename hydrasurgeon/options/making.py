@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from hydrasurgeon.options.base import READ, RUNS, WRITTEN, PathLike, argument, option
 from hydrasurgeon.options.shared import (
@@ -18,6 +20,7 @@ from hydrasurgeon.options.shared import (
     Paths,
     Run,
     Scoring,
+    Search,
     Texts,
 )
 
@@ -154,15 +157,19 @@ class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
     objective: str | None = option(
         None, metavar="NAME", help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood."
     )
-    members: int | Literal["auto"] = option("auto", metavar="auto|N", help="How many; auto: one to five.")
-    max_drop: float = option(0.5, metavar="P", help="Points of accuracy that may be lost for better OOD detection.")
-    candidates: int = option(48, metavar="N", help="Members that are tried.")
+    members: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = option(
+        "auto", metavar="auto|N", help="How many; auto: one to five."
+    )
+    max_drop: float = option(
+        0.5, ge=0, le=100, metavar="P", help="Points of accuracy that may be lost for better OOD detection."
+    )
+    candidates: int = option(48, ge=1, metavar="N", help="Members that are tried.")
     criteria: str | None = option(
         None, metavar="A,B", help="What candidates are pruned by: taylor, fisher, circuit-avg, cahp, …"
     )
-    search: str = option("fast", metavar="HOW", help="How circuits are searched: exact, fast or attribution.")
+    search: Search = option("fast", metavar="HOW", help="How circuits are searched: exact, fast or attribution.")
     score_limit: int = option(
-        1000, metavar="N", group=RUNS, help="Samples of TRAIN that heads are scored, and members repaired, on."
+        1000, ge=1, metavar="N", group=RUNS, help="Samples of TRAIN that heads are scored, and members repaired, on."
     )
     tune: str | None = option(
         None, metavar="RECIPE", help="Tune the chosen members too, and keep them where that is worth more."
@@ -174,3 +181,32 @@ class BuildOptions(Checkpoint, ClassNames, Bare, Run, Force):
     plot: PathLike | None = option(None, metavar="FILE", group=WRITTEN, help="Draw quality against cost, .png or .svg.")
     dry_run: bool = option(False, group=RUNS, help="Choose, and print the commands as a script instead.")
     out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+
+    @property
+    def goal(self) -> str:
+        """The objective's name."""
+        return self.objective or ("avg" if self.ood else "nll")
+
+    @property
+    def wanted(self) -> int | None:
+        """How many members; None: as many as are worth most."""
+        return None if self.members == "auto" else self.members
+
+    @property
+    def work(self) -> Path:
+        """The folder of scores and answers."""
+        if self.cache is not None:
+            return Path(self.cache)
+        out = Path(self.out)
+        return out.with_name(f"{out.name.removesuffix('.safetensors')}.build")
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The class names, as other commands take them."""
+        return {"classes": self.classes, "template": list(self.template)}
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """How models run, where other commands must know."""
+        dtype = None if self.dtype == "float32" else self.dtype
+        return {"dtype": dtype, "batch_size": self.batch_size, "skip_bad": self.skip_bad}

@@ -60,6 +60,8 @@ Auto = Annotated[int | Literal["auto"] | None, BeforeValidator(_number_or_auto)]
 """A number, or `auto`."""
 Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
 """KEY=VALUE pairs; on the command line one by one."""
+Search = Literal["exact", "fast", "attribution"]
+"""How a circuit is searched."""
 Commas = Annotated[str | None, BeforeValidator(_joined)]
 """Names with commas between them; on the command line perhaps one by one."""
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
@@ -183,7 +185,7 @@ class Scoring(Options):
         recorded=True,
         help="OOD data for the objectives ood and avg; repeatable, needs no labels.",
     )
-    search: str | None = option(
+    search: Search | None = option(
         None, metavar="S", recorded=True, help="How a circuit is searched: exact (default), fast or attribution."
     )
     keep: Auto = option(

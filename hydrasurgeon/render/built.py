@@ -11,8 +11,8 @@ from hydrasurgeon.render.tables import Column, Table, show_table
 from hydrasurgeon.render.tables import Row as Line
 
 if TYPE_CHECKING:
-    from hydrasurgeon.criteria.together.row import Row
     from hydrasurgeon.stages.build import Built
+    from hydrasurgeon.stages.build.choice import Row
 
 WORTH = {
     "accuracy": ("acc", 100, 1),
@@ -22,8 +22,8 @@ WORTH = {
     "fpr95": ("fpr95", 100, 1),
 }
 """Column, factor and digits of each measure."""
-COST = {"macs": "macs", "params": "params", "ms": "ms"}
-"""Column of each cost."""
+COST = ("macs", "params")
+"""Columns of cost."""
 
 
 def built(result: Built, *, json: bool, quiet: bool) -> None:
@@ -53,13 +53,12 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
     measures = [name for name in WORTH if name in rows[0].worth]
-    costs = [name for name in COST if name in rows[0].cost]
     columns = [Column("members"), *(Column(WORTH[name][0]) for name in measures)]
-    columns += [Column(COST[name], "x the backbone" if name != "ms" else "") for name in costs]
+    columns += [Column(name, "x the backbone") for name in COST]
     lines = []
     for row in rows:
         cells = [str(row.members)]
         cells += [f"{row.worth[n] * WORTH[n][1]:.{WORTH[n][2]}f}" for n in measures]
-        cells += [f"{row.cost[name]:.2f}" if name in row.cost else "" for name in costs]
+        cells += [f"{row.cost[name]:.2f}" for name in COST]
         lines.append(Line(row.name, tuple(cells)))
     return Table(title, tuple(columns), tuple(lines))

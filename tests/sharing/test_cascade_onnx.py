@@ -85,7 +85,7 @@ def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_pat
     with torch.inference_mode():
         scores = own_score(score, model(inputs)[:, list(ORDER[:first])])
     bound = float(scores.quantile(0.6))
-    model.state = replace(state(Gate(score, low=bound), first), mixture=model.mixture)
+    model.state = state(Gate(score, low=bound), first)
     made = two_graphs(model)
     (tmp_path / "c.first.onnx").write_bytes(made.first)
     (tmp_path / "c.rest.onnx").write_bytes(made.rest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydrasurgeon.criteria.together.objective import Answers
+from hydrasurgeon.stages.build.together import Answers
 
 CANDIDATES, ROWS, CLASSES = 7, 60, 4
 

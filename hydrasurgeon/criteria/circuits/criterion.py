@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydrasurgeon.criteria import OOD_SCORES, SEARCHES, check_search
+from hydrasurgeon.criteria import OOD_SCORES, SEARCHES
 from hydrasurgeon.criteria.base import CircuitOptions, Removal, Subject
 from hydrasurgeon.criteria.circuits.greedy import Circuit, extract
 from hydrasurgeon.criteria.circuits.inputs import Held
@@ -105,7 +105,6 @@ def _problem(
 
 
 def _search(name: str) -> Callable[[Problem], Search]:
-    check_search(name)
     search: Callable[[Problem], Search] = imported(SEARCHES[name])
     return search
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 from drawn_answers import CANDIDATES, CLASSES, ROWS, answers
 
-from hydrasurgeon.criteria.together.budget import parse_budgets
-from hydrasurgeon.criteria.together.choice import Pool, choose, estimate
-from hydrasurgeon.criteria.together.objective import OBJECTIVES, Answers, guarded, objective_of
-from hydrasurgeon.criteria.together.row import measured
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
+from hydrasurgeon.stages.build.choice import measured
+from hydrasurgeon.stages.build.cost import parse_budgets
+from hydrasurgeon.stages.build.together import OBJECTIVES, Answers, Pool, choose, estimate, guarded, objective_of
 
 
 def pool(name: str, everyone: Sequence[Answers]) -> Pool:
@@ -216,7 +215,7 @@ def test_rows_are_evals_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1.5", "macs", "macs=", "macs=0", "macs=-1", "macs=1,,2", "time=3", "macs=1e99", "macs=nan"]
+    "text", ["1.5", "macs", "macs=", "macs=0", "macs=-1", "macs=1,,2", "time=3", "macs=1e99", "macs=nan", "ms=20"]
 )
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--budget"):

@@ -7,16 +7,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 from tiny_families import FAMILIES, HEADS, LAYERS, Family, thoroughly
 from tiny_members import member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, single
+from hydrasurgeon.families.weights import head_axes
+from hydrasurgeon.files.tensors import digest
+from hydrasurgeon.heads import positions, take_heads
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.measuring.planned_cost import CostModel, Part, TimeModel, cost_model, own_tensors, stored, timed
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.pruned import LoadedBackbone
+from hydrasurgeon.stages.build.cost import CostModel, Part, cost_model, stored
 
 Rows = list[list[int]]
 FULL = [0, 1, 2, 3]
@@ -39,9 +41,20 @@ def built(paths: list[Path], family: Family, out: Path) -> tuple[int, int]:
 def plan(path: Path, source: Path) -> Part:
     """The member that lies in a file, as `Part` speaks of it."""
     opened, backbone = open_checkpoint(path), open_checkpoint(source)
-    kept = single(opened).kept
-    repaired = {name: opened.tensors.read(name) for name, weight in backbone.weights.items() if weight.part == "output"}
-    return Part(kept, own_tensors(backbone, kept, repaired))
+    kept, manifest, axes = single(opened).kept, single(backbone), head_axes(backbone.weights.values())
+    own = {}
+    for name, weight in backbone.weights.items():
+        if weight.part != "output":
+            continue
+        plain = backbone.tensors.read(name)
+        if name in axes:
+            tower, layer, axis = axes[name]
+            at = positions(manifest.kept[tower][layer], kept[tower][layer])
+            plain = take_heads(plain, at, spec=axis, head_dim=manifest.towers[tower].head_dim)
+        sha256 = digest(opened.tensors.read(name))
+        if sha256 != digest(plain):
+            own[name] = sha256
+    return Part(kept, own)
 
 
 def random_rows(random: Random) -> list[Rows]:
@@ -128,25 +141,3 @@ def test_repaired_layers_are_counted_where_they_are_stored(name: str, how: str, 
         expected = built([paths[key] for key in chosen], family, tmp_path / f"{at}.safetensors")
         planned = [parts[key] for key in chosen]
         assert (cost.macs(planned), cost.params(planned)) == expected, chosen
-
-
-def test_a_model_of_cost_is_read_again(tmp_path: Path) -> None:
-    family = FAMILIES["timm ViT"]
-    family.write(tmp_path / "source")
-    backbone = LoadedBackbone(open_checkpoint(tmp_path / "source"), device="cpu")
-    cost = timed(cost_model(backbone, family.inputs()), backbone, family.inputs(), runs=1)
-    again = CostModel.model_validate_json(cost.model_dump_json())
-    assert again == cost
-    parts = [Part({"vision": ((0, 1), (2,), (1, 3))}), Part({"vision": ((0, 1), (2, 3), ())})]
-    assert again.milliseconds(parts) == cost.milliseconds(parts) > 0
-
-
-def test_times_are_fitted_without_negative_parts() -> None:
-    layers, work = [3, 3, 6, 9, 5], [100, 50, 160, 300, 90]
-    exact = TimeModel.fitted(layers, work, [2 + 0.5 * n + 0.01 * w for n, w in zip(layers, work, strict=True)])
-    found = torch.tensor([exact.start, exact.layer, exact.mac, exact.error])
-    torch.testing.assert_close(found, torch.tensor([2, 0.5, 0.01, 0]), rtol=0, atol=1e-6)
-    falling = TimeModel.fitted(layers, work, [10 - 0.1 * n + 0.01 * w for n, w in zip(layers, work, strict=True)])
-    assert falling.layer == 0
-    assert min(falling.start, falling.mac) > 0
-    assert 0 < falling.error < 0.1

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.criteria.together.candidates import Candidate, first_changed
-from hydrasurgeon.criteria.together.objective import Answers
+from hydrasurgeon.stages.build.candidates import Candidate, first_changed
+from hydrasurgeon.stages.build.together import Answers
 from hydrasurgeon.data import Samples
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import make_folder

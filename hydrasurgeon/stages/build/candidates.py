@@ -23,6 +23,8 @@ POOL = 1.75
 """A draw is from so many times the heads that go."""
 REPAIRS = ("none", "lstsq")
 """What is done for what is left of the layers."""
+PAPER = (48 / 144, 100 / 144)
+"""The paper's hydras lose so large a share of all heads, drawn from those that go first (section 5)."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,15 @@ class Candidate:
     @property
     def pruning(self) -> dict[str, Any]:
         """The keywords of `prune` that make it."""
-        said = {
+        keywords = {
             "method": self.method,
             "remove": self.remove,
             "sample": self.sample,
             "layers": self.layers,
-            "compensate": self.compensate,
+            "compensate": self.compensate if self.repairs else None,
             "seed": self.seed,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in keywords.items() if value is not None}
 
     @property
     def label(self) -> str:
@@ -131,7 +133,7 @@ def _made(manifest: SingleManifest, scores: Mapping[str, Score], planned: _Plan)
     last = manifest.towers[read_tower(manifest.kept)].layers - 1
     layers = None if planned.start == 0 else f"{planned.start}-{last}"
     try:
-        free = _free(manifest, score, layers)
+        free = len(movable(manifest, score, layers=layers, tower=None))
         remove = round(planned.fraction * free)
         pool = min(round(POOL * remove), free - 1)
         if remove < 1 or (planned.draw and pool <= remove):
@@ -148,8 +150,17 @@ def _made(manifest: SingleManifest, scores: Mapping[str, Score], planned: _Plan)
     return Candidate(kept, planned.method, amount, sample, layers, planned.compensate, planned.draw)
 
 
-def _free(manifest: SingleManifest, score: Score, layers: str | None) -> int:
-    return len(movable(manifest, score, layers=layers, tower=None))
+def papers(manifest: SingleManifest, scores: Mapping[str, Score]) -> list[Candidate]:
+    """Three members drawn as the paper draws them, from the first order that there is."""
+    preferred = ("circuit-avg", "circuit-acc", "circuit-ood", "taylor", *scores)
+    key = next(key for key in preferred if key in scores)
+    free = len(movable(manifest, scores[key], layers=None, tower=None))
+    remove, pool = (max(1, round(share * free)) for share in PAPER)
+    if key == "cahp" or not remove < pool < free:
+        return []
+    sample = f"{remove}/{pool}"
+    drawn = {seed: select(manifest, scores[key], sample=sample, seed=seed) for seed in (1, 2, 3)}
+    return [Candidate(kept, key, sample=sample, seed=seed) for seed, kept in drawn.items()]
 
 
 def read_tower(kept: Kept) -> str:

@@ -1,0 +1,164 @@
+"""From the chosen members to the hydra: which commands make it, and whether tuning them is worth it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import Batches, moved
+from hydrasurgeon.measuring.cost import macs
+from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.stages.build.answers import answers_of
+from hydrasurgeon.stages.build.choice import Choosing, Row, halved
+from hydrasurgeon.stages.commands import Command
+from hydrasurgeon.stages.build.cost import Budget, stored
+from hydrasurgeon.stages.build.search import SCORED, Search
+from hydrasurgeon.stages.build.together import Answers, Pool
+from hydrasurgeon.tuning.recipes import load_recipe
+
+REFIT = (
+    "the decision state was fitted on --val, by which the members were chosen: run calibrate on fresh data for the"
+    " full guarantee"
+)
+"""What is said of a state that knows the samples of the choice."""
+
+
+class Making:
+    """The commands that make these members and the hydra out of the scored backbone."""
+
+    def __init__(self, search: Search, options: BuildOptions, members: Sequence[int], out: Path) -> None:
+        self.search, self.options, self.members, self.out = search, options, members, out
+        self.source = options.work / SCORED
+        self.files = [self._member(i) if i else self.source for i in members]
+        self.fields: Mapping[str, str] = self._behind() if options.tune else {}
+        """What the recipe is told, so that only layers behind the trunk are tuned: members still share the others."""
+        self.notes: dict[str, None] = {}
+        """What was said of the members' tuning, each once."""
+
+    def commands(self, *, tuned: bool) -> list[Command]:
+        """Prune, tune, fuse, calibrate; the last writes the output."""
+        commands, files = [self._pruning(i) for i in self.members if i], self.files
+        if tuned:
+            commands += [self._tuning(file, self.fields) for file in files]
+            files = [self._tuned(file, self.fields) for file in files]
+        if len(files) > 1:
+            commands.append(self._fusion(files))
+            files = [self._hydra(files)]
+        if self.options.calibrate:
+            commands.append(self._calibration(files[0]))
+        elif not commands:
+            commands.append(Command("score", (self.source,), {"method": "magnitude"}))
+        return [*commands[:-1], replace(commands[-1], out=self.out)]
+
+    def tuned(self, choosing: Choosing, budget: Budget) -> tuple[list[Row], bool]:
+        """The single model and the members given the same steps; whether the hydra of those is worth more, within the
+        budget."""
+        tunings = [self._tuning(self.source, {}), *(self._tuning(file, self.fields) for file in self.files)]
+        for command in [*(self._pruning(i) for i in self.members if i), *tunings]:
+            self._make(command)
+        files = [self._tuned(file, self.fields) for file in self.files]
+        hydra = files[0]
+        if len(files) > 1:
+            self._make(self._fusion(files))
+            hydra = self._hydra(files)
+        rows, answers = [], list[Answers]()
+        for name, file in (
+            ("single model, tuned alike", self._tuned(self.source, {})),
+            ("the choice, tuned", hydra),
+        ):
+            answers, cost = self._run(file)
+            rows.append(Row(name, len(answers), cost, halved(answers, answers)))
+        pool = Pool.gathered(choosing.pool.objective, iter(answers), len(answers))
+        better = pool.worth(range(len(answers))) > choosing.pool.worth(self.members)
+        return rows, better and budget.allows(rows[1].cost[budget.unit])
+
+    def _member(self, number: int) -> Path:
+        return self.options.work / f"{self.search.candidates[number].name}.safetensors"
+
+    def _pruning(self, number: int) -> Command:
+        candidate = self.search.candidates[number]
+        keywords: dict[str, Any] = {**candidate.pruning}
+        if candidate.repairs:
+            keywords |= {
+                "data": self.options.data,
+                "limit": self.options.score_limit,
+                **self.options.names,
+                **self.options.running,
+            }
+        return Command("prune", (self.source,), keywords, self._member(number))
+
+    def _behind(self) -> dict[str, str]:
+        model = self.search.costs.model
+        trunk = model.trunk([self.search.costs.parts[i] for i in self.members])
+        if not trunk:
+            return {}
+        last = load_recipe(str(self.options.tune), {}).last_blocks
+        later = len(model.rests) - trunk
+        return {"last_blocks": str(later if last is None else min(later, last))}
+
+    def _tuned(self, file: Path, fields: Mapping[str, str]) -> Path:
+        """Another recipe of the same name, or one that was edited, gives another file."""
+        recipe = str(self.options.tune)
+        content = hashlib.sha256(repr(load_recipe(recipe, fields)).encode()).hexdigest()[:8]
+        name = f"{file.name.removesuffix('.safetensors')}-{Path(recipe).stem}-{content}"
+        return self.options.work / f"{name}.safetensors"
+
+    def _tuning(self, file: Path, fields: Mapping[str, str]) -> Command:
+        options = self.options
+        keywords = {
+            "recipe": options.tune,
+            "data": options.data,
+            "freeze": "mlp,embedding",
+            "set": fields or None,
+            **options.names,
+            "limit": options.limit,
+            "seed": options.seed,
+        }
+        return Command("finetune", (file,), keywords, self._tuned(file, fields))
+
+    def _calibration(self, source: Path) -> Command:
+        options = self.options
+        keywords = {
+            "data": options.val,
+            "fit_data": options.data,
+            "ood": list(options.ood),
+            **options.names,
+            "limit": options.limit,
+            "seed": options.seed,
+            **options.running,
+        }
+        return Command("calibrate", (source,), keywords, self.out)
+
+    def _hydra(self, files: Sequence[Path]) -> Path:
+        key = hashlib.sha256("\n".join(file.name for file in files).encode()).hexdigest()[:12]
+        return self.options.work / f"hydra-{key}.safetensors"
+
+    def _fusion(self, files: Sequence[Path]) -> Command:
+        return Command("fuse", tuple(files), {"mlp": "separate", **self.options.names}, self._hydra(files))
+
+    def _run(self, file: Path) -> tuple[list[Answers], dict[str, float]]:
+        """What a tuned file answers, and what it costs, counted as it runs."""
+        trial, whole = self.search.cache.trial, self.search.costs.whole
+        opened = open_checkpoint(file)
+        model = as_classifier(opened, device=trial.run.device, dtype=trial.run.dtype, lean=True)
+        weight = next(model.parameters())
+        batch = next(iter(Batches(trial.val, model.transform, batch_size=1, workers=0)))
+        sample = moved(batch.inputs, weight.device, weight.dtype)
+        cost = {"macs": macs(model, sample) / whole["macs"], "params": stored(opened) / whole["params"]}
+        return answers_of(model, trial), cost
+
+    def _make(self, command: Command) -> None:
+        """Run it, unless what it writes into the work folder is there; what a training said is then said again."""
+        assert command.out is not None
+        state, name = self.search.state, command.out.name
+        if not command.out.exists():
+            made = command.run(device=self.options.device, progress=self.options.progress)
+            if command.stage == "finetune" and made.notes:
+                state.write(state.read() | {name: list(made.notes)})
+        if command.stage == "finetune":
+            self.notes |= dict.fromkeys(state.read().get(name, ()))
