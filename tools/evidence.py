@@ -36,15 +36,10 @@ def evidence(results: dict[str, Any], looked: dict[str, Any] | None = None) -> s
     lines = [
         "# Evidence",
         "",
-        (
-            "Written by `tools/render_docs.py` from `benchmarks/results/quality.json`, which `benchmarks/quality.py`"
-            " makes. What the paper claims was tried on small models and data; a claim"
-        ),
-        (
-            "that holds there may fail elsewhere, and the other way round. Heads, members and scores were chosen by"
-            " OOD data that are not among those reported. All is msp"
-        ),
-        "unless a column says otherwise.",
+        "Written by `tools/render_docs.py` from `benchmarks/results/quality.json`, the result of `benchmarks/quality.py`.",
+        "The paper's claims were tested on small models and data. A claim that holds here may fail elsewhere, and vice versa.",
+        "The OOD data that chose heads, members and scores is not among the OOD data reported. The OOD score is msp unless",
+        "a column says otherwise.",
     ]
     tasks = results["tasks"]
     lines += [
@@ -242,18 +237,11 @@ def _mean(cells: dict[str, dict[str, Any]], kind: str) -> float:
 def _short(tasks: dict[str, Any]) -> list[str]:
     """Calibrated; OOD data by msp and by the chosen score."""
     lines = [
-        (
-            "What is to be had for which cost, calibrated; OOD data detected by msp and by the score that `calibrate`"
-            " chose. Tuned longer: about as many further steps as the base took, on all of its"
-        ),
-        (
-            "training data. Steps are paid once, multiply-adds with every answer, and whether they help differs between"
-            " tasks: try them on the single model before you build anything."
-        ),
-        (
-            "How many steps fashion-mnist takes was settled after a trial whose figures of seed 1 on the reported data"
-            " were seen; the other two take the recipe of their bases."
-        ),
+        'What each cost buys, calibrated; OOD data is detected by msp and by the score that `calibrate` chose. "Tuned longer"',
+        "means about as many further steps as the base took, on all of its training data. Steps are paid once, multiply-adds",
+        "with every answer. Whether steps help depends on the task: try them on the single model before you build anything.",
+        "The number of steps for fashion-mnist was settled after a trial in which the figures of seed 1 on the reported data",
+        "were seen; the other two tasks use the recipe of their bases.",
     ]
     for task in (name for name in TASKS if name in tasks):
         rows = tasks[task]["rows"]
@@ -278,15 +266,10 @@ def _goal(tasks: dict[str, Any]) -> list[str]:
     }
     longer = {name: _longer(task["rows"]) for name, task in tasks.items()}
     return [
-        (
-            "The best hydra that costs at most two thirds of a Deep Ensemble's multiply-adds should be level with it on"
-            " mean AUROC and FPR95 and within one point of its accuracy; and beat the"
-        ),
-        (
-            "single model on accuracy, NLL, ECE and AUROC (all calibrated). The best is named by the very figures"
-            " reported, which flatters it. Differences in points (NLL: hundredths), mean"
-        ),
-        "over seeds ± standard error, positive where the hydra is better:",
+        "The best hydra that costs at most two thirds of a Deep Ensemble's multiply-adds should equal it in mean AUROC and",
+        "FPR95, come within one point of its accuracy, and beat the single model in accuracy, NLL, ECE and AUROC (all",
+        "calibrated). The best hydra is selected by the figures reported, which favours it. Differences in points (NLL:",
+        "hundredths), mean over seeds ± standard error, positive where the hydra is better:",
         "",
         *_reached(usual, "msp", "calibrated"),
         "",
@@ -297,11 +280,8 @@ def _goal(tasks: dict[str, Any]) -> list[str]:
         "",
         *_reached(usual, "the chosen score", CHOSEN),
         "",
-        (
-            "And where every model had about as many further steps as the base took, on all of its training data (msp):"
-            " the single model itself, each model of the ensemble, and the hydra's members or what they"
-        ),
-        "were pruned from:",
+        "And where every model had about as many further steps as the base took, on all of its training data (msp): the",
+        "single model itself, each model of the ensemble, and the hydra's members or the model they were pruned from:",
         "",
         *_reached(longer, "tuned longer", "calibrated"),
     ]
