@@ -103,6 +103,9 @@ class EvaluateOptions(Bare, Run, Force):
 class BenchOptions(Bare, Device, Force):
     """Latency, throughput, memory and multiply-adds on this machine, all contenders measured in turn."""
 
+    requires: ClassVar = {"cascade": ("data",)}
+    conflicts: ClassVar = (("cascade", "compile"),)
+
     checkpoints: Paths = argument(metavar="CKPT...", help="Checkpoints, as files, names, directories or hub ids.")
     vs: Paths = option((), metavar="M1 M2 ...", group=READ, help="Members, run one after another for comparison.")
     backbone: PathLike | None = option(None, metavar="CKPT", group=READ, help="The single model that ratios refer to.")
@@ -111,7 +114,7 @@ class BenchOptions(Bare, Device, Force):
     batch: str = option("1,4,16", metavar="N,N,…", group=RUNS, help="Batch sizes.")
     dtype: str = option("float32", metavar="T,T,…", group=RUNS, help="float32, bfloat16, float16.")
     compile: bool = option(False, group=RUNS, help="Measure under torch.compile.")
-    runs: int = option(7, group=RUNS, help="Interleaved runs behind each median.")
+    runs: int = option(7, ge=1, metavar="N", group=RUNS, help="Interleaved runs behind each median.")
     json_: PathLike | None = option(None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT)
     plot: PathLike | None = option(None, metavar="F", group=WRITTEN, help="A picture of it, as .png or .svg.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,21 +12,27 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.plots import check_plot, figure, save_figure
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cascades.run import FULL, check_cascades
 from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
-from hydrasurgeon.stages.bench_data import CASCADE, Real, Through, check_cascade, expected_macs
 
 if TYPE_CHECKING:
     import torch
 
+    from hydrasurgeon.data import Samples
+
 DTYPES = ("float32", "bfloat16", "float16")
 """What models are measured in."""
+CASCADE = "cascade"
+"""The kind of contender that is one."""
+BATCHES = 8
+"""Batches of real data, at most: a batch of one sample goes on or does not, so several make the mean."""
 
 
 class _Record(BaseModel):
@@ -67,171 +73,192 @@ class Benched(_Record):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Entry:
+    """Checkpoints that are measured as one contender, and their figures so far."""
+
     name: str
     kind: str
     checkpoints: tuple[Checkpoint, ...]
+    params: int = 0
+    macs: int = 0
+    tokens: int | None = None
+    points: list[Point] = field(default_factory=list)
 
+    def loaded(self, dtype: str, one: Any, device: str) -> Any:
+        """The contender as one module; its size is measured the first time."""
+        from hydrasurgeon.measuring.cost import macs, parameters, tokens_of
+        from hydrasurgeon.measuring.timing import InTurn
+        from hydrasurgeon.runtime.cascaded import Cascading
+        from hydrasurgeon.runtime.classifier import as_classifier
 
-@dataclass
-class _Figures:
-    """What was measured so far, by the contender's name."""
-
-    params: dict[str, int] = field(default_factory=dict)
-    macs: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, int | None] = field(default_factory=dict)
-    points: dict[str, list[Point]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+        models: list[Any] = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in self.checkpoints]
+        if not self.params:
+            self.params = sum(parameters(m) for m in models)
+            self.macs = sum(macs(m, one) for m in models)
+            self.tokens = tokens_of(one)
+        if self.kind == CASCADE:
+            return Cascading(models[0])
+        return models[0] if len(models) == 1 else InTurn(models)
 
 
 @stage(BenchOptions)
-def bench(arguments: BenchOptions) -> Benched:
+def bench(options: BenchOptions) -> Benched:
     """Measure latency, throughput, memory, multiply-adds and parameters; all contenders in turn."""
-    checkpoints = arguments.checkpoints
-    batches, dtypes = _batches(arguments.batch), _dtypes(arguments.dtype)
-    if arguments.cascade:
-        check_cascade(data=arguments.data, compiled=arguments.compile)
-    picture, report = _outputs(checkpoints, arguments)
-    if arguments.runs < 1:
-        raise UsageError(f"--runs {arguments.runs}: must be at least 1")
-    entries = _entries(checkpoints, arguments)
-    _alike(entries)
+    batches, dtypes = _batches(options.batch), _dtypes(options.dtype)
+    picture, report = _outputs(options)
+    entries = _entries(options)
+    _check_alike(entries)
 
     from hydrasurgeon.measuring.timing import machine
     from hydrasurgeon.runtime.tensors import device_of
 
-    device = device_of(arguments.device)
-    said = [each.note for entry in entries for each in entry.checkpoints if each.note]
-    figures = _measured(entries, batches, dtypes, device, arguments)
-    single = next((figures.macs[e.name] for e in entries if e.kind == "single"), None)
+    device = device_of(options.device)
+    notes = [checkpoint.note for entry in entries for checkpoint in entry.checkpoints if checkpoint.note]
+    notes += _measure(entries, batches, dtypes, device, options)
+    single = next((e.macs for e in entries if e.kind == "single"), None)
     benched = Benched(
         machine=machine(device),
         settings={
             "batch": batches,
             "dtype": dtypes,
-            "compile": arguments.compile,
-            "runs": arguments.runs,
-            "seed": arguments.seed,
-            **({} if arguments.data is None else {"data": portable(arguments.data)}),
+            "compile": options.compile,
+            "runs": options.runs,
+            "seed": options.seed,
+            **({} if options.data is None else {"data": portable(options.data)}),
         },
         results=tuple(
             Contender(
                 name=e.name,
                 kind=e.kind,
-                params=figures.params[e.name],
-                macs=figures.macs[e.name],
-                macs_ratio=None if single is None else figures.macs[e.name] / single,
-                tokens=figures.tokens[e.name],
-                points=tuple(figures.points[e.name]),
+                params=e.params,
+                macs=e.macs,
+                macs_ratio=None if single is None else e.macs / single,
+                tokens=e.tokens,
+                points=tuple(e.points),
             )
             for e in entries
         ),
-        notes=tuple(dict.fromkeys([*said, *figures.notes])),
+        notes=tuple(dict.fromkeys(notes)),
     )
     if report is not None:
-        write_text(report, json_.dumps(benched.model_dump(), indent=1) + "\n")
+        write_text(report, json.dumps(benched.model_dump(), indent=1) + "\n")
     if picture is not None:
         _plot(benched, picture)
     return benched
 
 
-def _outputs(checkpoints: Sequence[str | Path], arguments: BenchOptions) -> tuple[Path | None, Path | None]:
+def _outputs(options: BenchOptions) -> tuple[Path | None, Path | None]:
     """Where the picture and the report go, both this command's to write."""
-    from hydrasurgeon.files.plots import check_plot
-
-    inputs = [*checkpoints, *arguments.vs, arguments.backbone]
+    inputs = [*options.checkpoints, *options.vs, options.backbone]
     picture = report = None
-    if arguments.plot is not None:
-        picture = check_plot(Path(arguments.plot), force=arguments.force, inputs=inputs)
-    if arguments.json_ is not None:
-        report = output_file(arguments.json_, option="--json", force=arguments.force, inputs=inputs)
+    if options.plot is not None:
+        picture = check_plot(Path(options.plot), force=options.force, inputs=inputs)
+    if options.json_ is not None:
+        report = output_file(options.json_, option="--json", force=options.force, inputs=inputs)
     return picture, report
 
 
-def _measured(
+def _measure(
     entries: Sequence[_Entry],
     batches: Sequence[int],
     dtypes: Sequence[str],
     device: torch.device,
-    arguments: BenchOptions,
-) -> _Figures:
-    """Every contender at every dtype and batch size."""
+    options: BenchOptions,
+) -> list[str]:
+    """Every contender at every dtype and batch size; what is worth a note."""
     import torch
 
+    from hydrasurgeon.data import open_data
     from hydrasurgeon.families import family_of
     from hydrasurgeon.runtime.tensors import dtype_of
 
     if device.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():
         raise UsageError("--dtype bfloat16: this device lacks it", hint="Use float16 or float32.")
-    torch.manual_seed(arguments.seed)
+    torch.manual_seed(options.seed)
     model = entries[0].checkpoints[0].manifest.model
-    family = family_of(model)
-    figures = _Figures()
-    real = None if arguments.data is None else Real(arguments.data, seed=arguments.seed)
-    steps = len(dtypes) * len(batches)
+    samples = None if options.data is None else open_data(options.data, seed=options.seed)
+    notes: list[str] = []
     for i, dtype in enumerate(dtypes):
-        example = partial(family.example, model, device=device, dtype=dtype_of(dtype))
-        models = {e.name: _loaded(e, dtype, example, figures, arguments.device) for e in entries}
+        example = partial(family_of(model).example, model, device=device, dtype=dtype_of(dtype))
+        models = [entry.loaded(dtype, example(1), options.device) for entry in entries]
         for j, count in enumerate(batches):
-            inputs = [example(count)]
-            if real is not None:
-                inputs = real.batches(models[entries[0].name], count)
-                figures.macs |= expected_macs(models, inputs)
-            row = _points(entries, models, dtype, count, inputs, figures.notes, arguments)
-            for name, point in row.items():
-                figures.points.setdefault(name, []).append(point)
-            if arguments.progress is not None:
-                arguments.progress(f"{dtype}, batch {count}", i * len(batches) + j + 1, steps)
-    return figures
+            inputs = [example(count)] if samples is None else _real(samples, models[0], count)
+            if samples is not None:
+                _expect_macs(entries, models, inputs)
+            _add_points(entries, models, dtype, count, inputs, notes, options)
+            if options.progress is not None:
+                options.progress(f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches))
+    return notes
 
 
-def _loaded(entry: _Entry, dtype: str, example: Callable[[int], Any], figures: _Figures, device: str) -> Any:
-    """A contender as one module; its size is measured the first time."""
-    from hydrasurgeon.measuring.cost import macs, parameters, tokens_of
-    from hydrasurgeon.measuring.timing import InTurn
-    from hydrasurgeon.runtime.cascaded import Cascading
-    from hydrasurgeon.runtime.classifier import as_classifier
+def _real(samples: Samples, model: Any, count: int) -> list[Any]:
+    """The first batches of a data set as a model reads them; the last one may be dropped, for it could be smaller."""
+    from hydrasurgeon.data import Batches, moved
 
-    loaded: list[Any] = [as_classifier(c, device=device, dtype=dtype, lean=True) for c in entry.checkpoints]
-    if entry.name not in figures.params:
-        one = example(1)
-        figures.params[entry.name] = sum(parameters(m) for m in loaded)
-        figures.macs[entry.name] = sum(macs(m, one) for m in loaded)
-        figures.tokens[entry.name] = tokens_of(one)
-    if entry.kind == CASCADE:
-        return Cascading(loaded[0])
-    return loaded[0] if len(loaded) == 1 else InTurn(loaded)
+    whole = min(BATCHES, len(samples) // count)
+    if whole == 0:
+        raise DataError(
+            f"{samples.spec}: has {len(samples)} samples, a batch of {count} is to be timed",
+            hint="Give a smaller --batch.",
+        )
+    weight, transform = next(model.parameters()), getattr(model, "model", model).transform
+    batches = Batches(samples, transform, batch_size=count, order=range(whole * count), workers=0)
+    return [moved(batch.inputs, weight.device, weight.dtype) for batch in batches]
 
 
-def _points(
+def _expect_macs(entries: Sequence[_Entry], models: Sequence[Any], batches: Sequence[Any]) -> None:
+    """Multiply-adds of the cascades, by the fraction of these rows that goes on."""
+    from hydrasurgeon.measuring.cost import step_macs
+    from hydrasurgeon.runtime.cascaded import Cascading, cascade_in, rows_in, said
+
+    for entry, module in zip(entries, models, strict=True):
+        if not isinstance(module, Cascading):
+            continue
+        _, cascade = cascade_in(module.model)
+        if cascade.gate.everything:
+            continue
+        parts = [part for batch in batches for part in said(module.model, batch)]
+        went = sum(len(part.rows) for part in parts if len(part.members) == len(cascade.order))
+        steps = step_macs(module.model, batches[0], cascade.starters)
+        entry.macs = round(steps.expected(went / sum(map(rows_in, batches))))
+
+
+def _add_points(
     entries: Sequence[_Entry],
-    models: dict[str, Any],
+    models: Sequence[Any],
     dtype: str,
     batch: int,
     inputs: Sequence[Any],
     notes: list[str],
-    arguments: BenchOptions,
-) -> dict[str, Point]:
+    options: BenchOptions,
+) -> None:
     """Every batch through every contender, in turn."""
     from hydrasurgeon.measuring.timing import interleaved, peak_bytes
 
-    peaks = {name: peak_bytes(module, inputs[0]) for name, module in models.items()}
-    ready = _compiled(models, inputs[0], notes) if arguments.compile else models
-    taken_by = interleaved({name: Through(each) for name, each in ready.items()}, inputs, runs=arguments.runs)
-    seconds = {name: taken / len(inputs) for name, taken in taken_by.items()}
-    single = next((seconds[e.name] for e in entries if e.kind == "single"), None)
-    return {
-        name: Point(
+    peaks = [peak_bytes(model, inputs[0]) for model in models]
+    passes = {}
+    for entry, model in zip(entries, models, strict=True):
+        ready = _compiled(entry.name, model, inputs[0], notes) if options.compile else model
+        passes[entry.name] = partial(_each, ready)
+    taken = {name: total / len(inputs) for name, total in interleaved(passes, inputs, runs=options.runs).items()}
+    single = next((taken[e.name] for e in entries if e.kind == "single"), None)
+    for entry, peak in zip(entries, peaks, strict=True):
+        seconds = taken[entry.name]
+        point = Point(
             batch=batch,
             dtype=dtype,
-            latency_ms=1000 * taken,
-            throughput=batch / taken,
-            peak_bytes=peaks[name],
-            ratio=None if single is None else taken / single,
+            latency_ms=1000 * seconds,
+            throughput=batch / seconds,
+            peak_bytes=peak,
+            ratio=None if single is None else seconds / single,
         )
-        for name, taken in seconds.items()
-    }
+        entry.points.append(point)
+
+
+def _each(model: Callable[[Any], Any], batches: Sequence[Any]) -> list[Any]:
+    """Several batches, one after another."""
+    return [model(batch) for batch in batches]
 
 
 def _batches(text: str) -> list[int]:
@@ -249,86 +276,74 @@ def _dtypes(text: str) -> list[str]:
     return names
 
 
-def _entries(checkpoints: Sequence[str | Path], arguments: BenchOptions) -> list[_Entry]:
+def _entries(options: BenchOptions) -> list[_Entry]:
     """Everything that is measured, each under a name of its own."""
-
-    def opened(path: str | Path) -> Checkpoint:
-        checkpoint = open_checkpoint(path, arch=arguments.arch)
-        checkpoint.digests()
-        return checkpoint
-
-    groups = [[] if arguments.backbone is None else [arguments.backbone], arguments.vs, checkpoints]
+    groups = [[] if options.backbone is None else [options.backbone], options.vs, options.checkpoints]
     paths = [path for group in groups for path in group]
-    every = iter(by_path([opened(path) for path in paths], paths))
+    opened = [open_checkpoint(path, arch=options.arch) for path in paths]
+    for checkpoint in opened:
+        checkpoint.digests()
+    every = iter(by_path(opened, paths))
     single, members, rest = ([next(every) for _ in group] for group in groups)
     entries = [_Entry(name_of([each]), "single", (each,)) for each in single]
     if members:
         entries.append(_Entry(name_of(members), "in sequence", tuple(members)))
     for one in rest:
         name = name_of([one])
-        if arguments.cascade:
+        if options.cascade:
             check_cascades([one])
             entries.append(_Entry(name, CASCADE, (one,)))
             name += FULL
         entries.append(_Entry(name, one.manifest.kind, (one,)))
     if not entries:
         raise UsageError("bench: nothing to measure", hint="Give checkpoints.")
-    names = [entry.name for entry in entries]
-    if len(set(names)) < len(names):
+    if len({entry.name for entry in entries}) < len(entries):
         raise UsageError("bench: the same checkpoint is named twice")
     return entries
 
 
-def _alike(entries: Sequence[_Entry]) -> None:
+def _check_alike(entries: Sequence[_Entry]) -> None:
     """All contenders must read the same inputs."""
-    opened = [c for entry in entries for c in entry.checkpoints]
-    first = opened[0].manifest.model
-    for other in opened[1:]:
+    first, *others = [c for entry in entries for c in entry.checkpoints]
+    about = first.manifest.model
+    for other in others:
         model = other.manifest.model
-        if (model.family, model.preprocess.get("input_size")) != (first.family, first.preprocess.get("input_size")):
+        if (model.family, model.preprocess.get("input_size")) != (about.family, about.preprocess.get("input_size")):
             raise UsageError(
-                f"bench: {opened[0].name} and {other.name} do not read the same inputs", hint="Measure them one by one."
+                f"bench: {first.name} and {other.name} do not read the same inputs", hint="Measure them one by one."
             )
 
 
-def _compiled(models: dict[str, Any], inputs: Any, notes: list[str]) -> dict[str, Any]:
-    """torch.compile of each; what cannot be compiled runs as it is, and a note says so."""
+def _compiled(name: str, model: Any, inputs: Any, notes: list[str]) -> Any:
+    """torch.compile of it; what cannot be compiled runs as it is, and a note says so."""
     import torch
 
-    ready: dict[str, Any] = {}
-    for name, model in models.items():
-        compiled: Any = torch.compile(model)
-        try:
-            with torch.inference_mode():
-                compiled(inputs)
-        except Exception as error:  # whatever the compiler raises, the model itself still runs
-            notes.append(f"{name}: torch.compile failed ({type(error).__name__}); measured without it")
-            compiled = model
-        ready[name] = compiled
-    return ready
+    compiled: Any = torch.compile(model)
+    try:
+        with torch.inference_mode():
+            compiled(inputs)
+    except Exception as error:  # whatever the compiler raises, the model itself still runs
+        notes.append(f"{name}: torch.compile failed ({type(error).__name__}); measured without it")
+        return model
+    return compiled
 
 
 def _plot(benched: Benched, path: Path) -> None:
     """Latency over batch size, one line for each contender and dtype."""
-    from hydrasurgeon.files.plots import figure, save_figure
-
     drawn = figure()
     axes = drawn.subplots()
     for contender in benched.results:
         for dtype in benched.settings["dtype"]:
-            mine = [p for p in contender.points if p.dtype == dtype]
+            points = [p for p in contender.points if p.dtype == dtype]
             axes.plot(
-                [p.batch for p in mine],
-                [p.ratio if p.ratio is not None else p.latency_ms for p in mine],
+                [p.batch for p in points],
+                [p.ratio if p.ratio is not None else p.latency_ms for p in points],
                 marker="o",
                 label=f"{contender.name} ({contender.kind}), {dtype}",
             )
-    axes.set(xlabel="batch size", ylabel="time / single model" if _has_single(benched) else "ms")
+    compared = any(contender.kind == "single" for contender in benched.results)
+    axes.set(xlabel="batch size", ylabel="time / single model" if compared else "ms")
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
     save_figure(drawn, path)
-
-
-def _has_single(benched: Benched) -> bool:
-    return any(c.kind == "single" for c in benched.results)

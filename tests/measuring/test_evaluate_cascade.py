@@ -163,7 +163,7 @@ def test_bench_times_batches_of_real_data(folder: Path) -> None:
     share = float((found.members_run == 3).double().mean())  # three batches of 20 are all 60
     steps = step_macs(model, batch.inputs, model.state.cascade.starters)
     assert part.macs == round(steps.expected(share))
-    with pytest.raises(UsageError, match="depends on the data"):
+    with pytest.raises(UsageError, match="--cascade requires --data"):
         hs.bench([path], cascade=True)
     with pytest.raises(UsageError, match="--compile"):
         hs.bench([path], cascade=True, data=data, compile=True)
