@@ -35,6 +35,12 @@ def test_the_api_page_names_what_there_is() -> None:
         assert pkgutil.resolve_name(path).__doc__, path
 
 
+def test_the_readme_stays_short() -> None:
+    start, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Where to go next")
+    assert rest
+    assert len(start.split()) <= 900
+
+
 def test_the_figures_of_the_benchmarks_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     render = importlib.import_module("render_docs")
