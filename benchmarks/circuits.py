@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.criteria.circuits.criterion import TOGETHER
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.fast import Fast
@@ -54,7 +54,7 @@ NEAR = f"demo ViT, near={DEMO},demo:test,demo:near"
 def problem(spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype = torch.float32) -> Problem:
     """CKPT,ID,OOD with its inputs in memory."""
     path, data, ood = spec.split(",")
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_single(path)
     model = checkpoint.manifest.model
     family, module = family_of(model), live_module(checkpoint).to(dtype)
     transform = family.transform(model, files=checkpoint.files)

@@ -25,7 +25,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.criteria import criterion
 from hydrasurgeon.criteria.base import Subject
 from hydrasurgeon.criteria.feed import Feed
@@ -135,7 +135,7 @@ class Plain:
 
 
 def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callable[[], Any]]:
-    opened = open_checkpoint(folder)
+    opened = open_single(folder)
     feed = Feed.open(
         opened, data, (), method="taylor", towers=("text",), run=Run(limit=len(samples), device="cpu", batch_size=batch)
     )

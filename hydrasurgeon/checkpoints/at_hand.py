@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hydrasurgeon.checkpoints.decided import undecided
 from hydrasurgeon.checkpoints.folder import entries
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.files.tensors import weights_sha256
 

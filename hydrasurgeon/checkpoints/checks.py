@@ -1,7 +1,7 @@
 """What a checkpoint's own files prove about it: hashes, numbers, members, the links of its history.
 
 Whoever changes weights can change the hashes beside them too: that a file agrees with itself says that it is
-whole, not where it comes from. `surgery/derivation.py` compares it with what it was made from.
+whole, not where it comes from. `stages/ancestry.py` compares it with what it was made from.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.folder import config_of
-from hydrasurgeon.checkpoints.hydra_layout import hydra_digests
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.files.history import changes_weights
 from hydrasurgeon.files.manifest import HydraManifest
-from hydrasurgeon.files.scan import finite, scan, spoiled
-from hydrasurgeon.files.tensors import weights_sha256
+from hydrasurgeon.files.tensors import finite, spoiled, weights_sha256
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -54,18 +52,13 @@ class Contents:
 
 def read_through(checkpoint: Checkpoint) -> Contents:
     """Hash every tensor and look at its numbers on the way."""
-    tensors, manifest = checkpoint.tensors, checkpoint.manifest
-    if manifest.kind != "hydra":
-        scanned = scan(tensors)
-        digests = {name: tensor.sha256 for name, tensor in scanned.items()}
-        return Contents(digests, tuple(name for name, t in scanned.items() if not t.finite))
     spoiled: set[str] = set()
 
     def look(name: str, rows: Raw) -> None:
-        if not finite(rows.reshape(-1).view("u1"), tensors[name].dtype):
+        if not finite(rows.reshape(-1).view("u1"), checkpoint.tensors[name].dtype):
             spoiled.add(name)
 
-    digests, members = hydra_digests(checkpoint, manifest, look)
+    digests, members = checkpoint.hashes(look)
     return Contents(digests, tuple(sorted(spoiled)), tuple(members))
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, rewritten
+from hydrasurgeon.checkpoints.reading import CheckpointT, rewritten, undecided
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
 from hydrasurgeon.options.shared import Run
@@ -20,12 +19,12 @@ FROM_DATA = "data"
 
 
 def with_class_names(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointT,
     *,
     classes: str | None = None,
     templates: Sequence[str] = (),
     names: Callable[[], Sequence[str] | None] | None = None,
-) -> Checkpoint:
+) -> CheckpointT:
     """The checkpoint as a classifier of `classes`, else of what it records, else of the data's `names`.
 
     A checkpoint with a classifier of its own comes back unchanged; without `names` nothing is required.
@@ -59,7 +58,7 @@ def with_class_names(
     return replace(plain, manifest=rewritten(plain.manifest, model=changed))
 
 
-def with_data_names(checkpoint: Checkpoint, samples: Samples) -> Checkpoint:
+def with_data_names(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
     """The checkpoint with the class names of samples that were fitted to it, where it has none, and with their note."""
     notes = [note for note in (checkpoint.note, samples.note) if note is not None]
     noted = replace(checkpoint, note="; ".join(notes) or None)
@@ -70,7 +69,7 @@ def with_data_names(checkpoint: Checkpoint, samples: Samples) -> Checkpoint:
     return replace(noted, manifest=rewritten(manifest, model=named))
 
 
-def fitted_to(checkpoint: Checkpoint, data: str, run: Run) -> Checkpoint:
+def fitted_to(checkpoint: CheckpointT, data: str, run: Run) -> CheckpointT:
     """The checkpoint with the class names of data that it is about to be scored on; data without labels has none."""
     from hydrasurgeon.data import fit_classes, open_data
 

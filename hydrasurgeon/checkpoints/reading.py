@@ -1,4 +1,4 @@
-"""Find and open checkpoints: safetensors with the manifest inside and beside it (DESIGN section 3)."""
+"""Find and open checkpoints: safetensors with the manifest inside and beside it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, cast
 
 from pydantic import ValidationError
+from typing_extensions import TypeVar
 
-from hydrasurgeon.checkpoints.companions import companions_beside, companions_inside
-from hydrasurgeon.checkpoints.expected import check_decision, check_single
-from hydrasurgeon.checkpoints.folder import Content, config_of, find, present, read_folder, state_beside
+from hydrasurgeon.checkpoints.folder import (
+    Content,
+    companions_beside,
+    companions_inside,
+    config_of,
+    find,
+    present,
+    read_folder,
+    state_beside,
+)
 from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
-from hydrasurgeon.checkpoints.hydra_layout import check_hydra, check_members, hydra_digests
+from hydrasurgeon.checkpoints.layout import check_members, check_tensors, member_hashes
 from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare, Family
@@ -30,27 +38,32 @@ from hydrasurgeon.files.manifest import (
     Manifest,
     ManifestT,
     SingleManifest,
+    Step,
     Tower,
     first_mistake,
     parse_manifest,
     read_manifest,
     sidecar,
 )
-from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
+from hydrasurgeon.files.tensors import Look, TensorFile, Tensors, weights_sha256
 from hydrasurgeon.heads import Layers
 
 MOST_SHOWN = 4
 """Contradictions of a config file that are shown one by one."""
+DROPPED = "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
+"""What a command says that leaves a decision state behind."""
+Kind = TypeVar("Kind", bound=Manifest, covariant=True, default=Manifest)
+"""What sort of manifest a checkpoint has."""
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Generic[Kind]):
     """An opened checkpoint: header and manifest are read and agree, weights are still on disk."""
 
     path: Path
     family: Family
     tensors: Tensors
-    manifest: Manifest
+    manifest: Kind
     recorded: bool
     """False when the manifest was inferred from a bare file, so nothing vouches for the weights."""
     note: str | None = None
@@ -78,16 +91,25 @@ class Checkpoint:
             return self.path
         return Path(self.hub_id.partition(":")[2].partition("@")[0].rpartition("/")[2])
 
+    def hashes(self, look: Look | None = None) -> tuple[dict[str, str], list[str]]:
+        """sha256 of every tensor, and for each member of a hydra that of its weights; `look` may look on."""
+        manifest: Manifest = self.manifest
+        if manifest.kind == "hydra":
+            return member_hashes(manifest, self.weights, self.tensors, look)
+        return self.tensors.digests(look), []
+
     def digests(self) -> dict[str, str]:
         """Hash all weights; refuse when the manifest was made for others."""
-        if self.manifest.kind != "hydra":
-            digests = self.tensors.digests()
-            self.check(digests)
-            return digests
-        digests, members = hydra_digests(self, self.manifest)
+        manifest: Manifest = self.manifest
+        digests, members = self.hashes()
         self.check(digests)
-        check_members(self.manifest, members, self.path)
+        if manifest.kind == "hydra":
+            check_members(manifest, members, self.path)
         return digests
+
+    def verify_hash(self) -> None:
+        """Refuse weights that are not those the manifest was made for."""
+        self.digests()
 
     def check(self, digests: Mapping[str, str]) -> str:
         actual = weights_sha256(self.tensors, digests)
@@ -103,8 +125,29 @@ class Checkpoint:
         return Input(name=self.name, sha256=weights_sha256(self.tensors, digests))
 
 
+Single = Checkpoint[SingleManifest]
+"""A backbone or a member."""
+CheckpointT = TypeVar("CheckpointT", bound=Checkpoint)
+"""What comes out is of the kind that went in."""
+
+
+def open_single(spec: str | Path, *, arch: str | None = None) -> Single:
+    """Any checkpoint of one model; a hydra is refused."""
+    return as_single(open_checkpoint(spec, arch=arch))
+
+
+def as_single(checkpoint: Checkpoint) -> Single:
+    """The same checkpoint, known to be of one model; a hydra is refused."""
+    if checkpoint.manifest.kind == "hydra":
+        raise SurgeryError(
+            f"{checkpoint.path} is a hydra of {len(checkpoint.manifest.members)} members",
+            hint="Score, prune and finetune its members, then fuse them again.",
+        )
+    return cast(Single, checkpoint)
+
+
 def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
-    """Any checkpoint DESIGN section 3 names: a file, a name without suffix, a directory, a hub id."""
+    """Any checkpoint: a file, a name without suffix, a directory, a hub id."""
     text = str(spec)
     hub = is_hub_id(text) and not present(Path(text))
     path = fetch(text) if hub else find(text)
@@ -123,19 +166,16 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
         if manifest is None
         else _recorded(path, content, tensors, manifest, arch)
     )
-    if hub:
-        checkpoint = replace(checkpoint, hub_id=pinned(text, path))
-    if checkpoint.manifest.model.num_classes == 1:
-        raise CheckpointError(
-            f"{path}: has one logit (num_labels 1): a regression, or a yes/no answer by a sigmoid, which is not supported",
-            hint="Supported: classifiers of two or more classes.",
-        )
-    check_decision(checkpoint.manifest, checkpoint.tensors, path)
-    if checkpoint.manifest.kind == "hydra":
-        check_hydra(checkpoint, checkpoint.manifest)
-    else:
-        check_single(checkpoint, checkpoint.manifest)
-    return checkpoint
+    model = checkpoint.manifest.model
+    check_tensors(
+        checkpoint.manifest,
+        checkpoint.weights,
+        checkpoint.tensors,
+        path,
+        recorded=checkpoint.recorded,
+        picked=checkpoint.manifest.kind != "hydra" and checkpoint.family.names(model, checkpoint.tensors) is not None,
+    )
+    return replace(checkpoint, hub_id=pinned(text, path)) if hub else checkpoint
 
 
 def _recorded(path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str | None) -> Checkpoint:
@@ -218,17 +258,6 @@ def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:
     return {name: (tuple(range(tower.heads)),) * tower.layers for name, tower in towers.items()}
 
 
-def single(checkpoint: Checkpoint) -> SingleManifest:
-    """The manifest of a backbone or member; a hydra is refused."""
-    manifest = checkpoint.manifest
-    if manifest.kind == "hydra":
-        raise SurgeryError(
-            f"{checkpoint.path} is a hydra of {len(manifest.members)} members",
-            hint="Score, prune and finetune its members, then fuse them again.",
-        )
-    return manifest
-
-
 def _config_beside(path: Path) -> tuple[Family | None, dict[str, Any] | None]:
     """The config of the directory a weight file lies in, and its family, for those who name the file itself."""
     if all(path.name != family.weight_files[0] for family in families()):
@@ -283,3 +312,32 @@ def rewritten(manifest: ManifestT, **changes: Any) -> ManifestT:
     """`manifest` with some fields replaced, validated again."""
     # mypy takes the type of one of two for either of them.
     return type(manifest).model_validate({**manifest.model_dump(), **changes})  # type: ignore[return-value]
+
+
+def undecided(checkpoint: CheckpointT) -> CheckpointT:
+    """The checkpoint as it was before `calibrate`: without its tensors, its entry in the history and its hash.
+
+    Surgery makes other weights, of which the state knows nothing.
+    """
+    manifest: Manifest = checkpoint.manifest
+    if manifest.decision is None:
+        return checkpoint
+    at = max(i for i, entry in enumerate(manifest.history) if entry.command == "calibrate")
+    before, after = manifest.history[at].inputs[0].sha256, manifest.weights_sha256
+    tensors = checkpoint.tensors
+    names = {name: tensors.stored(name) for name in tensors if not name.startswith(PREFIX)}
+    history = (*manifest.history[:at], *(_read(entry, after, before) for entry in manifest.history[at + 1 :]))
+    return replace(
+        checkpoint,
+        note=DROPPED,
+        tensors=Tensors(tensors.files, names),
+        manifest=rewritten(manifest, decision=None, weights_sha256=before, history=history),
+    )
+
+
+def _read(entry: Step, after: str, before: str) -> Step:
+    """A step that read the calibrated weights (`score` does, and changes none), as if it had read the plain ones."""
+    inputs = tuple(
+        each.model_copy(update={"sha256": before}) if each.sha256 == after else each for each in entry.inputs
+    )
+    return entry.model_copy(update={"inputs": inputs, "output": before if entry.output == after else entry.output})

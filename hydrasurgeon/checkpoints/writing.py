@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, EVAL_RESULTS, model_card
-from hydrasurgeon.checkpoints.companions import check_names
+from hydrasurgeon.checkpoints.folder import check_names
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.families import families, family_of
 from hydrasurgeon.files.atomic import SUFFIX, fill, hold, output_path, real, replacing, staged, sweep, write_text

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hydrasurgeon.anatomy.parts import Attention
-    from hydrasurgeon.checkpoints.reading import Checkpoint
+    from hydrasurgeon.checkpoints.reading import Single
     from hydrasurgeon.files.manifest import Score
     from hydrasurgeon.heads import Head
 
@@ -58,7 +58,7 @@ class CircuitOptions:
 class Subject:
     """A checkpoint to be scored. Nothing is loaded or decoded before a criterion asks for it."""
 
-    checkpoint: Checkpoint
+    checkpoint: Single
     load: Callable[[], tuple[nn.Module, tuple[Attention, ...]]]
     batches: Callable[[str], Iterable[tuple[Tensor, Tensor]]]
     """One pass over (inputs, labels), on the model's device; the argument names the pass for progress."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.options.shared import Run
@@ -45,14 +45,7 @@ class Feed:
 
     @classmethod
     def open(
-        cls,
-        checkpoint: Checkpoint,
-        data: str | None,
-        ood: Sequence[str],
-        *,
-        method: str,
-        towers: Sequence[str],
-        run: Run,
+        cls, checkpoint: Single, data: str | None, ood: Sequence[str], *, method: str, towers: Sequence[str], run: Run
     ) -> Feed:
         """What a method runs on: the checkpoint's live model, the data and the OOD sets."""
         if data is None:

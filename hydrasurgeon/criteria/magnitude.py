@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.files.tensors import as_float
 
 
 def score(subject: Subject) -> HeadScores:
-    checkpoint, manifest = subject.checkpoint, single(subject.checkpoint)
+    checkpoint, manifest = subject.checkpoint, subject.checkpoint.manifest
     scores: HeadScores = {}
     for tower in subject.towers:
         for layer, row in enumerate(manifest.kept[tower]):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 
 
 def score(subject: Subject) -> HeadScores:
-    manifest = single(subject.checkpoint)
+    manifest = subject.checkpoint.manifest
     generator = np.random.default_rng(subject.seed)
     # A number for every head of the original model, so that a head's score does not depend on what is gone.
     drawn = {name: generator.random((t.layers, t.heads)) for name, t in manifest.towers.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.criteria import CIRCUIT, OOD_SCORES, WITHOUT_DATA, criterion, objective_of
 from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.criteria.circuits.state import state_path
@@ -28,7 +28,7 @@ def check_keep(method: str | None, keep: int | str | None) -> None:
         )
 
 
-def compute(checkpoint: Checkpoint, key: str, scoring: Scoring, run: Run, *, output: Path) -> Score:
+def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output: Path) -> Score:
     """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`."""
     judge = criterion(key)
     objective, ood_score = _objective(key, scoring.ood, scoring.search)
@@ -75,7 +75,7 @@ def compute(checkpoint: Checkpoint, key: str, scoring: Scoring, run: Run, *, out
 
 
 def _identity(
-    checkpoint: Checkpoint,
+    checkpoint: Single,
     feed: Feed | NoData,
     scoring: Scoring,
     objective: tuple[str, str],
@@ -103,7 +103,7 @@ def _identity(
 def _recorded(
     verdict: HeadScores | Verdict | Removal,
     key: str,
-    checkpoint: Checkpoint,
+    checkpoint: Single,
     scoring: Scoring,
     seed: int,
     data: tuple[DataRecord, ...],
@@ -143,10 +143,10 @@ def _objective(method: str, ood: Sequence[str], search: str | None) -> tuple[str
 
 
 def _by_original_number(
-    checkpoint: Checkpoint, scores: HeadScores, towers: Sequence[str], method: str
+    checkpoint: Single, scores: HeadScores, towers: Sequence[str], method: str
 ) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
-    manifest = single(checkpoint)
+    manifest = checkpoint.manifest
     values: dict[str, tuple[tuple[float, ...], ...]] = {}
     for tower in towers:
         layers = []

@@ -31,11 +31,19 @@ if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, an
     Parts = Generator[Raw, None, str]
     """The arrays that make up a tensor, one behind the other, and in the end the sha256 of their bytes."""
 
+Look = Callable[[str, Any], None]
+"""What looks at a tensor's name and blocks on the way."""
 Entry = tuple[str, str, tuple[int, ...], str]
 """What the weights' hash takes from a tensor: its name, dtype and shape, and the sha256 of its bytes."""
 
 # Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has no bfloat16).
 CARRIER = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+PIECE_BYTES = 1 << 20
+"""Small enough to stay in a core's cache, large enough that calls do not count."""
+EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F}
+"""Bits of the exponent, which are all set in what is not finite (E4M3: its seven lower bits)."""
+NUMPY = {"F32": "<f4", "F64": "<f8"}
+"""What numpy tests for infinities and NaN by itself."""
 # How much of a tensor is in memory at once where it need not be whole.
 BLOCK_BYTES = 8 << 20
 # What workers may hold that is not written yet.
@@ -169,17 +177,20 @@ class Tensors(Mapping[str, TensorInfo]):
             for name, info in self.items()
         ]
 
-    def digests(self) -> dict[str, str]:
-        """sha256 of every tensor's bytes."""
+    def digests(self, look: Look | None = None) -> dict[str, str]:
+        """sha256 of every tensor's bytes, at whose blocks `look` may look on."""
+
+        def digest_of(name: str) -> str:
+            total = hashlib.sha256()
+            for block in self.blocks(name):
+                total.update(block.data)
+                if look is not None:
+                    look(name, block)
+            return total.hexdigest()
+
         names = list(self)
         with ThreadPoolExecutor(THREADS) as pool:
-            return dict(zip(names, pool.map(self._digest, names), strict=True))
-
-    def _digest(self, name: str) -> str:
-        total = hashlib.sha256()
-        for block in self.blocks(name):
-            total.update(block.data)
-        return total.hexdigest()
+            return dict(zip(names, pool.map(digest_of, names), strict=True))
 
 
 def digest(array: Raw) -> str:
@@ -351,3 +362,32 @@ def _parts_of(plan: Planned, pool: ThreadPoolExecutor) -> Iterator[Raw | str]:
 def _with_hash(parts: Parts) -> Iterator[Raw | str]:
     sha256 = yield from parts
     yield sha256
+
+
+def finite(content: NDArray[np.uint8], dtype: str) -> bool:
+    """Whether bytes of `dtype` hold finite numbers only; integers always do."""
+    import numpy as np
+
+    if dtype in NUMPY:
+        return bool(np.isfinite(content.view(NUMPY[dtype])).all())
+    if dtype in EXPONENT:
+        bits = EXPONENT[dtype]
+        return not bool(((content.view(CARRIER[ITEMSIZE[dtype]]) & bits) == bits).any())
+    return True
+
+
+def sound(blocks: Iterable[Raw], dtype: str, *, name: str, path: Path) -> Iterator[Raw]:
+    """The same blocks, as long as their numbers are finite."""
+    for block in blocks:
+        content = block.reshape(-1).view("u1")
+        for at in range(0, len(content), PIECE_BYTES):
+            if not finite(content[at : at + PIECE_BYTES], dtype):
+                raise spoiled(name, path)
+        yield block
+
+
+def spoiled(name: str, path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: tensor {name} holds NaN or infinity: nothing that is computed with it means anything",
+        hint="Start from a sound checkpoint; `hydrasurgeon verify` names all such tensors.",
+    )

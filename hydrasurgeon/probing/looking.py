@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head
@@ -48,7 +48,7 @@ Points = tuple[Doubles, Doubles]
 class Subject:
     """What is looked into, and on what."""
 
-    checkpoint: Checkpoint
+    checkpoint: Single
     method: str
     gone: tuple[Head, ...]
     """The heads that Proposition 1 is asked about."""
@@ -215,9 +215,9 @@ def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return float(sum((x.double() * y.double()).sum().item() for x, y in zip(a, b, strict=True)))
 
 
-def _per_head(checkpoint: Checkpoint, rows: Mapping[tuple[str, int], Sequence[float]]) -> PerHead:
+def _per_head(checkpoint: Single, rows: Mapping[tuple[str, int], Sequence[float]]) -> PerHead:
     """Numbers of the heads present, by their number in the original model."""
-    manifest = single(checkpoint)
+    manifest = checkpoint.manifest
     towers = [tower for tower in manifest.towers if any(name == tower for name, _ in rows)]
     numbers: dict[str, tuple[tuple[float | None, ...], ...]] = {}
     for tower in towers:
@@ -272,13 +272,13 @@ def _spread(rows: int) -> Any:
 
 
 def _in_plane(
-    checkpoint: Checkpoint,
+    checkpoint: Single,
     head: Head,
     inside: Mapping[tuple[str, int], Moments],
     outside: Mapping[tuple[str, int], Moments],
 ) -> tuple[Doubles, Doubles, float]:
     place = (head.tower, head.layer)
-    at = single(checkpoint).kept[head.tower][head.layer].index(head.number)
+    at = checkpoint.manifest.kept[head.tower][head.layer].index(head.number)
     here, there = (np.stack(each[place].rows)[:, at] for each in (inside, outside))
     return plane(here, there)
 

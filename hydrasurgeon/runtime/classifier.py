@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.checkpoints.class_names import with_class_names
-from hydrasurgeon.checkpoints.hydra_layout import Source, member_sources
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.checkpoints.layout import Source, member_sources
+from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.decision.state import Decided, State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import family_of
@@ -86,7 +86,7 @@ def load(
 ) -> Classifier:
     """Load any checkpoint for inference; a CLIP without class names answers with image features."""
     opened = with_class_names(open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template)
-    opened.digests()
+    opened.verify_hash()
     # What was assumed of a bare file is for who looks at it with `inspect`; files that contradict each other are wrong
     # somewhere.
     if opened.recorded and opened.note is not None:
@@ -104,7 +104,7 @@ def as_classifier(
     """
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
-    module = _hydra(checkpoint, manifest) if manifest.kind == "hydra" else live_module(checkpoint)
+    module = _hydra(checkpoint, manifest) if manifest.kind == "hydra" else live_module(as_single(checkpoint))
     family = checkpoint.family
     if lean and not isinstance(module, Hydra):
         module = Hydra([module], family.anatomy, mode="apart")
@@ -113,9 +113,9 @@ def as_classifier(
     return model.to(device=target, dtype=precision).eval()
 
 
-def live_module(checkpoint: Checkpoint) -> nn.Module:
+def live_module(checkpoint: Single) -> nn.Module:
     """The family's own module of a backbone or member, with its weights in float32 on the CPU."""
-    manifest = single(checkpoint)
+    manifest = checkpoint.manifest
     module = checkpoint.family.build(manifest.model, manifest.towers, manifest.kept)
     expected = set(module.state_dict())
     tensors = checkpoint.tensors
@@ -134,7 +134,9 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
     # Two members that read the same rows of the same stored tensors get the same parameter.
     shared: dict[Source, nn.Parameter] = {}
     modules = []
-    for member, sources in zip(manifest.members, member_sources(checkpoint, manifest), strict=True):
+    for member, sources in zip(
+        manifest.members, member_sources(manifest, checkpoint.weights, checkpoint.tensors), strict=True
+    ):
         module = family.build(manifest.model, manifest.towers, member.kept)
         state = {}
         for name, source in sources.items():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.checkpoints.reading import Checkpoint, Single
 from hydrasurgeon.data import Batches, moved, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import all_heads
@@ -64,11 +64,11 @@ class Inputs:
         return as_classifier(checkpoint, device=self.run.device, dtype=self.run.dtype)
 
 
-def masked_difference(child: Checkpoint, parent: Checkpoint, inputs: Inputs) -> Difference:
+def masked_difference(child: Single, parent: Single, inputs: Inputs) -> Difference:
     """Between a pruned model and its parent with the same heads off."""
     pruned, whole = inputs.open(child), inputs.open(parent)
-    kept = set(all_heads(single(child).kept))
-    removed = [head for head in all_heads(single(parent).kept) if head not in kept]
+    kept = set(all_heads(child.manifest.kept))
+    removed = [head for head in all_heads(parent.manifest.kept) if head not in kept]
     sites = whole.anatomy.sites
 
     def masked(batch: Any) -> Tensor:

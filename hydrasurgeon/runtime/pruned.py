@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.heads import Kept, positions, take_heads
 from hydrasurgeon.runtime.classifier import assign
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class LoadedBackbone:
     """The parameters of a backbone or member, once, for any number of models that keep some of its heads."""
 
-    def __init__(self, checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32") -> None:
+    def __init__(self, checkpoint: Single, *, device: str = "auto", dtype: str = "float32") -> None:
         self.checkpoint = checkpoint
-        self.manifest = single(checkpoint)
+        self.manifest = checkpoint.manifest
         self.device, self.dtype = device_of(device), dtype_of(dtype)
         names = set(self._empty(self.manifest.kept).state_dict())
         self.parameters = {

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.scan import spoiled
-from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.files.tensors import Planned, spoiled, whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

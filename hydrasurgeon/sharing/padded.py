@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.hydra_layout import member_sources
-from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept
+from hydrasurgeon.checkpoints.layout import member_sources
+from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept, undecided
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.history import step
@@ -82,7 +81,7 @@ def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, 
             f"{option}{opened.name} is a hydra of {count} members, and one of them can be written",
             hint=f"Give --member 0 to {count - 1}.",
         )
-    sources = member_sources(opened, manifest)[member]
+    sources = member_sources(manifest, opened.weights, tensors)[member]
     return manifest.members[member].kept, {
         name: (source.read(tensors), tensors[source.stored].dtype) for name, source in sources.items()
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, first, short
-from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.history import lineage, merged
 from hydrasurgeon.files.manifest import Step
@@ -107,10 +107,10 @@ def _alike(parent: Hashed, child: Hashed) -> bool:
     return (a.model.family, a.model.arch, a.towers) == (b.model.family, b.model.arch, b.towers)
 
 
-def _same_model(parent: Hashed, like: Checkpoint) -> Checkpoint:
+def _same_model(parent: Single, like: Single) -> Single:
     """A parent that answers for the child's classes: a CLIP's names may have been given after it was written."""
-    manifest = parent.checkpoint.manifest.model_copy(update={"model": like.manifest.model})
-    return replace(parent.checkpoint, manifest=manifest, recorded=True)
+    manifest = parent.manifest.model_copy(update={"model": like.manifest.model})
+    return replace(parent, manifest=manifest, recorded=True)
 
 
 def _bits(made: _Made, planned: Sequence[Planned], without: Collection[str] = ()) -> Check:
@@ -155,17 +155,17 @@ def _outputs(name: str, difference: Difference, inputs: Inputs) -> Check:
 
 def _pruned(made: _Made, options: PruneOptions, parent: Hashed, inputs: Inputs) -> Iterator[Check]:
     """A member is its parent with heads cut out, and answers as the parent with those heads off."""
-    child = made.child.checkpoint
-    kept, before = child.manifest.kept, parent.checkpoint.manifest.kept
-    if kept is None or before is None or not _contains(before, kept):
+    child, whole = as_single(made.child.checkpoint), as_single(parent.checkpoint)
+    kept = child.manifest.kept
+    if not _contains(whole.manifest.kept, kept):
         yield Check(made.name, False, "keeps heads that its parent does not have")
     elif options.repairs:
-        yield from _repaired(made, options, parent, inputs)
+        yield from _repaired(made, options, whole, inputs)
     else:
-        yield _bits(made, plan_pruning(parent.checkpoint, kept, {}))
+        yield _bits(made, plan_pruning(whole, kept, {}))
         from hydrasurgeon.runtime.difference import masked_difference
 
-        difference = masked_difference(child, _same_model(parent, child), inputs)
+        difference = masked_difference(child, _same_model(whole, child), inputs)
         yield _outputs(f"{made.file}, pruned = masked", difference, inputs)
 
 
@@ -174,12 +174,12 @@ def _contains(parent: Kept, child: Kept) -> bool:
     return all(set(row) <= set(parent[tower][layer]) for tower, rows in child.items() for layer, row in enumerate(rows))
 
 
-def _repaired(made: _Made, options: PruneOptions, parent: Hashed, inputs: Inputs) -> Iterator[Check]:
+def _repaired(made: _Made, options: PruneOptions, parent: Single, inputs: Inputs) -> Iterator[Check]:
     """A member of `prune --compensate`: what was not repaired is the parent's, what was is fitted again."""
-    child = made.child.checkpoint
-    kept = single(child).kept
-    repaired = {name for pair in output_names(parent.checkpoint, kept).values() for name in pair if name is not None}
-    yield _bits(made, plan_pruning(parent.checkpoint, kept, {}), without=repaired)
+    child = as_single(made.child.checkpoint)
+    kept = child.manifest.kept
+    repaired = {name for pair in output_names(parent, kept).values() for name in pair if name is not None}
+    yield _bits(made, plan_pruning(parent, kept, {}), without=repaired)
     name = f"{made.file}, --compensate {options.compensate}"
     specs = ", ".join(record.spec for record in made.entry.data)
     if inputs.data is None:
@@ -191,7 +191,7 @@ def _repaired(made: _Made, options: PruneOptions, parent: Hashed, inputs: Inputs
     )
     if record.sha256 not in {each.sha256 for each in made.entry.data}:
         yield Check(name, None, f"{inputs.data} is not the data it was fitted on ({specs})")
-    elif not _differing(made.child, plan_pruning(parent.checkpoint, kept, {}, fitted)):
+    elif not _differing(made.child, plan_pruning(parent, kept, {}, fitted)):
         yield Check(name, True, f"fitted again: {len(fitted)} tensors, bit for bit", 0.0)
     else:
         yield _near(name, child, fitted)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names, with_data_names
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.decided import STORED, Decision
 from hydrasurgeon.files.history import step
@@ -68,7 +67,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     )
     _check_score(named, arguments.ood_score)
     check_members(arguments, named)
-    named.digests()
+    named.verify_hash()
     opened = undecided(named)
     digests = opened.digests()
     data = _opened_data(opened, arguments)

@@ -78,7 +78,7 @@ def _exported(opened: Checkpoint, arguments: ExportOptions, inputs: Sequence[obj
     path = output_file(target, option="-o", force=arguments.force, inputs=inputs)
     if not opened.manifest.model.num_classes:
         raise SurgeryError(f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes.")
-    opened.digests()
+    opened.verify_hash()
     return _graph(opened, path, arguments)
 
 
@@ -193,7 +193,7 @@ def _in_steps(opened: Checkpoint, arguments: ExportOptions, inputs: Sequence[obj
     out = Path(arguments.out or opened.home.with_name(f"{opened.home.stem}.onnx"))
     first, rest = (real(out.with_suffix(f".{step}.onnx")) for step in ("first", "rest"))
     claim(first, rest, option="-o", force=arguments.force, inputs=inputs)
-    opened.digests()
+    opened.verify_hash()
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing.cascade_onnx import two_graphs
     from hydrasurgeon.sharing.onnx import OPSET
@@ -213,7 +213,7 @@ def _padded(opened: Checkpoint, arguments: ExportOptions, inputs: Sequence[objec
 
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-padded')}/"
     target = claimed(Output(force=arguments.force), out, inputs=inputs, repository=None)
-    opened.digests()
+    opened.verify_hash()
     from hydrasurgeon.sharing.padded import padded
 
     model = padded(opened, arguments.member)

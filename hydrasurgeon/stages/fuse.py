@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.checks import sound_digests
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.hydra_layout import shared_layers
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
+from hydrasurgeon.checkpoints.layout import shared_layers
+from hydrasurgeon.checkpoints.reading import Checkpoint, Single, open_checkpoint, open_single, rewritten, undecided
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step
 from hydrasurgeon.files.manifest import Fusion, HydraManifest, Member
@@ -90,11 +89,9 @@ def fuse(arguments: FuseOptions) -> Fused:
     return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, notes)
 
 
-def _opened(members: Sequence[str | Path], arguments: FuseOptions) -> list[Checkpoint]:
+def _opened(members: Sequence[str | Path], arguments: FuseOptions) -> list[Single]:
     """The members, which must fit each other, as classifiers of the same classes."""
-    opened = [undecided(open_checkpoint(member)) for member in members]
-    for member in opened:
-        single(member)
+    opened = [undecided(open_single(member)) for member in members]
     names = None if arguments.check is None else names_in(arguments.check)
     opened = [with_class_names(m, classes=arguments.classes, templates=arguments.template, names=names) for m in opened]
     opened = _with_common_names(opened)
@@ -102,7 +99,7 @@ def _opened(members: Sequence[str | Path], arguments: FuseOptions) -> list[Check
     return opened
 
 
-def _with_common_names(members: Sequence[Checkpoint]) -> list[Checkpoint]:
+def _with_common_names(members: Sequence[Single]) -> list[Single]:
     """Members that have no class names get those of the first that has, and a note."""
     named = next((member for member in members if member.manifest.model.labels is not None), None)
     if named is None:
@@ -118,7 +115,7 @@ def _with_common_names(members: Sequence[Checkpoint]) -> list[Checkpoint]:
     return common
 
 
-def _twins(opened: Sequence[Checkpoint], members: Sequence[Member]) -> Iterator[str]:
+def _twins(opened: Sequence[Single], members: Sequence[Member]) -> Iterator[str]:
     """Which members are one and the same: two that err alike say nothing of each other's doubts."""
     seen: dict[str, str] = {}
     for member, record in zip(opened, members, strict=True):
@@ -138,10 +135,10 @@ def _averaged(spread: float | None, agreement: Agreement | None) -> Iterator[str
     )
 
 
-def _trunk_lost(opened: Sequence[Checkpoint], trunk: int) -> Iterator[str]:
+def _trunk_lost(opened: Sequence[Single], trunk: int) -> Iterator[str]:
     """That pruned members were tuned in layers that they could have shared."""
     first = opened[0].manifest
-    possible = shared_layers(opened[0].weights, first.towers, [single(member).kept for member in opened], ())
+    possible = shared_layers(opened[0].weights, first.towers, [member.manifest.kept for member in opened], ())
     steps = [[step.command for step in member.manifest.history] for member in opened]
     tuned = any("finetune" in names[names.index("prune") :] for names in steps if "prune" in names)
     if tuned and trunk < possible:
@@ -153,7 +150,7 @@ def _trunk_lost(opened: Sequence[Checkpoint], trunk: int) -> Iterator[str]:
 
 
 def _manifest_of(
-    opened: Sequence[Checkpoint], digests: Sequence[dict[str, str]], plan: FusionPlan, arguments: FuseOptions
+    opened: Sequence[Single], digests: Sequence[dict[str, str]], plan: FusionPlan, arguments: FuseOptions
 ) -> Callable[[str], HydraManifest]:
     """The hydra's manifest, once the hash of its weights is there."""
     # `mlp` is an argument that changes nothing where the MLPs are equal; what was asked for is recorded.
@@ -171,7 +168,7 @@ def _manifest_of(
             model=first.model,
             towers=first.towers,
             members=tuple(
-                Member(kept=single(member).kept, sha256=weights_sha256(member.tensors, d))
+                Member(kept=member.manifest.kept, sha256=weights_sha256(member.tensors, d))
                 for member, d in zip(opened, digests, strict=True)
             ),
             fusion=Fusion(mlp="average" if arguments.mlp == "average" else "separate", trunk=plan.trunk),
@@ -182,7 +179,7 @@ def _manifest_of(
     return manifest
 
 
-def _samples(member: Checkpoint, data: str, run: Run) -> Samples:
+def _samples(member: Single, data: str, run: Run) -> Samples:
     """What the hydra is compared with its members on; its labels, where it has some, must be the members'."""
     from hydrasurgeon.data import fit_classes, open_data
 
@@ -190,7 +187,7 @@ def _samples(member: Checkpoint, data: str, run: Run) -> Samples:
     return samples if samples.labels is None else fit_classes(samples, member.manifest.model)
 
 
-def _checked(opened: Sequence[Checkpoint], target: Path, samples: Samples, arguments: FuseOptions) -> Agreement:
+def _checked(opened: Sequence[Single], target: Path, samples: Samples, arguments: FuseOptions) -> Agreement:
     """How far the hydra agrees with its members; refused where it is not far enough."""
     try:
         agreement = _agreement(opened, target, samples, arguments)
@@ -212,7 +209,7 @@ def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:.2f} %"
 
 
-def _fusable(opened: Sequence[Checkpoint]) -> None:
+def _fusable(opened: Sequence[Single]) -> None:
     """Members must be prunings of one architecture that read and answer alike."""
     first = opened[0]
     for other in opened[1:]:
@@ -242,7 +239,7 @@ def _first_difference(left: object, right: object) -> tuple[object, object]:
     return left, right
 
 
-def _agreement(opened: Sequence[Checkpoint], target: Path, samples: Samples, run: Run) -> Agreement:
+def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Run) -> Agreement:
     """The members one by one and the hydra, over the same samples."""
     from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier

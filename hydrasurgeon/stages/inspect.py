@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrasurgeon.checkpoints.hydra_layout import member_sources
+from hydrasurgeon.checkpoints.layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import Manifest
@@ -50,7 +50,7 @@ def _in_memory(opened: Checkpoint) -> int:
     tensors, manifest = opened.tensors, opened.manifest
     if manifest.kind != "hydra":
         return _numbers(opened)
-    sources = {source for member in member_sources(opened, manifest) for source in member.values()}
+    sources = {source for member in member_sources(manifest, opened.weights, tensors) for source in member.values()}
     return sum(math.prod(source.shape(tensors)) for source in sources)
 
 

@@ -88,7 +88,7 @@ def predict(arguments: PredictOptions) -> Predicted:
             f"{opened.path}: has no classes to choose from",
             hint="Finetune it with a classifier, or give a CLIP its --classes.",
         )
-    opened.digests()
+    opened.verify_hash()
     answering = _Answering(opened, arguments)
     counts: Counter[str] = Counter()
     resumed = 0

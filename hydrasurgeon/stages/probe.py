@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
 from hydrasurgeon.criteria.scoring import check_keep, compute
@@ -38,10 +37,10 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     foreign = [parse_ood(entry) for entry in arguments.ood]
     json, plot = _outputs(checkpoint, arguments)
     opened = _opened(checkpoint, arguments)
-    arguments = _with_amount(single(opened), arguments)
+    arguments = _with_amount(opened.manifest, arguments)
     key, score = _scores(opened, arguments)
-    kept = _kept(single(opened), key, score, arguments)
-    gone = sorted(set(all_heads(single(opened).kept)) - set(all_heads(kept)))
+    kept = _kept(opened.manifest, key, score, arguments)
+    gone = sorted(set(all_heads(opened.manifest.kept)) - set(all_heads(kept)))
     if not gone:
         raise SurgeryError("probe: no head would go", hint="Give --keep K or --remove N.")
     from hydrasurgeon.probing.looking import Subject, look
@@ -50,7 +49,7 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
         checkpoint=opened,
         method=key,
         gone=tuple(gone),
-        ranked=tuple(_ranked(single(opened), score)),
+        ranked=tuple(_ranked(opened.manifest, score)),
         data=str(arguments.data),
         noisy=_noisy(opened, arguments),
         foreign=tuple((name, spec) for _, name, spec in foreign),
@@ -96,17 +95,15 @@ def _outputs(checkpoint: str | Path, arguments: ProbeOptions) -> tuple[Path | No
     return json, plot
 
 
-def _opened(checkpoint: str | Path, arguments: ProbeOptions) -> Checkpoint:
-    opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
-    if opened.manifest.kind == "hydra":
-        raise SurgeryError(f"probe: {opened.name} is a hydra", hint="Probe its backbone, or one of its members.")
-    opened.digests()
+def _opened(checkpoint: str | Path, arguments: ProbeOptions) -> Single:
+    opened = undecided(open_single(checkpoint, arch=arguments.arch))
+    opened.verify_hash()
     return with_class_names(
         opened, classes=arguments.classes, templates=arguments.template, names=names_in(arguments.data)
     )
 
 
-def _noisy(opened: Checkpoint, arguments: ProbeOptions) -> Callable[[Any], Any]:
+def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
     """The noisy data, made of the clean samples or opened beside them; misspelt corruptions are refused now."""
     from hydrasurgeon.data.corruptions import Mixed, corruptions_of
 
@@ -128,7 +125,7 @@ def _with_amount(manifest: SingleManifest, arguments: ProbeOptions) -> ProbeOpti
     return arguments.but(keep=heads - heads // SPARED)
 
 
-def _scores(opened: Checkpoint, arguments: ProbeOptions) -> tuple[str, Score]:
+def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
     """Recorded scores, or new ones; a circuit is not searched on the way."""
     recorded = opened.manifest.scores
     key = score_key(arguments.method, arguments.objective, arguments.ood_score, recorded=recorded)

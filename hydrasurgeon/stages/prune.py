@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
+from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
 from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
 from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
 from hydrasurgeon.criteria.circuits.state import clear_search
@@ -80,7 +79,7 @@ def prune(arguments: PruneOptions) -> Pruned:
     written = target.save(planned, manifest, files=opened.files)
     clear_search(target.path, label)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    removed = count(single(opened).kept) - count(choice.kept)
+    removed = count(opened.manifest.kept) - count(choice.kept)
     notes = (opened.note, *choice.notes) if opened.note else choice.notes
     return Pruned(target.path, written, removed, notes, hub)
 
@@ -99,10 +98,9 @@ def _check_amount(arguments: PruneOptions) -> None:
         raise UsageError(f"prune: {wrong}", hint="Give one of --keep K, --remove N, --sample N/P, --mask FILE.")
 
 
-def _opened(checkpoint: str | Path, arguments: PruneOptions) -> Checkpoint:
+def _opened(checkpoint: str | Path, arguments: PruneOptions) -> Single:
     """The checkpoint, as a classifier of the data's classes where data is scored."""
-    opened = undecided(open_checkpoint(checkpoint, arch=arguments.arch))
-    single(opened)
+    opened = undecided(open_single(checkpoint, arch=arguments.arch))
     method, data = arguments.method, arguments.data
     scored = data is not None and method is not None and method not in WITHOUT_DATA
     opened = with_class_names(
@@ -111,18 +109,18 @@ def _opened(checkpoint: str | Path, arguments: PruneOptions) -> Checkpoint:
     return fitted_to(opened, data, arguments) if scored and data is not None else opened
 
 
-def _key(opened: Checkpoint, arguments: PruneOptions) -> str | None:
+def _key(opened: Single, arguments: PruneOptions) -> str | None:
     """Under which name the scores stand in the manifest; None for a mask."""
     if arguments.method is None:
         return None
     return score_key(arguments.method, arguments.objective, arguments.ood_score, recorded=opened.manifest.scores)
 
 
-def _choose(opened: Checkpoint, key: str | None, arguments: PruneOptions, output: Path) -> _Choice:
+def _choose(opened: Single, key: str | None, arguments: PruneOptions, output: Path) -> _Choice:
     """The heads to keep: a mask's, or those that scores leave."""
     scores = dict(opened.manifest.scores)
     if arguments.mask is not None:
-        return _Choice(kept_from_file(Path(arguments.mask), single(opened)), scores)
+        return _Choice(kept_from_file(Path(arguments.mask), opened.manifest), scores)
     key, score, data = _score(opened, key, arguments, output)
     scores[key] = score
     notes = [*score.settings.get("notes", ())]
@@ -133,9 +131,9 @@ def _choose(opened: Checkpoint, key: str | None, arguments: PruneOptions, output
         if keep == "auto" and not score.settings.get("knee"):
             notes.append("cahp's curve has no knee: its highest point gives the number of heads")
         kept = select_by_cahp(
-            single(opened), score, keep=keep, remove=arguments.remove, layers=arguments.layers, tower=arguments.tower
+            opened.manifest, score, keep=keep, remove=arguments.remove, layers=arguments.layers, tower=arguments.tower
         )
-        left, present = count(kept), count(single(opened).kept)
+        left, present = count(kept), count(opened.manifest.kept)
         if keep == "auto" and left < present / 2:
             notes.append(
                 f"cahp's own number leaves {left} of {present} heads: see what that costs with eval, or say how many"
@@ -143,7 +141,7 @@ def _choose(opened: Checkpoint, key: str | None, arguments: PruneOptions, output
             )
     else:
         kept = select(
-            single(opened),
+            opened.manifest,
             score,
             keep=arguments.heads_kept,
             remove=arguments.remove,
@@ -153,13 +151,13 @@ def _choose(opened: Checkpoint, key: str | None, arguments: PruneOptions, output
             seed=arguments.seed,
         )
     if arguments.rearrange:
-        free = movable(single(opened), score, layers=arguments.layers, tower=arguments.tower)
-        kept = rearranged(single(opened), score, kept, free, str(opened.path))
+        free = movable(opened.manifest, score, layers=arguments.layers, tower=arguments.tower)
+        kept = rearranged(opened.manifest, score, kept, free, str(opened.path))
     return _Choice(kept, scores, data, tuple(notes))
 
 
 def _score(
-    opened: Checkpoint, key: str | None, arguments: PruneOptions, output: Path
+    opened: Single, key: str | None, arguments: PruneOptions, output: Path
 ) -> tuple[str, Score, tuple[DataRecord, ...]]:
     """Recorded scores, or new ones where there is data; data that calibrates a repair replaces no record."""
     if key is None:
@@ -188,9 +186,7 @@ def _needed(remove: int | None, sample: str | None) -> int | None:
     return remove if count is None else count
 
 
-def _repair(
-    opened: Checkpoint, choice: _Choice, arguments: PruneOptions
-) -> tuple[dict[str, Raw], tuple[DataRecord, ...]]:
+def _repair(opened: Single, choice: _Choice, arguments: PruneOptions) -> tuple[dict[str, Raw], tuple[DataRecord, ...]]:
     """The tensors that are not the checkpoint's own, and all the data that was read."""
     if not arguments.repairs:
         return {}, choice.data
@@ -202,7 +198,7 @@ def _repair(
 
 
 def _entry(
-    opened: Checkpoint, key: str | None, data: tuple[DataRecord, ...], arguments: PruneOptions
+    opened: Single, key: str | None, data: tuple[DataRecord, ...], arguments: PruneOptions
 ) -> Callable[[str], Step]:
     """What history gets to know, once the hash of the input is there."""
     recorded = {**arguments.recorded(), "method": key}
@@ -216,7 +212,7 @@ def _entry(
 
 
 def _manifest_of(
-    opened: Checkpoint, choice: _Choice, entry: Callable[[str], Step], hashes: Mapping[str, str]
+    opened: Single, choice: _Choice, entry: Callable[[str], Step], hashes: Mapping[str, str]
 ) -> Callable[[str], SingleManifest]:
     """The member's manifest, once the hash of its weights is there; by then `hashes` holds the input's."""
 
@@ -227,7 +223,7 @@ def _manifest_of(
             # Every byte has passed by now: refuse before anything takes its place.
             opened.check(hashes)
         return rewritten(
-            single(opened),
+            opened.manifest,
             kind="member",
             kept=choice.kept,
             scores=choice.scores,

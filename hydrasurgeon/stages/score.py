@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, single
+from hydrasurgeon.checkpoints.reading import Checkpoint, Single, open_single, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
@@ -94,10 +94,9 @@ def _picture(checkpoint: str | Path, arguments: ScoreOptions) -> Path | None:
     return check_plot(Path(arguments.plot), force=arguments.force, inputs=[checkpoint, arguments.data])
 
 
-def _opened(checkpoint: str | Path, arguments: ScoreOptions) -> tuple[Checkpoint, Path | None]:
+def _opened(checkpoint: str | Path, arguments: ScoreOptions) -> tuple[Single, Path | None]:
     """The checkpoint to score, and where its copy goes; what is written is this command's from here on."""
-    opened = open_checkpoint(checkpoint, arch=arguments.arch)
-    single(opened)
+    opened = open_single(checkpoint, arch=arguments.arch)
     if opened.hub_id is not None and arguments.out is None:
         raise UsageError(
             f"{opened.hub_id}: scores cannot be written into the hub's cache",
@@ -110,7 +109,7 @@ def _opened(checkpoint: str | Path, arguments: ScoreOptions) -> tuple[Checkpoint
     else:
         claim_in_place(opened.path)
         # Another score may have ended just now.
-        opened = open_checkpoint(checkpoint, arch=arguments.arch)
+        opened = open_single(checkpoint, arch=arguments.arch)
     names = None if arguments.method in WITHOUT_DATA else names_in(arguments.data)
     opened = with_class_names(opened, classes=arguments.classes, templates=arguments.template, names=names)
     if arguments.data is not None and names is not None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.at_hand import AtHand, Hashed
 from hydrasurgeon.checkpoints.checks import Check, checks_alone, read_through
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.errors import Disagreement, UsageError
 from hydrasurgeon.files.foreign import read_bytes
 from hydrasurgeon.files.manifest import Manifest, sidecar

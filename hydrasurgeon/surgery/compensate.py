@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.files.manifest import DataRecord
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def repaired_tensors(
-    checkpoint: Checkpoint, kept: Kept, *, how: str, data: str, run: Run
+    checkpoint: Single, kept: Kept, *, how: str, data: str, run: Run
 ) -> tuple[dict[str, Raw], DataRecord]:
     """Raw output projections and biases of the layers that lose heads, by name, and the data they come from."""
     from hydrasurgeon.data import Batches, moved, open_data
@@ -68,9 +68,9 @@ def repaired_tensors(
     return repaired, DataRecord(**samples.fingerprint())
 
 
-def output_names(checkpoint: Checkpoint, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:
+def output_names(checkpoint: Single, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:
     """The names of W_O and its bias in each layer that loses heads."""
-    manifest = single(checkpoint)
+    manifest = checkpoint.manifest
     return {
         (tower, layer): output_of(checkpoint.weights, tower, layer)
         for tower, rows in manifest.kept.items()

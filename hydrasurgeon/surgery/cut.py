@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes
-from hydrasurgeon.files.scan import sound
-from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed, sha256_of
+from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed, sha256_of, sound
 from hydrasurgeon.heads import HeadAxis, Kept, head_mask, masked, positions, sliced_shape
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plan_pruning(
-    opened: Checkpoint, kept: Kept, inputs: dict[str, str], repaired: Mapping[str, Raw] | None = None
+    opened: Single, kept: Kept, inputs: dict[str, str], repaired: Mapping[str, Raw] | None = None
 ) -> list[Planned]:
     """Each tensor as it will be written; `inputs` fills with the digests of what was read.
 
@@ -68,9 +67,9 @@ def plan_pruning(
     return [plan(name) for name in tensors]
 
 
-def _cuts(opened: Checkpoint, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:
+def _cuts(opened: Single, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:
     """The tensors that lose heads: where they keep them, which positions stay, and how wide a head is."""
-    manifest = single(opened)
+    manifest = opened.manifest
     return {
         name: (axis, positions(row, kept[tower][layer]), manifest.towers[tower].head_dim)
         for name, (tower, layer, axis) in head_axes(opened.weights.values()).items()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hydrasurgeon.checkpoints.hydra_layout import PREFIX, shared_layers
-from hydrasurgeon.checkpoints.reading import Checkpoint, single
+from hydrasurgeon.checkpoints.layout import PREFIX, shared_layers
+from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float, hashed
 from hydrasurgeon.heads import HeadAxis, Kept, intersect_union
@@ -49,13 +49,11 @@ class FusionPlan:
         return math.sqrt(apart / norm) if norm else math.inf
 
 
-def plan_fusion(
-    members: Sequence[Checkpoint], digests: Sequence[Mapping[str, str]], *, average_mlp: bool
-) -> FusionPlan:
+def plan_fusion(members: Sequence[Single], digests: Sequence[Mapping[str, str]], *, average_mlp: bool) -> FusionPlan:
     """Decide for every tensor whether the members can share it."""
     first = members[0]
     axes = head_axes(first.weights.values())
-    kepts: list[Kept] = [single(member).kept for member in members]
+    kepts: list[Kept] = [member.manifest.kept for member in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
     spreads: dict[str, tuple[float, float]] = {}
@@ -81,7 +79,7 @@ def plan_fusion(
     return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members), spreads)
 
 
-def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:
+def _copy(member: Single, name: str, stored: str, sha256: str) -> Planned:
     info = member.tensors[name]
 
     def produce() -> Parts:
@@ -91,7 +89,7 @@ def _copy(member: Checkpoint, name: str, stored: str, sha256: str) -> Planned:
     return Planned(stored, info.dtype, info.shape, produce)
 
 
-def _average(members: Sequence[Checkpoint], name: str, spreads: dict[str, tuple[float, float]]) -> Planned:
+def _average(members: Sequence[Single], name: str, spreads: dict[str, tuple[float, float]]) -> Planned:
     """Paper section 4.2: the merged MLP is the mean of the members' weights; `spreads` gets to know how far they
     lie."""
     info = members[0].tensors[name]
@@ -114,7 +112,7 @@ def _average(members: Sequence[Checkpoint], name: str, spreads: dict[str, tuple[
 
 
 def _union(
-    members: Sequence[Checkpoint], name: str, kepts: Sequence[Kept], union: Kept, place: tuple[str, int, HeadAxis]
+    members: Sequence[Single], name: str, kepts: Sequence[Kept], union: Kept, place: tuple[str, int, HeadAxis]
 ) -> Planned | None:
     """All heads that any member keeps, if members that share a head agree on its weights."""
     tower, layer, spec = place
@@ -150,7 +148,7 @@ def _same(parts: Sequence[Raw]) -> Raw:
 
 
 def _merged_rows(
-    members: Sequence[Checkpoint],
+    members: Sequence[Single],
     name: str,
     rows: Sequence[tuple[int, ...]],
     heads: Sequence[int],
@@ -170,7 +168,7 @@ def _merged_rows(
 
 
 def _merged_columns(
-    members: Sequence[Checkpoint],
+    members: Sequence[Single],
     name: str,
     rows: Sequence[tuple[int, ...]],
     heads: Sequence[int],

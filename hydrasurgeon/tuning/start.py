@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import with_class_names
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, all_kept, open_checkpoint, rewritten, single
+from hydrasurgeon.checkpoints.reading import Single, all_kept, open_checkpoint, open_single, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
@@ -51,7 +50,7 @@ class Start:
     """Where training starts: a checkpoint, or (without one) random weights."""
 
     manifest: SingleManifest
-    checkpoint: Checkpoint | None
+    checkpoint: Single | None
     sha256: str
     inputs: tuple[Input, ...]
 
@@ -74,8 +73,8 @@ class Start:
 def starting_point(spec: str | Path, arch: str | None) -> Start:
     text = str(spec)
     if not text.startswith(FRESH):
-        opened = undecided(open_checkpoint(spec, arch=arch))
-        manifest = single(opened)
+        opened = undecided(open_single(spec, arch=arch))
+        manifest = opened.manifest
         record = opened.record(opened.digests())
         return Start(manifest, opened, record.sha256, (record,))
     model = _fresh_model(text)
@@ -115,7 +114,7 @@ def with_names_of(source: Start, classes: str | None, templates: Sequence[str], 
         return source
     names = None if samples is None else lambda: samples.classes
     opened = with_class_names(source.checkpoint, classes=classes, templates=templates, names=names)
-    return replace(source, checkpoint=opened, manifest=single(opened))
+    return replace(source, checkpoint=opened, manifest=opened.manifest)
 
 
 def with_classes_of(model: Model, plan: Recipe, samples: Samples) -> Model:

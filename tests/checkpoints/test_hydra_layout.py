@@ -14,7 +14,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.hydra_layout import hydra_digests
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError
 from hydrasurgeon.files.manifest import Manifest, sidecar
@@ -75,12 +74,12 @@ def test_members_are_put_together_again(pruned: Path, tuned: Callable[[str], Pat
     """What a hydra holds of a member hashes to the member's own file."""
     for hydra, members in ((pruned, ("p1", "p2")), (tuned("separate"), ("p1", "t2"))):
         opened = open_checkpoint(hydra)
-        digests, hashes = hydra_digests(opened, opened.manifest)
+        digests, hashes = opened.hashes()
         assert digests == opened.tensors.digests()
         wanted = [open_checkpoint(tmp_path / name).manifest.weights_sha256 for name in members]
         assert hashes == wanted
     averaged = open_checkpoint(tuned("average"))
-    assert not set(hydra_digests(averaged, averaged.manifest)[1]) & set(wanted)
+    assert not set(averaged.hashes()[1]) & set(wanted)
     averaged.digests()
 
 

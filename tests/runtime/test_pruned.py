@@ -12,7 +12,7 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.checkpoints.reading import open_checkpoint, single
+from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.runtime.classifier import as_classifier
@@ -32,7 +32,7 @@ def test_memory_equals_the_file_and_masked(family: Family, tmp_path: Path) -> No
     source = tmp_path / "source"
     family.write(source)
     path = member(source, family, RAGGED, tmp_path / "m.safetensors")
-    opened, kept = open_checkpoint(source), single(open_checkpoint(path)).kept
+    opened, kept = open_checkpoint(source), as_single(open_checkpoint(path)).manifest.kept
     for dtype in ("float32", "bfloat16", "float64"):
         backbone = LoadedBackbone(opened, device="cpu", dtype=dtype)
         inputs = family.inputs(dtype=getattr(torch, dtype))
@@ -87,11 +87,11 @@ def test_repaired_tensors_are_those_of_the_file(how: str, tmp_path: Path) -> Non
     outputs = [name for name, weight in opened.weights.items() if weight.part == "output"]
     backbone = LoadedBackbone(opened, device="cpu")
     repaired = {name: written.tensors.read(name) for name in outputs}
-    module = backbone.module(single(written).kept, repaired)
+    module = backbone.module(as_single(written).manifest.kept, repaired)
     same_bits(module, hs.load(path, device="cpu").module)
     inputs = family.inputs()
     with torch.inference_mode():
         answers = module(inputs)
         torch.testing.assert_close(answers, logits(path, inputs)[:, 0])
-        plain = backbone.module(single(written).kept)(inputs)
+        plain = backbone.module(as_single(written).manifest.kept)(inputs)
     assert (answers - plain).abs().max() > 1e-3

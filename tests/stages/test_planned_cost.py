@@ -11,7 +11,7 @@ from tiny_families import FAMILIES, HEADS, LAYERS, Family, thoroughly
 from tiny_members import member
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint, single
+from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.tensors import digest
 from hydrasurgeon.heads import positions, take_heads
@@ -41,7 +41,7 @@ def built(paths: list[Path], family: Family, out: Path) -> tuple[int, int]:
 def plan(path: Path, source: Path) -> Part:
     """The member that lies in a file, as `Part` speaks of it."""
     opened, backbone = open_checkpoint(path), open_checkpoint(source)
-    kept, manifest, axes = single(opened).kept, single(backbone), head_axes(backbone.weights.values())
+    kept, manifest, axes = as_single(opened).manifest.kept, as_single(backbone).manifest, head_axes(backbone.weights.values())
     own = {}
     for name, weight in backbone.weights.items():
         if weight.part != "output":

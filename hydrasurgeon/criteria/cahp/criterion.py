@@ -22,7 +22,6 @@ from hydrasurgeon.anatomy.hooks import removed
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.anatomy.maps import attention_maps, heads_from_maps, real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.checkpoints.reading import single
 from hydrasurgeon.criteria.base import Subject, Verdict
 from hydrasurgeon.criteria.cahp.choice import choose, described
 from hydrasurgeon.criteria.cahp.weights import Weigher
@@ -48,7 +47,7 @@ def score(subject: Subject) -> Verdict:
     need("sklearn", "kmedoids", "kneed", purpose="--method cahp")
     model, sites = subject.load()
     model.requires_grad_(False)
-    manifest = single(subject.checkpoint)
+    manifest = subject.checkpoint.manifest
     anatomy = subject.checkpoint.family.anatomy(model)
     _check_reach(subject.towers, anatomy)
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]

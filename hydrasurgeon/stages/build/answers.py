@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.stages.build.candidates import Candidate, first_changed
 from hydrasurgeon.stages.build.together import Answers
 from hydrasurgeon.data import Samples
@@ -40,7 +40,7 @@ ANEW = "Delete {}: the next build makes it anew."
 class Trial:
     """What candidates are tried on, and how they run."""
 
-    backbone: Checkpoint
+    backbone: Single
     val: Samples
     foreign: tuple[Samples, ...]
     calibration: str

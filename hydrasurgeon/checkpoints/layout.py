@@ -1,0 +1,219 @@
+"""The tensors that a manifest demands, and where they lie: in a hydra, shared tensors once, a member's own under its
+prefix, heads as a union."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydrasurgeon.errors import CheckpointError, Disagreement
+from hydrasurgeon.families.weights import Weight, head_axes
+from hydrasurgeon.files.decided import PREFIX as DECISION
+from hydrasurgeon.files.decided import shapes_of
+from hydrasurgeon.files.manifest import HydraManifest, Manifest, Tower
+from hydrasurgeon.files.tensors import THREADS, Look, Tensors, as_bytes, weights_sha256
+from hydrasurgeon.heads import HeadAxis, Kept, head_mask, intersect_union, masked, positions, sliced_shape, take_heads
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.tensors import Raw
+
+PREFIX = "members.{}.{}"
+"""What a tensor is called that a member has for itself: its number, then its name in a single model."""
+FLOATS = ("BF16", "F16", "F32", "F64")
+"""What weights may be stored as."""
+
+Weights = Mapping[str, Weight]
+"""A family's table for a model, unpruned."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a member finds one of its tensors: a stored name, and which of its heads to take."""
+
+    stored: str
+    at: tuple[int, ...] | None = None
+    spec: HeadAxis | None = None
+    head_dim: int = 0
+
+    def read(self, tensors: Tensors) -> Raw:
+        array = tensors.read(self.stored)
+        if self.at is None or self.spec is None:
+            return array
+        return take_heads(array, self.at, spec=self.spec, head_dim=self.head_dim)
+
+    def shape(self, tensors: Tensors) -> tuple[int, ...]:
+        """What is left of the stored tensor's shape."""
+        stored = tensors[self.stored].shape
+        if self.at is None or self.spec is None:
+            return stored
+        return sliced_shape(stored, len(self.at), spec=self.spec, head_dim=self.head_dim)
+
+
+def expected_shapes(weights: Weights, towers: Mapping[str, Tower], kept: Kept) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model with these heads."""
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    for name, (tower, layer, axis) in head_axes(weights.values()).items():
+        heads, head_dim = len(kept[tower][layer]), towers[tower].head_dim
+        shapes[name] = sliced_shape(shapes[name], heads, spec=axis, head_dim=head_dim)
+    return shapes
+
+
+def check_tensors(
+    manifest: Manifest, weights: Weights, tensors: Tensors, path: Path, *, recorded: bool, picked: bool
+) -> None:
+    """The tensors are those that the manifest demands, in their shapes, and no others.
+
+    Of a file that no manifest is `recorded` of, or out of which a family has `picked` its own by name, the rest may lie.
+    """
+    source = f"{manifest.model.family}:{manifest.model.arch}"
+    if manifest.kind == "hydra":
+        source = f"a hydra of {len(manifest.members)} members"
+        shapes = _hydra_shapes(manifest, weights, tensors, path)
+    else:
+        shapes = expected_shapes(weights, manifest.towers, manifest.kept)
+    wrong = Disagreement if recorded else CheckpointError
+    decision = {} if manifest.decision is None else shapes_of(manifest.decision, manifest.model.num_classes)
+    for name, shape in {**shapes, **decision}.items():
+        if name not in tensors:
+            raise wrong(f"{path}: tensor {name} is missing", hint=f"{source} needs it: the file is incomplete.")
+        info = tensors[name]
+        if info.shape != shape:
+            raise wrong(f"{path}: tensor {name} has shape {info.shape}, {source} with these heads needs {shape}")
+        if info.dtype not in (FLOATS if name in shapes else ("F32",)):
+            raise CheckpointError(
+                f"{path}: tensor {name} has dtype {info.dtype}; weights must be one of {', '.join(FLOATS)}",
+                hint="Quantised checkpoints cannot be cut: start from the floating-point one.",
+            )
+    more = (name for name in tensors if name not in shapes and name not in decision)
+    foreign = next((name for name in more if name.startswith(DECISION) or (recorded and not picked)), None)
+    if foreign is not None:
+        raise wrong(f"{path}: tensor {foreign} is not part of {source}")
+
+
+def _hydra_shapes(
+    manifest: HydraManifest, weights: Weights, tensors: Tensors, path: Path
+) -> dict[str, tuple[int, ...]]:
+    """The shapes that the members need; refused where they are not those that were fused, or share no such trunk."""
+    fused = next((entry for entry in reversed(manifest.history) if entry.command == "fuse"), None)
+    hashes = [member.sha256 for member in manifest.members]
+    if fused is not None and [each.sha256 for each in fused.inputs] != hashes:
+        raise Disagreement(f"{path}: the manifest lists other members than `fuse` read")
+    towers, kepts = manifest.towers, [member.kept for member in manifest.members]
+    shared = expected_shapes(weights, towers, intersect_union(kepts)[1])
+    apart = {name for name in shared if PREFIX.format(0, name) in tensors}
+    longest = shared_layers(weights, towers, kepts, apart)
+    if manifest.fusion.trunk > longest:
+        raise Disagreement(
+            f"{path}: the manifest says that all members share {manifest.fusion.trunk} leading layers; they share"
+            f" {longest}"
+        )
+    shapes = {name: shape for name, shape in shared.items() if name not in apart}
+    for member, kept in enumerate(kepts):
+        cut = expected_shapes(weights, towers, kept)
+        shapes |= {PREFIX.format(member, name): cut[name] for name in apart}
+    return shapes
+
+
+def shared_layers(weights: Weights, towers: Mapping[str, Tower], kepts: Sequence[Kept], apart: Collection[str]) -> int:
+    """Leading layers whose tensors and kept heads are equal in all members, in the tower that inputs run through.
+
+    `apart` are the tensors of which members have one of their own.
+    """
+    tower, size = next(iter(towers.items()))
+    differing = [each for name in apart if (each := weights[name]).tower == tower]
+    if any(weight.part == "embedding" for weight in differing):
+        return 0
+    broken = {weight.layer for weight in differing if weight.layer is not None}
+    rows = [kept[tower] for kept in kepts]
+    broken |= {layer for layer in range(size.layers) if len({row[layer] for row in rows}) > 1}
+    return min(broken, default=size.layers)
+
+
+def member_sources(manifest: HydraManifest, weights: Weights, tensors: Tensors) -> list[dict[str, Source]]:
+    """For each member of a hydra, where each tensor of its own file comes from."""
+    kepts = [member.kept for member in manifest.members]
+    _, union = intersect_union(kepts)
+    axes = head_axes(weights.values())
+
+    def source(member: int, name: str) -> Source:
+        prefixed = PREFIX.format(member, name)
+        if prefixed in tensors:
+            return Source(prefixed)
+        if name not in axes:
+            return Source(name)
+        tower, layer, axis = axes[name]
+        heads, row = union[tower][layer], kepts[member][tower][layer]
+        if row == heads:
+            return Source(name)
+        return Source(name, tuple(positions(heads, row)), axis, manifest.towers[tower].head_dim)
+
+    return [{name: source(i, name) for name in weights} for i in range(len(kepts))]
+
+
+def member_hashes(
+    manifest: HydraManifest, weights: Weights, tensors: Tensors, look: Look | None = None
+) -> tuple[dict[str, str], list[str]]:
+    """sha256 of every stored tensor, and for each member the weights' hash of what can be put together for it again.
+
+    All of it in one pass over the file, at which `look` may look on. Where MLPs were averaged, what comes together
+    is not what was fused.
+    """
+    sources = member_sources(manifest, weights, tensors)
+    cuts: dict[str, set[Source]] = {}
+    for each in sources:
+        for source in each.values():
+            if source.at is not None:
+                cuts.setdefault(source.stored, set()).add(source)
+
+    def digests_of(name: str) -> dict[Source, str]:
+        return _digests_of(tensors, name, cuts.get(name, ()), look)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = {source: sha256 for of_one in pool.map(digests_of, tensors) for source, sha256 in of_one.items()}
+
+    def hash_of(sources: Mapping[str, Source]) -> str:
+        infos = {n: replace(tensors[s.stored], name=n, shape=s.shape(tensors)) for n, s in sources.items()}
+        return weights_sha256(infos, {name: digests[source] for name, source in sources.items()})
+
+    return {name: digests[Source(name)] for name in tensors}, [hash_of(each) for each in sources]
+
+
+def check_members(manifest: HydraManifest, hashes: Sequence[str], path: Path) -> None:
+    """Refuse a manifest that names other members than the file's, as far as `hashes` of `member_hashes` tell."""
+    recorded = [member.sha256 for member in manifest.members]
+    equal = [one == other for one, other in zip(hashes, recorded, strict=True)]
+    # An average of MLPs is none of its terms: either no member can be put together again, or all can.
+    if all(equal) or (manifest.fusion.mlp == "average" and not any(equal)):
+        return
+    wrong = equal.index(False)
+    raise Disagreement(
+        f"{path}: member {wrong} is not the one that the manifest names (it says {recorded[wrong][:12]}…, "
+        f"the member's tensors hash to {hashes[wrong][:12]}…)",
+        hint="The file was changed after `fuse` wrote it: fuse the members again.",
+    )
+
+
+def _digests_of(tensors: Tensors, name: str, cuts: Collection[Source], look: Look | None) -> dict[Source, str]:
+    """sha256 of a stored tensor, and of what its heads make for each of `cuts`."""
+    shape = tensors[name].shape
+    masks = {
+        source: head_mask(shape[source.spec.axis], source.at, spec=source.spec, head_dim=source.head_dim)
+        for source in cuts
+        if source.at is not None and source.spec is not None
+    }
+    whole = hashlib.sha256()
+    totals = {source: hashlib.sha256() for source in masks}
+    start = 0
+    for rows in tensors.rows(name):
+        whole.update(as_bytes(rows))
+        if look is not None:
+            look(name, rows)
+        for source, keep in masks.items():
+            assert source.spec is not None
+            totals[source].update(as_bytes(masked(rows, keep, start, spec=source.spec)))
+        start += len(rows)
+    return {Source(name): whole.hexdigest(), **{s: t.hexdigest() for s, t in totals.items()}}
