@@ -107,7 +107,7 @@ def _alike(parent: Hashed, child: Hashed) -> bool:
     return (a.model.family, a.model.arch, a.towers) == (b.model.family, b.model.arch, b.towers)
 
 
-def _same_model(parent: Single, like: Single) -> Single:
+def _same_model(parent: Single, like: Checkpoint) -> Single:
     """A parent that answers for the child's classes: a CLIP's names may have been given after it was written."""
     manifest = parent.manifest.model_copy(update={"model": like.manifest.model})
     return replace(parent, manifest=manifest, recorded=True)
@@ -217,7 +217,7 @@ def _near(name: str, child: Checkpoint, fitted: Mapping[str, Raw]) -> Check:
 def _fused(made: _Made, members: Sequence[Hashed], inputs: Inputs) -> Iterator[Check]:
     """A hydra is the file that `fuse` writes of its members, and answers as they do."""
     child = made.child.checkpoint
-    manifest, checkpoints = child.manifest, [member.checkpoint for member in members]
+    manifest, checkpoints = child.manifest, [as_single(member.checkpoint) for member in members]
     if manifest.kind != "hydra" or [m.kept for m in manifest.members] != [c.manifest.kept for c in checkpoints]:
         yield Check(made.name, False, "keeps other heads than its members")
         return
@@ -234,7 +234,7 @@ def _fused(made: _Made, members: Sequence[Hashed], inputs: Inputs) -> Iterator[C
         return
     from hydrasurgeon.runtime.difference import fused_difference
 
-    difference = fused_difference(child, [_same_model(each, child) for each in members], inputs)
+    difference = fused_difference(child, [_same_model(each, child) for each in checkpoints], inputs)
     yield _outputs(name, difference, inputs)
 
 
