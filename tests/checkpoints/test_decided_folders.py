@@ -130,10 +130,10 @@ def test_a_state_that_is_gone_or_strange(tmp_path: Path) -> None:
     other = calibrated(tmp_path / "source", family, f"{tmp_path / 'other'}/", score="mds", seed=3)
     shutil.copytree(folder, tmp_path / "gone")
     (tmp_path / "gone" / BESIDE).unlink()
-    with pytest.raises(Disagreement, match="of the decision state is missing"):
+    with pytest.raises(Disagreement, match="is missing"):
         open_checkpoint(tmp_path / "gone")
     shutil.copyfile(other / BESIDE, folder / BESIDE)
-    with pytest.raises(Disagreement, match="of the decision state is missing"):
+    with pytest.raises(Disagreement, match="is missing"):
         open_checkpoint(folder)
     # Somebody's own file of that name is no state.
     family.write(tmp_path / "plain")

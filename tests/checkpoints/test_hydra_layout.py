@@ -139,13 +139,13 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "other heads": (
         lambda m: [member["kept"]["vision"].__setitem__(1, [0]) for member in m["members"]],
-        "the members need",
+        "with these heads needs",
     ),
-    "more heads": (lambda m: m["members"][0]["kept"]["vision"].__setitem__(1, [0, 1, 2, 3]), "the members need"),
+    "more heads": (lambda m: m["members"][0]["kept"]["vision"].__setitem__(1, [0, 1, 2, 3]), "with these heads needs"),
     "16 heads": (lambda m: m["towers"]["vision"].update(heads=16), "heads is 16, model.config says 4"),
     "other head_dim": (lambda m: m["towers"]["vision"].update(head_dim=16), "head_dim is 16, model.config says 8"),
     "4 layers": (lambda m: m["towers"]["vision"].update(layers=4), "kept heads for 3 layers"),
-    "classes": (lambda m: m["model"].update(num_classes=6), "the members need|classes"),
+    "classes": (lambda m: m["model"].update(num_classes=6), "with these heads needs|classes"),
     "labels": (lambda m: m["model"].update(labels=["a", "b", "c"]), "3 labels for 5 classes"),
     "more layers than tensors": (
         lambda m: (
@@ -178,19 +178,19 @@ def test_one_member_fewer(pruned: Path, tmp_path: Path) -> None:
     edited(three[1], three[2], lambda name, tensor: tensor + 1 if name == "head.bias" else tensor)
     path = hs.fuse(three, out=tmp_path / "three.safetensors").path
     rewritten(path, lambda m: (m["members"].pop(), m["history"][-1]["inputs"].pop()))
-    with pytest.raises(CheckpointError, match=r"members\.2\.head\.bias belongs to none of 2"):
+    with pytest.raises(CheckpointError, match=r"members\.2\.head\.bias is not part of a hydra of 2"):
         open_checkpoint(path)
 
 
 TENSORS: dict[str, tuple[Callable[[Arrays], Any], str]] = {
-    "unknown": (lambda a: a.update(x=np.zeros(1, "f4")), "tensor x belongs to none"),
+    "unknown": (lambda a: a.update(x=np.zeros(1, "f4")), "tensor x is not part of"),
     "of a member that is not there": (
         lambda a: a.update({"members.2.head.bias": a["members.0.head.bias"]}),
-        "members.2.head.bias belongs to none",
+        "members.2.head.bias is not part of",
     ),
     "shared and a member's": (
         lambda a: a.update({"head.bias": a["members.0.head.bias"]}),
-        "tensor head.bias belongs to none",
+        "tensor head.bias is not part of",
     ),
     "missing": (lambda a: a.pop("members.1.head.bias"), "members.1.head.bias is missing"),
     "shared missing": (lambda a: a.pop("cls_token"), "cls_token is missing"),
@@ -198,7 +198,7 @@ TENSORS: dict[str, tuple[Callable[[Arrays], Any], str]] = {
     "another shape": (lambda a: a.update({"members.0.head.bias": np.zeros(6, "f4")}), "head.bias has shape"),
     "fewer heads than the union": (
         lambda a: a.update({"blocks.1.attn.proj.weight": a["blocks.1.attn.proj.weight"][:, 8:]}),
-        "the members need",
+        "with these heads needs",
     ),
 }
 

@@ -102,7 +102,6 @@ def test_ten_gigabytes_in_one_of_memory(tmp_path: Path) -> None:
 def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same surgery, with blocks smaller than any tensor: the same bytes, and never more than a block at once."""
     import hydrasurgeon as hs
-    from hydrasurgeon.files import scan
     from hydrasurgeon.files import tensors as module
     from hydrasurgeon.surgery import fusion
 
@@ -131,7 +130,7 @@ def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     for block in (module.BLOCK_BYTES, 1024):
         monkeypatch.setattr(module, "BLOCK_BYTES", block)
         monkeypatch.setattr(fusion, "BLOCK_BYTES", block)
-        monkeypatch.setattr(scan, "PIECE_BYTES", block)
+        monkeypatch.setattr(module, "PIECE_BYTES", block)
         monkeypatch.setattr(module, "LARGE_BYTES", 4 * block)
         largest = 0
         out = tmp_path / str(block)
