@@ -41,7 +41,11 @@ def built(paths: list[Path], family: Family, out: Path) -> tuple[int, int]:
 def plan(path: Path, source: Path) -> Part:
     """The member that lies in a file, as `Part` speaks of it."""
     opened, backbone = open_checkpoint(path), open_checkpoint(source)
-    kept, manifest, axes = as_single(opened).manifest.kept, as_single(backbone).manifest, head_axes(backbone.weights.values())
+    kept, manifest, axes = (
+        as_single(opened).manifest.kept,
+        as_single(backbone).manifest,
+        head_axes(backbone.weights.values()),
+    )
     own = {}
     for name, weight in backbone.weights.items():
         if weight.part != "output":

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.criteria import criterion
 from hydrasurgeon.data import Samples, open_data
@@ -161,10 +160,9 @@ def _outputs(options: BuildOptions) -> tuple[Path, Path | None]:
     return out, picture
 
 
-def _opened(options: BuildOptions) -> Checkpoint:
+def _opened(options: BuildOptions) -> Single:
     """The backbone, a classifier."""
-    opened = undecided(open_checkpoint(options.checkpoint, arch=options.arch))
-    single(opened)
+    opened = undecided(open_single(options.checkpoint, arch=options.arch))
     named = with_class_names(
         opened, classes=options.classes, templates=options.template, names=names_in(options.val)
     )
@@ -176,7 +174,7 @@ def _opened(options: BuildOptions) -> Checkpoint:
     return named
 
 
-def _opened_data(opened: Checkpoint, options: BuildOptions) -> tuple[dict[str, list[Samples]], list[str]]:
+def _opened_data(opened: Single, options: BuildOptions) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and foreign data, all different; and what is odd about them."""
     model = opened.manifest.model
 

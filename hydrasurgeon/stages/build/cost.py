@@ -19,7 +19,7 @@ import torch
 
 from hydrasurgeon.anatomy.layers import after_attention, run_block
 from hydrasurgeon.anatomy.parts import Block, Stack
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, Single
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.weights import head_axes, output_of
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
@@ -273,7 +273,7 @@ def _rest(block: Block, hidden: torch.Tensor) -> int:
     return counter.count
 
 
-def _sites(checkpoint: Checkpoint) -> dict[str, tuple[SiteSize, ...]]:
+def _sites(checkpoint: Single) -> dict[str, tuple[SiteSize, ...]]:
     weights = checkpoint.weights
     axes = head_axes(weights.values())
 

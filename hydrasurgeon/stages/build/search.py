@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
-from hydrasurgeon.checkpoints.decided import undecided
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, single
+from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
 from hydrasurgeon.data import Batches, Samples, moved
 from hydrasurgeon.data.perturbed import Perturbed
@@ -100,7 +99,7 @@ class State(Resumable):
 class Search:
     """Everything that a choice is made from."""
 
-    backbone: Checkpoint
+    backbone: Single
     """With all scores."""
     candidates: tuple[Candidate, ...]
     """The first is the backbone itself; the last are the paper's members."""
@@ -116,7 +115,7 @@ class Search:
     @property
     def pools(self) -> list[list[int]]:
         """Candidates that leave so many leading layers as they are: a pool for each length of trunk."""
-        kept = single(self.backbone).kept
+        kept = self.backbone.manifest.kept
         free = [i for i in range(len(self.candidates)) if i not in self.paper]
         starts = {i: first_changed(self.candidates[i], kept) for i in free}
         lengths = sorted(set(starts.values()))
@@ -124,7 +123,7 @@ class Search:
         return [pool for at, pool in enumerate(pools) if pool not in pools[:at]]
 
 
-def searched(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> Search:
+def searched(opened: Single, sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> Search:
     """Score, make candidates, run them and know what they cost; whatever an earlier run left is used."""
     work, keys = options.work, keys_of(options)
     identity = _identity(opened, sets, options)
@@ -139,7 +138,7 @@ def searched(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], options:
                 state.write(notes)
     commands = _scorings(opened, options)
     backbone = _scored_backbone(commands, options, weights=identity["weights"])
-    manifest = single(backbone)
+    manifest = backbone.manifest
     scores = {key: manifest.scores[key] for key in keys}
     made = candidates(manifest, scores, number=options.candidates, seed=options.seed)
     check_enough(options.wanted, len(made))
@@ -157,9 +156,9 @@ def searched(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], options:
     return Search(backbone, everyone, range(len(made), len(everyone)), cache, costs, tuple(commands), state)
 
 
-def _scorings(opened: Checkpoint, options: BuildOptions) -> list[Command]:
+def _scorings(opened: Single, options: BuildOptions) -> list[Command]:
     """The commands that score the backbone into a copy."""
-    target, kept = options.work / SCORED, single(opened).kept
+    target, kept = options.work / SCORED, opened.manifest.kept
     commands = []
     for at, key in enumerate(keys_of(options)):
         keywords: dict[str, Any] = {"method": key}
@@ -194,7 +193,7 @@ def _tidy(work: Path) -> None:
             write_text(sidecar(weights), open_checkpoint(weights).manifest.to_json())
 
 
-def _identity(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> dict[str, Any]:
+def _identity(opened: Single, sets: Mapping[str, Sequence[Samples]], options: BuildOptions) -> dict[str, Any]:
     """What must be the same for a work folder to be of use."""
 
     def content(samples: Samples) -> str:
@@ -217,7 +216,7 @@ def _identity(opened: Checkpoint, sets: Mapping[str, Sequence[Samples]], options
     }
 
 
-def _scored_backbone(commands: Sequence[Command], options: BuildOptions, *, weights: str) -> Checkpoint:
+def _scored_backbone(commands: Sequence[Command], options: BuildOptions, *, weights: str) -> Single:
     """The copy that carries all scores; what is missing is computed, and other weights are refused."""
     target = options.work / SCORED
     with joined() as world:
@@ -228,13 +227,13 @@ def _scored_backbone(commands: Sequence[Command], options: BuildOptions, *, weig
                 command.run(device=options.device, progress=options.progress)
                 world.gather(None)  # the first process writes
     return with_class_names(
-        open_checkpoint(target), classes=options.classes, templates=options.template, names=names_in(options.val)
+        open_single(target), classes=options.classes, templates=options.template, names=names_in(options.val)
     )
 
 
 def _recorded(target: Path, weights: str) -> set[str]:
     """What a copy that is there was scored by."""
-    copy = undecided(open_checkpoint(target))
+    copy = undecided(open_single(target))
     if copy.record(copy.digests()).sha256 != weights:
         raise CheckpointError(
             f"{target}: holds other weights than what is to be built from",
