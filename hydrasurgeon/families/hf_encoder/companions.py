@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -31,6 +31,16 @@ VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
 """What the words are called in older tokenizers."""
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 """Words with a role, such as [CLS], and words beyond the vocabulary, in older tokenizers."""
+WORDS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Words with a role, as the two small files call them."""
+SPECIAL_KEYS = (*WORDS, "additional_special_tokens")
+"""What special_tokens_map.json may say."""
+CONFIG_KEYS = (
+    *(*SPECIAL_KEYS, "tokenizer_class", "model_max_length", "extra_special_tokens", "added_tokens_decoder"),
+    *("padding_side", "truncation_side", "do_lower_case", "do_basic_tokenize", "strip_accents"),
+    *("tokenize_chinese_chars", "add_prefix_space", "trim_offsets"),
+)
+"""What tokenizer_config.json may say: what changes which ids a text becomes."""
 # The largest vocabularies in use, written as JSON, have 35 MB.
 MAX_BYTES = 64 << 20
 GENERIC = "PreTrainedTokenizerFast"
@@ -44,49 +54,6 @@ HALVES = ((0.5,), (0.5,))
 """What the library takes for ViTs, and for images of other than three colours."""
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """PIL's ways to resize, by its numbers."""
-
-
-class AddedToken(Settings):
-    content: str
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    normalized: bool = True
-    special: bool = False
-    kind: Literal["AddedToken"] = Field("AddedToken", alias="__type")
-
-
-# A word as tokenizer_config.json spells it.
-Token = str | AddedToken | None
-
-
-class SpecialTokens(Settings):
-    bos_token: Token = None
-    eos_token: Token = None
-    unk_token: Token = None
-    sep_token: Token = None
-    pad_token: Token = None
-    cls_token: Token = None
-    mask_token: Token = None
-    additional_special_tokens: list[str | AddedToken] | None = None
-
-
-class TokenizerConfig(SpecialTokens):
-    """tokenizer_config.json, as far as it changes which ids a text becomes."""
-
-    tokenizer_class: str | None = None
-    # transformers writes 10^30 where there is no limit.
-    model_max_length: Annotated[int | float, Field(ge=1)] | None = None
-    extra_special_tokens: list[str | AddedToken] | dict[str, str | AddedToken] | None = None
-    added_tokens_decoder: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], AddedToken] | None = None
-    padding_side: Literal["left", "right"] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    do_lower_case: bool | None = None
-    do_basic_tokenize: bool | None = None
-    strip_accents: bool | None = None
-    tokenize_chinese_chars: bool | None = None
-    add_prefix_space: bool | None = None
-    trim_offsets: bool | None = None
 
 
 class Box(Settings):
@@ -110,9 +77,6 @@ class Processor(Settings):
     image_std: Colours | None = None
 
 
-R = TypeVar("R", bound=Settings)
-
-
 def companions(present: Collection[str]) -> tuple[str, ...]:
     """The files of a directory that live data needs, and no others."""
     vocabularies = (WHOLE,) if WHOLE in present else VOCABULARIES
@@ -126,15 +90,37 @@ def files_sha256(files: Mapping[str, str]) -> str:
 
 def check_files(files: Mapping[str, str], where: str) -> None:
     """CheckpointError for small files that say what they may not; vocabularies are read when texts are."""
-    _class_name(_said(TokenizerConfig, files, CONFIG, where), files, where)
-    _said(SpecialTokens, files, SPECIAL, where)
+    _config(files, where)
+    _said(files, SPECIAL, SPECIAL_KEYS, where)
     _added(files, where)
-    _said(Processor, files, PREPROCESSOR, where)
+    _processor(files, where)
 
 
-def _said(record: type[R], files: Mapping[str, str], name: str, where: str) -> R:
-    """What a small JSON file says, as far as `record` has fields for it."""
-    return parse(record, known(record, _mapping(files, name, where)), f"{where}: {name}")
+def _said(files: Mapping[str, str], name: str, keys: Iterable[str], where: str) -> dict[str, Any]:
+    """What a small JSON file says under these keys; null stands for the default."""
+    raw = _mapping(files, name, where)
+    return {key: raw[key] for key in keys if raw.get(key) is not None}
+
+
+def _config(files: Mapping[str, str], where: str) -> dict[str, Any]:
+    """tokenizer_config.json, with a class that runs no code of a repository."""
+    said = _said(files, CONFIG, CONFIG_KEYS, where)
+    limit, name = said.get("model_max_length", 1), said.get("tokenizer_class", GENERIC)
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 1:
+        raise CheckpointError(f"{where}: {CONFIG}: model_max_length: {str(limit)[:60]} is no number of tokens")
+    if name not in (GENERIC, "TokenizersBackend") and not CLASSES.fullmatch(str(name)):
+        if WHOLE not in files:
+            raise CheckpointError(
+                f"{where}: {CONFIG}: tokenizer_class {str(name)[:60]!r} is not supported without {WHOLE}",
+                hint="Save the tokenizer by transformers once, which writes tokenizer.json.",
+            )
+        said["tokenizer_class"] = GENERIC
+    return said
+
+
+def _processor(files: Mapping[str, str], where: str) -> Processor:
+    raw = _mapping(files, PREPROCESSOR, where)
+    return parse(Processor, known(Processor, raw), f"{where}: {PREPROCESSOR}")
 
 
 def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
@@ -159,19 +145,6 @@ def _added(files: Mapping[str, str], where: str) -> dict[str, int]:
     return words
 
 
-def _class_name(config: TokenizerConfig, files: Mapping[str, str], where: str) -> str | None:
-    """The class to make: one of the table's, else the generic one where tokenizer.json says it all."""
-    name = config.tokenizer_class
-    if name is None or name == "TokenizersBackend" or CLASSES.fullmatch(name):
-        return name
-    if WHOLE in files:
-        return GENERIC
-    raise CheckpointError(
-        f"{where}: {CONFIG}: tokenizer_class {name[:60]!r} is not supported without {WHOLE}",
-        hint="Save the tokenizer by transformers once, which writes tokenizer.json.",
-    )
-
-
 def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any:
     """transformers' tokenizer of these files, each rewritten with what it may say; ids are below `words`."""
     from transformers import AutoTokenizer
@@ -188,11 +161,9 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
     for name in (name for name in texts if name.endswith(".json")):
         # Before tokenizers sees them: it makes room for every number below the largest.
         _check_numbers(_numbers(parse_json(texts[name], f"{where}: {name}", most=MAX_BYTES)), words, f"{where}: {name}")
-    config = _said(TokenizerConfig, files, CONFIG, where)
-    stated = config.written() | {"tokenizer_class": _class_name(config, files, where)}
-    texts[CONFIG] = json.dumps({key: value for key, value in stated.items() if value is not None})
+    texts[CONFIG] = json.dumps(_config(files, where))
     if SPECIAL in files:
-        texts[SPECIAL] = json.dumps(_said(SpecialTokens, files, SPECIAL, where).written())
+        texts[SPECIAL] = json.dumps(_said(files, SPECIAL, SPECIAL_KEYS, where))
     if ADDED in files:
         texts[ADDED] = json.dumps(_added(files, where))
     named = ", ".join(sorted(texts))
@@ -236,11 +207,10 @@ def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[st
     """What the companions say, else what is usual for the type."""
     recorded = {"files_sha256": files_sha256(files)} if files else {}
     if isinstance(config, TextEncoder):
-        limit = _said(TokenizerConfig, files, CONFIG, where).model_max_length
-        length = config.longest if limit is None else min(config.longest, int(limit))
+        length = min(config.longest, int(_config(files, where).get("model_max_length", config.longest)))
         return parse(Texts, {"max_length": length, **recorded}, where).written()
     assert isinstance(config, ImageEncoder)
-    said, place = _said(Processor, files, PREPROCESSOR, where), f"{where}: {PREPROCESSOR}"
+    said, place = _processor(files, where), f"{where}: {PREPROCESSOR}"
     images = parse(Images, {**_sizing(config, said), **_colours(config, said), **recorded}, place)
     check_size(config, images, place, CheckpointError)
     return images.written()
