@@ -1,4 +1,4 @@
-"""A projection to queries, keys and values whose bias does not lie beside its weight."""
+"""Projections of any size, and one whose bias does not lie beside its weight."""
 
 from __future__ import annotations
 
@@ -40,3 +40,14 @@ class Biased(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+def resize(linear: nn.Linear, *, rows: int | None = None, columns: int | None = None) -> nn.Linear:
+    """Room for so many outputs or inputs; what new parameters hold is up to whoever loads the weights."""
+    shape = (linear.out_features if rows is None else rows, linear.in_features if columns is None else columns)
+    if shape != tuple(linear.weight.shape):
+        linear.out_features, linear.in_features = shape
+        linear.weight = nn.Parameter(torch.empty(shape, device=linear.weight.device))
+        if linear.bias is not None and len(linear.bias) != shape[0]:
+            linear.bias = nn.Parameter(torch.empty(shape[0], device=linear.weight.device))
+    return linear

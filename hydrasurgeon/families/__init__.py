@@ -51,9 +51,8 @@ def _sharing(name: str) -> list[Family]:
     if name in _OUTSIDE:
         return [_OUTSIDE[name]]
     if name not in FAMILIES:
-        raise CheckpointError(
-            f"model family {name!r} is not supported", hint=f"Supported: {', '.join((*FAMILIES, *_OUTSIDE))}."
-        )
+        supported = ", ".join((*FAMILIES, *_OUTSIDE))
+        raise CheckpointError(f"model family {name!r} is not supported", hint=f"Supported: {supported}.")
     return [_made(place) for place in FAMILIES[name]]
 
 

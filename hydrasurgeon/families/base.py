@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import Disagreement, ManifestError
+from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, UsageError
 from hydrasurgeon.families.settings import contradictions
 
 if TYPE_CHECKING:
@@ -138,6 +138,15 @@ class Family(ABC):
 
     # --- which checkpoints are its own ---
 
+    def required_config(self, bare: Bare) -> Mapping[str, Any]:
+        """The config of a bare checkpoint that nothing else describes."""
+        if bare.asked is not None:
+            what = f"--arch {bare.arch}: a model of {self.name} is known by its {self.config_file}"
+            raise UsageError(what, hint="Give the directory that holds it and the weights.")
+        if bare.config is None:
+            raise CheckpointError(f"{bare.where}: has no {self.config_file}")
+        return bare.config
+
     def recognises(self, bare: Bare) -> bool:
         """Whether a bare checkpoint is this family's rather than that of another with the same `name` or `config_file`.
 
@@ -165,10 +174,7 @@ class Family(ABC):
         for name, tower in described.items():
             for size, is_ in tower.model_dump().items():
                 if (says := getattr(towers[name], size)) != is_:
-                    raise Disagreement(
-                        f"{where}: towers.{name}.{size} is {says}, model.config says {is_}",
-                        hint="The manifest was changed by hand: restore the matching one.",
-                    )
+                    raise Disagreement(f"{where}: towers.{name}.{size} is {says}, model.config says {is_}")
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:  # noqa: B027
         """Refuse a model that cannot be cut by its config alone."""

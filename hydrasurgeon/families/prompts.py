@@ -51,19 +51,14 @@ def check_prompts(model: Model, recorded: Prompts | None, where: str) -> None:
     if not model.num_classes:
         return
     if recorded is None or model.labels is None:
-        raise ManifestError(
-            f"{where}: model.num_classes is {model.num_classes}, without names of classes and templates for them",
-            hint="Give --classes.",
-        )
+        what = f"{where}: {model.num_classes} classes without names of classes and templates for them"
+        raise ManifestError(what, hint="Give --classes.")
     if not all("{label}" in template for template in recorded.templates):
         raise ManifestError(f"{where}: model.config.zero_shot: a template has no {{label}}")
     if recorded.sha256 != _sha256(recorded.templates):
         raise ManifestError(f"{where}: model.config.zero_shot: sha256 is not that of the templates")
     if len(model.labels) * len(recorded.templates) > MAX_PROMPTS:
-        raise ManifestError(
-            f"{where}: {len(recorded.templates)} templates for {len(model.labels)} classes are more than"
-            f" {MAX_PROMPTS:,} texts"
-        )
+        raise ManifestError(f"{where}: more than {MAX_PROMPTS:,} texts of templates and classes")
 
 
 def prompts(model: Model) -> list[str]:

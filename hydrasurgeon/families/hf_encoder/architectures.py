@@ -132,10 +132,8 @@ def config_of(model: Model, where: str = "model.config", kinds: Mapping[str, Kin
     """The record of a manifest's config; ManifestError where it is none."""
     kind = model.config.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
-        raise ManifestError(
-            f"{where}: model_type: {str(kind)[:60]!r} is not supported",
-            hint=f"Supported model types: {', '.join(KINDS)}.",
-        )
+        hint = f"Supported model types: {', '.join(KINDS)}."
+        raise ManifestError(f"{where}: model_type: {str(kind)[:60]!r} is not supported", hint=hint)
     return parse(kinds[kind].record, model.config, where, error=ManifestError)
 
 

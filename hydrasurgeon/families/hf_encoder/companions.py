@@ -110,10 +110,8 @@ def _config(files: Mapping[str, str], where: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}: {CONFIG}: model_max_length: {str(limit)[:60]} is no number of tokens")
     if name not in (GENERIC, "TokenizersBackend") and not CLASSES.fullmatch(str(name)):
         if WHOLE not in files:
-            raise CheckpointError(
-                f"{where}: {CONFIG}: tokenizer_class {str(name)[:60]!r} is not supported without {WHOLE}",
-                hint="Save the tokenizer by transformers once, which writes tokenizer.json.",
-            )
+            what = f"{where}: {CONFIG}: tokenizer_class {str(name)[:60]!r} is not supported without {WHOLE}"
+            raise CheckpointError(what, hint="Save the tokenizer by transformers once, which writes tokenizer.json.")
         said["tokenizer_class"] = GENERIC
     return said
 
@@ -129,10 +127,8 @@ def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}: {name}: is not a record (it is a {type(raw).__name__})")
     if "auto_map" in raw:
         # We execute nothing, but who loads what we write may trust its code: ours.
-        raise CheckpointError(
-            f"{where}: {name}: runs code of its own (auto_map), which is not executed",
-            hint="If transformers' own classes do as well, take auto_map out of it.",
-        )
+        what = f"{where}: {name}: runs code of its own (auto_map), which is not executed"
+        raise CheckpointError(what, hint="If transformers' own classes do as well, take auto_map out of it.")
     return raw
 
 
@@ -153,10 +149,8 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
 
     where = "the checkpoint's tokenizer"
     if not any(name in files for name in (WHOLE, "vocab.txt", "vocab.json")):
-        raise CheckpointError(
-            "the checkpoint has no tokenizer, so it cannot read texts",
-            hint="Put tokenizer.json (or vocab.txt) beside its config.json.",
-        )
+        hint = "Put tokenizer.json (or vocab.txt) beside its config.json."
+        raise CheckpointError("the checkpoint has no tokenizer, so it cannot read texts", hint=hint)
     texts = {name: files[name] for name in (WHOLE, *VOCABULARIES) if name in files}
     for name in (name for name in texts if name.endswith(".json")):
         # Before tokenizers sees them: it makes room for every number below the largest.
@@ -175,10 +169,7 @@ def load_tokenizer(files: Mapping[str, str], model_type: str, words: int) -> Any
         with blamed(f"{where} cannot be made of {named}", hide=folder):
             made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if made.pad_token_id is None:
-        raise CheckpointError(
-            f"{where} has no token for padding, so texts of different lengths cannot be read together",
-            hint=f"Name one as pad_token in {CONFIG}.",
-        )
+        raise CheckpointError(f"{where} has no token for padding", hint=f"Name one as pad_token in {CONFIG}.")
     _check_numbers(made.get_vocab().values(), words, where)
     return made
 
@@ -197,10 +188,8 @@ def _numbers(vocabulary: Any) -> list[int]:
 def _check_numbers(numbers: Iterable[int], words: int, where: str) -> None:
     beyond = max(numbers, default=0)
     if beyond >= words:
-        raise CheckpointError(
-            f"{where} has a word number {beyond}, the model has {words} words (vocab_size)",
-            hint="Bring back the tokenizer that belongs to the model.",
-        )
+        what = f"{where} has a word number {beyond}, the model has {words} words (vocab_size)"
+        raise CheckpointError(what, hint="Bring back the tokenizer that belongs to the model.")
 
 
 def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, SurgeryError
 from hydrasurgeon.families import families
 from hydrasurgeon.families.base import Bare, Family, Identified, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
@@ -35,7 +35,6 @@ from hydrasurgeon.families.hf_encoder.companions import (
 )
 from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED, Encoder, Facts, ImageEncoder, TextEncoder
 from hydrasurgeon.families.settings import Images, Texts, contradictions, known, parse
-from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
@@ -96,15 +95,8 @@ class HFEncoder(Family):
     """What config.json says and what tensors are called, by model type."""
 
     def identify(self, bare: Bare) -> Identified:
-        tensors, arch, config = bare.tensors, bare.asked, bare.config
-        files, where = bare.files, bare.where
-        if arch is not None:
-            raise UsageError(
-                f"--arch transformers:{arch}: a transformers model is known by its config.json",
-                hint="Give the directory that holds config.json and the weights.",
-            )
-        if config is None:
-            raise CheckpointError(f"{where}: has no config.json")
+        tensors, files, where = bare.tensors, bare.files, bare.where
+        config = self.required_config(bare)
         self.check_config(config, where)
         facts = parse(Facts, known(Facts, config), f"{where}: config.json")
         read = stock_config(config, f"{where}: config.json", self.kinds)
@@ -129,10 +121,8 @@ class HFEncoder(Family):
         config = self.config(model, f"{where}: model.config")
         classes = self.kinds[config.model_type].classes
         if model.arch not in classes:
-            raise ManifestError(
-                f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}",
-                hint=f"Known: {', '.join(classes)}.",
-            )
+            what = f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}"
+            raise ManifestError(what, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
@@ -174,16 +164,13 @@ class HFEncoder(Family):
     def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
         recorded = model.preprocess.get("files_sha256")
         if files and recorded is not None and recorded != files_sha256(files):
-            raise Disagreement(
-                f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}",
-                hint="Restore the matching files.",
-            )
+            what = f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}"
+            raise Disagreement(what, hint="Restore the matching files.")
         check_files(files, where)
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        places = canonical(self.kind(model), stored)
-        ours = by_name(self.weights(model))
-        return {name: where for name, where in places.items() if name in ours}
+        ours = {weight.name for weight in self.weights(model)}
+        return {name: where for name, where in canonical(self.kind(model), stored).items() if name in ours}
 
     def towers(self, model: Model) -> dict[str, Tower]:
         config = self.config(model)
@@ -262,7 +249,7 @@ class HFEncoder(Family):
         config = self.config(model)
         if not model.num_classes:
             notes.append(f"{named} has no classifier: `finetune` on labelled data gives it one")
-        ours = by_name(self.weights(model))
+        ours = {weight.name for weight in self.weights(model)}
         extra = sorted(name for name in names if name not in ours and not name.endswith("_ids"))
         if extra:
             notes.append(f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)")
@@ -375,14 +362,9 @@ def _check_type(config: Mapping[str, Any], where: str, kinds: Mapping[str, Kind]
     names = facts.architectures or []
     kind = str(config.get("model_type"))[:60]
     if config.get("auto_map"):
-        raise SurgeryError(
-            f"{where}: runs code of its own (auto_map, trust_remote_code), which is not executed",
-            hint=(
-                f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
-                if kind in kinds
-                else supported()
-            ),
-        )
+        hint = f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
+        what = f"{where}: runs code of its own (auto_map, trust_remote_code), which is not executed"
+        raise SurgeryError(what, hint=hint if kind in kinds else supported())
     decoder = config.get("is_decoder") or any("CausalLM" in n or "LMHeadModel" in n for n in names)
     if decoder:
         raise SurgeryError(f"{where}: {kind} is a decoder, not a classifier", hint=supported())
@@ -395,9 +377,8 @@ def _check_type(config: Mapping[str, Any], where: str, kinds: Mapping[str, Kind]
         ("use_swiglu_ffn", False, "a packed SwiGLU MLP (DINOv2 giant)"),
     ):
         if config.get(key, fine) not in (fine, None):
-            raise SurgeryError(
-                f"{where}: has {what} ({key}={str(config[key])[:60]}), which is not supported", hint=supported()
-            )
+            shown = f"{what} ({key}={str(config[key])[:60]})"
+            raise SurgeryError(f"{where}: has {shown}, which is not supported", hint=supported())
     task = TASK.search(names[0]) if names else None
     if task is not None:
         words = re.sub("(?<=[a-z])(?=[A-Z])", " ", task[1]).lower()

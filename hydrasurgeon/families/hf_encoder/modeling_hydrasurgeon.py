@@ -219,12 +219,12 @@ def member_weights(
         if len(row) < len(union[layer])
     }
     # What all members share lies where `fuse` puts it, under its own name, or as the first member's.
-    own, first = f"members.{number}.", "members.0."
+    mine, first = f"members.{number}.", "members.0."
     with Stored(file) as stored:
         names = stored.keys()
         shared = [name for name in names if not name.startswith("members.")]
         places = {name.removeprefix(first): name for name in names if name.startswith(first)}
-        places |= {name: name for name in shared} | {n.removeprefix(own): n for n in names if n.startswith(own)}
+        places |= {name: name for name in shared} | {n.removeprefix(mine): n for n in names if n.startswith(mine)}
         weights = {name: stored.get_tensor(place) for name, place in places.items()}
     for name, ((axis, blocks), at, present) in cuts.items():
         if places.get(name) == name:

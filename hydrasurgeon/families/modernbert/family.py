@@ -40,10 +40,8 @@ class ModernBert(HFEncoder):
         for scaling in scalings:
             kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
             if kind not in (None, "default"):
-                raise SurgeryError(
-                    f"{where}: stretches its rotary positions ({str(kind)[:60]}), which is not supported",
-                    hint="ModernBERT as it was trained has rope_type default.",
-                )
+                what = f"stretches its rotary positions ({str(kind)[:60]})"
+                raise SurgeryError(f"{where}: {what}, which is not supported", hint="Supported: rope_type default.")
 
     def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
         if "head.dense.weight" in names and "head.norm.weight" in names:

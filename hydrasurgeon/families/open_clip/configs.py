@@ -114,9 +114,7 @@ class Config(Settings):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.text_cfg.proj_type == "none" and self.text_cfg.width != self.embed_dim:
-            raise ValueError(
-                f"text_cfg.width {self.text_cfg.width} is not projected, and embed_dim is {self.embed_dim}"
-            )
+            raise ValueError(f"text_cfg.width {self.text_cfg.width} is not projected to embed_dim {self.embed_dim}")
         if self.quick_gelu and (self.vision_cfg.act_kwargs or self.text_cfg.act_kwargs):
             raise ValueError("act_kwargs are for GELU, and quick_gelu asks for another")
         return self

@@ -54,14 +54,8 @@ class OpenCLIP(Family):
     chances = "patch_dropout in its open_clip_config.json"
 
     def identify(self, bare: Bare) -> Identified:
-        arch, config, where = bare.asked, bare.config, bare.where
-        if arch is not None:
-            raise UsageError(
-                f"--arch open_clip:{arch}: an OpenCLIP model is known by its open_clip_config.json",
-                hint="Give the directory that holds it and the weights.",
-            )
-        where = f"{where}: open_clip_config.json"
-        model_cfg = (config or {}).get("model_cfg")
+        config, where = self.required_config(bare), f"{bare.where}: open_clip_config.json"
+        model_cfg = config.get("model_cfg")
         if not isinstance(model_cfg, dict):
             raise CheckpointError(f"{where}: has no model_cfg")
         read = stock_config(model_cfg, where)
@@ -70,7 +64,7 @@ class OpenCLIP(Family):
             arch=_name(read),
             config=read.written(),
             num_classes=0,
-            preprocess=_preprocess(read, (config or {}).get("preprocess_cfg") or {}, where),
+            preprocess=_preprocess(read, config.get("preprocess_cfg") or {}, where),
         )
         return Identified(model)
 
@@ -109,10 +103,8 @@ class OpenCLIP(Family):
     def with_classes(self, model: Model, count: int, labels: tuple[str, ...] | None) -> Model:
         names = labels if labels is not None else model.labels
         if names is None or len(names) != count:
-            raise UsageError(
-                f"zero-shot classification needs the names of the {count} classes",
-                hint="Give --classes, or data with class names.",
-            )
+            what = f"zero-shot classification needs the names of the {count} classes"
+            raise UsageError(what, hint="Give --classes, or data with class names.")
         return zero_shot(model, names)
 
     def directory(self, manifest: Manifest) -> dict[str, str]:

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 
 from hydrasurgeon.anatomy.layers import attend
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Prompted, Stack
+from hydrasurgeon.anatomy.projections import resize
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.open_clip.configs import config_of
@@ -35,8 +36,8 @@ class HeadAttention(nn.Module):
         super().__init__()
         device, width = stock.out_proj.weight.device, stock.embed_dim
         inner = len(heads) * stock.head_dim
-        self.in_proj = _linear(width, 3 * inner, device)
-        self.out_proj = _linear(inner, width, device)
+        self.in_proj = resize(nn.Linear(1, 1, device=device), rows=3 * inner, columns=width)
+        self.out_proj = resize(nn.Linear(1, 1, device=device), rows=width, columns=inner)
         self.place, self.heads, self.head_dim = (tower, layer), tuple(heads), stock.head_dim
 
     @property
@@ -59,15 +60,6 @@ class HeadAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """Self-attention, called as OpenCLIP calls the stock module."""
         return attend(self.site, query, None if attn_mask is None else attn_mask[None, None]), None
-
-
-def _linear(into: int, out: int, device: torch.device) -> nn.Linear:
-    """Any size, none included; what the parameters hold is up to whoever loads the weights."""
-    made = nn.Linear(1, 1, device=device)
-    made.in_features, made.out_features = into, out
-    made.weight = nn.Parameter(torch.empty(out, into, device=device))
-    made.bias = nn.Parameter(torch.empty(out, device=device))
-    return made
 
 
 class ZeroShot(DiskNamed):
@@ -212,9 +204,7 @@ def _tokenizer() -> Any:
 def _tokens(texts: Sequence[str], length: int, words: int) -> Tensor:
     tokens: Tensor = _tokenizer()(list(texts), context_length=length)
     if int(tokens.max()) >= words:
-        raise CheckpointError(
-            f"the text tower knows {words} tokens, OpenCLIP's tokenizer has {_tokenizer().vocab_size}"
-        )
+        raise CheckpointError(f"the text tower knows {words} tokens, OpenCLIP's tokenizer {_tokenizer().vocab_size}")
     return tokens
 
 

@@ -112,10 +112,8 @@ class TimmEva(TimmViT):
                 if matches
                 else "no registered architecture has these sizes"
             )
-            raise CheckpointError(
-                f"{where}: looks like a rotary vision transformer of timm; {why}",
-                hint="Say which: --arch timm:NAME[,key=value…].",
-            )
+            what = f"{where}: looks like a rotary vision transformer of timm; {why}"
+            raise CheckpointError(what, hint="Say which: --arch timm:NAME[,key=value…].")
         first, *others = sorted(matches, key=lambda one: (len(one.name), one.name))
         return Match(first, overrides, tuple(one.name for one in others))
 

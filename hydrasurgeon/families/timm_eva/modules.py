@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import attend
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
-from hydrasurgeon.anatomy.projections import Biased
+from hydrasurgeon.anatomy.projections import Biased, resize
 from hydrasurgeon.families.timm_vit.architectures import TOWER
 
 
@@ -66,16 +66,16 @@ class Heads(nn.Module):
         self.prefix, self.in_halves = stock.num_prefix_tokens, stock.rotate_half
         self.__dict__["rope"] = rope  # the model's, and no part of this one
         width = len(row) * self.head_dim
-        self.qkv = None if stock.qkv is None else _rows(stock.qkv, 3 * width)
+        self.qkv = None if stock.qkv is None else resize(stock.qkv, rows=3 * width)
         for name in ("q_proj", "k_proj", "v_proj"):
             whole = getattr(stock, name)
-            setattr(self, name, None if whole is None else _rows(whole, width))
+            setattr(self, name, None if whole is None else resize(whole, rows=width))
         for name in ("q_bias", "v_bias"):
             bias = getattr(stock, name, None)
-            room = bias if bias is None or len(bias) == width else _room(bias, width)
-            self.register_parameter(name, room)
+            narrower = None if bias is None else nn.Parameter(bias.new_empty(width))
+            self.register_parameter(name, bias if bias is None or len(bias) == width else narrower)
         self.q_norm, self.k_norm = stock.q_norm, stock.k_norm
-        self.proj, self.proj_drop = _columns(stock.proj, width), stock.proj_drop
+        self.proj, self.proj_drop = resize(stock.proj, columns=width), stock.proj_drop
 
     def forward(self, x: Tensor, **_: Any) -> Tensor:
         attended: Tensor = self.proj_drop(attend(self.site(), x, None))
@@ -110,27 +110,6 @@ class Heads(nn.Module):
         else:
             across = torch.stack((-patches[..., 1::2], patches[..., ::2]), dim=-1).flatten(-2)
         return torch.cat((first, (patches * cos + across * sin).to(heads.dtype)), dim=2)
-
-
-def _room(like: Tensor, *shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, device=like.device))
-
-
-def _rows(linear: nn.Linear, count: int) -> nn.Linear:
-    """Room for so many outputs; what the new parameters hold is up to whoever loads the weights."""
-    if linear.out_features != count:
-        linear.out_features = count
-        linear.weight = _room(linear.weight, count, linear.in_features)
-        if linear.bias is not None:
-            linear.bias = _room(linear.bias, count)
-    return linear
-
-
-def _columns(linear: nn.Linear, count: int) -> nn.Linear:
-    if linear.in_features != count:
-        linear.in_features = count
-        linear.weight = _room(linear.weight, linear.out_features, count)
-    return linear
 
 
 class _Scale(nn.Module):

@@ -31,6 +31,8 @@ RELATIVE_TABLE = "relative_position_bias_table"
 """How a table of relative positions shows among a file's names: it has a column for each head."""
 RELATIVE = re.compile(r"vit_s?relpos_|beit(v2)?_|swin")
 """Architectures that have such tables."""
+RELATIVE_WHY = "it has a table of relative positions in every layer, with a column for each head"
+"""Why their heads cannot be cut."""
 # What a file itself may say differently from the registered architecture.
 FREE = ("img_size", "in_chans", "num_classes")
 # init_values only starts LayerScale; whether it is there shows in the names.
@@ -87,21 +89,13 @@ def named(name: str, where: str = "--arch") -> Architecture:
     architecture = registered(name)
     if architecture is not None:
         return architecture
-    plain = name[:60].partition(".")[0]
+    plain, shown = name[:60].partition(".")[0], f"{where}: timm:{name[:60]}"
     if RELATIVE.match(plain):
-        raise SurgeryError(
-            f"{where}: timm:{name[:60]} cannot be pruned: it has a table of relative positions in every layer, with a"
-            " column for each head",
-            hint=SUPPORTED,
-        )
+        raise SurgeryError(f"{shown} cannot be pruned: {RELATIVE_WHY}", hint=SUPPORTED)
     near = nearest(plain, table(), most=3, cutoff=0.75)
     if near:
-        raise CheckpointError(
-            f"{where}: timm:{name[:60]} is not a known architecture", hint=f"Did you mean {', '.join(near)}?"
-        )
-    raise SurgeryError(
-        f"{where}: timm:{name[:60]} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED
-    )
+        raise CheckpointError(f"{shown} is not a known architecture", hint=f"Did you mean {', '.join(near)}?")
+    raise SurgeryError(f"{shown} cannot be pruned: it is not one of timm's VisionTransformers", hint=SUPPORTED)
 
 
 def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
@@ -138,7 +132,7 @@ def tensor_shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
     dim, distilled = a["embed_dim"], a["class"] == "VisionTransformerDistilled"
-    prefix = a["class_token"] + a["reg_tokens"] + (a["class"] != "VisionTransformer")
+    prefix = _prefix(a)
     height, width = pair(a["img_size"])
     ph, pw = pair(a["patch_size"])
     tokens = (height // ph) * (width // pw) + (0 if a["no_embed_class"] else prefix)
@@ -217,9 +211,7 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
         and fits(architecture, shapes, overrides := _overrides(architecture, shapes)) is None
     ]
     if not matches:
-        raise CheckpointError(
-            f"{where}: no registered timm ViT has these sizes ({_geometry(shapes)})", hint=_suggestion(shapes)
-        )
+        raise _unknown(shapes, where)
     groups: dict[str, list[tuple[Architecture, dict[str, Any]]]] = {}
     for architecture, overrides in matches:
         forward = {key: value for key, value in architecture.args.items() if key not in INERT}
@@ -228,13 +220,9 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
     if len(chosen) > 1:
         names = sorted(chosen, key=_plainness)
         differing = {k for a, _ in names for k in a.args if k not in INERT and a.args[k] != names[0][0].args[k]}
-        listed = "; ".join(
-            f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})" for a, _ in names
-        )
-        raise CheckpointError(
-            f"{where}: several architectures fit, and they would run differently: {listed}",
-            hint=f"Say which: --arch timm:{names[0][0].name}",
-        )
+        each = (f"timm:{a.name} ({', '.join(f'{k}={a.args[k]}' for k in sorted(differing))})" for a, _ in names)
+        why = f"several architectures fit, and they would run differently: {'; '.join(each)}"
+        raise CheckpointError(f"{where}: {why}", hint=f"Say which: --arch timm:{names[0][0].name}")
     architecture, overrides = chosen[0]
     (group,) = groups.values()
     return Match(architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture)))
@@ -267,27 +255,23 @@ def _quick(architecture: Architecture, shapes: Shapes) -> bool:
 
 def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     """Image size, channels and classes, where the file differs from the registered default."""
-    args = architecture.args
-    overrides: dict[str, Any] = {}
-    patch = shapes["patch_embed.proj.weight"]
-    if patch[1] != args["in_chans"]:
-        overrides["in_chans"] = patch[1]
-    classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
-    if classes != args["num_classes"]:
-        overrides["num_classes"] = classes
-    prefix = (
-        0
-        if args["no_embed_class"]
-        else args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
-    )
+    args, patch = architecture.args, shapes["patch_embed.proj.weight"]
+    said = {"in_chans": patch[1], "num_classes": shapes["head.weight"][0] if "head.weight" in shapes else 0}
+    overrides = {key: value for key, value in said.items() if value != args[key]}
+    prefix = 0 if args["no_embed_class"] else _prefix(args)
     if "pos_embed" in shapes:
-        grid = math.isqrt(max(0, shapes["pos_embed"][1] - prefix))
-        edge = grid * patch[2]
-        if grid * grid + prefix == shapes["pos_embed"][1] and (edge, edge) != pair(args["img_size"]):
-            height, width = pair(args["img_size"])
-            if (height // patch[2]) * (width // patch[3]) != grid * grid:
-                overrides["img_size"] = edge
+        tokens = shapes["pos_embed"][1] - prefix
+        grid = math.isqrt(max(0, tokens))
+        height, width = pair(args["img_size"])
+        if grid * grid == tokens != (height // patch[2]) * (width // patch[3]):
+            overrides["img_size"] = grid * patch[2]
     return overrides
+
+
+def _prefix(args: Mapping[str, Any]) -> int:
+    """How many tokens stand before those of the patches."""
+    prefix: int = args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
+    return prefix
 
 
 # How many dimensions the tensors have that tell sizes.
@@ -296,63 +280,53 @@ DIMENSIONS = (
     (re.compile(r"pos_embed"), 3),
     (re.compile(r"head\.weight|blocks\.\d+\.(attn\.qkv|mlp\.fc1)\.weight"), 2),
 )
+# Parts of names that tell what else a file holds; in front, what only its config describes.
+DESCRIBED = {
+    "in_proj_weight": "an open_clip model",
+    "attention.self.query": "a transformers text encoder",
+    "attention.attention.query": "a transformers vision model",
+    "self_attn.q_proj": "a transformers model",
+}
+OTHERS = {"layers.0.blocks.0": "a Swin model", "stages.0": "a convolutional or hierarchical model"}
+"""The same of models that are not supported."""
 
 
 def _must_look_like_timm(shapes: Shapes, where: str) -> None:
     for name, shape in shapes.items():
-        for pattern, dimensions in DIMENSIONS:
-            if pattern.fullmatch(name) and (len(shape) != dimensions or 0 in shape):
-                raise CheckpointError(
-                    f"{where}: {name} is {_x(shape) or 'one number'}, a ViT's has {dimensions} dimensions",
-                    hint=SUPPORTED,
-                )
-    if "patch_embed.proj.weight" in shapes:
-        if any(RELATIVE_TABLE in name for name in shapes):
-            raise SurgeryError(
-                f"{where}: has tables of relative positions with a column for each head, which are not cut",
-                hint=SUPPORTED,
-            )
-        qkv = shapes.get("blocks.0.attn.qkv.weight")
-        if qkv is not None:
-            for name, shape in shapes.items():
-                if name.endswith(".attn.qkv.weight") and shape[0] != 3 * shape[1]:
-                    raise CheckpointError(
-                        f"{where}: heads were already removed ({name} is {_x(shape)}) and the manifest is missing",
-                        hint="Bring back the .heads.json, or start from the backbone.",
-                    )
-            return
-    for mark, what in (
-        ("in_proj_weight", "an open_clip model"),
-        ("attention.self.query", "a transformers text encoder"),
-        ("attention.attention.query", "a transformers vision model"),
-        ("self_attn.q_proj", "a transformers model"),
-        ("layers.0.blocks.0", "a Swin model"),
-        ("stages.0", "a convolutional or hierarchical model"),
-    ):
+        for pattern, count in DIMENSIONS:
+            if pattern.fullmatch(name) and (len(shape) != count or 0 in shape):
+                raise CheckpointError(f"{where}: {name} is {_x(shape) or 'one number'}, a ViT's has {count} dimensions")
+    if "patch_embed.proj.weight" not in shapes:
+        raise _another(shapes, where)
+    if any(RELATIVE_TABLE in name for name in shapes):
+        raise SurgeryError(f"{where}: cannot be pruned: {RELATIVE_WHY}", hint=SUPPORTED)
+    for name, shape in shapes.items():
+        if name.endswith(".attn.qkv.weight") and shape[0] != 3 * shape[1]:
+            why = f"heads were already removed ({name} is {_x(shape)}) and the manifest is missing"
+            raise CheckpointError(f"{where}: {why}", hint="Bring back the .heads.json, or start from the backbone.")
+
+
+def _another(shapes: Shapes, where: str) -> CheckpointError:
+    """What a file that is no ViT of timm's looks like."""
+    for mark, what in {**DESCRIBED, **OTHERS}.items():
         if any(mark in name for name in shapes):
-            named_by_config = "transformers" in what or "open_clip" in what
-            raise CheckpointError(
-                f"{where}: looks like {what}, which"
-                f" {'its weights alone do not describe' if named_by_config else 'is not supported'}",
-                hint="Give the directory that holds its config too." if named_by_config else SUPPORTED,
-            )
+            if mark in OTHERS:
+                return CheckpointError(f"{where}: looks like {what}, which is not supported", hint=SUPPORTED)
+            hint = "Give the directory that holds its config too."
+            return CheckpointError(f"{where}: looks like {what}, which its weights alone do not describe", hint=hint)
     some = ", ".join(list(shapes)[:3])
-    raise CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)
+    return CheckpointError(f"{where}: not a known architecture (tensors: {some}, …)", hint=SUPPORTED)
 
 
-def _geometry(shapes: Shapes) -> str:
-    patch = shapes["patch_embed.proj.weight"]
+def _unknown(shapes: Shapes, where: str) -> CheckpointError:
+    """A ViT of sizes that timm does not register: its sizes, and how to say what it is."""
+    dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
     depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
     fc1 = shapes.get("blocks.0.mlp.fc1.weight")
-    ratio = f", MLP ratio {fc1[0] / fc1[1]:g}" if fc1 else ""
-    return f"dim {patch[0]}, depth {depth}, patch {patch[2]}{ratio}"
-
-
-def _suggestion(shapes: Shapes) -> str:
-    patch = shapes["patch_embed.proj.weight"]
-    depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
-    extra = f",img_size=…,patch_size={patch[2]},in_chans={patch[1]}" if patch[2] != 16 or patch[1] != 3 else ""
-    return f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={patch[0]},depth={depth},num_heads=…{extra}"
+    sizes = f"dim {dim}, depth {depth}, patch {patch}" + (f", MLP ratio {fc1[0] / fc1[1]:g}" if fc1 else "")
+    extra = f",img_size=…,patch_size={patch},in_chans={channels}" if (patch, channels) != (16, 3) else ""
+    hint = f"Say it: --arch timm:vit_tiny_patch16_224,embed_dim={dim},depth={depth},num_heads=…{extra}"
+    return CheckpointError(f"{where}: no registered timm ViT has these sizes ({sizes})", hint=hint)
 
 
 def _x(shape: tuple[int, ...]) -> str:

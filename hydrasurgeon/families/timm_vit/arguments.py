@@ -13,8 +13,9 @@ from pydantic import Field
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.families.settings import Chance, Count, Pair, Positive, Settings, Size, patches
 
-# Names that timm knows layers by, without parameters that a file would not hold.
+# Names that timm knows norms by, without parameters that a file would not hold.
 Norm = Literal["layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32"]
+# timm's names of activations without parameters.
 ACTIVATIONS = (
     "elu|gelu|gelu_tanh|hard_mish|hard_sigmoid|hard_swish|hardsigmoid|hardswish|leaky_relu|mish|quick_gelu|relu|relu6|"
     "selu|sigmoid|silu|swish|tanh"

@@ -73,10 +73,8 @@ class TimmViT(Family):
         num_classes = classes or next(iter(shapes.get("head.weight", (0,))), 0)
         difference = fits(architecture, shapes, {**overrides, "num_classes": num_classes}, self.listed)
         if difference:
-            raise CheckpointError(
-                f"{where}: does not fit timm:{name}: {difference}",
-                hint="Name the right one: --arch timm:NAME[,key=value…].",
-            )
+            hint = "Name the right one: --arch timm:NAME[,key=value…]."
+            raise CheckpointError(f"{where}: does not fit timm:{name}: {difference}", hint=hint)
         wanted = {**architecture.preprocess, **_input_size(architecture, overrides), **preprocess}
         images = parse(Images, wanted, f"{where}: pretrained_cfg")
         _check_images(args, images, f"{where}: pretrained_cfg", CheckpointError)
@@ -94,9 +92,7 @@ class TimmViT(Family):
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         architecture = self.registered(model.arch)
         if architecture is None or not architecture.prunable:
-            raise ManifestError(
-                f"{where}: model.arch: timm has no {model.arch[:60]!r} that can be pruned", hint=SUPPORTED
-            )
+            raise ManifestError(f"{where}: model.arch: {model.arch[:60]!r} of timm cannot be pruned", hint=SUPPORTED)
         args = {**architecture.args, **self._overrides(model, where)}
         check_whole(args, f"{where}: model.config", ManifestError)
         super().check(model, towers, where)
@@ -206,15 +202,18 @@ class TimmViT(Family):
         import timm
         import torch
 
+        from hydrasurgeon.anatomy.projections import resize
+
         with torch.device("cpu" if fresh else "meta"):
             args = self._overrides(model)
             module: nn.Module = timm.create_model(
                 self.named(model.arch, "the manifest").name, pretrained=False, num_classes=model.num_classes, **args
             )
-        for block, row in zip(module.blocks, kept[TOWER], strict=True):  # type: ignore[arg-type]
-            if len(row) != towers[TOWER].heads:
-                _shrink(block.attn, len(row))
-            block.attn.kept_heads = row
+        blocks: Any = module.blocks
+        for attn, row in zip((block.attn for block in blocks), kept[TOWER], strict=True):
+            attn.num_heads, attn.attn_dim, attn.kept_heads = len(row), len(row) * attn.head_dim, row
+            resize(attn.qkv, rows=3 * attn.attn_dim)
+            resize(attn.proj, columns=attn.attn_dim)
         return module
 
     def anatomy(self, module: nn.Module) -> Anatomy:
@@ -277,20 +276,6 @@ def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dic
 def _check_images(args: Mapping[str, Any], images: Images, where: str, error: type[CheckpointError]) -> None:
     size = images.input_size[1:] if args.get("dynamic_img_size") else pair(args["img_size"])
     images.check(args["in_chans"], size, where, error)
-
-
-def _shrink(attn: Any, heads: int) -> None:
-    """Room for `heads` heads; what the new parameters hold is up to whoever loads the weights."""
-    from torch import empty, nn
-
-    width = heads * attn.head_dim
-    attn.num_heads, attn.attn_dim = heads, width
-    for linear, out, into in ((attn.qkv, 3 * width, attn.qkv.in_features), (attn.proj, attn.proj.out_features, width)):
-        device = linear.weight.device
-        linear.out_features, linear.in_features = out, into
-        linear.weight = nn.Parameter(empty(out, into, device=device))
-        if linear.bias is not None and len(linear.bias) != out:
-            linear.bias = nn.Parameter(empty(out, device=device))
 
 
 def _block(block: Any, layer: int) -> Block:
