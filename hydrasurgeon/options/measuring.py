@@ -23,6 +23,10 @@ class EvaluateOptions(Bare, Run, Force):
         "predictions": ("checkpoints",),
         "corrupt": ("checkpoints",),
     }
+    conflicts: ClassVar = tuple(
+        ("cascade", other)
+        for other in ("ensemble", "mc_dropout", "no_decision", "temperature", "predictions", "predictions_in", "card")
+    )
 
     checkpoints: Paths = argument(metavar="CKPT...", help="Checkpoints to compare.", default=())
     data: Texts = option((), metavar="[NAME=]D", group=READ, help=f"{DATA}; repeatable.")

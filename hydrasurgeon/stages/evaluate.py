@@ -15,7 +15,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion
-from hydrasurgeon.measuring.cascades.run import FULL, check_cascades, refuse_with
+from hydrasurgeon.measuring.cascades.run import FULL, check_cascades
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.measuring.rows import Row, with_mce
 from hydrasurgeon.measuring.running import by_path, name_of
@@ -157,8 +157,8 @@ def _check_reference(wanted: str | None, names: Sequence[str]) -> None:
 def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     """Refuse arguments that do not go together."""
     checkpoints, ensemble, computed = arguments.checkpoints, arguments.ensemble, arguments.predictions_in
-    if arguments.cascade:
-        refuse_with(arguments)
+    if arguments.cascade and len(labelled) > 1:
+        raise UsageError("--cascade: is measured on one data set", hint="Give one --data.")
     if not checkpoints and not computed:
         raise UsageError("eval: nothing to evaluate", hint="Give checkpoints, or --predictions-in F.")
     if checkpoints and not labelled:

@@ -32,7 +32,7 @@ def bands(images: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> str:
 
     spec = images()
 
-    def read(name: str, rest: str) -> object:
+    def read(name: str, rest: str, carried: object = ()) -> object:
         samples = sources.open_data(spec)
         samples.spec = name
         return samples

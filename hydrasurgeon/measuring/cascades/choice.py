@@ -24,8 +24,10 @@ from hydrasurgeon.decision.gate import Cascade, Gate
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import fit_temperature
+from hydrasurgeon.measuring.bootstrap import REPEATS, bootstrap
 from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.metrics import DIGITS
+from hydrasurgeon.measuring.results import Interval
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04, 0.02)
 """Of the samples, the shares that candidates let through."""
@@ -37,12 +39,6 @@ MEASURES = ("accuracy", "auroc", "fpr95", "cov5")
 """What may drop: of FPR95 it is the rise that is a loss."""
 SIGNS = {"fpr95": -100.0}
 """What a difference is multiplied by to be a loss in points, where that is not 100."""
-TOGETHER = 1 << 18
-"""Samples that are resampled at a time, over all repeats of a step: some 10 MB."""
-REPEATS = 1000
-"""Resamples behind an interval: the ends of a 95 % interval then move by less than a tenth of its width."""
-ENDS = (0.025, 0.975)
-"""Between what quantiles of the resamples an interval lies."""
 
 Drops = dict[str, float]
 """In points, by measure."""
@@ -76,43 +72,35 @@ class Sides:
         )
 
     def measures(self) -> Drops:
-        """AUROC and FPR95 are means over the foreign sets."""
-        (row,) = _measures(
-            self.correct[None], self.confidence[None], self.inside[None], [out[None] for out in self.outside]
-        ).tolist()
+        """AUROC and FPR95 are means over the OOD sets."""
+        every = [torch.arange(len(each))[None] for each in (self.inside, *self.outside)]
+        (row,) = self.resampled(every[0], every[1:]).tolist()
         return dict(zip(MEASURES, row, strict=True))
 
     def resampled(self, rows: Tensor, foreign: Sequence[Tensor]) -> Float[Tensor, "repeat measure"]:
-        """The measures on many resamples at once: rows [repeat, sample], and of each foreign set."""
-        outside = [each[some] for each, some in zip(self.outside, foreign, strict=True)]
-        return _measures(self.correct[rows], self.confidence[rows], self.inside[rows], outside)
-
-
-def _measures(
-    correct: Tensor, confidence: Tensor, inside: Tensor, outside: Sequence[Tensor]
-) -> Float[Tensor, "repeat measure"]:
-    """MEASURES of each row, as `metrics.auroc`, `metrics.fpr95` and `selective.coverage_at_risk` have them of one."""
-    ordered = inside.sort(dim=-1).values.contiguous()
-    count = inside.shape[-1]
-    areas, false = [], []
-    for out in outside:
-        out = out.sort(dim=-1, descending=True).values.contiguous()
-        below = torch.searchsorted(ordered, out) + torch.searchsorted(ordered, out, right=True)
-        areas.append(below.double().mean(dim=-1) / 2 / count)
-        needed = math.ceil(0.95 * out.shape[-1] - 1e-9)
-        threshold = out[:, max(needed, 1) - 1, None].contiguous()
-        false.append(1 - torch.searchsorted(ordered, threshold)[:, 0].double() / count)
-    sure, order = confidence.sort(dim=-1, descending=True, stable=True)
-    wrong = (~correct.gather(-1, order)).double().cumsum(dim=-1)
-    answered = torch.arange(1, count + 1, dtype=torch.float64)
-    # Samples of equal confidence are answered together.
-    ends = torch.ones_like(correct)
-    ends[:, :-1] = sure[:, 1:] != sure[:, :-1]
-    kept = (wrong / answered <= 0.05 + 1e-12) & ends
-    covered = (kept * answered).amax(dim=-1) / count
-    right = correct.double().mean(dim=-1)
-    area, flagged = (torch.stack(each).mean(dim=0) for each in (areas, false))
-    return torch.stack([right, area, flagged, covered], dim=-1)
+        """MEASURES of many resamples at once, as `metrics` has them of one: rows [repeat, sample], and of each OOD
+        set."""
+        ordered = self.inside[rows].sort(dim=-1).values.contiguous()
+        count = rows.shape[-1]
+        areas, false = [], []
+        for scores, some in zip(self.outside, foreign, strict=True):
+            out = scores[some].sort(dim=-1, descending=True).values.contiguous()
+            below = torch.searchsorted(ordered, out) + torch.searchsorted(ordered, out, right=True)
+            areas.append(below.double().mean(dim=-1) / 2 / count)
+            needed = math.ceil(0.95 * out.shape[-1] - 1e-9)
+            threshold = out[:, max(needed, 1) - 1, None].contiguous()
+            false.append(1 - torch.searchsorted(ordered, threshold)[:, 0].double() / count)
+        sure, order = self.confidence[rows].sort(dim=-1, descending=True, stable=True)
+        correct = self.correct[rows]
+        wrong = (~correct.gather(-1, order)).double().cumsum(dim=-1)
+        answered = torch.arange(1, count + 1, dtype=torch.float64)
+        # Samples of equal confidence are answered together.
+        ends = torch.ones_like(correct)
+        ends[:, :-1] = sure[:, 1:] != sure[:, :-1]
+        kept = (wrong / answered <= 0.05 + 1e-12) & ends
+        covered = (kept * answered).amax(dim=-1) / count
+        area, flagged = (torch.stack(each).mean(dim=0) for each in (areas, false))
+        return torch.stack([correct.double().mean(dim=-1), area, flagged, covered], dim=-1)
 
 
 def sides(state: State, samples: Outputs, foreign: Sequence[Outputs]) -> Sides:
@@ -134,21 +122,15 @@ def worst(drops: Drops) -> float:
     return max(drops.values())
 
 
-def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, tuple[float, float]]:
-    """Of each drop, over resamples of the samples and of every foreign set, the same rows of both (paired
-    bootstrap)."""
-    random = torch.Generator().manual_seed(seed)
-    sizes = [len(cascade.inside), *map(len, cascade.outside)]
-    each = max(1, min(repeats, TOGETHER // max(sizes)))
-    parts = []
-    for start in range(0, repeats, each):
-        some = min(each, repeats - start)
-        rows, *foreign = (torch.randint(n, (some, n), generator=random) for n in sizes)
-        parts.append(hydra.resampled(rows, foreign) - cascade.resampled(rows, foreign))
-    signs = torch.tensor([SIGNS.get(name, 100.0) for name in MEASURES], dtype=torch.float64)
-    ends = torch.tensor(ENDS, dtype=torch.float64)
-    table = (torch.cat(parts) * signs).quantile(ends, dim=0).T.tolist()
-    return {name: (low, high) for name, (low, high) in zip(MEASURES, table, strict=True)}
+def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, Interval]:
+    """Of each drop, over resamples of the samples and of every OOD set, the same rows of both (paired bootstrap)."""
+
+    def drops(rows: Tensor, *foreign: Tensor) -> dict[str, Tensor]:
+        lost = hydra.resampled(rows, foreign) - cascade.resampled(rows, foreign)
+        return {name: SIGNS.get(name, 100.0) * lost[:, at] for at, name in enumerate(MEASURES)}
+
+    counts = (len(cascade.inside), *map(len, cascade.outside))
+    return bootstrap(drops, *counts, repeats=repeats, seed=seed)
 
 
 @dataclass(frozen=True)

@@ -227,8 +227,6 @@ def _notes(record: CascadeRecord, macs: MacsOf) -> tuple[str, ...]:
             f"the cascade's gate lets every sample through: it costs {record.cost.expected:.2f} times the single model,"
             f" the hydra {macs.full / macs.single:.2f}"
         )
-    if record.shares[1] == 0:
-        notes.append("the cascade's gate lets no sample through: its first members answer alone")
     if record.max_drop is not None and not record.certified:
         notes.append(
             f"the data are too few to certify a drop of at most {record.max_drop:g} points: the cascade was chosen by"

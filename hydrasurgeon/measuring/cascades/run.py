@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.rows import Row, row_of
 from hydrasurgeon.measuring.running import How, predicted
@@ -169,19 +169,3 @@ def with_cascade(
         row = row_of(replace(predictions, cost=result.cost.model_copy(update={"expected_macs": expected})), in_steps)
     timing = timed.add(Cascading(model), how.first(model, sets.id))
     return [replace(row, timing=timing), full.but(name=result.name + FULL)]
-
-
-def refuse_with(arguments: Any) -> None:
-    """What `eval --cascade` does not go with."""
-    for option, is_there, why in (
-        ("--ensemble", arguments.ensemble, "of several checkpoints there is no cascade"),
-        ("--mc-dropout", arguments.mc_dropout is not None, "its passes have no decision state"),
-        ("--no-decision", arguments.no_decision, "a cascade is in the decision state"),
-        ("--temperature", arguments.temperature is not None, "each step of a cascade has a temperature of its own"),
-        ("--predictions", arguments.predictions is not None, "holds the logits of every member, of which not all run"),
-        ("--predictions-in", bool(arguments.predictions_in), "from files no cascade is run"),
-        ("--card", arguments.card, "writes one row, and there are two"),
-        ("several --data", len(arguments.data) > 1, "a cascade is measured on one"),
-    ):
-        if is_there:
-            raise UsageError(f"--cascade: does not go with {option}: {why}", hint="Leave one of them out.")
