@@ -1,20 +1,26 @@
-"""The one door to the terminal: whatever comes through it is text, shown as it is and never obeyed."""
+"""The one door to the terminal: whatever comes through it is text, shown as it is and never obeyed.
+
+Streams are taken as they are: closed, full, no longer read, or unable to write every character.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json as jsonlib
 import math
+import os
 import re
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.render.streams import writing
 
 if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError
@@ -121,7 +127,7 @@ def failed(error: HydraError) -> None:
 def as_json(value: Any) -> None:
     """Strict JSON in ASCII: no terminal, encoding or parser finds anything in it but JSON."""
     # json escapes everything else that is not printable.
-    raw(jsonlib.dumps(_strict(value), indent=1, allow_nan=False).replace("\x7f", r"\u007f"))
+    raw(jsonlib.dumps(_strict(value), indent=1, allow_nan=False, default=str).replace("\x7f", r"\u007f"))
 
 
 def _strict(value: Any) -> Any:
@@ -137,3 +143,68 @@ def raw(text: str) -> None:
     """Our own text on stdout, byte by byte."""
     with writing(sys.stdout):
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def notes(texts: Iterable[str]) -> None:
+    for text in texts:
+        say(f"note: {text}")
+
+
+def view(record: Callable[[Any], Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """Makes a function that shows a result one that takes `json` and `quiet`: `record` is what JSON holds of it."""
+
+    def made(shown: Callable[[Any], None]) -> Callable[..., None]:
+        def view_of(result: Any, *, json: bool, quiet: bool = False) -> None:
+            if not getattr(result, "is_main", True):
+                return
+            if json:
+                as_json(record(result))
+            elif not quiet:
+                notes(getattr(result, "notes", ()))
+                shown(result)
+
+        return view_of
+
+    return made
+
+
+def fields(*names: str) -> Callable[[Any], dict[str, Any]]:
+    """A record of a result's path and of these fields."""
+    return lambda result: {name: getattr(result, name) for name in ("path", *names)}
+
+
+def prepare_streams() -> None:
+    """Once in a process, before anything is opened or printed."""
+    # A closed descriptor would be the number of the next file opened: what is printed would land in a checkpoint.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout, sys.stderr = sys.stdout or _writer(1), sys.stderr or _writer(2)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _writer(descriptor: int) -> TextIO:
+    return open(descriptor, "w", encoding="utf-8", closefd=False)
+
+
+def finish_streams() -> None:
+    """What is still buffered goes out now, where its failure can be reported."""
+    for stream in (sys.stdout, sys.stderr):
+        with writing(stream):
+            stream.flush()
+
+
+@contextlib.contextmanager
+def writing(stream: TextIO) -> Iterator[None]:
+    """A reader who has gone is no error: the rest goes nowhere. A full device is one."""
+    try:
+        yield
+    except OSError as error:
+        # Else what is buffered fails again when Python ends, with a message and an exit code of its own.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        if not isinstance(error, BrokenPipeError):
+            raise OutputError(f"{stream.name.strip('<>')}: {error.strerror}") from error

@@ -1,46 +1,55 @@
-"""What a checkpoint is, and how alike two selections of heads are."""
+"""What a checkpoint is, what was proven about it, and what its heads are like."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.heads import count
-from hydrasurgeon.render.console import as_json, show
-from hydrasurgeon.render.pieces import millions, notes, picture, size
-from hydrasurgeon.render.tables import Column, Row, Table, show_table
+from hydrasurgeon.render.console import as_json, fields, lines, notes, raw, show, styled, view
+from hydrasurgeon.render.tables import Column, Row, Table, millions, picture, show_table, size
 
 if TYPE_CHECKING:
+    from hydrasurgeon.checkpoints.checks import Check
+    from hydrasurgeon.probing.report import ProbeReport, Proposition, Separation
     from hydrasurgeon.stages.compare import Comparison, Overlap
     from hydrasurgeon.stages.inspect import Inspection
+    from hydrasurgeon.stages.replay import Replay
+    from hydrasurgeon.stages.verify import Verification
+
+MARKS = {(True, True): "■", (True, False): "A", (False, True): "B", (False, False): "·"}
+"""How a head is drawn that A keeps, and B."""
+OVERLAP = ("A", "B", "both", "Jaccard", "share")
+"""The columns of one comparison of two sets."""
+OUTCOMES = {True: ("holds", "green"), False: ("does not hold", "bold red"), None: ("not checked", "yellow")}
+"""How the outcome of a check is drawn."""
+MARK_CELLS = 15
+"""As wide as the longest mark and a gap."""
+VERDICTS = {True: ("holds", "bold"), False: ("does not hold", "bold")}
+"""How a condition is told."""
 
 
-def inspected(inspection: Inspection, *, json: bool, quiet: bool = False) -> None:
+def _inspected(inspection: Inspection) -> dict[str, Any]:
+    about = fields("parameters", "in_memory", "dtypes", "recorded", "note")(inspection)
+    return about | {"bytes": inspection.nbytes, "manifest": jsonlib.loads(inspection.manifest.to_json())}
+
+
+@view(_inspected)
+def inspected(inspection: Inspection) -> None:
     manifest = inspection.manifest
-    if json:
-        about = {
-            "path": str(inspection.path),
-            "parameters": inspection.parameters,
-            "in_memory": inspection.in_memory,
-            "bytes": inspection.nbytes,
-            "dtypes": list(inspection.dtypes),
-        }
-        return as_json(
-            about
-            | {"recorded": inspection.recorded, "note": inspection.note, "manifest": jsonlib.loads(manifest.to_json())}
-        )
     if inspection.note:
         notes([inspection.note])
     model = manifest.model
     show((str(inspection.path), "bold"))
     show(f"  {manifest.kind} of {model.family}:{model.arch}, {model.num_classes} classes")
-    dtypes = ", ".join(inspection.dtypes)
     copies = ""
     if inspection.in_memory != inspection.parameters:
         copies = f" ({millions(inspection.in_memory)} at work, where members have copies of heads)"
+    dtypes = ", ".join(inspection.dtypes)
     show(f"  {millions(inspection.parameters)} parameters{copies}, {size(inspection.nbytes)} as {dtypes}")
     for name, tower in manifest.towers.items():
         show(f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim {tower.dim}")
@@ -59,19 +68,10 @@ def inspected(inspection: Inspection, *, json: bool, quiet: bool = False) -> Non
             show(f"    {line}")
     for step in manifest.history:
         show(f"  ← {shlex.join(command_line(step))}")
-    return None
 
 
-MARKS = {(True, True): "■", (True, False): "A", (False, True): "B", (False, False): "·"}
-"""How a head is drawn that A keeps, and B."""
-OVERLAP = ("A", "B", "both", "Jaccard", "share")
-"""The columns of one comparison of two sets."""
-
-
-def compared(comparison: Comparison, *, json: bool, quiet: bool = False) -> None:
-    if json:
-        return as_json(comparison.to_json())
-    notes(comparison.notes)
+@view(lambda comparison: comparison.to_json())
+def compared(comparison: Comparison) -> None:
     a, b = comparison.names
     show("A ", (a, "bold"), "   B ", (b, "bold"))
     show_table(_by_layer(comparison))
@@ -80,7 +80,6 @@ def compared(comparison: Comparison, *, json: bool, quiet: bool = False) -> None
         for what, overlap in (("kept", comparison.kept), ("removed", comparison.removed))
     ]
     show(f"Jensen–Shannon divergence in nats (at most 0.693): {', '.join(divergences)}")
-    return None
 
 
 def _by_layer(comparison: Comparison) -> Table:
@@ -105,3 +104,105 @@ def _by_layer(comparison: Comparison) -> Table:
 def _overlap(overlap: Overlap) -> list[str]:
     shares = ["–" if x is None else f"{x:.2f}" for x in (overlap.jaccard, overlap.share)]
     return [str(overlap.a), str(overlap.b), str(overlap.common), *shares]
+
+
+@view(lambda result: result.to_json())
+def verified(result: Verification) -> None:
+    if result.note:
+        notes([result.note])
+    what = ""
+    if result.manifest is not None:
+        model = result.manifest.model
+        what = f": {result.manifest.kind} of {model.family}:{model.arch}"
+    show((str(result.path), "bold"), what)
+    _checks(result.checks)
+
+
+def _checks(checks: Iterable[Check]) -> None:
+    for check in checks:
+        mark, style = OUTCOMES[check.holds]
+        detail = f": {check.detail}" if check.detail else ""
+        show((mark.ljust(MARK_CELLS), style), check.name, (detail, "dim"), hang=MARK_CELLS)
+
+
+def replayed(result: Replay, *, shell: bool, json: bool, quiet: bool) -> None:
+    if json:
+        return as_json(result.to_json())
+    if shell:
+        return raw(result.script)
+    if quiet:
+        return None
+    if result.versions:
+        pairs = (f"{name} {then} (now {now})" for name, (then, now) in result.versions.items())
+        notes([f"recorded with {', '.join(pairs)}"])
+    if not result.ran:
+        for command in result.commands:
+            lines([styled(f"hydrasurgeon {command}")])  # to be copied: not folded
+    _checks(result.checks)
+    return None
+
+
+@view(lambda report: report.model_dump(mode="json"))
+def probed(report: ProbeReport) -> None:
+    _proposition(report.proposition)
+    for each in report.separation:
+        show("")
+        show_table(_distances(each))
+    if report.pictured is not None:
+        for title, heads in (("most", report.pictured.most), ("least", report.pictured.least)):
+            names = ", ".join(f"{layer}.{head}" for _, layer, head in heads)
+            show(f"{title} important by {report.pictured.method} (layer.head): {names}")
+
+
+def _proposition(about: Proposition) -> None:
+    losses, hessian = about.losses, about.hessian
+    show(
+        f"Proposition 1, {len(about.removed)} heads removed by {about.method}, {about.samples} samples of {about.clean}"
+    )
+    show(f"noisy: {about.noisy}")
+    rows = (
+        Row("clean", (f"{losses.clean:.4f}", f"{losses.clean_pruned:.4f}")),
+        Row("noisy", (f"{losses.noisy:.4f}", f"{losses.noisy_pruned:.4f}")),
+        Row("gap", (f"{losses.gap:.4f}", f"{losses.gap_pruned:.4f}")),
+    )
+    show_table(Table("loss", (Column("all heads"), Column("without them")), rows))
+    show_table(_conditions(about))
+    over = "of 1 draw, which shows no error" if hessian.error is None else f"± over {about.draws} draws"
+    show(f"{over}; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")
+
+
+def _conditions(about: Proposition) -> Table:
+    """The two conditions and the conclusion, each with its number, and what to see it beside."""
+    losses, gradient, hessian = about.losses, about.gradient, about.hessian
+    rows = (
+        ("∇L_noisy·δθ ≥ 0", gradient.holds, f"{gradient.noisy:.4g}", f"clean {gradient.clean:.4g}"),
+        (
+            "mean diag(H_noisy − H_clean) > 0",
+            hessian.mean_holds,
+            f"{hessian.mean:.3g}",
+            "" if hessian.error is None else f"± {hessian.error:.1g}",
+        ),
+        ("δθᵀ(H_noisy − H_clean)δθ > 0", hessian.along_holds, f"{hessian.along:.4g}", ""),
+        ("so the gap widens", losses.widens, f"{losses.gap_pruned - losses.gap:.4g}", ""),
+    )
+    columns = (Column("", left=True), Column("value"), Column("beside", left=True))
+    return Table(
+        "conditions", columns, tuple(Row(name, (VERDICTS[holds], value, beside)) for name, holds, value, beside in rows)
+    )
+
+
+def _distances(each: Separation) -> Table:
+    """Means over the heads of each layer."""
+    rows = []
+    for tower, layers in each.euclidean.items():
+        for layer, values in enumerate(layers):
+            means = [_mean(values), _mean(each.mahalanobis[tower][layer])]
+            name = f"{tower} {layer}" if len(each.euclidean) > 1 else f"layer {layer}"
+            rows.append(Row(name, tuple("–" if m is None else f"{m:.3f}" for m in means)))
+    title = f"distance of {each.name}, {each.samples} samples, from the data: means over heads"
+    return Table(title, (Column("Euclidean"), Column("Mahalanobis")), tuple(rows))
+
+
+def _mean(values: tuple[float | None, ...]) -> float | None:
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

@@ -1,41 +1,49 @@
-"""What a stage made: the scores, the member, the training log, the hydra, the file."""
+"""What a stage made: scores, members, hydras, decision states, answers and files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.heads import count
-from hydrasurgeon.render.console import Part, as_json, show, width
-from hydrasurgeon.render.pieces import notes, picture, size
-from hydrasurgeon.render.tables import Column, Row, Table, show_table
+from hydrasurgeon.render.console import Part, as_json, fields, notes, raw, say, show, view, width
+from hydrasurgeon.render.tables import Column, Row, Table, picture, show_table, size
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Score
     from hydrasurgeon.sharing.trial import Compared
+    from hydrasurgeon.stages.build import Built
+    from hydrasurgeon.stages.build.choice import Row as Choice
+    from hydrasurgeon.stages.calibrate import Calibrated
     from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned
     from hydrasurgeon.stages.fuse import Fused
+    from hydrasurgeon.stages.predict import Predicted
     from hydrasurgeon.stages.prune import Pruned
     from hydrasurgeon.stages.score import Scored
 
+WORTH = {
+    "accuracy": ("acc", 100, 1),
+    "nll": ("nll", 1, 3),
+    "ece": ("ece", 1, 3),
+    "auroc": ("auroc", 100, 1),
+    "fpr95": ("fpr95", 100, 1),
+}
+"""Column, factor and digits of each measure of `build`."""
+COST = ("macs", "params")
+"""Columns of cost of `build`."""
 
-def scored(result: Scored, *, json: bool, quiet: bool) -> None:
+
+def _scored(result: Scored) -> dict[str, Any]:
+    score = result.result.model_dump(mode="json", exclude_none=True)
+    return fields("method", "notes")(result) | {"score": score}
+
+
+@view(_scored)
+def scored(result: Scored) -> None:
     score = result.result
-    if not result.is_main:
-        return None
-    if json:
-        return as_json(
-            {
-                "path": str(result.path),
-                "method": result.method,
-                "score": score.model_dump(mode="json", exclude_none=True),
-                "notes": list(result.notes),
-            }
-        )
-    if quiet:
-        return None
-    notes((*result.notes, *score.settings.get("notes", ())))
+    notes(score.settings.get("notes", ()))
     for tower, rows in (score.values or {}).items():
         show_table(_by_head(f"{result.method} scores, {tower}, by layer and head (bold: matters most)", rows))
     if score.order is not None:
@@ -43,7 +51,6 @@ def scored(result: Scored, *, json: bool, quiet: bool) -> None:
     if result.method == "cahp":
         show(_cahp(score.settings))
     show("written into ", (str(result.path), "bold"))
-    return None
 
 
 def _by_head(title: str, rows: Sequence[Sequence[float]]) -> Table:
@@ -51,21 +58,13 @@ def _by_head(title: str, rows: Sequence[Sequence[float]]) -> Table:
     low, high = min(flat, default=0.0), max(flat, default=0.0)
 
     def cell(value: float) -> Part:
-        return f"{value:.3g}", _weight(value, low, high)
+        # Bold in the upper third, dim in the lower: it shows on dark and on light terminals.
+        third = (high - low) / 3
+        style = "bold" if value >= high - third else "dim" if value <= low + third else ""
+        return f"{value:.3g}", style
 
-    heads = max(map(len, rows), default=0)
-    return Table(
-        title,
-        tuple(Column(str(head)) for head in range(heads)),
-        tuple(Row(f"layer {layer}", tuple(map(cell, row))) for layer, row in enumerate(rows)),
-    )
-
-
-def _weight(value: float, low: float, high: float) -> str:
-    """Bold in the upper third, dim in the lower: it shows on dark and on light terminals."""
-    if value >= low + 2 / 3 * (high - low):
-        return "bold"
-    return "dim" if value <= low + 1 / 3 * (high - low) else ""
+    columns = tuple(Column(str(head)) for head in range(max(map(len, rows), default=0)))
+    return Table(title, columns, tuple(Row(f"layer {at}", tuple(map(cell, row))) for at, row in enumerate(rows)))
 
 
 def _removals(method: str, result: Score) -> None:
@@ -74,10 +73,9 @@ def _removals(method: str, result: Score) -> None:
     before = f", {start:.4f} before the first removal" if start is not None else ""
     show(f"{method}, heads in the order in which they go (layer.head){before}")
     steps = list(zip(result.order or (), result.trace or (), strict=True))
-    towers = {tower for (tower, _, _), _ in steps}
+    several = len({tower for (tower, _, _), _ in steps}) > 1
     entries = [
-        f"  {f'{tower} ' if len(towers) > 1 else ''}{layer}.{head} {score:.4f} "
-        for (tower, layer, head), score in steps
+        f"  {f'{tower} ' if several else ''}{layer}.{head} {score:.4f} " for (tower, layer, head), score in steps
     ]
     longest = max(map(len, entries), default=1)
     across = max(1, min(8, (width() or 8 * longest) // longest))
@@ -93,80 +91,47 @@ def _cahp(settings: Mapping[str, Any]) -> str:
     )
 
 
-def pruned(result: Pruned, *, json: bool, quiet: bool) -> None:
+@view(lambda result: fields("removed", "notes", "hub")(result) | {"kept": result.manifest.kept})
+def pruned(result: Pruned) -> None:
     manifest = result.manifest
-    if json:
-        return as_json(
-            {
-                "path": str(result.path),
-                "removed": result.removed,
-                "kept": manifest.kept,
-                "notes": list(result.notes),
-                "hub": result.hub,
-            }
-        )
-    if quiet:
-        return None
-    notes(result.notes)
-    kept = count(manifest.kept)
-    show((str(result.path), "bold"), f": {result.removed} heads removed, {kept} kept")
+    show((str(result.path), "bold"), f": {result.removed} heads removed, {count(manifest.kept)} kept")
     picture(manifest.kept, manifest.towers)
-    return _pushed(result.hub)
+    _pushed(result.hub)
 
 
-def finetuned(result: Finetuned, *, json: bool, quiet: bool) -> None:
+def _finetuned(result: Finetuned) -> dict[str, Any]:
     trained = result.trained
-    if not trained.is_main:
-        return None
-    if json:
-        return as_json(
-            {
-                "path": str(result.path),
-                "steps": trained.steps,
-                "loss": trained.loss,
-                "log": list(trained.log),
-                "notes": list(result.notes),
-                "hub": result.hub,
-            }
-        )
-    if quiet:
-        return None
-    notes(result.notes)
-    for entry in trained.log:
-        measured = (
-            f"  val accuracy {entry['val_accuracy']:.4f}  val nll {entry['val_nll']:.4f}"
-            if "val_accuracy" in entry
-            else ""
-        )
+    return fields("notes", "hub")(result) | {"steps": trained.steps, "loss": trained.loss, "log": trained.log}
+
+
+@view(_finetuned)
+def finetuned(result: Finetuned) -> None:
+    for entry in result.trained.log:
+        measured = ""
+        if "val_accuracy" in entry:
+            measured = f"  val accuracy {entry['val_accuracy']:.4f}  val nll {entry['val_nll']:.4f}"
         show(f"  epoch {entry['epoch']:g}  loss {entry['loss']:.4f}{measured}")
-    show((str(result.path), "bold"), f": {trained.steps} steps")
-    return _pushed(result.hub)
+    show((str(result.path), "bold"), f": {result.trained.steps} steps")
+    _pushed(result.hub)
 
 
-def fused(result: Fused, *, json: bool, quiet: bool) -> None:
+def _fused(result: Fused) -> dict[str, Any]:
     manifest = result.manifest
-    fusion, agreement = manifest.fusion, result.agreement
-    if json:
-        return as_json(
-            {
-                "path": str(result.path),
-                "members": len(manifest.members),
-                "fusion": fusion.model_dump(exclude_none=True),
-                "bytes_members": result.bytes_members,
-                "bytes_stored": result.bytes_stored,
-                "agreement": vars(agreement) if agreement else None,
-                "notes": list(result.notes),
-                "hub": result.hub,
-            }
-        )
-    if quiet:
-        return None
-    notes(result.notes)
+    return fields("bytes_members", "bytes_stored", "notes", "hub")(result) | {
+        "members": len(manifest.members),
+        "fusion": manifest.fusion.model_dump(exclude_none=True),
+        "agreement": vars(result.agreement) if result.agreement else None,
+    }
+
+
+@view(_fused)
+def fused(result: Fused) -> None:
+    manifest, agreement = result.manifest, result.agreement
     saved = 1 - result.bytes_stored / result.bytes_members
     show(
         (str(result.path), "bold"),
         f": {len(manifest.members)} members, {size(result.bytes_stored)} "
-        f"instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved), trunk of {fusion.trunk} layers",
+        f"instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved), trunk of {manifest.fusion.trunk} layers",
     )
     if agreement:
         show(
@@ -176,7 +141,7 @@ def fused(result: Fused, *, json: bool, quiet: bool) -> None:
         )
         if agreement.accuracy_members is not None and agreement.accuracy_fused is not None:
             show(f"  accuracy {agreement.accuracy_members:.4f} unfused, {agreement.accuracy_fused:.4f} fused")
-    return _pushed(result.hub)
+    _pushed(result.hub)
 
 
 def _pushed(hub: str | None) -> None:
@@ -184,32 +149,83 @@ def _pushed(hub: str | None) -> None:
         show("uploaded to ", (hub, "bold"))
 
 
-def exported(done: Export, *, json: bool, quiet: bool) -> None:
+def built(result: Built, *, json: bool, quiet: bool) -> None:
+    """What was chosen, beside what could be had otherwise."""
+    if not result.is_main:
+        return None
     if json:
-        return as_json(
-            {
-                "path": str(done.path),
-                "beside": None if done.beside is None else str(done.beside),
-                "format": done.format,
-                "bytes": done.nbytes,
-                "inputs": list(done.inputs),
-                "outputs": list(done.outputs),
-                "max_difference": done.max_difference,
-                "opset": done.opset,
-                "int8": _both(done.quantised),
-                "check": _both(done.checked),
-                "notes": list(done.notes),
-            }
-        )
+        return as_json(result.to_json())
+    if result.path is None:
+        return raw(result.script)
     if quiet:
         return None
-    notes(done.notes)
+    show_table(_choices("on validation data, each half judging the other's choice", result.rows))
+    if len(result.front) > 1:
+        show("")
+        show_table(_choices("the best within each budget", result.front))
+    show("")
+    show(
+        f"{result.objective} {result.estimate:.4f} on samples that it was not chosen by "
+        f"({result.optimism:+.4f} on those that it was)"
+    )
+    for label in result.members:
+        show(f"  {label}")
+    notes(result.notes)
+    return show("written ", (str(result.path), "bold"))
+
+
+def _choices(title: str, rows: Sequence[Choice]) -> Table:
+    measures = [name for name in WORTH if name in rows[0].worth]
+    costs = [name for name in COST if name in rows[0].cost]
+    columns = [Column("members"), *(Column(WORTH[name][0]) for name in measures)]
+    columns += [Column(name, "x the backbone") for name in costs]
+    lines = []
+    for row in rows:
+        cells = [str(row.members)]
+        cells += [f"{row.worth[n] * WORTH[n][1]:.{WORTH[n][2]}f}" for n in measures]
+        cells += [f"{row.cost[name]:.2f}" if name in row.cost else "" for name in costs]
+        lines.append(Row(row.name, tuple(cells)))
+    return Table(title, tuple(columns), tuple(lines))
+
+
+@view(lambda result: fields("notes", "hub")(result) | {"decision": result.decision.model_dump(mode="json")})
+def calibrated(result: Calibrated) -> None:
+    for name in result.skipped:
+        say(f"skipped: {name}")
+    show((str(result.path), "bold"), ": calibrated")
+    for line in decision_lines(result.decision):
+        show(f"  {line}")
+    if result.decision.ood.auroc:
+        ranked = sorted(result.decision.ood.auroc.items(), key=lambda pair: -pair[1])
+        show("  AUROC: " + ", ".join(f"{name} {value:.3f}" for name, value in ranked))
+    _pushed(result.hub)
+
+
+@view(fields("rows", "answers", "resumed", "notes"))
+def predicted(result: Predicted) -> None:
+    """How many answers there are; rows that went to stdout have been there."""
+    if result.path is None:
+        return
+    if result.resumed:
+        show(f"{result.resumed} rows were there already")
+    counts = ", ".join(f"{count} {what}" for what, count in result.answers.items())
+    show((str(result.path), "bold"), f": {result.rows} rows ({counts})")
+
+
+def _exported(done: Export) -> dict[str, Any]:
+    names = ("beside", "format", "inputs", "outputs", "max_difference", "opset", "notes")
+    changes = {"int8": _both(done.quantised), "check": _both(done.checked)}
+    return fields(*names)(done) | {"bytes": done.nbytes} | changes
+
+
+@view(_exported)
+def exported(done: Export) -> None:
     path = (str(done.path), "bold")
     if done.format == "padded":
         show(
             path, f": all heads, zeros for those that are gone; differs by at most {done.max_difference:.2g} in float64"
         )
-        return None
+        return
     graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
     ran = "the file" if done.opset is None else "onnxruntime"
     opset = "" if done.opset is None else f" (opset {done.opset})"
@@ -220,7 +236,6 @@ def exported(done: Export, *, json: bool, quiet: bool) -> None:
         if compared is not None:
             changes = [f"{name} {value:.4f} → {compared.after[name]:.4f}" for name, value in compared.before.items()]
             show(f"  {what}: {', '.join(changes)}")
-    return None
 
 
 def _both(compared: Compared | None) -> dict[str, dict[str, float]] | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.render.console import as_json, raw, say, show
-from hydrasurgeon.render.pieces import notes
+from hydrasurgeon.render.console import as_json, notes, raw, say, show, view
 from hydrasurgeon.render.tables import Column, Row, Table, show_table
 from hydrasurgeon.report.columns import ABSENT, COST, brief, decimals_of, tokens
 
@@ -52,12 +51,8 @@ def results_table(results: Results) -> Table:
     return Table(results.title, columns, tuple(rows))
 
 
-def benched(benched: Benched, *, json: bool, quiet: bool) -> None:
-    if json:
-        return as_json(benched.model_dump(mode="json"))
-    if quiet:
-        return None
-    notes(benched.notes)
+@view(lambda benched: benched.model_dump(mode="json"))
+def benched(benched: Benched) -> None:
     results = benched.results
     digits = [decimals_of([metric.of(each) for each in results]) for metric in COST[:2]]
     rows = []
@@ -81,7 +76,7 @@ def benched(benched: Benched, *, json: bool, quiet: bool) -> None:
         *(Column(name, "speed") for name in ("dtype", "batch", "ms", "of single", "samples/s", "peak MB")),
     )
     show_table(Table("", columns, tuple(rows)))
-    return _lengths([contender.tokens for contender in results])
+    _lengths([contender.tokens for contender in results])
 
 
 def _lengths(lengths: list[int | None]) -> None:

@@ -1,16 +1,21 @@
-"""Tables that never cut a number: on a terminal that is too narrow, a block for each row."""
+"""Tables that never cut a number: on a terminal that is too narrow, a block for each row. And heads as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
+from hydrasurgeon.heads import Kept
 from hydrasurgeon.render.console import Part, Terminal, lines, put, show, styled, width
+
+if TYPE_CHECKING:
+    from hydrasurgeon.files.manifest import Tower
 
 WIDEST = 1 << 16
 """Columns that no table takes."""
@@ -86,3 +91,27 @@ def _blocks(table: Table, room: int) -> Iterator[Text]:
             line.append_text(entry)
         if line:
             yield line
+
+
+def picture(kept: Kept, towers: Mapping[str, Tower]) -> None:
+    """A row for each layer: ■ kept, · removed."""
+    widest = max(map(len, kept), default=0)
+    for name, rows in kept.items():
+        for layer, row in enumerate(rows):
+            cells = "".join("■" if head in row else "·" for head in range(towers[name].heads))
+            prefix = f"{name:{widest}} " if len(kept) > 1 else ""
+            show(f"    {prefix}{layer:2d} {cells} {len(row)}")
+
+
+def millions(count: int) -> str:
+    """1.36 M; of what would be 0.00 M, the number."""
+    return f"{count / 1e6:.2f} M" if count >= 5000 else f"{count:,}"
+
+
+def size(nbytes: int) -> str:
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} GB"

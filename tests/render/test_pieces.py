@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydrasurgeon.files.manifest import Tower
-from hydrasurgeon.render.pieces import millions, picture
+from hydrasurgeon.render.tables import millions, picture
 
 
 def test_layers_of_two_towers_stand_in_line(capsys: pytest.CaptureFixture[str]) -> None:

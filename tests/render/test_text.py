@@ -214,7 +214,7 @@ def test_words_of_the_command_line(words: list[str], capsys: pytest.CaptureFixtu
 
 def test_rich_has_one_door() -> None:
     """Whatever prints makes its text by `styled`: only the modules that draw know rich."""
-    drawing = {"console.py", "pieces.py", "bar.py", "tables.py"}
+    drawing = {"console.py", "bar.py", "tables.py"}
     folder = Path(render.__file__).parent
     for path in folder.parent.rglob("*.py"):
         modules = set()
