@@ -36,10 +36,10 @@ from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.criteria.circuits.criterion import TOGETHER
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.fast import Fast
-from hydrasurgeon.criteria.circuits.inputs import Held
+from hydrasurgeon.criteria.circuits.greedy import Search
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
-from hydrasurgeon.criteria.circuits.packed import Packed, pack, rows_of, unpack
-from hydrasurgeon.criteria.circuits.problem import Problem, Search, measure, outcomes_of
+from hydrasurgeon.criteria.circuits.problem import Held, Problem, measure, outcomes_of
+from hydrasurgeon.criteria.circuits.state import Packed, pack, rows_of, unpack
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.heads import Head
@@ -166,6 +166,7 @@ def searched(make: Callable[[Problem], Search], found: Problem, budget: int, cou
     search = make(found)
     if "memory" in mine:
         search.recall(mine["memory"])
+        search.take_over(mine["counts"])
     else:
         mine.update(order=[], trace=[], units_after=[], start=search.start())
     while len(mine["order"]) < budget:

@@ -12,8 +12,7 @@ import torch
 from slow_circuits import problem_of, slow_attribution
 
 from hydrasurgeon.anatomy.hooks import masked
-from hydrasurgeon.criteria.circuits.attribution import Attribution, predicted
-from hydrasurgeon.criteria.circuits.effects import first_order
+from hydrasurgeon.criteria.circuits.attribution import Attribution, first_order, predicted
 from hydrasurgeon.criteria.circuits.greedy import extract
 from hydrasurgeon.criteria.circuits.problem import measure, outcomes_of
 from hydrasurgeon.errors import SurgeryError

@@ -18,8 +18,7 @@ from slow_circuits import algorithm_1
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.criteria import OOD_SCORES, objective_of, score_key
-from hydrasurgeon.criteria.circuits.familiarity import FAMILIARITY
-from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
+from hydrasurgeon.criteria.circuits.objective import FAMILIARITY, Objective, Outcomes
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import STORED

@@ -15,9 +15,8 @@ from slow_circuits import algorithm_1
 from two_processes import in_two_processes
 
 import hydrasurgeon as hs
-from hydrasurgeon.criteria.circuits.familiarity import odds
-from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
-from hydrasurgeon.criteria.circuits.order import hard_first, lost_along, warm_first
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins, odds
+from hydrasurgeon.criteria.circuits.race import hard_first, lost_along, warm_first
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.manifest import read_manifest, sidecar
 from hydrasurgeon.measuring import metrics
@@ -289,7 +288,7 @@ def test_bad_input(tiny: MAKE, images: SPEC) -> None:
         hs.score(path, method="taylor", objective="acc", data=data)
     with pytest.raises(UsageError, match="--ood"):
         hs.score(path, method="taylor", data=data, ood=[data])
-    with pytest.raises(UsageError, match="no such search"):
+    with pytest.raises(UsageError, match="--search quick: expected exact, fast or attribution"):
         hs.score(path, method="circuit", objective="acc", data=data, search="quick")
     for budget in ({"remove": 12}, {"remove": 5, "layers": "1"}, {"remove": 0}, {"keep": 4}):
         with pytest.raises(SurgeryError, match="candidate"):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from hydrasurgeon.criteria.circuits.engine import Work
 from hydrasurgeon.criteria.circuits.exact import Exact
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes
-from hydrasurgeon.criteria.circuits.packed import Packed, pack, unpack
-from hydrasurgeon.criteria.circuits.state import SearchState
+from hydrasurgeon.criteria.circuits.state import Packed, SearchState, pack, unpack
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.resumable import FORMAT
 from hydrasurgeon.heads import Head
@@ -136,7 +136,7 @@ def test_every_byte_counts(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_version(tmp_path: Path) -> None:
-    refused(tmp_path, written(tmp_path, GOOD).replace(b"hydrasurgeon.search/3", b"hydrasurgeon.search/1"))
+    refused(tmp_path, written(tmp_path, GOOD).replace(b"hydrasurgeon.search/4", b"hydrasurgeon.search/1"))
 
 
 def test_packed_predictions_have_the_rows_of_the_data() -> None:
@@ -156,26 +156,30 @@ def test_packed_predictions_have_the_rows_of_the_data() -> None:
         {"favourites": [["vision", 0, 9]]},
         {"favourites": [["vision", 0, 0]] * 2},
         {"favourites": 3},
-        {"counts": {}},
-        {"counts": 3},
-        {"counts": {"evaluations": -1, "stopped": 0, "rechecked": 0, "layers": 0, "parts": 0}},
         {"present": {}},
         {"present": None},
     ],
 )
 def test_what_a_search_cannot_have_known(change: dict[str, Any]) -> None:
-    memory = {
-        "counts": {"evaluations": 1, "stopped": 0, "rechecked": 0, "layers": 3, "parts": 4},
-        "present": pack(Outcomes(torch.rand(3), torch.rand(3), torch.rand(2))),
-        "favourites": [["vision", 0, 1]],
-    }
+    memory = {"present": pack(Outcomes(torch.rand(3), torch.rand(3), torch.rand(2))), "favourites": [["vision", 0, 1]]}
     problem: Any = SimpleNamespace(
         objective=Objective("avg", 3, 2), candidates=(Head("vision", 0, 0), Head("vision", 0, 1))
     )
     search = object.__new__(Exact)
-    search.problem, search.engine = problem, SimpleNamespace(work=None)  # type: ignore[assignment]
-    search.tally = {"evaluations": 0, "stopped": 0, "rechecked": 0}
+    search.problem = problem
     search.recall(memory)
     assert search.favourites == [Head("vision", 0, 1)]
     with pytest.raises(ValueError):
         search.recall({**memory, **change})
+
+
+def test_counts_that_a_search_cannot_have_had() -> None:
+    search = object.__new__(Exact)
+    search.engine = SimpleNamespace(work=Work())  # type: ignore[assignment]
+    search.tally = {"evaluations": 0, "stopped": 0, "rechecked": 0}
+    counts = {"evaluations": 1, "stopped": 0, "rechecked": 0, "layers": 3, "parts": 4}
+    search.take_over(counts)
+    assert search.counts() == counts
+    for wrong in ({}, 3, {**counts, "evaluations": -1}, {**counts, "more": 1}, {**counts, "parts": "1"}):
+        with pytest.raises(ValueError):
+            search.take_over(wrong)  # type: ignore[arg-type]

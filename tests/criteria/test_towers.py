@@ -16,10 +16,9 @@ from two_processes import in_two_processes
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.criteria.circuits.inputs import Held
+from hydrasurgeon.criteria.circuits.engine import Towers, engine_of, numbered
 from hydrasurgeon.criteria.circuits.objective import Objective
-from hydrasurgeon.criteria.circuits.problem import Problem
-from hydrasurgeon.criteria.circuits.two_towers import Towers, engine_of, numbered
+from hydrasurgeon.criteria.circuits.problem import Held, Problem
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.manifest import read_manifest

@@ -11,40 +11,120 @@ out every prefix is measured, so that its trace is true.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from hydrasurgeon.criteria.circuits.effects import Effects, check_reached, first_order
-from hydrasurgeon.criteria.circuits.engine import Engine, Work
-from hydrasurgeon.criteria.circuits.objective import Objective
-from hydrasurgeon.criteria.circuits.packed import HeadRow, Natural, Record, these
-from hydrasurgeon.criteria.circuits.problem import NextHead, Problem
+from hydrasurgeon.anatomy.hooks import masked
+from hydrasurgeon.criteria.circuits.engine import Engine
+from hydrasurgeon.criteria.circuits.greedy import NextHead, Search
+from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
+from hydrasurgeon.criteria.circuits.problem import Held, Problem
 from hydrasurgeon.criteria.circuits.race import Runner
+from hydrasurgeon.criteria.circuits.state import HeadRow, Record, these
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Head
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Answers of the model, and what one head less does to each."""
+
+    present: Outcomes
+    change: Outcomes
+    """[candidate, sample]"""
+
+
+def check_reached(problem: Problem) -> None:
+    """Refuse heads whose effect differs between samples only behind another tower: they have one factor for all
+    samples."""
+    reached = {block.attention.tower for block in problem.anatomy.blocks}
+    beyond = sorted({head.tower for head in problem.candidates} - reached)
+    if beyond:
+        raise SurgeryError(
+            f"--search attribution: samples do not run through tower {beyond[0]}, so one backward pass does not tell"
+            " what its heads do to each",
+            hint=f"Give --tower {' or '.join(sorted(reached))}, or another --search.",
+        )
+
+
+def first_order(problem: Problem) -> Effects:
+    """Effects of every candidate on the whole model. Processes share the batches."""
+    objective = problem.objective
+    problem.module.requires_grad_(False)
+    margin, familiar, margin_change, familiar_change = _gradients(problem, problem.id_inputs, foreign=False)
+    foreign, foreign_change = torch.zeros(0), torch.zeros(len(problem.candidates), 0)
+    if objective.needs_ood:
+        foreign, foreign_change = _gradients(problem, problem.ood_inputs, foreign=True)
+    return Effects(
+        Outcomes(margin, familiar, foreign),
+        Outcomes(margin_change, familiar_change, foreign_change).map(lambda part: -part),
+    )
+
+
+def _gradients(problem: Problem, inputs: Held, *, foreign: bool) -> list[Tensor]:
+    """Answers of all samples, then their gradients by each candidate's factor."""
+    world, mine = problem.world, []
+    for number, (index, batch) in enumerate(inputs.batches(problem.batch_size)):
+        if number % world.size == world.rank:
+            labels = None if foreign else problem.labels[index]
+            mine.append((number, _of_batch(problem, batch, len(index), labels)))
+    everyone = sorted((pair for part in world.gather(mine) for pair in part), key=lambda one: one[0])
+    return [torch.cat(parts, dim=-1) for parts in zip(*(parts for _, parts in everyone), strict=True)]
+
+
+def _of_batch(problem: Problem, batch: object, rows: int, labels: Tensor | None) -> list[Tensor]:
+    """Answers and gradients of one batch; of OOD samples, which have no labels, how familiar they look alone."""
+    objective, device = problem.objective, problem.id_inputs.device
+    factors = {
+        (site.tower, site.layer): torch.ones(rows, len(site.heads), device=device, requires_grad=True)
+        for site in problem.sites
+        if site.heads
+    }
+    with torch.enable_grad(), masked(problem.sites, factors):
+        logits = problem.module(batch).double().cpu()
+        answers = [objective.familiarity(logits)]
+        wanted = [objective.needs_ood]
+        if labels is not None:
+            answers = [margins(logits, labels), *answers]
+            wanted = [objective.per_answer > 0, *wanted]
+        changes = [
+            _by_candidate(problem, factors, answer) if needed else torch.zeros(len(problem.candidates), rows)
+            for answer, needed in zip(answers, wanted, strict=True)
+        ]
+    return [*(answer.detach() for answer in answers), *changes]
+
+
+def _by_candidate(
+    problem: Problem, factors: dict[tuple[str, int], Tensor], answer: Float[Tensor, " sample"]
+) -> Float[Tensor, "candidate sample"]:
+    gradients = torch.autograd.grad(answer.sum(), list(factors.values()), retain_graph=True)
+    by_place = dict(zip(factors, gradients, strict=True))
+    heads = {(site.tower, site.layer): site.heads for site in problem.sites}
+    columns = [
+        by_place[head.tower, head.layer][:, heads[head.tower, head.layer].index(head.number)]
+        for head in problem.candidates
+    ]
+    return torch.stack(columns).float().cpu()
+
 
 ROWS = 1 << 22
 """Predicted answers that are held at a time, of all circuits together: 100 MB with what sorting them takes."""
 
 
-class Counts(Record):
-    """What was computed before the search was interrupted."""
-
-    evaluations: Natural
-    backward_passes: Natural
-    layers: Natural
-    parts: Natural
-
-
 class Memory(Record):
     """What a file says that the search knew."""
 
-    counts: Counts
     ranking: tuple[HeadRow, ...]
 
 
-class Attribution:
+class Attribution(Search):
+    """The order of predicted answers."""
+
     guarantee = (
         "none; assumed: what heads do to a sample is linear in each head's output and adds up over heads; "
         "the objective after each removal is measured"
@@ -52,10 +132,9 @@ class Attribution:
 
     def __init__(self, problem: Problem) -> None:
         check_reached(problem)
-        self.problem = problem
-        self.engine = Engine(problem.anatomy, together=problem.together)
+        engine = Engine(problem.anatomy, together=problem.together)
+        super().__init__(problem, engine, "evaluations", "backward_passes")
         self.ranking: list[Head] = []
-        self.tally = {"evaluations": 0, "backward_passes": 0}
 
     def start(self) -> float:
         self._rank()
@@ -66,15 +145,9 @@ class Attribution:
         self.ranking = [self.problem.candidates[row] for row in order]
         self.tally["backward_passes"] += 1
 
-    def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
-        recorded = Counts.model_validate(counts)
+    def resume(self, removed: Sequence[Head]) -> bool:
         self._rank()
-        if self.ranking[: len(removed)] != list(removed):
-            return False
-        self.tally["evaluations"] += recorded.evaluations
-        self.tally["backward_passes"] += recorded.backward_passes
-        self.engine.work = Work(recorded.layers, recorded.parts)
-        return True
+        return self.ranking[: len(removed)] == list(removed)
 
     def next(self, removed: Sequence[Head]) -> NextHead:
         head = self.ranking[len(removed)]
@@ -88,21 +161,13 @@ class Attribution:
         ((points, _),) = self.problem.objective.points(seen.one())
         return self.problem.objective.value(points)
 
-    def counts(self) -> dict[str, Any]:
-        work = self.engine.work
-        return {**self.tally, "layers": work.layers, "parts": work.parts}
-
     def memory(self) -> dict[str, Any]:
-        return {"counts": self.counts(), "ranking": self.ranking}
+        return {"ranking": self.ranking}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        recorded = Memory.model_validate(memory)
-        ranking = these(recorded.ranking, self.problem.candidates)
-        if len(ranking) != len(self.problem.candidates):
-            raise ValueError(f"ranks {len(ranking)} heads of {len(self.problem.candidates)}")
-        self.ranking, counts = ranking, recorded.counts
-        self.tally = {"evaluations": counts.evaluations, "backward_passes": counts.backward_passes}
-        self.engine.work = Work(counts.layers, counts.parts)
+        self.ranking = these(Memory.model_validate(memory).ranking, self.problem.candidates)
+        if len(self.ranking) != len(self.problem.candidates):
+            raise ValueError(f"ranks {len(self.ranking)} heads of {len(self.problem.candidates)}")
 
 
 def predicted_order(objective: Objective, effects: Effects, amount: int) -> list[int]:

@@ -12,12 +12,11 @@ from torch import nn
 
 from hydrasurgeon.criteria import OOD_SCORES, SEARCHES
 from hydrasurgeon.criteria.base import CircuitOptions, Removal, Subject
-from hydrasurgeon.criteria.circuits.greedy import Circuit, extract
-from hydrasurgeon.criteria.circuits.inputs import Held
+from hydrasurgeon.criteria.circuits.engine import numbered
+from hydrasurgeon.criteria.circuits.greedy import Circuit, Search, extract
 from hydrasurgeon.criteria.circuits.objective import Objective
-from hydrasurgeon.criteria.circuits.problem import Problem, Search
+from hydrasurgeon.criteria.circuits.problem import Held, Problem
 from hydrasurgeon.criteria.circuits.state import SearchState
-from hydrasurgeon.criteria.circuits.two_towers import numbered
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Head
 from hydrasurgeon.lookup import imported

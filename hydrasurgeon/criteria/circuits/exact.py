@@ -9,54 +9,42 @@ and candidates whose intervals meet are measured again by the model's own forwar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.criteria.circuits.engine import Engine, Work
+from hydrasurgeon.criteria.circuits.engine import Engine, engine_of
+from hydrasurgeon.criteria.circuits.greedy import NextHead, Search
 from hydrasurgeon.criteria.circuits.objective import Outcomes
-from hydrasurgeon.criteria.circuits.packed import HeadRow, Natural, Packed, Record, pack, rows_of, these, unpack
-from hydrasurgeon.criteria.circuits.problem import NextHead, Problem, measure
+from hydrasurgeon.criteria.circuits.problem import Problem, measure
 from hydrasurgeon.criteria.circuits.race import LEADERS, Race, Runner
-from hydrasurgeon.criteria.circuits.two_towers import engine_of
+from hydrasurgeon.criteria.circuits.state import HeadRow, Packed, Record, pack, rows_of, these, unpack
 from hydrasurgeon.heads import Head
 
 SAFETY = 16
 """How many times the rounding difference that was measured is allowed for."""
 
 
-class Counts(Record):
-    """What was computed before the search was interrupted."""
-
-    evaluations: Natural
-    stopped: Natural
-    rechecked: Natural
-    layers: Natural
-    parts: Natural
-
-
 class Memory(Record):
     """What a file says that the search knew."""
 
-    counts: Counts
     present: Packed
     favourites: tuple[HeadRow, ...]
 
 
-class Exact:
+class Exact(Search):
+    """Every candidate runs until it cannot win any more."""
+
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.engine = engine_of(problem)
+        super().__init__(problem, engine_of(problem), "evaluations", "stopped", "rechecked")
         self.tolerance = tolerance_of(problem, self.engine)
-        self.tally = {"evaluations": 0, "stopped": 0, "rechecked": 0}
         self.present: Outcomes | None = None
         self.favourites: list[Head] = []
 
     @property
-    def guarantee(self) -> str:
+    def guarantee(self) -> str:  # type: ignore[override]
         if not self.problem.precise:
             return "Algorithm 1 in this precision: every candidate is ruled out by a bound, not by a sample"
         return (
@@ -108,32 +96,21 @@ class Exact:
         return next((head, best) for head in open_ if settled[head] == best)
 
     @torch.inference_mode()
-    def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
+    def resume(self, removed: Sequence[Head]) -> bool:
         """The order does not depend on who runs ahead, so that the present circuit is all there is to know."""
-        if not self.problem.precise:
-            return False
-        self._take_over(Counts.model_validate(counts))
-        self.engine.remove(removed)
-        self.present = Runner(self.problem, self.engine).present()
-        return True
-
-    def counts(self) -> dict[str, Any]:
-        return {**self.tally, **asdict(self.engine.work)}
+        if self.problem.precise:
+            self.engine.remove(removed)
+            self.present = Runner(self.problem, self.engine).present()
+        return self.problem.precise
 
     def memory(self) -> dict[str, Any]:
         assert self.present is not None
-        return {"counts": self.counts(), "present": pack(self.present), "favourites": self.favourites}
+        return {"present": pack(self.present), "favourites": self.favourites}
 
     def recall(self, memory: dict[str, Any]) -> None:
         recorded = Memory.model_validate(memory)
-        self._take_over(recorded.counts)
         self.present = unpack(recorded.present, rows_of(self.problem.objective))
         self.favourites = these(recorded.favourites, self.problem.candidates)
-
-    def _take_over(self, counts: Counts) -> None:
-        every = counts.model_dump()
-        self.tally = {name: every[name] for name in self.tally}
-        self.engine.work = Work(counts.layers, counts.parts)
 
 
 @torch.inference_mode()

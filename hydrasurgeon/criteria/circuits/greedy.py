@@ -1,16 +1,69 @@
-"""The greedy loop of Algorithm 1 around any of its searches: remove, record, save, go on."""
+"""The greedy loop of Algorithm 1 around any of its searches: remove, record, save, go on; and what a search must be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hydrasurgeon.criteria.circuits.packed import these
-from hydrasurgeon.criteria.circuits.problem import Problem, Search
-from hydrasurgeon.criteria.circuits.state import SearchPosition, SearchState
+from pydantic import TypeAdapter
+
+from hydrasurgeon.criteria.circuits.engine import Engine, Work
+from hydrasurgeon.criteria.circuits.problem import Problem
+from hydrasurgeon.criteria.circuits.state import Natural, SearchPosition, SearchState, Size, these
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.heads import Head
+
+
+@dataclass(frozen=True)
+class NextHead:
+    """The outcome of one round."""
+
+    head: Head
+    score: float
+
+
+class Search:
+    """One way to find the head that is missed least, given those that are gone."""
+
+    guarantee: str
+
+    def __init__(self, problem: Problem, engine: Engine, *tally: str) -> None:
+        self.problem, self.engine = problem, engine
+        self.tally = dict.fromkeys(tally, 0)
+        """What was done so far."""
+
+    def start(self) -> float:
+        """The objective before anything is removed."""
+        raise NotImplementedError
+
+    def next(self, removed: Sequence[Head]) -> NextHead:
+        raise NotImplementedError
+
+    def resume(self, removed: Sequence[Head]) -> bool:
+        """Go on behind removals that a search like it ended with, from the order alone; False where that would not give
+        what a search from the start gives."""
+        raise NotImplementedError
+
+    def memory(self) -> dict[str, Any]:
+        """What the next round needs besides the heads removed so far; plain JSON."""
+        raise NotImplementedError
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Know again what `memory` gave; ValueError for what it cannot have given."""
+        raise NotImplementedError
+
+    def counts(self) -> dict[str, Any]:
+        """What was computed so far, for the manifest."""
+        return {**self.tally, **asdict(self.engine.work)}
+
+    def take_over(self, counts: Mapping[str, Any]) -> None:
+        """Count on from here; ValueError for counts of another search."""
+        numbers = TypeAdapter(dict[str, Natural | Size]).validate_python(counts)
+        if numbers.keys() != self.counts().keys():
+            raise ValueError("its counts are of another search")
+        self.tally = {name: int(numbers[name]) for name in self.tally}
+        self.engine.work = Work(int(numbers["layers"]), int(numbers["parts"]))
 
 
 @dataclass(frozen=True)
@@ -85,8 +138,8 @@ def _begun(problem: Problem, search: Search, state: SearchState | None, recorded
             order = these(position.order, problem.candidates)
             search.recall(position.memory)
             counts = [dict(each) for each in position.counts]
-            if any(each.keys() != search.counts().keys() for each in counts):
-                raise ValueError("its counts are of another search")
+            for each in counts:
+                search.take_over(each)
         return _Begun(order, list(position.trace), counts, position.start)
     if recorded is not None and _goes_on(search, recorded):
         counts = [search.counts()] * len(recorded.order)
@@ -96,10 +149,15 @@ def _begun(problem: Problem, search: Search, state: SearchState | None, recorded
 
 def _goes_on(search: Search, recorded: Circuit) -> bool:
     """Whether the search stands behind the recorded removals now."""
+    before = search.counts()
     try:
-        return search.resume(recorded.order, recorded.counts)
+        search.take_over(recorded.counts)
     except ValueError:  # counts of no search: the manifest is not ours alone
         return False
+    if search.resume(recorded.order):
+        return True
+    search.take_over(before)
+    return False
 
 
 def _position(state: SearchState | None) -> SearchPosition | HydraError | None:

@@ -1,20 +1,74 @@
-"""What every search is given, and what each of its rounds gives back."""
+"""What every search is given: a model, its data in memory, and what is to be found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
-from hydrasurgeon.criteria.circuits.inputs import Held
 from hydrasurgeon.criteria.circuits.objective import Objective, Outcomes, margins
+from hydrasurgeon.data import moved
 from hydrasurgeon.heads import Head
 from hydrasurgeon.runtime.processes import World
+
+MASK = "attention_mask"
+"""Under which name texts say which of their tokens are real."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """All inputs of one set: a tensor, or tensors by name as text models take them."""
+
+    parts: Mapping[str, Tensor]
+    named: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, batches: Iterable[Any], device: torch.device, dtype: torch.dtype) -> Held:
+        """Batches may be padded to different lengths; the shorter ones are padded on (and masked)."""
+        inputs = list(batches)
+        named = bool(inputs) and isinstance(inputs[0], Mapping)
+        rows: list[dict[str, Tensor]] = [dict(b) if named else {"": b} for b in inputs]
+        return cls({k: _stacked([row[k] for row in rows]) for k in (rows[0] if rows else ())}, named, device, dtype)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values()))) if self.parts else 0
+
+    @property
+    def lengths(self) -> Int[Tensor, " sample"] | None:
+        """Tokens of each text; None where all inputs are of one size."""
+        mask = self.parts.get(MASK)
+        return None if mask is None else mask.ne(0).sum(dim=1)
+
+    def take(self, index: Tensor) -> Any:
+        """These samples as the model's input, on its device, without padding that none of them needs."""
+        chosen = {name: part[index] for name, part in self.parts.items()}
+        if MASK in chosen:
+            used = int(chosen[MASK].ne(0).any(dim=0).nonzero().max()) + 1
+            chosen = {name: part[:, :used] for name, part in chosen.items()}
+        there: Any = moved(chosen, self.device, self.dtype)
+        return there if self.named else there[""]
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Any]]:
+        """(index, inputs) in the order of the set."""
+        for index in torch.arange(len(self)).split(size):
+            if len(index):
+                yield index, self.take(index)
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    if parts[0].dim() == 2:
+        longest = max(part.shape[1] for part in parts)
+        parts = [pad(part, (0, longest - part.shape[1])) for part in parts]
+    return torch.cat([part.cpu() for part in parts])
 
 
 @dataclass(frozen=True)
@@ -53,44 +107,6 @@ class Problem:
     def left(self, removed: Sequence[Head]) -> list[Head]:
         gone = set(removed)
         return [head for head in self.candidates if head not in gone]
-
-
-@dataclass(frozen=True)
-class NextHead:
-    """The outcome of one round."""
-
-    head: Head
-    score: float
-
-
-class Search(Protocol):
-    """One way to find the head that is missed least, given those that are gone."""
-
-    @property
-    def guarantee(self) -> str: ...
-
-    def start(self) -> float:
-        """The objective before anything is removed."""
-        ...
-
-    def next(self, removed: Sequence[Head]) -> NextHead: ...
-
-    def counts(self) -> dict[str, Any]:
-        """What was computed so far, for the manifest."""
-        ...
-
-    def resume(self, removed: Sequence[Head], counts: Mapping[str, Any]) -> bool:
-        """Go on behind removals that a search like it ended with, from the order alone; False where that would not give
-        what a search from the start gives. ValueError for counts that it cannot have made."""
-        ...
-
-    def memory(self) -> dict[str, Any]:
-        """What the next round needs besides the heads removed so far; plain JSON."""
-        ...
-
-    def recall(self, memory: dict[str, Any]) -> None:
-        """Know again what `memory` gave; ValueError for what it cannot have given."""
-        ...
 
 
 def measure(problem: Problem, off: Sequence[Head]) -> int:

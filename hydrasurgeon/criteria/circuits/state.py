@@ -5,23 +5,80 @@ It lies outside of a directory that is being made: that one appears as a whole, 
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hydrasurgeon.criteria.circuits.objective import PARTS, Objective, Outcomes
 from hydrasurgeon.files.atomic import real, write_text
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.resumable import Resumable, Work, clear, there
+from hydrasurgeon.heads import Head
 
-SEARCH = Work("search", "hydrasurgeon.search", 3)
-"""What the state of a search calls itself; the third version has counts for every removal."""
+DOUBLE = "<f8"
+"""How outcomes are written, exactly."""
+HALF = "<f2"
+"""How what only guides a search is written."""
+Natural = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+HeadRow = tuple[Annotated[str, Field(strict=True, max_length=20)], Natural, Natural]
+
+
+class Record(BaseModel):
+    """Something that a file says: every field, and no other."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Packed(Record):
+    """Outcomes in base 64."""
+
+    margin: str
+    familiar: str
+    foreign: str
+
+
+def pack(outcomes: Outcomes, dtype: str = DOUBLE) -> dict[str, str]:
+    return {name: base64.b64encode(getattr(outcomes, name).numpy().astype(dtype).tobytes()).decode() for name in PARTS}
+
+
+def rows_of(objective: Objective) -> tuple[int, int, int]:
+    """How many samples the parts of predictions have."""
+    return objective.id_rows, objective.id_rows, objective.ood_rows if objective.needs_ood else 0
+
+
+def unpack(packed: Packed, rows: Sequence[int], dtype: str = DOUBLE) -> Outcomes:
+    """Parts of so many numbers each; ValueError for others, and for NaN."""
+    parts = []
+    for name, count in zip(PARTS, rows, strict=True):
+        content = base64.b64decode(getattr(packed, name), validate=True)
+        if len(content) != count * np.dtype(dtype).itemsize:
+            raise ValueError(f"{name} does not hold {count} numbers")
+        numbers = np.frombuffer(content, dtype=dtype)
+        if np.isnan(numbers).any():
+            raise ValueError(f"{name} holds NaN")
+        parts.append(torch.from_numpy(numbers.copy()))
+    return Outcomes(*parts)
+
+
+def these(rows: Sequence[HeadRow], candidates: Sequence[Head]) -> list[Head]:
+    """Heads of a file, each once and all of them candidates; ValueError for others."""
+    heads = [Head(*row) for row in rows]
+    if len(set(heads)) != len(heads) or not set(heads) <= set(candidates):
+        raise ValueError("names heads twice, or heads that are no candidates")
+    return heads
+
+
+SEARCH = Work("search", "hydrasurgeon.search", 4)
+"""What the state of a search calls itself."""
 # The effects of a thousand heads on fifty thousand samples.
 MAX_STATE = 1 << 29
-Number = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Score = Annotated[float, Field(strict=True)]
 Size = Annotated[float, Field(strict=True, ge=0)]
 
@@ -37,10 +94,10 @@ class SearchPosition(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    order: tuple[tuple[str, Number, Number], ...] = Field(min_length=1)
+    order: tuple[tuple[str, Natural, Natural], ...] = Field(min_length=1)
     trace: tuple[Score, ...]
     start: Score
-    counts: tuple[dict[str, Number | Size], ...]
+    counts: tuple[dict[str, Natural | Size], ...]
     """What was computed up to each removal: an order has prefixes, and a shorter search would have counted so far."""
     memory: dict[str, Any]
     """What the search itself gave; it checks that when it is told."""
