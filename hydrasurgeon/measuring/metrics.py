@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -25,10 +27,20 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.on_logits import mutual_information as mutual_information
 from hydrasurgeon.decision.temperature import fit_temperature as fit_temperature
 
+Array = npt.NDArray[np.float64]
+
 BINS = 15
 """Of ECE and its kin, as Guo et al. (2017) count."""
-# Of a score, after the point: sums in another order differ behind them, and would pass for a ranking.
 DIGITS = 12
+"""Decimals of a score: sums in another order differ behind them, and would pass for a ranking."""
+POINTS, GRID = 200, 2000
+"""Points of SmoothECE's integral and of its grid, for wide kernels; narrow ones need 10 and 20 to a bandwidth."""
+NARROWEST = 0.001
+"""Bandwidths below this are not looked for."""
+FLOOR = 0.0001
+"""What keeps a density from being 0."""
+HALVINGS = 10
+"""Of the range that holds the bandwidth: 2⁻¹⁰ is about the narrowest."""
 
 
 def accuracy(probs: Probs, labels: Labels) -> float:
@@ -194,3 +206,58 @@ def misclassification_auroc(confidence: Scores, correct: Tensor) -> float | None
     """P(a right answer is more confident than a wrong one), ties counting half; None where all are right or all
     wrong."""
     return auroc(-confidence[correct].double(), -confidence[~correct].double())
+
+
+def smooth_ece(confidence: Scores, correct: Tensor) -> float:
+    """SmoothECE, the calibration error without bins (Błasiok, Nakkiran, ICLR 2024).
+
+        smECE_σ = ∫ |Σ_i K_σ(t, f_i) (f_i − y_i)| dt / ∫ Σ_i K_σ(t, f_i) dt        K_σ: Gaussian, reflected at 0 and 1
+
+    at the smallest bandwidth σ with smECE_σ ≤ σ. Discretised as its authors' package does it: samples are spread over
+    the two nearest points of a grid, the grid is convolved, and the integral is taken over 200 points or more.
+    """
+    f = confidence.double().numpy()
+    gap = f - correct.double().numpy()
+
+    def wide_enough(sigma: float) -> bool:
+        return sigma < NARROWEST or sigma < _at(f, gap, sigma)
+
+    sigma, low = 1.0, 0.0
+    if wide_enough(sigma):
+        return _at(f, gap, sigma)
+    high = 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if wide_enough(middle):
+            low = middle
+        else:
+            high = middle
+    return _at(f, gap, high)
+
+
+def _at(f: Array, gap: Array, sigma: float) -> float:
+    points = np.linspace(0, 1, max(POINTS, round(10 / sigma)))
+    size = max(GRID, round(20 / sigma)) // 2 + 1
+    error = np.interp(points, np.linspace(0, 1, size), _smoothed(f, gap, sigma, size))
+    density = np.interp(points, np.linspace(0, 1, size), _smoothed(f, np.ones_like(gap), sigma, size)) + FLOOR
+    return float(np.abs(error).sum() / density.sum())
+
+
+def _smoothed(f: Array, values: Array, sigma: float, size: int) -> Array:
+    """Σ_i K_σ(t, f_i) v_i at the points t of a grid over [0, 1]."""
+    place = f * (size - 1)
+    left = np.clip(place.astype(np.int64), 0, size - 2)
+    share = place - left
+    grid = np.bincount(left, (1 - share) * values, size) + np.bincount(left + 1, share * values, size)
+    around = np.linspace(0, 1, size) - 0.5
+    kernel = np.exp(-(around**2) / (2 * sigma**2)) / (math.sqrt(2 * math.pi) * sigma)
+    mirrored = np.concatenate([grid[:0:-1], grid, grid[-2::-1]])
+    return _convolved(mirrored, kernel)[size // 2 : size // 2 + size]
+
+
+def _convolved(values: Array, kernel: Array) -> Array:
+    """Where the kernel lies wholly within the values; by FFT."""
+    length = len(values) + len(kernel) - 1
+    padded = 1 << (length - 1).bit_length()
+    product = np.fft.irfft(np.fft.rfft(values, padded) * np.fft.rfft(kernel, padded), padded)
+    return np.asarray(product[len(kernel) - 1 : len(values)])

@@ -109,7 +109,6 @@ def summary(inside: Answers, reading: Reading) -> IdResult:
 
     from hydrasurgeon.measuring import metrics
     from hydrasurgeon.measuring.bootstrap import bootstrap, quality
-    from hydrasurgeon.measuring.smooth import smooth_ece
 
     of_answers = {
         "aece": metrics.aece_of,
@@ -132,7 +131,7 @@ def summary(inside: Answers, reading: Reading) -> IdResult:
     values: dict[str, Any] = {
         name: float(value) for name, value in measures(torch.arange(n)[None]).items() if value.isfinite()
     }
-    values |= {"n": n, "smece": smooth_ece(inside.confidence, inside.correct)}
+    values |= {"n": n, "smece": metrics.smooth_ece(inside.confidence, inside.correct)}
     if inside.covered is not None and inside.set_size is not None:
         values |= {"coverage": float(inside.covered.double().mean()), "set_size": float(inside.set_size.mean())}
     if reading.ci is not None:

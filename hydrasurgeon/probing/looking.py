@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head
-from hydrasurgeon.measuring.overlap import in_samples
+from hydrasurgeon.measuring.sets import in_samples
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.probing.curvature import Curvature, Weights, curvature, loss_of, means_by_head
 from hydrasurgeon.probing.report import (

@@ -1,4 +1,8 @@
-"""`eval --card`: a checkpoint's own result in its model card, between markers, and as the hub's model-index."""
+"""`eval --card`: a checkpoint's own result in its model card, between markers, and as the hub's model-index.
+
+Beside it, for data of the hub, `.eval_results/*.yaml`: one entry is one number on one task of one data set
+(https://huggingface.co/docs/hub/eval-results), so calibration and OOD detection stay in the card.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.card import BEGIN, CARD, END
+from hydrasurgeon.checkpoints.card import BEGIN, CARD, END, EVAL_RESULTS
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import claim, real, write_text
+from hydrasurgeon.files.atomic import claim, not_written, real, write_text
 from hydrasurgeon.files.foreign import code, visible
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.processes import is_main_process
@@ -20,21 +24,16 @@ from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.report.columns import COST, OOD, QUALITY, SHIFT, Metric
 from hydrasurgeon.report.markdown import table
-from hydrasurgeon.sharing.eval_results import write_eval_results
 from hydrasurgeon.sharing.upload import Repository, card_destination, publish_card
 
 INDEX = "model-index: "
 """How the line of the front matter begins that we write."""
+SPEC = re.compile(r"hf:(?P<id>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>\w[\w.-]*))?:(?P<split>\w[\w.-]*)")
+"""A data set of the hub with its organisation: without one the hub knows no leaderboard."""
 MOST_SHIFTS = 12
 """More have a line for each severity, not for each set."""
 DECIMALS = 4
 """Of the card's figures."""
-
-
-def claimed_cards(arguments: EvaluateOptions, opened: Sequence[Checkpoint]) -> Claimed:
-    """The cards that are to be written, and the repository, before any work."""
-    cards = _cards_of(opened) if arguments.card else []
-    return Claimed(opened, cards, card_destination(arguments.push_to_hub, cards))
 
 
 @dataclass(frozen=True)
@@ -49,54 +48,47 @@ class Claimed:
     def write(
         self, results: Sequence[Result], data: Mapping[str, DataRecord], settings: Mapping[str, Any], *, bars: bool
     ) -> tuple[tuple[Path, ...], str | None]:
-        """Put each checkpoint's result into its card, and upload it; what was written, and the address."""
-        if not self.cards:
-            return (), None
-        written = _write_cards(self.cards, results, data, settings)
+        """Put each checkpoint's result into its card, and upload it; what was written, and the address.
+
+        `data` says under which heading each set was used.
+        """
+        written: list[Path] = []
+        for path, result in zip(self.cards, results, strict=bool(self.cards)):
+            if path is not None:
+                write_text(path, with_measured(path.read_text(encoding="utf-8"), result, data, settings))
+                # Of a part of the samples no leaderboard is made.
+                entered = settings["limit"] is None and write_eval_results(
+                    path.parent, result, next(iter(data.values()))
+                )
+                written += [path, entered] if entered else [path]
         if self.repository is None or not is_main_process():
-            return written, None
+            return tuple(written), None
         at = next(at for at, card in enumerate(self.cards) if card is not None)
         manifest = self.opened[at].manifest
-        return written, publish_card(written, manifest, at=self.repository, bars=bars)
+        return tuple(written), publish_card(written, manifest, at=self.repository, bars=bars)
 
 
-def _cards_of(opened: Sequence[Checkpoint]) -> list[Path | None]:
-    """Each checkpoint's model card, claimed, where it is a local directory that has one with our markers."""
-    cards = [_card(checkpoint) for checkpoint in opened]
-    if not any(cards):
+def claimed_cards(arguments: EvaluateOptions, opened: Sequence[Checkpoint]) -> Claimed:
+    """The cards that are to be written, and the repository, before any work."""
+    cards = [_card(checkpoint) for checkpoint in opened] if arguments.card else []
+    if arguments.card and not any(cards):
         raise UsageError(
             "--card: no checkpoint is a directory with a model card",
             hint="Write one with `-o DIR/`; cards of others, without our markers, are left alone.",
         )
     for path in {card: None for card in cards if card is not None}:
         claim(path, option="--card", force=True)
-    return cards
+    return Claimed(opened, cards, card_destination(arguments.push_to_hub, cards))
 
 
 def _card(checkpoint: Checkpoint) -> Path | None:
+    """A checkpoint's model card, where it is a local directory that has one with our markers."""
     path = real(checkpoint.path / CARD)
     if checkpoint.hub_id is not None or not path.is_file():
         return None
     with contextlib.suppress(UnicodeDecodeError):
         return path if _place(path.read_text(encoding="utf-8")) is not None else None
     return None
-
-
-def _write_cards(
-    cards: Sequence[Path | None], results: Sequence[Result], data: Mapping[str, DataRecord], settings: Mapping[str, Any]
-) -> tuple[Path, ...]:
-    """Put each checkpoint's result into its card; `data` says under which heading each set was used."""
-    written = []
-    for path, result in zip(cards, results, strict=True):
-        if path is not None:
-            card = path.read_text(encoding="utf-8")
-            write_text(path, with_measured(card, result, data, settings))
-            written.append(path)
-            # Of a part of the samples no leaderboard is made.
-            if settings["limit"] is None:
-                beside = write_eval_results(path.parent, result, next(iter(data.values())))
-                written += [beside] if beside is not None else []
-    return tuple(written)
 
 
 def with_measured(card: str, result: Result, data: Mapping[str, DataRecord], settings: Mapping[str, Any]) -> str:
@@ -222,3 +214,35 @@ def _model_index(task: str, result: Result, data: DataRecord, *, part: bool) -> 
     ]
     index = eval_results_to_model_index(visible(result.name), figures)
     return yaml_dump(index, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
+
+
+def entry(result: Result, data: DataRecord) -> dict[str, Any] | None:
+    """The result as the hub wants it; None where the data are not on the hub."""
+    match = SPEC.fullmatch(data.spec)
+    if match is None:
+        return None
+    notes = (
+        f"accuracy in %, {data.rows} samples of {match['split']}, sha256 {data.sha256}; hydrasurgeon eval,"
+        f" {result.members} member{'s' if result.members > 1 else ''}"
+    )
+    return {
+        "dataset": {"id": match["id"], "task_id": match["config"] or "default"},
+        "value": round(100 * result.id.accuracy, 4),
+        "notes": notes,
+    }
+
+
+def write_eval_results(folder: Path, result: Result, data: DataRecord) -> Path | None:
+    """Put the result into a directory; None where there is nothing to be put."""
+    from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
+
+    content = entry(result, data)
+    if content is None:
+        return None
+    path = folder / EVAL_RESULTS
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise not_written(path, error, "The model card is written.") from error
+    write_text(path, yaml_dump([content], sort_keys=False))
+    return path

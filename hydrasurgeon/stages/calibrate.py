@@ -14,7 +14,7 @@ from hydrasurgeon.files.decided import STORED, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.files.tensors import Planned, whole
-from hydrasurgeon.measuring.overlap import apart
+from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import DELTA, CalibrateOptions
 from hydrasurgeon.options.shared import Run

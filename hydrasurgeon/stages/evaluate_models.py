@@ -13,7 +13,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.cascades.run import with_cascade
-from hydrasurgeon.measuring.overlap import in_samples
 from hydrasurgeon.measuring.reading import Reading, fitted_among, ood_scores, reading_of, scores_in
 from hydrasurgeon.measuring.results import SetResult
 from hydrasurgeon.measuring.rows import Row, inside, over_sets, row_of, with_shifts
@@ -27,6 +26,7 @@ from hydrasurgeon.measuring.sets import (
     class_hashes,
     corrupted,
     corruptions_in,
+    in_samples,
     open_further,
     open_sets,
     uses_of,

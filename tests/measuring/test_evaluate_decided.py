@@ -16,7 +16,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
-from hydrasurgeon.measuring.smooth import smooth_ece
+from hydrasurgeon.measuring.metrics import smooth_ece
 
 VIT = FAMILIES["timm ViT"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.bootstrap import bootstrap
-from hydrasurgeon.measuring.smooth import smooth_ece
+from hydrasurgeon.measuring.metrics import smooth_ece
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.sharing.eval_results import entry, write_eval_results
+from hydrasurgeon.sharing.measured_card import entry, write_eval_results
 
 
 @pytest.fixture

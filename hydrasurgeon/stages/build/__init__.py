@@ -16,7 +16,7 @@ from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.errors import CheckpointError, DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
 from hydrasurgeon.files.plots import check_plot
-from hydrasurgeon.measuring.overlap import apart
+from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.processes import joined
