@@ -92,7 +92,7 @@ def document(material: Material) -> str:
         return Markup(charts.forest(each.differences, title) if each.differences else "")
 
     return environment.from_string(_part("page.html.j2")).render(
-        title=headline(material.verdicts, material.names[material.reference]),
+        headline=headline(material.verdicts, material.names[material.reference]),
         policy=Markup(policy),
         style=style,
         script=script,

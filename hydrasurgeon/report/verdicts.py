@@ -137,17 +137,18 @@ def cost_words(result: Result, reference: Result) -> str:
     return f"It takes {listed(parts)}." if parts else ""
 
 
-def headline(verdicts: Sequence[Verdict], reference: str) -> str:
-    """One sentence over all rows."""
+def headline(verdicts: Sequence[Verdict], reference: str) -> list[tuple[str, str]]:
+    """One sentence over all rows, in clauses, each with what it says in parentheses."""
     if not verdicts:
-        return f"What {short(reference)} is worth"
-    parts = []
+        return [(f"What {short(reference)} is worth", "")]
+    parts: list[tuple[str, str]] = []
     for word, judgement in JUDGED.items():
         of_word = [v for v in verdicts if v.word == word]
         if of_word:
             subject = listed([short(v.name) for v in of_word]) if len(of_word) <= NAMED else f"{len(of_word)} models"
-            parts.append(f"{subject} {'is' if len(of_word) == 1 else 'are'} {judgement}{_unlike(of_word)}")
-    return f"Compared with {short(reference)}: {'; '.join(parts)}"
+            before = "; " if parts else f"Compared with {short(reference)}: "
+            parts.append((f"{before}{subject} {'is' if len(of_word) == 1 else 'are'} {judgement}", _unlike(of_word)))
+    return parts
 
 
 def _unlike(verdicts: Sequence[Verdict]) -> str:

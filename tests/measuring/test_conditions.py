@@ -37,7 +37,7 @@ def tuned(home: Path, source: Path, name: str, *, seed: int = 0, **changes: str)
 
 def headline(page: Path) -> str:
     (heading,) = re.findall(r"<h1>(.*?)</h1>", page.read_text(encoding="utf-8"))
-    return unescape(heading)
+    return unescape(re.sub(r"</?small>", "", heading))
 
 
 def verdict(page: Path, name: str) -> str:
