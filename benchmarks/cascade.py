@@ -45,10 +45,9 @@ from hydrasurgeon.data import Batches, fit_classes, moved, open_data
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.cascaded import in_steps, step_state
 from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
-from hydrasurgeon.decision.gate import Cascade, Gate
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.decision.stored import cascade_of
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.decided import Cascade, Gate
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, sides
 from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
 from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
@@ -169,7 +168,7 @@ def measured(fit: CascadeFit, answers: Answers, task: Any, wanted: Wanted) -> di
         record, _ = fit.record(wanted)
     except UsageError:
         return None
-    cascade, test = cascade_of(record), answers.sets["test"]
+    cascade, test = record, answers.sets["test"]
     found: dict[str, Any] = {
         "first": list(cascade.starters),
         "gate": record.gate.model_dump(),
@@ -219,14 +218,14 @@ def quality(name: str, cache: Path, shared: Path) -> dict[str, Any]:
             model: dict[str, Any] = {
                 "seed": seed,
                 "score": score,
-                "kind": state.ood.kind,
+                "kind": state.record.ood.score,
                 "full": cost.full / cost.single,
                 "members": [cost.steps((m,)).first / cost.single for m in range(3)],
                 "cascades": {key: measured(fit, answers, task, wanted) for key, wanted in asked.items()},
             }
             results["models"].append(model)
             for key in ("max_drop 0.5", "budget 1.2"):
-                print(name, seed, state.ood.kind, key, json.dumps(model["cascades"][key]), flush=True)
+                print(name, seed, state.record.ood.score, key, json.dumps(model["cascades"][key]), flush=True)
     return results
 
 
@@ -265,10 +264,10 @@ def timing(cache: Path, shared: Path) -> dict[str, Any]:
         single = as_classifier(open_checkpoint(source), device="cpu", lean=True)
         full, part, every = (as_classifier(open_checkpoint(ready), device="cpu") for _ in range(3))
         assert part.state is not None
-        assert part.state.cascade is not None
-        every.state = _with_gate(part.state, Gate(part.state.cascade.gate.score))
+        assert part.state.record.cascade is not None
+        every.state = _with_gate(part.state, Gate(score=part.state.record.cascade.gate.score))
         opened = as_classifier(open_checkpoint(ready), device="cpu")
-        opened.state = _with_gate(part.state, Gate(part.state.cascade.gate.score, low=-1e9))
+        opened.state = _with_gate(part.state, Gate(score=part.state.record.cascade.gate.score, low=-1e9))
         models = {
             "single": single,
             "full": full,
@@ -291,10 +290,9 @@ def timing(cache: Path, shared: Path) -> dict[str, Any]:
 
 
 def _with_gate(state: State, gate: Gate) -> State:
-    from dataclasses import replace
-
-    assert state.cascade is not None
-    return replace(state, cascade=replace(state.cascade, gate=gate))
+    assert state.record.cascade is not None
+    cascade = state.record.cascade.model_copy(update={"gate": gate})
+    return State(state.record.model_copy(update={"cascade": cascade}), state.fitted)
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ from surgery import machine
 from torch import Tensor
 
 from hydrasurgeon.decision.abstain import fit_abstention
-from hydrasurgeon.decision.conformal import METHODS, fit_conformal, fit_penalty
+from hydrasurgeon.decision.conformal import METHODS, fit_conformal, fit_penalty, prediction_sets
 from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state, halves
 from hydrasurgeon.decision.probabilities import Labels, Probs, mean_probs
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
@@ -81,7 +81,7 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
     for by, names in (("perturbed", ("perturbed",)), ("foreign", ("perturbed", task.chooses))):
         foreign = [answers.sets[name] for name in names]
         fitting = fit_state(val, promise=Promise(), evidence=fits, foreign=foreign, seed=seed)
-        chosen[by] = fitting.state.ood.kind
+        chosen[by] = fitting.state.record.ood.score
     state = fitting.state
     before, after = mean_probs(test.logits), state.probs(test.logits)
     assert test.labels is not None
@@ -90,7 +90,7 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
         "accuracy": float(correct.double().mean()),
         "auroc": worth,
         "auto": chosen,
-        "joint": state.joint is not None,
+        "joint": state.record.joint is not None,
         "nll": losses(before, after, test.labels),
         "ece": [ece(before, test.labels), ece(after, test.labels)],
     }
@@ -122,7 +122,7 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
         for method in METHODS:
             penalty = fit_penalty(probs[tuned], labels[tuned]) if method == "raps" else None
             conformal = fit_conformal(probs[fitted], labels[fitted], method=method, penalty=penalty)
-            sets = conformal.sets(probs[tried])
+            sets = prediction_sets(conformal, probs[tried])
             covered[method].append(float(sets.gather(1, labels[tried][:, None]).double().mean()))
             sizes[method].append(float(sets.sum(dim=-1).double().mean()))
     broken, refused, answered = 0, 0, []
@@ -201,7 +201,7 @@ def fit_large(what: str) -> None:
         assert some.features is not None
         start, spent = time.perf_counter() - seconds, time.process_time() - cpu
         fitted = fit(what, [gathering.evidence()], (some.features, some.logits))
-        bytes_stored = sum(tensor.numel() * 4 for tensor in fitted.states[0].values())
+        bytes_stored = sum(tensor.numel() * 4 for tensor in fitted.fits[0].values())
     result = {
         "seconds": time.perf_counter() - start,
         "cpu": time.process_time() - spent,

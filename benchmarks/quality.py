@@ -104,14 +104,15 @@ def measured(task: Task, row: Row, seed: int) -> dict[str, Any]:
     if row.features:
         chooses = [sets[each] for each in ("perturbed", task.chooses)]
         fitted = fit_state(val, promise=Promise(), evidence=evidence_of(row.answers), foreign=chooses, seed=seed)
-        rule = fitted.state.ood
+        state = fitted.state
+        kind = state.record.ood.score
         found = {
-            each: scores_of(rule.kind, sets[each].logits, sets[each].features, rule.fitted)
+            each: scores_of(kind, sets[each].logits, sets[each].features, state.fitted)
             for each in ("test", *task.sets)
             if each in sets
         }
         inside_scores = found.pop("test")
-        result["chosen_score"] = {"kind": rule.kind, **foreign(task, inside_scores, found)}
+        result["chosen_score"] = {"kind": kind, **foreign(task, inside_scores, found)}
     return result
 
 

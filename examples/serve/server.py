@@ -77,7 +77,7 @@ class Batcher:
     def decide(self, samples: list[Any]) -> list[dict[str, Any]]:
         model = self.model
         decided = model.decide(getattr(model.transform, "collate", default_collate)(samples))
-        rows = rows_of(decided, [{}] * len(samples), names=model.manifest.model.labels, top=5, calibrated=True)
+        rows = rows_of(decided, [{} for _ in samples], names=model.manifest.model.labels, top=5)
         self.batches.observe(len(rows))
         for row in rows:
             set_aside = row["answer"] in ("abstain", "unfamiliar")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hydrasurgeon.files.decided import Decision
-from hydrasurgeon.files.decided_cascade import CascadeRecord
+from hydrasurgeon.files.decided import Cascade, Decision
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
 CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}
@@ -43,7 +42,7 @@ def decision_lines(decision: Decision) -> list[str]:
     return [*lines, f"fitted on {decision.fitted} samples, certified on {decision.certified} others"]
 
 
-def cascade_lines(cascade: CascadeRecord, ood_score: str) -> list[str]:
+def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
     """The cascade in words: who answers first, who goes on, at what cost and loss."""
     first, gate = cascade.order[: cascade.first], cascade.gate
     who = f"member {first[0]}" if len(first) == 1 else f"members {first[0]} and {first[1]}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from hydrasurgeon.criteria.base import HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import STORED
+from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.lookup import did_you_mean, imported
 
 CRITERIA = {
@@ -89,7 +89,7 @@ def _check_ood_score(name: str) -> None:
     """Refuse what a search cannot rank samples by."""
     if name in OOD_SCORES:
         return
-    if name in STORED:
+    if name in FITTED:
         why = "needs features; a circuit is searched by what one model's logits say"
     elif name == "mi":
         why = "is 0 for every sample of a single model"

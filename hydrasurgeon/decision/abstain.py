@@ -9,25 +9,12 @@ certified with
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.errors import DataError
-
-
-@dataclass(frozen=True)
-class Abstention:
-    """Answer where the probability is at least `threshold`."""
-
-    threshold: float
-    risk: float
-    delta: float
-    bound: float
-    """What the share of wrong answers stays below, with confidence 1 − δ."""
-    coverage: float
-    """The share of samples that were answered."""
+from hydrasurgeon.files.decided import Abstention
 
 
 def risk_bound(wrong: int, answered: int, delta: float) -> float:
@@ -104,7 +91,8 @@ def fit_abstention(confidence: Scores, correct: torch.Tensor, *, risk: float, de
         if bound <= risk:
             high = at - 1
             if best is None or answered / count > best.coverage:
-                best = Abstention(float(values[at]), risk, delta, bound, answered / count)
+                kept = {"risk": risk, "delta": delta, "bound": bound, "coverage": answered / count}
+                best = Abstention(threshold=float(values[at]), **kept)
         else:
             low = at + 1
     if best is None:

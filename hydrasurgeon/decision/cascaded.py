@@ -1,22 +1,25 @@
 """What a cascade answers: rows that stopped early by the members that ran, the others as the hydra would.
 
 Each row gets the calibrated answer of its own members, so that it does not matter which rows it came with; what is
-promised
-(sets, abstention, share flagged) has thresholds that were taken on such answers.
+promised (sets, abstention, fraction flagged) has thresholds that were taken on such answers. The gate looks at a score
+of the first members alone; rows go on where low ≤ score ≤ high.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.gate import OWN_SCORES, Cascade, own_score
-from hydrasurgeon.decision.probabilities import Logits, Scores
+from hydrasurgeon.decision.probabilities import Logits, Scores, member_probs
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import Decided, State, decide
+from hydrasurgeon.files.decided import Cascade, Gate
 
 
 @dataclass(frozen=True)
@@ -37,27 +40,38 @@ class Said:
 
 def step_state(state: State, cascade: Cascade, members: Sequence[int]) -> State:
     """The decision state for answers of these members: the first ones, or all."""
-    early = len(members) < len(cascade.order)
-    fitted = state.ood.fitted
-    return replace(
-        state,
-        temperature=cascade.temperature if early else state.temperature,
-        joint=None if early else state.joint,
-        ood=replace(
-            state.ood, threshold=cascade.ood_threshold, fitted=None if fitted is None else fitted.among(members)
-        ),
-        conformal=cascade.conformal,
-        abstention=cascade.abstention,
-        cascade=None,
-    )
+    record = state.record
+    ood = record.ood.model_copy(update={"threshold": cascade.ood_threshold})
+    changes: dict[str, Any] = {"ood": ood, "conformal": cascade.conformal, "abstain": cascade.abstain, "cascade": None}
+    if len(members) < len(cascade.order):
+        changes |= {"temperature": cascade.temperature, "joint": None}
+    fitted = None if state.fitted is None else state.fitted.among(members)
+    return State(record.model_copy(update=changes), fitted)
+
+
+def lets(gate: Gate, scores: Scores) -> Bool[Tensor, " sample"]:
+    """Which rows go on."""
+    low, high = -math.inf if gate.low is None else gate.low, math.inf if gate.high is None else gate.high
+    return (scores >= low) & (scores <= high)
+
+
+def disagreement(logits: Logits) -> Scores:
+    """½ Σ_c |p_1 − p_2|, total variation between the first two members."""
+    probs = member_probs(logits)
+    return (probs[:, 0] - probs[:, 1]).abs().sum(dim=-1) / 2
+
+
+def own_score(kind: str, logits: Logits) -> Scores:
+    """A score of the first members' logits alone."""
+    return disagreement(logits) if kind == "disagreement" else ON_LOGITS[kind](logits, 1.0)
 
 
 def gate_scores(state: State, cascade: Cascade, logits: Logits, features: Tensor | None) -> Scores:
-    """What the gate looks at, from what its first members said."""
+    """What the gate looks at, from what its first members said; temperature has no say in who goes on."""
     kind = cascade.gate.score
-    if kind in OWN_SCORES:
-        return own_score(kind, logits)
-    return step_state(state, cascade, cascade.starters).ood_score(logits, features)
+    if kind == "ood":
+        return step_state(state, cascade, cascade.starters).ood_score(logits, features)
+    return own_score(kind, logits)
 
 
 def in_steps(
@@ -72,7 +86,7 @@ def in_steps(
 
     going = torch.ones(len(logits), dtype=torch.bool)
     if not cascade.gate.everything:
-        going = cascade.gate.lets(gate_scores(state, cascade, *of(first)))
+        going = lets(cascade.gate, gate_scores(state, cascade, *of(first)))
     parts = []
     for rows, members in ((~going, tuple(first)), (going, every)):
         some, some_features = of(members)

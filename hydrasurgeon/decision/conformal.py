@@ -13,7 +13,6 @@ whatever the model. No dice are thrown: aps and raps count the whole of p_c, and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -22,38 +21,22 @@ from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import Labels, Probs, Scores, in_pieces
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import Conformal, Penalty
 
 Method = Literal["lac", "aps", "raps"]
 METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
 """The same at run time."""
-# Of raps, what its authors try.
 WEIGHTS = (0.001, 0.01, 0.1, 0.2, 0.5)
-# Sums of probabilities in another order differ by less: what a set holds must not depend on it.
-ROUNDING = 1e-12
-# Samples that are scored at a time.
+"""Of raps, what its authors try."""
+SUMMED = 1e-12
+"""Sums of probabilities in another order differ by less: what a set holds must not depend on it."""
 ROWS = 4096
+"""Samples that are scored at a time."""
 
 
-@dataclass(frozen=True)
-class Penalty:
-    """Of raps: λ for every rank beyond k."""
-
-    weight: float
-    free_ranks: int
-
-
-@dataclass(frozen=True)
-class Conformal:
-    """A method, calibrated."""
-
-    method: Method
-    coverage: float
-    threshold: float
-    penalty: Penalty | None = None
-
-    def sets(self, probs: Probs) -> Bool[Tensor, "sample klass"]:
-        """Which labels belong to each sample's set."""
-        return conformity(probs, self.method, self.penalty) <= self.threshold + ROUNDING
+def prediction_sets(conformal: Conformal, probs: Probs) -> Bool[Tensor, "sample klass"]:
+    """Which labels belong to each sample's set."""
+    return conformity(probs, conformal.method, conformal.penalty) <= conformal.threshold + SUMMED
 
 
 def conformity(probs: Probs, method: Method, penalty: Penalty | None = None) -> Float[Tensor, "sample klass"]:
@@ -101,7 +84,8 @@ def fit_conformal(
     """Calibrate on samples that neither the model nor its temperature, nor `penalty`, was fitted on."""
     pieces = zip(in_pieces(probs, ROWS), in_pieces(labels, ROWS), strict=True)
     of_truth = torch.cat([conformity(rows, method, penalty).gather(1, truth[:, None])[:, 0] for rows, truth in pieces])
-    return Conformal(method, coverage, quantile(of_truth, coverage), penalty)
+    threshold = quantile(of_truth, coverage)
+    return Conformal(method=method, coverage=coverage, threshold=threshold, penalty=penalty)
 
 
 def fit_penalty(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Penalty:
@@ -111,6 +95,6 @@ def fit_penalty(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Penal
 
     def size(penalty: Penalty) -> float:
         fitted = fit_conformal(probs, labels, method="raps", coverage=coverage, penalty=penalty)
-        return float(fitted.sets(probs).sum(dim=-1).double().mean())
+        return float(prediction_sets(fitted, probs).sum(dim=-1).double().mean())
 
-    return min((Penalty(weight, free_ranks) for weight in WEIGHTS), key=size)
+    return min((Penalty(weight=weight, free_ranks=free_ranks) for weight in WEIGHTS), key=size)

@@ -9,8 +9,9 @@ cross-fitted: each half is measured with what the other half gave.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -20,11 +21,12 @@ from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.conformal import Method, fit_conformal, fit_penalty, quantile
 from hydrasurgeon.decision.probabilities import Labels, Probs, Scores
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
-from hydrasurgeon.decision.scores.fitted import FITTED, EnsembleScore, check_score, fit, scores_of
+from hydrasurgeon.decision.scores.fitted import EnsembleScore, check_score, fit, scores_of
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.state import OodRule, State
-from hydrasurgeon.decision.temperature import Joint, calibrated, fit_joint, nll_of, temperature_of
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.decision.temperature import calibrated, fit_joint, nll_of, temperature_of
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import FITTED, Decision, Joint, Ood
 
 # Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
 SHARE = 0.8
@@ -78,16 +80,9 @@ class Promise:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A state, and how it came about."""
+    """A state, and what is to be said of how it came about."""
 
     state: State
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-    """NLL on held-out halves, by `temperature` and `joint`."""
-    rows: tuple[int, int]
-    """Samples that fitted, and others that certified."""
-    auroc: Mapping[str, float]
-    """Of each score that could be chosen, the mean over the sets that chose; empty where the score was given."""
     notes: tuple[str, ...]
 
 
@@ -130,6 +125,7 @@ def fit_state(
     evidence: Sequence[Evidence] | None = None,
     foreign: Sequence[Outputs] = (),
     zero_shot: bool = False,
+    chosen_by: Literal["option", "ood", "perturbed"] = "option",
     seed: int = 0,
 ) -> Fitted:
     """Everything from the outputs on validation data; `foreign` are those on OOD or perturbed data, for `auto`.
@@ -146,27 +142,44 @@ def fit_state(
         cut = int(SHARE * len(fitting.logits))
         evidence = _gathered(fitting.at(slice(cut)), classifiers, seed)
         held = fitting.at(slice(cut, None))
-    temperature, joint, before, after = _calibration(fitting, certifying)
+    temperature, joint, losses = _calibration(fitting, certifying)
     kind, fitted, auroc, notes = _ood(score, evidence, held, foreign, zero_shot)
-    assert fitting.labels is not None
-    assert certifying.labels is not None
-    probs = certifying.probs(temperature, joint)
+    probs, truth = certifying.probs(temperature, joint), _labels(certifying)
     penalty = None
     if promise.conformal == "raps":
-        fitting_probs = fitting.probs(temperature, joint)
-        penalty = fit_penalty(fitting_probs, fitting.labels, coverage=promise.coverage)
-    conformal = fit_conformal(
-        probs, certifying.labels, method=promise.conformal, coverage=promise.coverage, penalty=penalty
-    )
+        penalty = fit_penalty(fitting.probs(temperature, joint), _labels(fitting), coverage=promise.coverage)
     abstention = None
     if promise.risk is not None:
         confidence, label = probs.max(dim=-1)
-        abstention = fit_abstention(confidence, label == certifying.labels, risk=promise.risk, delta=promise.delta)
-    inside = certifying.scores(kind, fitted)
-    rule = OodRule(kind, flag_threshold(inside, promise.id_flagged), promise.id_flagged, fitted)
-    state = State(temperature, joint, rule, conformal, abstention)
-    rows = len(fitting.logits), len(certifying.logits)
-    return Fitted(state, before, after, rows, auroc, tuple(dict.fromkeys(notes)))
+        abstention = fit_abstention(confidence, label == truth, risk=promise.risk, delta=promise.delta)
+    ood = Ood(
+        score=kind,
+        threshold=flag_threshold(certifying.scores(kind, fitted), promise.id_flagged),
+        id_flagged=promise.id_flagged,
+        chosen_by=chosen_by,
+        auroc=auroc,
+        **_sizes(fitted),
+    )
+    record = Decision(
+        temperature=temperature,
+        joint=joint,
+        ood=ood,
+        conformal=fit_conformal(probs, truth, method=promise.conformal, coverage=promise.coverage, penalty=penalty),
+        abstain=abstention,
+        nll=losses,
+        fitted=len(fitting.logits),
+        certified=len(certifying.logits),
+    )
+    return Fitted(State(record, fitted), tuple(dict.fromkeys(notes)))
+
+
+def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
+    """What the record says of a fit: its members, the width of the features, and how many are kept."""
+    if fitted is None:
+        return {}
+    parts, first = FITTED[fitted.kind].parts, fitted.fits[0]
+    sizes = {dim: n for part, dims in parts.items() for dim, n in zip(dims.split(), first[part].shape, strict=True)}
+    return {"width": sizes["width"], "size": sizes.get("size"), "members": fitted.standards}
 
 
 def flag_threshold(scores: Tensor, flagged: float) -> float:
@@ -191,51 +204,39 @@ def _gathered(outputs: Outputs, classifiers: Sequence[tuple[Tensor, Tensor]], se
     return evidence
 
 
-@dataclass(frozen=True)
-class _Constants:
-    """What calibrates, by one number and, of an ensemble, by two."""
-
-    temperature: float
-    joint: Joint | None
+Constants = tuple[float, Joint | None]
+"""What calibrates: a temperature and, for an ensemble, the joint calibration."""
 
 
-def _calibration(
-    fitting: Outputs, certifying: Outputs
-) -> tuple[float, Joint | None, dict[str, float], dict[str, float]]:
+def _calibration(fitting: Outputs, certifying: Outputs) -> tuple[float, Joint | None, dict[str, float]]:
     """Temperature, the joint calibration where it is better, and the NLL before and after, cross-fitted.
 
     Which is better is told by the fitting half alone, cut in two: the other half has no say in what is certified on it.
     """
-    constants, others = _constants(fitting), _constants(certifying)
-    after = _crossed((constants, certifying), (others, fitting))
-    joint = constants.joint
+    constants = temperature, joint = _constants(fitting)
+    losses = _crossed((constants, certifying), (_constants(certifying), fitting))
     if joint is not None:
         cut = len(fitting.logits) // 2
-        first, second = (fitting.at(slice(cut)), fitting.at(slice(cut, None)))
+        first, second = fitting.at(slice(cut)), fitting.at(slice(cut, None))
         inner = _crossed((_constants(first), second), (_constants(second), first))
         joint = joint if inner["joint"] < inner["temperature"] else None
-    return constants.temperature, joint, {"nll": after.pop("before")}, after
+    return temperature, joint, losses
 
 
-def _constants(outputs: Outputs) -> _Constants:
+def _constants(outputs: Outputs) -> Constants:
     labels = _labels(outputs)
-    joint = None
-    if outputs.logits.shape[1] > 1:
-        joint = fit_joint(outputs.logits, labels)
-    return _Constants(temperature_of(outputs.logits, labels), joint)
+    joint = fit_joint(outputs.logits, labels) if outputs.logits.shape[1] > 1 else None
+    return temperature_of(outputs.logits, labels), joint
 
 
-def _crossed(*pairs: tuple[_Constants, Outputs]) -> dict[str, float]:
+def _crossed(*pairs: tuple[Constants, Outputs]) -> dict[str, float]:
     """NLL `before`, by `temperature` and, of an ensemble, `joint`: each part with constants that another one gave."""
     totals: dict[str, float] = {}
-    for constants, part in pairs:
+    for (temperature, joint), part in pairs:
         labels = _labels(part)
-        losses = {
-            "before": nll_of(part.logits, labels),
-            "temperature": nll_of(part.logits, labels, constants.temperature),
-        }
-        if constants.joint is not None:
-            losses["joint"] = nll_of(part.logits, labels, joint=constants.joint)
+        losses = {"before": nll_of(part.logits, labels), "temperature": nll_of(part.logits, labels, temperature)}
+        if joint is not None:
+            losses["joint"] = nll_of(part.logits, labels, joint=joint)
         for name, loss in losses.items():
             totals[name] = totals.get(name, 0.0) + len(labels) * loss
     count = sum(len(part.logits) for _, part in pairs)

@@ -1,4 +1,4 @@
-"""Member logits → probabilities: p = mean over members of softmax(z_m), and temperature after averaging; in float64."""
+"""Member logits → probabilities: the mean over members of softmax(z_m), and temperature after averaging; in float64."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Logits = Float[Tensor, "sample member klass"]
 Probs = Float[Tensor, "sample klass"]
 Labels = Int[Tensor, " sample"]
 Scores = Float[Tensor, " sample"]
-
-# Smallest positive probability: keeps the log finite for a class that got exactly 0.
 TINY = 1e-300
+"""Smallest positive probability: keeps the log finite for a class that got exactly 0."""
 
 
 def member_probs(logits: Logits) -> Float[Tensor, "sample member klass"]:
+    """Each member's probabilities."""
     return logits.double().softmax(dim=-1)
 
 
@@ -28,6 +28,11 @@ def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
 
 def tempered(probs: Probs, temperature: float) -> Probs:
     return probs if temperature == 1.0 else (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """In nats, over the classes."""
+    return torch.special.entr(probs).sum(dim=-1)
 
 
 def nll(probs: Probs, labels: Labels) -> float:

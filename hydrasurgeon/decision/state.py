@@ -1,5 +1,4 @@
-"""A checkpoint's decision state, and what it makes of logits and features: an answer, a set, doubts, and whether to
-trust them."""
+"""A checkpoint's decision state at work: logits and features → an answer, a set, doubts, and whether to trust them."""
 
 from __future__ import annotations
 
@@ -9,105 +8,93 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.decision.abstain import Abstention
-from hydrasurgeon.decision.conformal import Conformal
-from hydrasurgeon.decision.gate import Cascade
+from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.decision.probabilities import Logits, Probs, Scores
 from hydrasurgeon.decision.scores.fitted import EnsembleScore, scores_of
-from hydrasurgeon.decision.scores.on_logits import entropy
-from hydrasurgeon.decision.temperature import Joint, calibrated
-
-
-@dataclass(frozen=True)
-class OodRule:
-    """Which score tells the unfamiliar, and from where on."""
-
-    kind: str
-    threshold: float
-    """Samples whose score lies above are unfamiliar."""
-    id_flagged: float
-    """The share of samples like those of the calibration that is, at most, flagged on average."""
-    fitted: EnsembleScore | None = None
-    """None for a score of the logits alone."""
+from hydrasurgeon.decision.temperature import calibrated, uncertainties
+from hydrasurgeon.files.decided import Decision, stored_name
 
 
 @dataclass(frozen=True)
 class State:
-    temperature: float
-    joint: Joint | None
-    """For an ensemble, where it is better than the temperature: used instead of it."""
-    ood: OodRule
-    conformal: Conformal
-    abstention: Abstention | None
-    cascade: Cascade | None = None
-    """How most inputs are answered by few members; what it promises has thresholds of its own."""
+    """The record that a manifest holds, and the fit that its tensors are."""
 
-    @property
-    def needs_features(self) -> bool:
-        return self.ood.fitted is not None
+    record: Decision
+    fitted: EnsembleScore | None = None
+    """None for an OOD score of the logits alone."""
 
     def probs(self, logits: Logits) -> Probs:
-        return calibrated(logits, self.temperature, self.joint)
+        """Calibrated probabilities."""
+        return calibrated(logits, self.record.temperature, self.record.joint)
 
     def ood_score(self, logits: Logits, features: Tensor | None) -> Scores:
-        # A score of the logits is of those that the model gives: temperature is about probabilities.
-        return scores_of(self.ood.kind, logits, features, self.ood.fitted)
+        """How likely samples are OOD: of the logits that the model gives, for temperature is about probabilities."""
+        return scores_of(self.record.ood.score, logits, features, self.fitted)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file stores of it, by name."""
+        fits = () if self.fitted is None else self.fitted.fits
+        return {
+            stored_name(member, part): tensor.float().contiguous()
+            for member, fit in enumerate(fits)
+            for part, tensor in fit.items()
+        }
 
 
 @dataclass(frozen=True)
-class Decided:
-    """What is said of each sample."""
+class Prediction:
+    """What a model says of each sample, calibrated or not."""
 
     probs: Float[Tensor, "sample klass"]
     label: Int[Tensor, " sample"]
     probability: Float[Tensor, " sample"]
-    sets: Bool[Tensor, "sample klass"]
     total: Float[Tensor, " sample"]
     """Entropies in nats: total = aleatoric + epistemic."""
     aleatoric: Float[Tensor, " sample"]
     epistemic: Float[Tensor, " sample"]
-    ood_score: Float[Tensor, " sample"]
-    unfamiliar: Bool[Tensor, " sample"]
-    abstain: Bool[Tensor, " sample"]
-    """Not sure enough to keep the promised risk; never, where none was promised."""
     members_run: Int[Tensor, " sample"]
     """How many members the answer is of."""
 
     def answers(self) -> list[str | int]:
+        """The class of each."""
+        return list(self.label.tolist())
+
+
+@dataclass(frozen=True)
+class Decided(Prediction):
+    """What a decision state makes of it."""
+
+    sets: Bool[Tensor, "sample klass"]
+    ood_score: Float[Tensor, " sample"]
+    unfamiliar: Bool[Tensor, " sample"]
+    abstain: Bool[Tensor, " sample"]
+    """Not sure enough to keep the promised risk; never, where none was promised."""
+
+    def answers(self) -> list[str | int]:
         """`unfamiliar`, else `abstain`, else the class."""
         rows = zip(self.label.tolist(), self.unfamiliar.tolist(), self.abstain.tolist(), strict=True)
-        return ["unfamiliar" if foreign else "abstain" if unsure else label for label, foreign, unsure in rows]
+        return ["unfamiliar" if ood else "abstain" if unsure else label for label, ood, unsure in rows]
+
+
+def undecided(logits: Logits, temperature: float = 1.0, joint: object = None) -> Prediction:
+    """What logits say without thresholds."""
+    probs = calibrated(logits, temperature, joint)
+    probability, label = probs.max(dim=-1)
+    total, aleatoric = uncertainties(logits, temperature, joint)
+    run = torch.full_like(label, logits.shape[1])
+    return Prediction(probs, label, probability, total, aleatoric, (total - aleatoric).clamp_min(0.0), run)
 
 
 def decide(state: State, logits: Logits, features: Tensor | None) -> Decided:
-    probs = state.probs(logits)
-    probability, label = probs.max(dim=-1)
-    total, aleatoric = uncertainties(logits, state.temperature, state.joint)
+    """What a state makes of logits and features."""
+    record = state.record
+    plain = undecided(logits, record.temperature, record.joint)
     score = state.ood_score(logits, features)
-    unsure = torch.zeros_like(label, dtype=torch.bool)
-    if state.abstention is not None:
-        unsure = probability < state.abstention.threshold
+    threshold = 0.0 if record.abstain is None else record.abstain.threshold
     return Decided(
-        probs=probs,
-        label=label,
-        probability=probability,
-        sets=state.conformal.sets(probs),
-        total=total,
-        aleatoric=aleatoric,
-        epistemic=(total - aleatoric).clamp_min(0.0),
+        **vars(plain),
+        sets=prediction_sets(record.conformal, plain.probs),
         ood_score=score,
-        unfamiliar=score > state.ood.threshold,
-        abstain=unsure,
-        members_run=torch.full_like(label, logits.shape[1]),
+        unfamiliar=score > record.ood.threshold,
+        abstain=plain.probability < threshold,
     )
-
-
-def uncertainties(logits: Logits, temperature: float = 1.0, joint: Joint | None = None) -> tuple[Scores, Scores]:
-    """H(mean q_m) and mean H(q_m) of the calibrated members q_m: softmax(z_m / T), or the terms of the joint
-    calibration.
-
-    A temperature acts behind the average; members of their own are given the same one.
-    """
-    scaled = Joint(temperature, 1.0) if joint is None else joint
-    each = scaled.members(logits)
-    return entropy(each.mean(dim=1)), entropy(each).mean(dim=1)

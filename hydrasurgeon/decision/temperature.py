@@ -11,53 +11,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydrasurgeon.decision.probabilities import TINY, Labels, Logits, Probs, by_pieces, in_pieces, mean_probs, nll
+from hydrasurgeon.decision.probabilities import (
+    TINY,
+    Labels,
+    Logits,
+    Probs,
+    Scores,
+    by_pieces,
+    entropy,
+    in_pieces,
+    mean_probs,
+    nll,
+)
+from hydrasurgeon.files.decided import Joint
 
-# Between what every calibration constant is sought: beyond, one class has it all, or all have the same.
 LOW, HIGH = 0.05, 20.0
-# How close, in its logarithm, a constant comes to the best.
+"""Between what every calibration constant is sought: beyond, one class has it all, or all have the same."""
 CLOSE = 1e-6
-# Samples that are calibrated at a time: in float64 all of them would be held several times over.
-ROWS = 4096
-# Numbers that are worked on at a time: so many stay in a processor's cache.
+"""How close, in its logarithm, a constant comes to the best."""
+CALIBRATED = 4096
+"""Samples that are calibrated at a time: in float64 all of them would be held several times over."""
 ELEMENTS = 1 << 17
+"""Numbers that are worked on at a time: so many stay in a processor's cache."""
+MOST = 1 << 22
+"""Logits that the two constants are fitted on, at most: 1,400 samples of three members and 1,000 classes."""
+STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
+"""Where the search for the two constants starts: the NLL of several members may have more than one valley."""
 
 
-@dataclass(frozen=True)
-class Joint:
-    """The two constants of the joint calibration."""
-
-    aleatoric: float
-    epistemic: float
-
-    def members(self, logits: Logits) -> Float[Tensor, "sample member klass"]:
-        """What each member says, calibrated."""
-        z = logits.double()
-        mean = z.mean(dim=1, keepdim=True)
-        return ((mean + self.epistemic * (z - mean)) / self.aleatoric).softmax(dim=-1)
-
-    def __call__(self, logits: Logits) -> Probs:
-        return self.members(logits).mean(dim=1)
+def jointly(logits: Logits, aleatoric: float, epistemic: float) -> Float[Tensor, "sample member klass"]:
+    """Each member's probabilities by the joint calibration."""
+    z = logits.double()
+    mean = z.mean(dim=1, keepdim=True)
+    return ((mean + epistemic * (z - mean)) / aleatoric).softmax(dim=-1)
 
 
-def calibrated(logits: Logits, temperature: float = 1.0, joint: Joint | None = None) -> Probs:
+def calibrated(logits: Logits, temperature: float = 1.0, joint: Any = None) -> Probs:
     """Probabilities by the joint calibration where there is one, else by temperature."""
 
     def one(rows: Logits) -> Probs:
-        return mean_probs(rows, temperature) if joint is None else joint(rows)
+        if joint is None:
+            return mean_probs(rows, temperature)
+        return jointly(rows, joint.aleatoric, joint.epistemic).mean(dim=1)
 
-    return by_pieces(one, logits, ROWS)
+    return by_pieces(one, logits, CALIBRATED)
+
+
+def uncertainties(logits: Logits, temperature: float = 1.0, joint: Any = None) -> tuple[Scores, Scores]:
+    """H(mean q_m) and mean H(q_m) of the calibrated members q_m.
+
+    A temperature acts behind the average; members of their own are given the same one.
+    """
+    constants = (temperature, 1.0) if joint is None else (joint.aleatoric, joint.epistemic)
+    each = jointly(logits, *constants)
+    return entropy(each.mean(dim=1)), entropy(each).mean(dim=1)
 
 
 def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0, joint: Joint | None = None) -> float:
     """`nll` of what is calibrated, without all of it at once."""
-    pieces = zip(in_pieces(logits, ROWS), in_pieces(labels, ROWS), strict=True)
+    pieces = zip(in_pieces(logits, CALIBRATED), in_pieces(labels, CALIBRATED), strict=True)
     of_truth = [calibrated(rows, temperature, joint).gather(1, truth[:, None]) for rows, truth in pieces]
     return nll(torch.cat(of_truth), torch.zeros_like(labels))
 
@@ -69,16 +87,12 @@ def fit_temperature(probs: Probs, labels: Labels) -> float:
 
 def temperature_of(logits: Logits, labels: Labels) -> float:
     """`fit_temperature` of what logits make, of which only the logarithms are held."""
-
-    def logs(rows: Logits) -> Probs:
-        return mean_probs(rows).clamp_min_(TINY).log_()
-
-    return _temperature(by_pieces(logs, logits, ROWS), labels)
+    return _temperature(by_pieces(lambda rows: mean_probs(rows).clamp_min_(TINY).log_(), logits, CALIBRATED), labels)
 
 
 def _temperature(logs: Probs, labels: Labels) -> float:
     """−ln softmax(ln p / T)_y = ln Σ_c exp(ln p_c / T) − ln p_y / T, some rows at a time, each less its largest."""
-    for piece in in_pieces(logs, ROWS):
+    for piece in in_pieces(logs, CALIBRATED):
         piece -= piece.amax(dim=-1, keepdim=True)
     of_truth = logs.gather(1, labels[:, None])[:, 0]
     pieces = logs.split(max(1, ELEMENTS // logs.shape[-1]))
@@ -108,12 +122,6 @@ def _golden(loss: Callable[[float], float]) -> float:
     return math.exp((low + high) / 2)
 
 
-# Logits that the two constants are fitted on, at most: 1,400 samples of three members and 1,000 classes.
-MOST = 1 << 22
-# Where the search for the two constants starts: the NLL of a mixture may have more than one valley.
-STARTS = ((1.0, 1.0), (1.0, 0.2), (1.0, 3.0), (0.4, 1.0), (2.5, 1.0))
-
-
 def fit_joint(logits: Logits, labels: Labels) -> Joint:
     """The constants in [0.05, 20] with the smallest NLL, by LBFGS over their logarithms from several starts.
 
@@ -123,18 +131,19 @@ def fit_joint(logits: Logits, labels: Labels) -> Joint:
     if len(logits) > count:
         rows = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))[:count]
         logits, labels = logits[rows], labels[rows]
-    descended = (_descend(logits, labels, Joint(*start)) for start in STARTS)
-    return min((Joint(1.0, 1.0), *descended), key=lambda joint: nll(joint(logits), labels))
+    tried = ((1.0, 1.0), *(_descend(logits, labels, start) for start in STARTS))
+    aleatoric, epistemic = min(tried, key=lambda pair: nll(jointly(logits, *pair).mean(dim=1), labels))
+    return Joint(aleatoric=aleatoric, epistemic=epistemic)
 
 
-def _descend(logits: Logits, labels: Labels, start: Joint) -> Joint:
+def _descend(logits: Logits, labels: Labels, start: tuple[float, float]) -> tuple[float, float]:
     z = logits.detach().double()
     mean = z.mean(dim=1, keepdim=True)
     apart = z - mean
     bounds = math.log(LOW), math.log(HIGH)
     with torch.inference_mode(False), torch.enable_grad():
         mean, apart, truth = mean.clone(), apart.clone(), labels.clone()
-        point = torch.tensor([start.aleatoric, start.epistemic], dtype=torch.float64).log()
+        point = torch.tensor(start, dtype=torch.float64).log()
         point.requires_grad_()
         optimizer = torch.optim.LBFGS(
             [point], max_iter=100, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
@@ -150,4 +159,4 @@ def _descend(logits: Logits, labels: Labels, start: Joint) -> Joint:
 
         optimizer.step(loss)  # type: ignore[arg-type]
         aleatoric, epistemic = point.detach().clamp(*bounds).exp().tolist()
-    return Joint(aleatoric, epistemic)
+    return aleatoric, epistemic

@@ -1,45 +1,127 @@
-"""The decision state in a manifest: what `calibrate` found, and which tensors belong to it.
+"""The decision state of a manifest: what `calibrate` found, which tensors belong to it, and every OOD score there is.
 
 Tensors are called `hydrasurgeon.decision.<member>.<part>`, float32, and count into the weights' hash like all others.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
-
-from hydrasurgeon.files.decided_cascade import CascadeRecord
-from hydrasurgeon.files.decided_parts import (
-    MAX_MEMBERS,
-    AbstainRecord,
-    ConformalRecord,
-    JointRecord,
-    Positive,
-    Record,
-    Share,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
 )
 
 PREFIX = "hydrasurgeon.decision."
 """What the names of a decision state's tensors begin with."""
 BESIDE = "decision.safetensors"
 """Where they lie in a directory: other libraries load its weights, and refuse those that are not of their model."""
-MAX_WIDTH = 1 << 20
-"""Numbers in a token's features: as many as a manifest allows."""
+MAX_MEMBERS = 4096
+"""Members that one state was fitted to: as many as a hydra may have."""
+MOST_FIRST = 2
+"""Of so many members the answers may be final; whether two agree is seen after two."""
+ROUNDING = 1e-9
+"""How far a cost may be from what its parts and the share make of it: rounding, no more."""
 
-STORED: dict[str, tuple[str, ...]] = {
-    "mds": ("centre", "factor", "means"),
-    "rmds": ("centre", "factor", "means", "background"),
-    "maha++": ("centre", "factor", "means"),
-    "vim": ("origin", "rest", "alpha"),
-    "residual": ("origin", "rest"),
-    "knn": ("bank",),
-    "nci": ("mean", "weight"),
-    "mcm": ("classes",),
+
+@dataclass(frozen=True)
+class FittedScore:
+    """An OOD score that is fitted on features."""
+
+    home: str
+    """`module:name`: `fit_name` and `score_name` in `hydrasurgeon/decision/scores/module.py`."""
+    parts: Mapping[str, str]
+    """The tensors that one member's fit consists of, and their dimensions: width, size, classes."""
+    zero_shot: bool = False
+    """Whether it is for zero-shot classifiers alone."""
+
+
+GAUSSIAN = {"centre": "width", "factor": "width width", "means": "classes width"}
+"""What distances to class means need: whitened class means."""
+FITTED: dict[str, FittedScore] = {
+    "mds": FittedScore("gaussian:mds", GAUSSIAN),
+    "rmds": FittedScore("gaussian:rmds", {**GAUSSIAN, "background": "width width"}),
+    "maha++": FittedScore("gaussian:directions", GAUSSIAN),
+    "vim": FittedScore("subspace:vim", {"origin": "width", "rest": "width size", "alpha": ""}),
+    "residual": FittedScore("subspace:residual", {"origin": "width", "rest": "width size"}),
+    "knn": FittedScore("neighbours:knn", {"bank": "size width"}),
+    "nci": FittedScore("angles:nci", {"mean": "width", "weight": "classes width"}),
+    "mcm": FittedScore("angles:mcm", {"classes": "classes width"}, zero_shot=True),
 }
-"""OOD score → the tensors that one member's fit consists of; scores that are not here are functions of the logits."""
+"""Scores that are fitted on features; a new one is a file in decision/scores and a line here."""
+OF_LOGITS = ("msp", "entropy", "energy", "max-logit", "mi", "gen")
+"""Scores that are functions of the logits alone."""
+SCORES = (*OF_LOGITS, *FITTED)
+"""Every OOD score."""
 
+
+def _score(name: str) -> str:
+    if name not in SCORES:
+        raise ValueError(f"{name[:40]}: no such OOD score")
+    return name
+
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Unit = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+Points = Annotated[float, Field(ge=-100, le=100)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
+Member = Annotated[int, Field(ge=0, lt=MAX_MEMBERS)]
+
+
+class Record(BaseModel):
+    """A part of the decision state."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Joint(Record):
+    """The joint calibration of an ensemble, used instead of the temperature."""
+
+    aleatoric: Positive
+    epistemic: Positive
+
+
+class Penalty(Record):
+    """The penalty of raps: `weight` for every rank beyond `free_ranks`."""
+
+    weight: float = Field(ge=0)
+    free_ranks: int = Field(ge=0, lt=2**31)
+
+
+class Conformal(Record):
+    """Prediction sets: the labels whose score is at most the threshold."""
+
+    method: Literal["lac", "aps", "raps"]
+    coverage: Share
+    threshold: float
+    penalty: Penalty | None = None
+
+    @model_validator(mode="after")
+    def _penalised(self) -> Conformal:
+        if (self.method == "raps") != (self.penalty is not None):
+            raise ValueError("a penalty belongs to raps")
+        return self
+
+
+class Abstention(Record):
+    """Answer where the probability is at least the threshold."""
+
+    threshold: Unit
+    risk: Share
+    delta: Share
+    bound: Unit
+    """What the fraction of wrong answers stays below, with confidence 1 − delta."""
+    coverage: Unit
+    """The fraction of samples that were answered."""
 
 
 class Standard(Record):
@@ -49,45 +131,145 @@ class Standard(Record):
     deviation: float = Field(gt=0)
 
 
-class OodRecord(Record):
-    """Which score tells unfamiliar samples, and from where on."""
+class Ood(Record):
+    """Which score detects OOD samples, and above which threshold."""
 
-    score: Literal[
-        "msp",
-        "entropy",
-        "energy",
-        "max-logit",
-        "mi",
-        "gen",
-        "mds",
-        "rmds",
-        "maha++",
-        "vim",
-        "residual",
-        "knn",
-        "nci",
-        "mcm",
-    ]
+    score: Annotated[str, AfterValidator(_score), Field(json_schema_extra={"enum": [*SCORES]})]
     threshold: float
     id_flagged: Share
+    """The fraction of samples like those of the calibration that is flagged at most, on average."""
     chosen_by: Literal["option", "ood", "perturbed"]
-    """Whether it was asked for, or told foreign data, or perturbed data, best."""
+    """Whether it was asked for, or detected OOD data, or perturbed data, best."""
     auroc: dict[str, float] = Field(default={}, max_length=100)
     """Of each score it was chosen among."""
-    width: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
+    width: int | None = Field(default=None, ge=1, le=1 << 20)
     """Of the features; None for a score of the logits."""
     size: Rows | None = None
     """Features that knn keeps; columns of vim's and residual's `rest`."""
     members: tuple[Standard, ...] = Field(default=(), max_length=MAX_MEMBERS)
 
     @model_validator(mode="after")
-    def _whole(self) -> OodRecord:
-        fitted = self.score in STORED
-        if fitted != (self.width is not None) or fitted != bool(self.members):
+    def _whole(self) -> Ood:
+        parts = FITTED[self.score].parts if self.score in FITTED else {}
+        if bool(parts) != (self.width is not None) or bool(parts) != bool(self.members):
             raise ValueError(f"{self.score}: width and members belong to a score that is fitted")
-        sized = fitted and bool({"rest", "bank"} & set(STORED[self.score]))
-        if sized != (self.size is not None):
+        if any("size" in dims for dims in parts.values()) != (self.size is not None):
             raise ValueError(f"{self.score}: a size belongs to knn, vim and residual")
+        return self
+
+
+class Gate(Record):
+    """Rows go on whose score, of the first members alone, lies from `low` to `high`; None: without that bound."""
+
+    score: Literal["msp", "entropy", "ood", "disagreement"]
+    """1 − max p and H(p) of the first members' mean; the state's OOD score; total variation between the first two."""
+    low: float | None = None
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def _window(self) -> Gate:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"a window from {self.low:g} to {self.high:g}")
+        return self
+
+    @property
+    def everything(self) -> bool:
+        """Whether every row goes on, whatever its score: the hydra itself then answers."""
+        return self.low is None and self.high is None
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether it looks at a score that may be fitted on features."""
+        return self.score == "ood"
+
+
+class CascadeCost(Record):
+    """Multiply-adds as multiples of the single model's, which keeps all heads."""
+
+    first: Positive
+    """The trunk and the first members: every row."""
+    rest: float = Field(ge=0, le=1e6)
+    """The other members, behind the trunk: rows that go on."""
+    expected: Positive
+    """first + share · rest"""
+
+
+class Drop(Record):
+    """What the cascade loses against the hydra, in points (negative: gains), and the 95 % interval of a paired
+    bootstrap."""
+
+    drop: Points
+    low: Points
+    high: Points
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Drop:
+        if self.low > self.high:
+            raise ValueError(f"an interval from {self.low:g} to {self.high:g}")
+        return self
+
+
+class Cascade(Record):
+    """Members in order, the first of which answer every row, and what is promised of the answers that come of it."""
+
+    order: tuple[Member, ...] = Field(min_length=2, max_length=MAX_MEMBERS)
+    """All members, as the file numbers them; the first `steps[0]` answer every row."""
+    steps: tuple[Member, Annotated[int, Field(ge=2, le=MAX_MEMBERS)]]
+    """How many members have run at each step."""
+    gate: Gate
+    shares: tuple[Unit, Unit]
+    """The fraction of validation samples that comes to each step."""
+    cost: CascadeCost
+    temperature: Positive
+    """Of rows that the first members answer; the others' is the hydra's."""
+    ood_threshold: float
+    conformal: Conformal
+    abstain: Abstention | None = None
+    max_drop: float | None = Field(default=None, ge=0, le=100)
+    """What it was to lose at most; or … """
+    budget: float | None = Field(default=None, gt=0, le=1e6)
+    """… cost at most."""
+    drops: dict[Literal["accuracy", "auroc", "fpr95", "cov5"], Drop]
+    """On validation samples that chose nothing; AUROC and FPR95 against the OOD sets, their mean."""
+    certified: bool
+    """Whether every interval lies below `max_drop`."""
+
+    @property
+    def first(self) -> int:
+        """How many members answer every row."""
+        return self.steps[0]
+
+    @property
+    def starters(self) -> tuple[int, ...]:
+        """The members that answer every row."""
+        return self.order[: self.first]
+
+    @property
+    def followers(self) -> tuple[int, ...]:
+        """The members that answer what goes on."""
+        return self.order[self.first :]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Cascade:
+        if sorted(self.order) != list(range(len(self.order))):
+            raise ValueError(f"order: names not each of {len(self.order)} members once")
+        first, last = self.steps
+        if not 1 <= first <= min(MOST_FIRST, len(self.order) - 1) or last != len(self.order):
+            raise ValueError(f"steps: {first} and {last} of {len(self.order)} members")
+        if (self.gate.score == "disagreement") != (first == 2):
+            raise ValueError("gate: disagreement is that of the first two members")
+        if self.shares[0] != 1 or (self.gate.everything and self.shares[1] != 1):
+            raise ValueError("shares: every row comes to the first step, and passes a gate without bounds")
+        expected = self.cost.first + self.shares[1] * self.cost.rest
+        if not math.isclose(self.cost.expected, expected, rel_tol=ROUNDING):
+            raise ValueError(f"cost: expected is {self.cost.expected:g}, its parts make {expected:g}")
+        if (self.max_drop is None) == (self.budget is None):
+            raise ValueError("either max_drop or budget says what was wanted")
+        if set(self.drops) != {"accuracy", "auroc", "fpr95", "cov5"}:
+            raise ValueError("drops: of accuracy, auroc, fpr95 and cov5")
+        kept = self.max_drop is not None and all(d.high <= self.max_drop for d in self.drops.values())
+        if self.certified != kept:
+            raise ValueError("certified: says other than the intervals of the drops")
         return self
 
 
@@ -95,17 +277,18 @@ class Decision(Record):
     """What the checkpoint makes of its own answers."""
 
     temperature: Positive
-    joint: JointRecord | None = None
-    ood: OodRecord
-    conformal: ConformalRecord
-    abstain: AbstainRecord | None = None
+    joint: Joint | None = None
+    """For an ensemble, where it is better than the temperature: used instead of it."""
+    ood: Ood
+    conformal: Conformal
+    abstain: Abstention | None = None
     nll: dict[str, float] = Field(default={}, max_length=10)
     """On data held out: `before`, and after by `temperature` and `joint`."""
     fitted: Rows
     """Validation samples that fitted."""
     certified: Rows
     """Others, on which the thresholds were taken."""
-    cascade: CascadeRecord | None = None
+    cascade: Cascade | None = None
     """How to answer most inputs by few members; absent without it."""
 
     @model_validator(mode="after")
@@ -135,20 +318,8 @@ def stored_name(member: int, part: str) -> str:
 def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the state's tensors."""
     ood = decision.ood
-    if ood.width is None:
+    if ood.score not in FITTED:
         return {}
-    width, size = ood.width, ood.size or 0
-    shapes: dict[str, tuple[int, ...]] = {
-        "centre": (width,),
-        "factor": (width, width),
-        "means": (classes, width),
-        "background": (width, width),
-        "origin": (width,),
-        "rest": (width, size),
-        "alpha": (),
-        "bank": (size, width),
-        "mean": (width,),
-        "weight": (classes, width),
-        "classes": (classes, width),
-    }
-    return {stored_name(member, part): shapes[part] for member in range(len(ood.members)) for part in STORED[ood.score]}
+    sizes = {"width": ood.width or 0, "size": ood.size or 0, "classes": classes}
+    shapes = {part: tuple(sizes[d] for d in dims.split()) for part, dims in FITTED[ood.score].parts.items()}
+    return {stored_name(member, part): shape for member in range(len(ood.members)) for part, shape in shapes.items()}

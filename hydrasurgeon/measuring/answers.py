@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.decision.probabilities import TINY, Labels, Logits
 from hydrasurgeon.measuring.conditions import Conditions
 from hydrasurgeon.measuring.predictions import Predictions
@@ -117,7 +118,7 @@ def _piece(logits: Logits, labels: Labels, reading: Reading) -> dict[str, Tensor
         "disagreement": disagreement,
     }
     if reading.conformal is not None:
-        sets = reading.conformal.sets(probs)
+        sets = prediction_sets(reading.conformal, probs)
         values["covered"] = sets.gather(1, labels[:, None])[:, 0]
         values["set_size"] = sets.sum(dim=-1).double()
     return values

@@ -13,10 +13,9 @@ from hydrasurgeon.lookup import did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hydrasurgeon.decision.conformal import Conformal
     from hydrasurgeon.decision.scores.fitted import EnsembleScore
     from hydrasurgeon.decision.state import State
-    from hydrasurgeon.decision.temperature import Joint
+    from hydrasurgeon.files.decided import Conformal, Joint
     from hydrasurgeon.measuring.predictions import Predictions
 
 ELEMENTS = 1 << 20
@@ -70,15 +69,14 @@ class Reading:
 
 def ood_scores(wanted: str | None, state: State | None, name: str) -> tuple[str, ...]:
     """The scores that were asked for, the one in use first."""
-    from hydrasurgeon.decision.scores.fitted import FITTED
-    from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+    from hydrasurgeon.files.decided import FITTED, OF_LOGITS
 
-    recorded = None if state is None else state.ood.kind
+    recorded = None if state is None else state.record.ood.score
     if wanted is None:
         return (recorded or "msp",)
     kinds = wanted.split(",")
     if wanted == "all":
-        kinds = [recorded or "msp", *ON_LOGITS]
+        kinds = [recorded or "msp", *OF_LOGITS]
     for kind in kinds:
         if kind in FITTED and kind != recorded:
             raise UsageError(
@@ -112,9 +110,7 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
 
 def fitted_among(state: State | None, kinds: Sequence[str]) -> EnsembleScore | None:
     """The fitted score that must be computed with the logits."""
-    if state is None or state.ood.fitted is None or state.ood.kind not in kinds:
-        return None
-    return state.ood.fitted
+    return None if state is None or state.record.ood.score not in kinds else state.fitted
 
 
 def reading_of(
@@ -123,6 +119,7 @@ def reading_of(
     """By the decision state, unless there is none or a temperature is asked for."""
     if state is None or temperature is not None:
         return Reading(1.0 if temperature is None else temperature, ood_scores=kinds, ci=ci, seed=seed)
+    record = state.record
     return Reading(
-        state.temperature, state.joint, kinds, score_temperature=1.0, conformal=state.conformal, ci=ci, seed=seed
+        record.temperature, record.joint, kinds, score_temperature=1.0, conformal=record.conformal, ci=ci, seed=seed
     )

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hydrasurgeon.decision.cascaded import Said, gate_scores
-from hydrasurgeon.decision.gate import Cascade
+from hydrasurgeon.decision.cascaded import Said, gate_scores, lets
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
 
@@ -40,12 +40,12 @@ RECENT = 64
 def cascade_in(model: Any) -> tuple[State, Cascade]:
     """A model's decision state, and the cascade in it."""
     state: State | None = model.state
-    if state is None or state.cascade is None:
+    if state is None or state.record.cascade is None:
         raise CheckpointError(
             f"{model.name}: has no cascade in a decision state",
             hint="Run `hydrasurgeon calibrate --cascade` on the hydra first.",
         )
-    return state, state.cascade
+    return state, state.record.cascade
 
 
 def rows_in(inputs: Any) -> int:
@@ -103,7 +103,7 @@ def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:
     starters = list(cascade.starters)
     first = run(hydra.part(cascade.starters).finish, started) if whole is None else whole.of(starters)
     looked_at = None if first.features is None else first.features.float().cpu()
-    going = cascade.gate.lets(gate_scores(state, cascade, _precise(first.logits), looked_at))
+    going = lets(cascade.gate, gate_scores(state, cascade, _precise(first.logits), looked_at))
     rows = going.nonzero()[:, 0]
     hydra.going_on += (len(rows) / len(going) - hydra.going_on) * min(1.0, len(going) / RECENT)
     went, every = rows.to(first.logits.device), len(rows) == len(going)
@@ -120,7 +120,7 @@ def said(model: Any, inputs: Any, read: Reading | None = None) -> list[Said]:
     """What the members that ran said, of the rows that stopped early and of those that went on; on the model's
     device."""
     state, cascade = cascade_in(model)
-    if read is None and cascade.gate.needs_features and state.needs_features:
+    if read is None and cascade.gate.needs_features and state.fitted is not None:
         with reading(model) as listening:
             return said(model, inputs, listening)
     every, count = tuple(range(len(cascade.order))), rows_in(inputs)
@@ -158,7 +158,7 @@ def mean_probs(model: Any, inputs: Any) -> Float[Tensor, "batch klass"]:
         return torch.zeros(0, model.manifest.model.num_classes)
     if cascade.gate.everything:
         return _mean(model.module(inputs))
-    reads = cascade.gate.needs_features and state.needs_features
+    reads = cascade.gate.needs_features and state.fitted is not None
     with reading(model) if reads else nullcontext() as read:
         passes = _passes(model, inputs, read)
     early = _mean(passes.first.logits)

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.decision.cascaded import decided_in_steps
+from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.decision.state import Decided, State, decide
-from hydrasurgeon.decision.stored import state_of
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.decided import shapes_of
+from hydrasurgeon.files.decided import FITTED, stored_name
 from hydrasurgeon.runtime.tensors import to_weights
 
 
 def state_in(checkpoint: Checkpoint) -> State | None:
     """The decision state that a checkpoint carries, its tensors finite."""
-    decision = checkpoint.manifest.decision
-    if decision is None:
-        return None
-    names = shapes_of(decision, checkpoint.manifest.model.num_classes)
-    tensors = {
-        name: to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path) for name in names
-    }
-    return state_of(decision, tensors)
+    record = checkpoint.manifest.decision
+    if record is None or record.ood.score not in FITTED:
+        return None if record is None else State(record)
+
+    def read(name: str) -> torch.Tensor:
+        return to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path)
+
+    ood = record.ood
+    parts = FITTED[ood.score].parts
+    fits = tuple({part: read(stored_name(member, part)) for part in parts} for member in range(len(ood.members)))
+    return State(record, EnsembleScore(ood.score, fits, ood.members))
 
 
 @torch.inference_mode()
@@ -39,19 +41,14 @@ def decided(model: Any, inputs: Any, *, cascade: bool | None = None) -> Decided:
     state: State | None = model.state
     if state is None:
         raise CheckpointError(f"{model.name}: has no decision state", hint="Run `hydrasurgeon calibrate` on it first.")
+    steps = state.record.cascade
     if not rows_in(inputs):
-        return _nothing(model, state)
-    with reading(model) if state.needs_features else nullcontext() as read:
-        if cascade or (cascade is None and state.cascade is not None):
+        logits = torch.zeros(0, model.members, model.manifest.model.num_classes)
+        return decide(state, logits, torch.zeros(0, model.members, state.record.ood.width or 0))
+    with reading(model) if state.fitted is not None else nullcontext() as read:
+        if cascade or (cascade is None and steps is not None):
             parts = [part.on_cpu() for part in said(model, inputs, read)]
-            assert state.cascade is not None
-            return decided_in_steps(state, state.cascade, parts)
+            assert steps is not None
+            return decided_in_steps(state, steps, parts)
         logits, features = (model(inputs), None) if read is None else read(inputs)
     return decide(state, logits.float().cpu(), None if features is None else features.float().cpu())
-
-
-def _nothing(model: Any, state: State) -> Decided:
-    """No answer, to no input."""
-    logits = torch.zeros(0, model.members, model.manifest.model.num_classes)
-    bare = replace(state, ood=replace(state.ood, kind="msp", fitted=None))
-    return decide(bare, logits, None)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Stack
-from hydrasurgeon.decision.cascaded import gate_scores, step_state
+from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
 from hydrasurgeon.errors import CheckFailed, SurgeryError
 from hydrasurgeon.runtime.cascaded import cascade_in
 from hydrasurgeon.runtime.classifier import Classifier
@@ -75,7 +75,7 @@ class _First(_Step):
         logits, features = self.run(hydra.part(self.cascade.starters).finish, started)
         with ExactNumbers():
             scores = gate_scores(self.state, self.cascade, logits.double(), features)
-            going = self.cascade.gate.lets(scores)
+            going = lets(self.cascade.gate, scores)
         carried = {} if features is None else {"features": features}
         if started.stack is not None:
             bias = started.stack.bias
@@ -115,7 +115,7 @@ def two_graphs(model: Classifier) -> TwoGraphs:
             f"{model.name}: the gate of its cascade lets every row through",
             hint="Export it without --cascade: one graph answers the same.",
         )
-    with settled(model), reading(model) if state.needs_features else nullcontext() as read:
+    with settled(model), reading(model) if state.fitted is not None else nullcontext() as read:
         first, rest = _First(model, read).eval(), _Rest(model, read).eval()
         inputs = sample(model, batch=BATCH, length=LENGTH)
         with torch.no_grad():

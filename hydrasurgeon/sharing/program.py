@@ -19,7 +19,8 @@ from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
 from hydrasurgeon.anatomy.layers import run_block
-from hydrasurgeon.decision.state import State, uncertainties
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.decision.temperature import uncertainties
 from hydrasurgeon.errors import MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import Reading, reading
@@ -92,9 +93,9 @@ class _Texts(_Graph):
 def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
     """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in float64."""
     with ExactNumbers():
-        total, _ = uncertainties(logits, state.temperature, state.joint)
+        total, _ = uncertainties(logits, state.record.temperature, state.record.joint)
         score = state.ood_score(logits, features)
-        return state.probs(logits).float(), total.float(), score, score > state.ood.threshold
+        return state.probs(logits).float(), total.float(), score, score > state.record.ood.threshold
 
 
 class ExactNumbers(TorchFunctionMode):
@@ -127,7 +128,7 @@ def captured_program(model: Classifier) -> Iterator[Captured]:
     inputs = sample(model, batch=BATCH, length=LENGTH)
     names = tuple(inputs)
     with contextlib.ExitStack() as stack:
-        needs_features = model.state is not None and model.state.needs_features
+        needs_features = model.state is not None and model.state.fitted is not None
         read = stack.enter_context(reading(model) if needs_features else nullcontext())
         stack.enter_context(settled(model))
         text = "input_ids" in inputs
@@ -203,7 +204,7 @@ def about(model: Classifier) -> dict[str, str]:
 def differences(captured: Captured, run: Any, checked: Sequence[tuple[int, int]] = CHECKED) -> Tensor:
     """Largest difference of each output from torch's, over other batch sizes and lengths; `run` takes tensors by
     name."""
-    threshold = None if captured.model.state is None else captured.model.state.ood.threshold
+    threshold = None if captured.model.state is None else captured.model.state.record.ood.threshold
     apart = []
     for batch, length in checked:
         inputs = sample(captured.model, batch=batch, length=length)

@@ -134,10 +134,13 @@ def measured(run: Answer, model: Classifier, trial: Trial, who: str = "the file"
 def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> dict[str, float]:
     """What the thresholds of a decision state make of these answers: the share flagged, covered by its sets, and
     answered."""
-    covered = state.conformal.sets(probs).gather(1, labels[:, None])[:, 0]
-    shares = {"flagged": scores > state.ood.threshold, "coverage": covered}
-    if state.abstention is not None:
-        shares["answered"] = probs.amax(dim=-1) >= state.abstention.threshold
+    from hydrasurgeon.decision.conformal import prediction_sets
+
+    record = state.record
+    covered = prediction_sets(record.conformal, probs).gather(1, labels[:, None])[:, 0]
+    shares = {"flagged": scores > record.ood.threshold, "coverage": covered}
+    if record.abstain is not None:
+        shares["answered"] = probs.amax(dim=-1) >= record.abstain.threshold
     return {name: float(share.double().mean()) for name, share in shares.items()}
 
 

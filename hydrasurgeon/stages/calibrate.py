@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names, with_data_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.errors import CheckpointError, UsageError
-from hydrasurgeon.files.decided import STORED, Decision
+from hydrasurgeon.files.decided import FITTED, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.files.tensors import Planned, whole
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.fitting import Fitted, Outputs, Promise
+    from hydrasurgeon.decision.fitting import Outputs, Promise
     from hydrasurgeon.decision.scores.evidence import Evidence
-    from hydrasurgeon.files.decided_cascade import CascadeRecord
+    from hydrasurgeon.decision.state import State
     from hydrasurgeon.runtime.classifier import Classifier
 
 
@@ -76,10 +76,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     from hydrasurgeon.decision.fitting import check_count
 
     few = check_count(len(data.val), _promise(arguments))
-    result = _fit(opened, data, arguments, skipped)
-    from hydrasurgeon.decision.stored import stored
-
-    decision, tensors = stored(result.fitted, chosen_by=result.chosen_by, cascade=result.cascade)
+    state, notes = _fit(opened, data, arguments, skipped)
     entry = step(
         "calibrate",
         args=_recorded(arguments),
@@ -88,22 +85,22 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         seed=arguments.seed,
         uses=("torch", opened.manifest.model.family),
     )
-    planned = [*opened.tensors.planned(), *(_added(name, tensor) for name, tensor in tensors.items())]
+    planned = [*opened.tensors.planned(), *(_added(name, tensor) for name, tensor in state.tensors().items())]
 
     def manifest(sha256: str) -> Manifest:
         history = (*opened.manifest.history, entry.wrote(sha256))
-        return rewritten(opened.manifest, decision=decision.model_dump(), weights_sha256=sha256, history=history)
+        return rewritten(opened.manifest, decision=state.record.model_dump(), weights_sha256=sha256, history=history)
 
     written = target.save(sorted(planned, key=lambda each: each.name), manifest, files=opened.files)
     hub = target.publish(written, opened.files, bars=arguments.progress is not None)
-    notes = (
+    every = (
         *([opened.note] if opened.note else []),
         *_unfitted(arguments),
         *data.notes,
         *([few] if few else []),
-        *result.notes,
+        *notes,
     )
-    return Calibrated(target.path, written, notes, tuple(skipped), hub)
+    return Calibrated(target.path, written, every, tuple(skipped), hub)
 
 
 def _check(arguments: CalibrateOptions) -> None:
@@ -121,7 +118,7 @@ def _check(arguments: CalibrateOptions) -> None:
 
 def _unfitted(arguments: CalibrateOptions) -> Iterator[str]:
     """That data for fitting scores fits none."""
-    if arguments.fit_data is not None and arguments.ood_score not in ("auto", *STORED):
+    if arguments.fit_data is not None and arguments.ood_score not in ("auto", *FITTED):
         yield f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a function of the logits alone"
 
 
@@ -175,17 +172,10 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
     return _Data(val, fit, foreign, records, tuple(notes))
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The state, by what its OOD score was chosen, and its cascade."""
-
-    fitted: Fitted
-    chosen_by: str
-    cascade: CascadeRecord | None
-    notes: tuple[str, ...]
-
-
-def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: list[str]) -> _Found:
+def _fit(
+    opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: list[str]
+) -> tuple[State, tuple[str, ...]]:
+    """The state, and what is to be said of it."""
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.fitting import Outputs, fit_state
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -194,7 +184,7 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: 
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     auto = arguments.ood_score == "auto"
-    features = auto or arguments.ood_score in STORED
+    features = auto or arguments.ood_score in FITTED
 
     def outputs(samples: Samples) -> Outputs:
         piece = collected(model, samples, arguments, features=features, skipped=skipped)
@@ -218,14 +208,14 @@ def _fit(opened: Checkpoint, data: _Data, arguments: CalibrateOptions, skipped: 
         evidence=evidence,
         foreign=foreign,
         zero_shot=opened.family.named_classes,
+        chosen_by="option" if not auto else "ood" if data.ood else "perturbed",
         seed=arguments.seed,
     )
-    cascade, notes = None, fitted.notes
+    state, notes = fitted.state, fitted.notes
     if arguments.cascade:
-        cascade, more = fit_cascade(arguments, model, fitted.state, data.val, (val, foreign))
-        notes += more
-    chosen_by = "option" if not auto else "ood" if data.ood else "perturbed"
-    return _Found(fitted, chosen_by, cascade, notes)
+        cascade, more = fit_cascade(arguments, model, state, data.val, (val, foreign))
+        state, notes = replace(state, record=state.record.model_copy(update={"cascade": cascade})), (*notes, *more)
+    return state, notes
 
 
 def _promise(arguments: CalibrateOptions) -> Promise:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.fitting import Outputs
     from hydrasurgeon.decision.state import State
-    from hydrasurgeon.files.decided_cascade import CascadeRecord
+    from hydrasurgeon.files.decided import Cascade
     from hydrasurgeon.runtime.classifier import Classifier
 
 DROP = 0.5
@@ -40,7 +40,7 @@ def fit_cascade(
     state: State,
     samples: Samples,
     outputs: tuple[Outputs, Sequence[Outputs]],
-) -> tuple[CascadeRecord, tuple[str, ...]]:
+) -> tuple[Cascade, tuple[str, ...]]:
     """From what all members said of the validation samples and of foreign ones; multiply-adds are of the first
     sample."""
     from functools import cache

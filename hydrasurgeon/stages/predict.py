@@ -21,7 +21,7 @@ from hydrasurgeon.options.deciding import PredictOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.state import Decided
+    from hydrasurgeon.decision.state import Prediction
     from hydrasurgeon.runtime.classifier import Classifier
 
 # Batches of lines of stdin that are read at once.
@@ -169,7 +169,7 @@ class _Answering:
                     )
         self.first, self.last = self._part()
         self.notes: tuple[str, ...] = (opened.note,) if opened.note else ()
-        cascade = None if self.model.state is None else self.model.state.cascade
+        cascade = None if self.model.state is None else self.model.state.record.cascade
         if arguments.cascade and cascade is None:
             raise CheckpointError(
                 f"--cascade: {opened.name} has no cascade in a decision state",
@@ -283,7 +283,6 @@ class _Answering:
             [self._named(samples, i) for i in index],
             names=self.names,
             top=self.arguments.top,
-            calibrated=self.model.state is not None,
         )
 
 
@@ -305,19 +304,18 @@ def spread(row: dict[str, Any]) -> dict[str, Any]:
     return cells
 
 
-def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Decided:
+def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Prediction:
     """By the decision state, or by nothing but the mean of the members' probabilities."""
     import torch
 
-    from hydrasurgeon.decision.conformal import Conformal
-    from hydrasurgeon.decision.state import OodRule, State, decide
+    from hydrasurgeon.decision.state import undecided
 
+    decided: Prediction
     if model.state is not None:
         decided = model.decide(inputs, cascade=cascade)
     else:
-        plain = State(1.0, None, OodRule("msp", 2.0, 0.5), Conformal("lac", 0.5, -1.0), None)
         with torch.inference_mode():
-            decided = decide(plain, model(inputs).float().cpu(), None)
+            decided = undecided(model(inputs).float().cpu())
     if not torch.isfinite(decided.probs).all():
         raise CheckpointError(
             f"{model.name}: its logits hold NaN or infinity",

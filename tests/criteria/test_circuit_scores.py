@@ -21,7 +21,7 @@ from hydrasurgeon.criteria import OOD_SCORES, objective_of, score_key
 from hydrasurgeon.criteria.circuits.objective import FAMILIARITY, Objective, Outcomes
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import STORED
+from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.manifest import read_manifest, sidecar
 
 MAKE = Callable[..., Path]
@@ -144,7 +144,7 @@ def test_keys() -> None:
         score_key("circuit", recorded=recorded)
 
 
-@pytest.mark.parametrize("score", [*STORED, "mi", "gne", "all"])
+@pytest.mark.parametrize("score", [*FITTED, "mi", "gne", "all"])
 def test_scores_that_a_circuit_has_no_use_for(score: str) -> None:
     said = (
         "did you mean gen"

@@ -13,13 +13,14 @@ from torch import Tensor
 from hydrasurgeon.decision.conformal import (
     METHODS,
     Method,
-    Penalty,
     conformity,
     fit_conformal,
     fit_penalty,
+    prediction_sets,
     samples_needed,
 )
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import Penalty
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -48,7 +49,7 @@ def test_lac_is_mapies(coverage: float, count: int) -> None:
     theirs = score.get_prediction_sets(np.repeat(others.numpy()[:, :, None], 1, axis=2), of_truth, alpha, cv="prefit")
     ours = fit_conformal(p, y, method="lac", coverage=coverage)
     assert ours.threshold == pytest.approx(float(score.quantiles_[0]), abs=1e-12)
-    assert np.array_equal(ours.sets(others).numpy(), theirs[:, :, 0])
+    assert np.array_equal(prediction_sets(ours, others).numpy(), theirs[:, :, 0])
 
 
 class NoDice:
@@ -72,7 +73,7 @@ def test_aps_is_mapies_without_its_dice(monkeypatch: pytest.MonkeyPatch) -> None
     theirs = score.get_prediction_sets(
         others.numpy()[:, :, None], of_truth, alpha, cv="prefit", include_last_label=False
     )[:, :, 0]
-    sets = ours.sets(others).numpy()
+    sets = prediction_sets(ours, others).numpy()
     # They put the most probable label into a set that would be empty.
     theirs[~sets.any(axis=1)] = False
     assert np.array_equal(sets, theirs)
@@ -83,7 +84,7 @@ def test_raps_scores_are_mapies() -> None:
     p, y = made(50)
     cumulated, rank = APSConformityScore.get_true_label_cumsum_proba(y.numpy(), p.numpy(), np.arange(6))
     theirs = raps.RAPSConformityScore._regularize_conformity_score(np.array([2]), 0.1, cumulated, rank)
-    ours = conformity(p, "raps", Penalty(0.1, 2)).gather(1, y[:, None])
+    ours = conformity(p, "raps", Penalty(weight=0.1, free_ranks=2)).gather(1, y[:, None])
     np.testing.assert_allclose(ours, theirs[:, :, 0], atol=1e-12)
 
 
@@ -118,7 +119,7 @@ def test_covers_what_it_promises_over_many_splits(method: Method) -> None:
         order = 500 + torch.randperm(3500, generator=random)
         fitted, tested = order[:1000], order[1000:]
         conformal = fit_conformal(p[fitted], y[fitted], method=method, penalty=penalty)
-        sets = conformal.sets(p[tested])
+        sets = prediction_sets(conformal, p[tested])
         shares.append(float(sets.gather(1, y[tested][:, None]).double().mean()))
     assert sum(shares) / len(shares) == pytest.approx(0.9, abs=0.005)
 
@@ -130,9 +131,9 @@ def test_the_penalty_is_the_one_with_the_smallest_sets() -> None:
     assert found.free_ranks == ranks[math.ceil(501 * 0.8) - 1]
     sizes = {}
     for weight in (0.001, 0.01, 0.1, 0.2, 0.5):
-        penalty = Penalty(weight, found.free_ranks)
+        penalty = Penalty(weight=weight, free_ranks=found.free_ranks)
         fitted = fit_conformal(p, y, method="raps", coverage=0.8, penalty=penalty)
-        sizes[weight] = float(fitted.sets(p).sum(dim=-1).double().mean())
+        sizes[weight] = float(prediction_sets(fitted, p).sum(dim=-1).double().mean())
     assert found.weight == min(sizes, key=sizes.__getitem__)
     assert len(set(sizes.values())) > 1
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state, halves
-from hydrasurgeon.decision.probabilities import mean_probs, tempered
+from hydrasurgeon.decision.probabilities import mean_probs
 from hydrasurgeon.decision.scores.evidence import Gathering
-from hydrasurgeon.decision.state import decide, uncertainties
-from hydrasurgeon.decision.temperature import Joint, fit_joint, fit_temperature
+from hydrasurgeon.decision.state import decide
+from hydrasurgeon.decision.temperature import calibrated, fit_joint, fit_temperature, uncertainties
 from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.files.decided import Joint
 
 MEMBERS, CLASSES, WIDTH = 2, 3, 8
 
@@ -58,11 +59,11 @@ def world() -> World:
 def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
     val, foreign = world.inside(2000), world.outside(400)
     fitted = fit_state(val, promise=Promise(), classifiers=world.classifiers, foreign=[foreign])
-    assert fitted.state.ood.fitted is not None
-    best = fitted.auroc[fitted.state.ood.kind]
-    assert best == max(fitted.auroc.values())
-    assert best > 0.95 > 0.7 > fitted.auroc["msp"]
-    assert "mcm" not in fitted.auroc
+    assert fitted.state.fitted is not None
+    best = fitted.state.record.ood.auroc[fitted.state.record.ood.score]
+    assert best == max(fitted.state.record.ood.auroc.values())
+    assert best > 0.95 > 0.7 > fitted.state.record.ood.auroc["msp"]
+    assert "mcm" not in fitted.state.record.ood.auroc
     fresh, others = world.inside(4000), world.outside(400)
     assert fresh.features is not None
     flagged = decide(fitted.state, fresh.logits, fresh.features).unfamiliar.double().mean()
@@ -89,8 +90,8 @@ def test_auto_listens_to_the_foreign_data_that_tell_scores_apart(world: World, m
     val = Outputs(val.logits, None, val.labels)
     for foreign, best in (([easy], "energy"), ([telling], "max-logit"), ([easy, telling], "entropy")):
         fitted = fit_state(val, promise=Promise(), foreign=foreign)
-        assert fitted.state.ood.kind == best
-    assert fitted.auroc["energy"] == pytest.approx((0.999 + 0.65) / 2)
+        assert fitted.state.record.ood.score == best
+    assert fitted.state.record.ood.auroc["energy"] == pytest.approx((0.999 + 0.65) / 2)
 
 
 def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None:
@@ -98,19 +99,22 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
     assert val.labels is not None
     fitted = fit_state(val, promise=Promise(), score="msp", seed=4)
     halved = halves(301, 4)
-    losses = {"nll": 0.0, "temperature": 0.0, "joint": 0.0}
+    losses = {"before": 0.0, "temperature": 0.0, "joint": 0.0}
     for here, there in (halved, halved[::-1]):
         p, y = mean_probs(val.logits[here]), val.labels[here]
         temperature, joint = fit_temperature(p, y), fit_joint(val.logits[here], y)
         for i in there.tolist():
             z, truth = val.logits[i : i + 1], int(val.labels[i])
-            each = {"nll": mean_probs(z), "temperature": mean_probs(z, temperature), "joint": joint(z)}
+            each = {
+                "before": mean_probs(z),
+                "temperature": mean_probs(z, temperature),
+                "joint": calibrated(z, joint=joint),
+            }
             for name, q in each.items():
                 losses[name] -= float(q[0, truth].log()) / 301
-    assert fitted.before == {"nll": pytest.approx(losses.pop("nll"), abs=1e-9)}
-    assert fitted.after == {name: pytest.approx(loss, abs=1e-9) for name, loss in losses.items()}
+    assert fitted.state.record.nll == {name: pytest.approx(loss, abs=1e-9) for name, loss in losses.items()}
     first = mean_probs(val.logits[halved[0]])
-    assert fitted.state.temperature == pytest.approx(fit_temperature(first, val.labels[halved[0]]))
+    assert fitted.state.record.temperature == pytest.approx(fit_temperature(first, val.labels[halved[0]]))
 
 
 def test_the_promises_hold_on_fresh_data(world: World) -> None:
@@ -125,32 +129,32 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
     wrong = (found.label != fresh.labels)[~found.abstain].double().mean()
     assert float(wrong) <= 0.1
     assert 0 < found.abstain.double().mean() < 1
-    before, after = fitted.before["nll"], fitted.after["temperature"]
-    assert after <= before
+    losses = fitted.state.record.nll
+    assert losses["temperature"] <= losses["before"]
 
 
 def test_what_is_decided_follows_from_the_state(world: World) -> None:
     fitted = fit_state(world.inside(1000), promise=Promise(risk=0.2), score="rmds", classifiers=world.classifiers)
     state, some = fitted.state, world.inside(50)
     found = decide(state, some.logits, some.features)
-    p = state.joint(some.logits) if state.joint else tempered(mean_probs(some.logits), state.temperature)
+    p = calibrated(some.logits, state.record.temperature, state.record.joint)
     torch.testing.assert_close(found.probs, p)
     assert torch.equal(found.label, p.argmax(dim=1))
     torch.testing.assert_close(found.total, found.aleatoric + found.epistemic)
     for i, answer in enumerate(found.answers()):
         expected: str | int = int(p[i].argmax())
-        assert state.abstention is not None
-        if float(p[i].max()) < state.abstention.threshold:
+        assert state.record.abstain is not None
+        if float(p[i].max()) < state.record.abstain.threshold:
             expected = "abstain"
-        if float(found.ood_score[i]) > state.ood.threshold:
+        if float(found.ood_score[i]) > state.record.ood.threshold:
             expected = "unfamiliar"
         assert answer == expected
-        assert found.sets[i].tolist() == (1 - p[i] <= state.conformal.threshold + 1e-12).tolist()
+        assert found.sets[i].tolist() == (1 - p[i] <= state.record.conformal.threshold + 1e-12).tolist()
 
 
 def test_uncertainties_are_entropies_of_the_calibrated_members(world: World) -> None:
     z = world.inside(5).logits
-    for joint in (None, Joint(2.0, 0.5)):
+    for joint in (None, Joint(aleatoric=2.0, epistemic=0.5)):
         total, aleatoric = uncertainties(z, 2.0, joint)
         for i in range(5):
             mean = z[i].mean(dim=0)
@@ -168,9 +172,9 @@ def test_one_member_has_no_joint_calibration(world: World) -> None:
     val = world.inside(400)
     alone = Outputs(val.logits[:, :1], None, val.labels)
     fitted = fit_state(alone, promise=Promise(), score="auto", foreign=[Outputs(world.outside(50).logits[:, :1], None)])
-    assert fitted.state.joint is None
-    assert set(fitted.after) == {"temperature"}
-    assert set(fitted.auroc) == {"msp", "entropy", "energy", "max-logit", "gen"}
+    assert fitted.state.record.joint is None
+    assert set(fitted.state.record.nll) == {"before", "temperature"}
+    assert set(fitted.state.record.ood.auroc) == {"msp", "entropy", "energy", "max-logit", "gen"}
     found = decide(fitted.state, alone.logits, None)
     assert float(found.epistemic.abs().max()) < 1e-9
 
@@ -185,8 +189,8 @@ def test_statistics_from_data_of_their_own(world: World) -> None:
         gathering.add(train.features[:, m], train.logits[:, m], train.labels)
         evidence.append(gathering.evidence())
     fitted = fit_state(world.inside(400), promise=Promise(), score="mds", evidence=evidence)
-    assert fitted.state.ood.kind == "mds"
-    assert fitted.auroc == {}
+    assert fitted.state.record.ood.score == "mds"
+    assert fitted.state.record.ood.auroc == {}
 
 
 def test_the_same_seed_gives_the_same_state(world: World) -> None:
@@ -200,8 +204,8 @@ def test_auto_says_what_it_leaves_out(world: World) -> None:
     assert val.labels is not None
     two = Outputs(val.logits, val.features, val.labels.clamp_max(1))
     fitted = fit_state(two, promise=Promise(), classifiers=world.classifiers, foreign=[world.outside(50)])
-    assert "mds" not in fitted.auroc
-    assert "vim" in fitted.auroc
+    assert "mds" not in fitted.state.record.ood.auroc
+    assert "vim" in fitted.state.record.ood.auroc
     assert any("class 2 never occurs" in note for note in fitted.notes)
     with pytest.raises(DataError, match="class 2 never occurs"):
         fit_state(two, promise=Promise(), score="mds", classifiers=world.classifiers)

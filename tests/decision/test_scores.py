@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from hydrasurgeon.decision.scores.covariance import shrinkage
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
-from hydrasurgeon.decision.scores.fitted import FITTED, fit, scores_of
+from hydrasurgeon.decision.scores.fitted import fit, fitting_of, scores_of, scoring_of
 from hydrasurgeon.decision.scores.moments import Accumulator
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.subspace import principal
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import STORED
+from hydrasurgeon.files.decided import FITTED, OF_LOGITS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -66,8 +66,8 @@ def double() -> Iterator[None]:
 
 def raw(kind: str, data: Data) -> Tensor:
     """A member's score before it is standardised."""
-    state, _ = FITTED[kind].fit(data.evidence())
-    return FITTED[kind].score(state, data.others, data.other_logits)
+    state, _ = fitting_of(kind)(data.evidence())
+    return scoring_of(kind)(state, data.others, data.other_logits)
 
 
 def precision(covariance: np.ndarray) -> np.ndarray:
@@ -216,12 +216,12 @@ def test_shrinkage_is_that_of_scikit_learn() -> None:
 def test_a_singular_covariance_is_shrunk_and_said(kind: str, data: Data) -> None:
     flat = Data()
     flat.features[:, 3] = flat.features[:, 2]
-    state, notes = FITTED[kind].fit(flat.evidence())
+    state, notes = fitting_of(kind)(flat.evidence())
     assert any("Ledoit-Wolf" in note for note in notes) or kind == "maha++"
-    assert torch.isfinite(FITTED[kind].score(state, flat.others, flat.other_logits)).all()
-    assert FITTED[kind].fit(data.evidence())[1] == []
-    few, _ = FITTED[kind].fit(data.evidence(slice(8)))  # fewer samples than dimensions
-    assert torch.isfinite(FITTED[kind].score(few, data.others, data.other_logits)).all()
+    assert torch.isfinite(scoring_of(kind)(state, flat.others, flat.other_logits)).all()
+    assert fitting_of(kind)(data.evidence())[1] == []
+    few, _ = fitting_of(kind)(data.evidence(slice(8)))  # fewer samples than dimensions
+    assert torch.isfinite(scoring_of(kind)(few, data.others, data.other_logits)).all()
 
 
 def test_shrinking_gives_the_distances_of_scikit_learns_covariance() -> None:
@@ -231,8 +231,8 @@ def test_shrinking_gives_the_distances_of_scikit_learns_covariance() -> None:
     covariance, _ = ledoit_wolf(x - means[y], assume_centered=True)
     inverse = precision(covariance)
     expected = [min((o - m) @ inverse @ (o - m) for m in means) for o in few.others.numpy()]
-    state, _ = FITTED["mds"].fit(few.evidence())
-    found = FITTED["mds"].score(state, few.others, few.other_logits)
+    state, _ = fitting_of("mds")(few.evidence())
+    found = scoring_of("mds")(state, few.others, few.other_logits)
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
@@ -300,10 +300,10 @@ def test_a_class_that_never_occurs(data: Data) -> None:
     some.labels[some.labels == 2] = 1
     for kind in ("mds", "rmds", "maha++"):
         with pytest.raises(DataError, match="class 2 never occurs") as caught:
-            FITTED[kind].fit(some.evidence())
+            fitting_of(kind)(some.evidence())
         assert caught.value.message.startswith(kind)
     for kind in ("vim", "residual", "knn", "nci"):
-        FITTED[kind].fit(some.evidence())
+        fitting_of(kind)(some.evidence())
     four = Data()
     four.labels[four.labels > 1] = 0
     evidence = four.evidence()
@@ -313,9 +313,9 @@ def test_a_class_that_never_occurs(data: Data) -> None:
 
 def test_too_few_samples(data: Data) -> None:
     with pytest.raises(DataError, match="nothing to estimate"):
-        FITTED["mds"].fit(data.evidence(slice(4)))
+        fitting_of("mds")(data.evidence(slice(4)))
     with pytest.raises(DataError, match="no 50th neighbour"):
-        FITTED["knn"].fit(data.evidence(slice(49)))
+        fitting_of("knn")(data.evidence(slice(49)))
     with pytest.raises(DataError, match="no samples"):
         Gathering(data.weight, data.bias).evidence()
 
@@ -339,18 +339,21 @@ def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
     assert len(set(rows)) == 100
     assert min(rows) < 150
     assert max(rows) > 450
-    assert FITTED["knn"].fit(evidence)[1] == ["knn keeps 100 of 600 features, drawn at random"]
+    assert fitting_of("knn")(evidence)[1] == ["knn keeps 100 of 600 features, drawn at random"]
 
 
 def test_statistics_of_a_thousand_classes_are_small() -> None:
     classes, width = 1000, 768
     shapes = {"centre": width, "factor": width * width, "means": classes * width, "background": width * width}
-    stored = {kind: sum(4 * shapes[name] for name in STORED[kind]) for kind in ("mds", "rmds", "maha++")}
+    stored = {kind: sum(4 * shapes[name] for name in FITTED[kind].parts) for kind in ("mds", "rmds", "maha++")}
     assert max(stored.values()) <= 8_000_000
+
+
+def test_scores_of_logits_are_named_once() -> None:
+    assert tuple(ON_LOGITS) == OF_LOGITS
 
 
 @pytest.mark.parametrize("kind", FITTED)
 def test_a_fit_holds_what_the_record_says(kind: str, data: Data) -> None:
-    assert set(STORED) == set(FITTED)
-    state, _ = FITTED[kind].fit(data.evidence())
-    assert set(state) == set(STORED[kind])
+    state, _ = fitting_of(kind)(data.evidence())
+    assert set(state) == set(FITTED[kind].parts)

@@ -3,92 +3,62 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from runtime_states import drawn
 from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.decision.scores.fitted import FITTED, EnsembleScore
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.state import OodRule, State, uncertainties
-from hydrasurgeon.decision.temperature import Joint
-from hydrasurgeon.families.hf_encoder import deciding_hydrasurgeon as deciding
-from hydrasurgeon.files.decided import BESIDE, STORED
+from hydrasurgeon.decision.state import decide
+from hydrasurgeon.families.hf_encoder.family import DECIDING
+from hydrasurgeon.families.hf_encoder.standalone import deciding
+from hydrasurgeon.files.decided import BESIDE, SCORES, Joint
 
 HF = thoroughly(*(name for name, family in FAMILIES.items() if family.library == "transformers"))
-SCORES = (*ON_LOGITS, *FITTED)
-WIDTH, CLASSES = 8, 5
 
 
 pytestmark = pytest.mark.usefixtures("own_module_cache")
 
 
-class Config:
-    def __init__(self, decision: Any) -> None:
-        self.hydrasurgeon = {"decision": decision}
+@pytest.fixture(scope="module")
+def written() -> Iterator[Any]:
+    """The file that a directory gets, as a module of this package, for what it imports beside it."""
+    text = deciding()
+    assert not re.search(r"^\s*(from|import) hydrasurgeon", text, re.MULTILINE)
+    name = "hydrasurgeon.families.hf_encoder.written"
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__package__ = name.rpartition(".")[0]
+    exec(compile(text, name, "exec"), vars(module))
+    yield module
+    del sys.modules[name]
 
 
-@pytest.mark.parametrize("joint", [None, Joint(0.7, 2.5)])
+@pytest.mark.parametrize("joint", [None, Joint(aleatoric=0.7, epistemic=2.5)])
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("score", SCORES)
-def test_every_score_is_that_of_the_package(score: str, members: int, joint: Joint | None) -> None:
-    generator = torch.Generator().manual_seed(members)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    shapes = {
-        "centre": (WIDTH,),
-        "factor": (WIDTH, WIDTH),
-        "means": (CLASSES, WIDTH),
-        "background": (WIDTH, WIDTH),
-        "origin": (WIDTH,),
-        "rest": (WIDTH, 3),
-        "alpha": (),
-        "bank": (70, WIDTH),
-        "mean": (WIDTH,),
-        "weight": (CLASSES, WIDTH),
-        "classes": (CLASSES, WIDTH),
-    }
-    states = tuple({part: draw(*shapes[part]) for part in STORED.get(score, ())} for _ in range(members))
-    fitted = None
-    if score in STORED:
-        fitted = EnsembleScore(score, states, (0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0)[:members])
-    state = State(1.7, joint, OodRule(score, 0.4, 0.05, fitted), None, None)  # type: ignore[arg-type]
-    record = {
-        "temperature": 1.7,
-        "joint": None if joint is None else {"aleatoric": 0.7, "epistemic": 2.5},
-        "ood": {
-            "score": score,
-            "threshold": 0.4,
-            "members": [
-                {"mean": mean, "deviation": each}
-                for mean, each in zip((0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0), strict=False)
-            ],
-        },
-    }
-    tensors = {f"{deciding.PREFIX}{m}.{part}": t for m, each in enumerate(states) for part, t in each.items()}
-    decides = deciding.Decides(Config(record), members, lambda: tensors)
-    logits, features = draw(6, members, CLASSES), draw(6, members, WIDTH)
-    told = decides(logits, features)
-    right = state.ood_score(logits, features)
-    torch.testing.assert_close(told["ood_score"], right.float(), rtol=1e-6, atol=1e-7)
-    assert torch.equal(told["unfamiliar"], right > 0.4)
-    probs = state.probs(logits).float()
-    torch.testing.assert_close(told["probabilities"], probs, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(told["logits"].softmax(-1), probs, rtol=1e-5, atol=1e-7)
-    total, _ = uncertainties(logits, 1.7, joint)
-    torch.testing.assert_close(told["uncertainty"], total.float(), rtol=1e-6, atol=1e-7)
+def test_every_score_is_that_of_the_package(written: Any, score: str, members: int, joint: Joint | None) -> None:
+    state, generator = drawn(score, members, joint=joint), torch.Generator().manual_seed(members)
+    logits, features = (torch.randn(6, members, count, generator=generator) for count in (5, 8))
+    config = types.SimpleNamespace(hydrasurgeon={"decision": state.record.model_dump(mode="json")})
+    decides = written.Decides(config, members, state.tensors)
+    answer, right = decides(logits, features), decide(state, logits, features)
+    assert torch.equal(answer["ood_score"], right.ood_score.float())
+    assert torch.equal(answer["unfamiliar"], right.unfamiliar)
+    assert torch.equal(answer["probabilities"], right.probs.float())
+    torch.testing.assert_close(answer["logits"].softmax(-1), right.probs.float(), rtol=1e-5, atol=1e-7)
+    assert torch.equal(answer["uncertainty"], right.total.float())
 
 
 def made(folder: Path, family: Family, kind: str, score: str, *, rows: int = 90) -> Path:
@@ -122,7 +92,7 @@ def check(folder: Path, family: Family) -> None:
     torch.testing.assert_close(answer.uncertainty, right.total.float(), rtol=0, atol=1e-5)
     torch.testing.assert_close(answer.ood_score, right.ood_score.float(), rtol=1e-4, atol=1e-4)
     assert ours.state is not None
-    clear = (right.ood_score - ours.state.ood.threshold).abs() > 1e-3
+    clear = (right.ood_score - ours.state.record.ood.threshold).abs() > 1e-3
     assert torch.equal(answer.unfamiliar[clear], right.unfamiliar[clear])
 
 
@@ -266,12 +236,11 @@ def test_a_state_among_the_weights_is_read_too(tmp_path: Path) -> None:
     assert torch.equal(one.ood_score, two.ood_score)
 
 
-def test_the_file_in_a_directory_is_the_one_in_the_package(tmp_path: Path) -> None:
+def test_the_file_in_a_directory_is_made_of_the_package(tmp_path: Path) -> None:
     """What SECURITY.md tells readers to compare; without a state there is none."""
     family = FAMILIES["BERT"]
     folder = made(tmp_path, family, "member", "msp")
-    name = "deciding_hydrasurgeon.py"
-    assert deciding.__file__ is not None
-    assert (folder / name).read_bytes() == Path(deciding.__file__).read_bytes()
+    name = f"{DECIDING}.py"
+    assert (folder / name).read_text(encoding="utf-8") == deciding()
     plain = member(tmp_path / "source", family, RAGGED, f"{tmp_path / 'plain'}/")
     assert not (plain / name).exists()

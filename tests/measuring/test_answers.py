@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hydrasurgeon.decision.conformal import Conformal
+from hydrasurgeon.decision.conformal import prediction_sets
+from hydrasurgeon.files.decided import Conformal
 from hydrasurgeon.measuring import answers as module
 from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import answers
@@ -26,12 +27,12 @@ def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:
 def test_pieces_of_any_size_make_the_metrics_of_the_whole(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ELEMENTS", elements)
     z, labels = logits(), torch.arange(257) % 5
-    reading = Reading(1.7, conformal=Conformal("lac", 0.9, 0.8))
+    reading = Reading(1.7, conformal=Conformal(method="lac", coverage=0.9, threshold=0.8))
     probs = metrics.mean_probs(z, 1.7)
     expected = metrics.probability_metrics(probs, labels)
     measured = summary(answers(z, labels, reading), reading)
     assert {name: getattr(measured, name) for name in expected} == pytest.approx(expected, abs=1e-14)
-    sets = Conformal("lac", 0.9, 0.8).sets(probs)
+    sets = prediction_sets(Conformal(method="lac", coverage=0.9, threshold=0.8), probs)
     assert measured.coverage == float(sets.gather(1, labels[:, None]).double().mean())
     assert measured.set_size == float(sets.sum(dim=-1).double().mean())
     confidence, predicted = probs.max(dim=-1)

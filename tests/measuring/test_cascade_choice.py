@@ -7,7 +7,6 @@ import torch
 
 from hydrasurgeon.decision.cascaded import in_steps
 from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
-from hydrasurgeon.decision.stored import cascade_of
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, intervals
 from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted, answers_of
@@ -116,7 +115,7 @@ def test_promises_hold_on_fresh_data(differing: CascadeFit) -> None:
     """Of the cascade's own answers: coverage, the share flagged, and the risk of what is answered."""
     fit = differing
     record, _ = fit.record(Wanted(budget=1.2))
-    cascade, fresh = cascade_of(record), outputs(7, 6000)
+    cascade, fresh = record, outputs(7, 6000)
     assert fresh.labels is not None
     probs, scores = answers_of(fit.state, cascade, fresh)
     covered = cascade.conformal.sets(probs).gather(1, fresh.labels[:, None]).double().mean()

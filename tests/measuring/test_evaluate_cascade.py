@@ -54,7 +54,7 @@ def test_the_cascades_row(folder: Path) -> None:
     assert report.settings["cascade"] is True
     model = hs.load(path, device="cpu")
     assert model.state is not None
-    cascade = model.state.cascade
+    cascade = model.state.record.cascade
     assert cascade is not None
     for row, how in ((part, True), (whole, False)):
         found, batch = decided(model, test, cascade=how)
@@ -159,9 +159,9 @@ def test_bench_times_batches_of_real_data(folder: Path) -> None:
     model = hs.load(path, device="cpu")
     found, batch = decided(model, folder / "test.npz")
     assert model.state is not None
-    assert model.state.cascade is not None
+    assert model.state.record.cascade is not None
     share = float((found.members_run == 3).double().mean())  # three batches of 20 are all 60
-    steps = step_macs(model, batch.inputs, model.state.cascade.starters)
+    steps = step_macs(model, batch.inputs, model.state.record.cascade.starters)
     assert part.macs == round(steps.expected(share))
     with pytest.raises(UsageError, match="--cascade requires --data"):
         hs.bench([path], cascade=True)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runtime_states import cascade_by, lac, with_cascade
+from runtime_states import state as made_state
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.decision.conformal import Conformal
-from hydrasurgeon.decision.gate import Cascade, Gate, own_score
-from hydrasurgeon.decision.state import OodRule, State
-from hydrasurgeon.decision.temperature import Joint
+from hydrasurgeon.decision.cascaded import lets, own_score
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.files.decided import Gate, Joint, Standard
 from hydrasurgeon.runtime.cascaded import said
 
 ORDER = (2, 0, 1)
@@ -27,9 +27,9 @@ ROWS = 7
 
 def state(gate: Gate, first: int = 1) -> State:
     """A decision state with other numbers for rows that stop early than for those that go on."""
-    cascade = Cascade(ORDER, first, gate, 1.7, 0.31, Conformal("lac", 0.8, 0.55), None)
-    rule = OodRule("msp", 0.4, 0.05)
-    return State(0.8, Joint(0.9, 1.4), rule, Conformal("lac", 0.8, 0.7), None, cascade)
+    cascade = cascade_by(gate, ORDER, first, temperature=1.7, ood_threshold=0.31, conformal=lac(0.55, 0.8))
+    joint = Joint(aleatoric=0.9, epistemic=1.4)
+    return made_state(threshold=0.4, temperature=0.8, joint=joint, conformal=lac(0.7, 0.8), cascade=cascade)
 
 
 def hydra(folder: Path, family: Family, *, tuned: bool = True, dtype: str = "float64") -> hs.Classifier:
@@ -57,15 +57,14 @@ def rows(inputs: Any, at: list[int]) -> Any:
 def slowly(model: hs.Classifier, inputs: Any, count: int) -> list[torch.Tensor]:
     """Of each row the logits of those members that run, [member, class], as the file numbers them."""
     assert model.state is not None
-    cascade = model.state.cascade
+    cascade = model.state.record.cascade
     assert cascade is not None
     said_of = []
     for at in range(count):
         one = row(inputs, at)
         # Its own module; without the tokens that only padding adds.
         first = torch.stack([model.module.members[m](one)[0] for m in cascade.starters])
-        score = float(own_score(cascade.gate.score, first[None])[0])
-        if cascade.gate.low <= score <= cascade.gate.high:
+        if lets(cascade.gate, own_score(cascade.gate.score, first[None]))[0]:
             said_of.append(torch.stack([each(one)[0] for each in model.module.members]))
         else:
             said_of.append(first)
@@ -95,7 +94,7 @@ def test_every_family_answers_as_a_loop_over_rows(family: Family, tmp_path: Path
     inputs = family.inputs(ROWS, torch.float64)
     for score, first in (("msp", 1), ("disagreement", 2)):
         bound = middle(model, inputs, score, ORDER[:first])
-        model.state = state(Gate(score, low=bound), first)
+        model.state = state(Gate(score=score, low=bound), first)
         slow = slowly(model, inputs, ROWS)
         assert sorted(len(each) for each in slow) == [first] * 4 + [3] * 3
         for mode, lately in (("stacked", 0.0), ("apart", 0.0), ("auto", 1.0)):
@@ -110,7 +109,7 @@ def test_every_family_answers_as_a_loop_over_rows(family: Family, tmp_path: Path
 def test_a_row_does_not_depend_on_the_others(name: str, tuned: bool, tmp_path: Path) -> None:
     model = hydra(tmp_path, FAMILIES[name], tuned=tuned)
     inputs = FAMILIES[name].inputs(ROWS, torch.float64)
-    model.state = state(Gate("entropy", low=middle(model, inputs, "entropy", ORDER[:1])))
+    model.state = state(Gate(score="entropy", low=middle(model, inputs, "entropy", ORDER[:1])))
     whole = quickly(model, inputs, ROWS)
     assert {len(each) for each in whole} == {1, 3}
     for some in ([3], [6, 0], [5, 4, 1, 2]):
@@ -122,7 +121,7 @@ def test_a_row_does_not_depend_on_the_others(name: str, tuned: bool, tmp_path: P
 def test_float32_keeps_five_digits(tmp_path: Path) -> None:
     model = hydra(tmp_path, FAMILIES["timm ViT"], dtype="float32")
     inputs = FAMILIES["timm ViT"].inputs(ROWS)
-    model.state = state(Gate("msp", low=middle(model, inputs, "msp", ORDER[:1])))
+    model.state = state(Gate(score="msp", low=middle(model, inputs, "msp", ORDER[:1])))
     whole = torch.stack([each.softmax(-1).mean(0) for each in quickly(model, inputs, ROWS)])
     slow = torch.stack([each.softmax(-1).mean(0) for each in slowly(model, inputs, ROWS)])
     torch.testing.assert_close(whole, slow, rtol=0, atol=1e-5)
@@ -138,7 +137,7 @@ def test_a_gate_that_lets_everything_through_is_the_hydra(tuned: bool, tmp_path:
         logits = model(inputs)
     full = model.predict(inputs)
     # Without bounds the hydra itself runs; where all rows of a batch happen to go on, its members do.
-    for gate, tolerance in ((Gate("msp"), 0.0), (Gate("msp", low=-1.0), 1e-12)):
+    for gate, tolerance in ((Gate(score="msp"), 0.0), (Gate(score="msp", low=-1.0), 1e-12)):
         model.state = state(gate)
         (*none, everyone) = said(model, inputs)
         assert all(len(part.rows) == 0 for part in none)
@@ -147,7 +146,7 @@ def test_a_gate_that_lets_everything_through_is_the_hydra(tuned: bool, tmp_path:
         found, plain = model.decide(inputs), model.decide(inputs, cascade=False)
         assert found.members_run.tolist() == [3] * ROWS
         torch.testing.assert_close(found.probs, plain.probs, rtol=0, atol=1e-6)
-    model.state = state(Gate("msp", low=2.0))
+    model.state = state(Gate(score="msp", low=2.0))
     assert model.decide(inputs).members_run.tolist() == [1] * ROWS
     torch.testing.assert_close(model.predict(inputs, cascade=True), logits[:, 2].softmax(-1).float(), rtol=0, atol=1e-6)
 
@@ -156,7 +155,7 @@ def test_a_gate_that_lets_everything_through_is_the_hydra(tuned: bool, tmp_path:
 def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_path: Path) -> None:
     model = hydra(tmp_path, FAMILIES["timm ViT"])
     inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
-    model.state = given = state(Gate(score, low=middle(model, inputs, score, ORDER[:first])), first)
+    model.state = given = state(Gate(score=score, low=middle(model, inputs, score, ORDER[:first])), first)
     found, slow = model.decide(inputs), slowly(model, inputs, ROWS)
     assert found.members_run.tolist() == [len(each) for each in slow]
     assert sorted(set(found.members_run.tolist())) == [first, 3]
@@ -180,12 +179,12 @@ def test_decisions_follow_from_the_members_that_ran(score: str, first: int, tmp_
     # Without the cascade the hydra's own thresholds hold.
     plain = model.decide(inputs, cascade=False)
     assert plain.members_run.tolist() == [3] * ROWS
-    assert torch.equal(plain.unfamiliar, plain.ood_score > given.ood.threshold)
+    assert torch.equal(plain.unfamiliar, plain.ood_score > given.record.ood.threshold)
 
 
 def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     """The OOD score of the first member alone, by the distances that it was fitted with."""
-    from hydrasurgeon.decision.scores.fitted import FITTED, EnsembleScore
+    from hydrasurgeon.decision.scores.fitted import EnsembleScore, scoring_of
     from hydrasurgeon.runtime.features import reading
 
     model = hydra(tmp_path, FAMILIES["timm ViT"])
@@ -193,17 +192,19 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     parts = {"centre": (32,), "factor": (32, 32), "means": (3, 32)}
     fits = tuple({name: torch.randn(shape, generator=generator) for name, shape in parts.items()} for _ in range(3))
-    fitted = EnsembleScore("mds", fits, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    standards = tuple(Standard(mean=m + 1.0, deviation=m + 4.0) for m in range(3))
+    fitted = EnsembleScore("mds", fits, standards)
     with torch.inference_mode(), reading(model) as read:
         logits, features = (each.float() for each in read(inputs))
 
     def standard(m: int) -> torch.Tensor:
-        return (FITTED["mds"].score(fits[m], features[:, m], logits[:, m]) - fitted.means[m]) / fitted.deviations[m]
+        score = scoring_of("mds")(fits[m], features[:, m], logits[:, m])
+        return (score - standards[m].mean) / standards[m].deviation
 
     first = standard(ORDER[0]).double()
     ordered = first.sort().values
-    given = state(Gate("ood", low=float(ordered[3] + ordered[4]) / 2))
-    model.state = replace(given, ood=OodRule("mds", 0.5, 0.05, fitted))
+    cascade = state(Gate(score="ood", low=float(ordered[3] + ordered[4]) / 2)).record.cascade
+    model.state = made_state("mds", 0.5, fitted=fitted, conformal=lac(0.7, 0.8), cascade=cascade)
     found = model.decide(inputs)
     assert sorted(found.members_run.tolist()) == [1] * 4 + [3] * 3
     model.module.going_on = 1.0
@@ -220,7 +221,7 @@ def test_a_gate_on_a_fitted_score_reads_features(tmp_path: Path) -> None:
 def test_no_rows_are_answered_nothing(tmp_path: Path) -> None:
     model = hydra(tmp_path, FAMILIES["timm ViT"])
     nothing = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)[:0]
-    model.state = state(Gate("msp", low=0.2))
+    model.state = state(Gate(score="msp", low=0.2))
     assert model.predict(nothing, cascade=True).shape == (0, 3)
     for cascade in (None, False):
         found = model.decide(nothing, cascade=cascade)
@@ -231,7 +232,7 @@ def test_no_rows_are_answered_nothing(tmp_path: Path) -> None:
 def test_without_a_cascade_there_is_none(tmp_path: Path) -> None:
     model = hydra(tmp_path, FAMILIES["timm ViT"])
     inputs = FAMILIES["timm ViT"].inputs(2, torch.float64)
-    for given in (None, replace(state(Gate("msp")), cascade=None)):
+    for given in (None, with_cascade(state(Gate(score="msp")))):
         model.state = given
         with pytest.raises(CheckpointError, match="no cascade in a decision state"):
             model.predict(inputs, cascade=True)
@@ -242,7 +243,7 @@ def test_without_a_cascade_there_is_none(tmp_path: Path) -> None:
 def test_parameters_that_change_change_the_cascade(tmp_path: Path) -> None:
     model = hydra(tmp_path, FAMILIES["timm ViT"])
     inputs = FAMILIES["timm ViT"].inputs(ROWS, torch.float64)
-    model.state = state(Gate("msp", low=-1.0))
+    model.state = state(Gate(score="msp", low=-1.0))
     model.module.mode = "stacked"
     with torch.inference_mode():
         before, whole = quickly(model, inputs, ROWS), model(inputs)
@@ -266,7 +267,7 @@ def test_rows_that_keep_going_on_are_answered_in_one_pass(tmp_path: Path) -> Non
     passes: list[Any] = []
     for part in (model.module, first, rest):
         part.finish = partial(_counted, passes, part, part.finish)
-    for gate, expected in ((Gate("msp", low=-1.0), [first, rest]), (Gate("msp", low=2.0), [model.module])):
+    for gate, expected in ((Gate(score="msp", low=-1.0), [first, rest]), (Gate(score="msp", low=2.0), [model.module])):
         model.state = state(gate)
         model.predict(inputs, cascade=True)
         assert passes == expected

@@ -15,7 +15,8 @@ from hydrasurgeon.decision import conformal, temperature
 from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
 from hydrasurgeon.decision.probabilities import mean_probs, nll
 from hydrasurgeon.decision.scores import fitted
-from hydrasurgeon.decision.temperature import Joint, fit_temperature, nll_of, temperature_of
+from hydrasurgeon.decision.temperature import calibrated, fit_temperature, nll_of, temperature_of
+from hydrasurgeon.files.decided import Joint
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime import outputs
 
@@ -56,8 +57,8 @@ def test_collected_answers_are_held_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_state_is_fitted_beside_one_half_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (temperature, conformal, fitted):
-        monkeypatch.setattr(module, "ROWS", 100)
+    for module, name in ((temperature, "CALIBRATED"), (conformal, "ROWS"), (fitted, "ROWS")):
+        monkeypatch.setattr(module, name, 100)
     monkeypatch.setattr(temperature, "ELEMENTS", 100 * CLASSES)
     logits, labels = answers()
     with Peak() as peak:
@@ -69,9 +70,9 @@ def test_a_state_is_fitted_beside_one_half_in_float64(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("rows", [1, 70, 5000])
 def test_pieces_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temperature, "ROWS", rows)
+    monkeypatch.setattr(temperature, "CALIBRATED", rows)
     logits, labels = (each[:300] for each in answers())
     assert temperature_of(logits, labels) == fit_temperature(mean_probs(logits), labels)
     assert nll_of(logits, labels, 1.3) == nll(mean_probs(logits, 1.3), labels)
-    joint = Joint(1.4, 0.7)
-    assert nll_of(logits, labels, joint=joint) == pytest.approx(nll(joint(logits), labels), rel=1e-14)
+    joint = Joint(aleatoric=1.4, epistemic=0.7)
+    assert nll_of(logits, labels, joint=joint) == pytest.approx(nll(calibrated(logits, joint=joint), labels), rel=1e-14)

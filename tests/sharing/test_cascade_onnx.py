@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +14,16 @@ import numpy as np
 import pytest
 import torch
 from exporting import exports, fed
+from runtime_states import cascade_by, lac, with_cascade
+from runtime_states import state as made_state
 from tiny_families import FAMILIES, Family
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.decision.conformal import Conformal
-from hydrasurgeon.decision.gate import Cascade, Gate, own_score
-from hydrasurgeon.decision.state import OodRule, State
+from hydrasurgeon.decision.cascaded import own_score
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError, OutputError, SurgeryError
+from hydrasurgeon.files.decided import Gate
 from hydrasurgeon.sharing.cascade_onnx import two_graphs
 from hydrasurgeon.stages.export import export
 
@@ -49,9 +50,9 @@ def hydra(folder: Path, family: Family, *, tuned: bool) -> hs.Classifier:
 
 
 def state(gate: Gate, first: int = 1) -> State:
-    lac = Conformal("lac", 0.8, 0.55)
-    cascade = Cascade(ORDER, first, gate, 1.7, 0.31, lac, None)
-    return State(0.8, None, OodRule("msp", 0.4, 0.05), lac, None, cascade)
+    sets = lac(0.55, 0.8)
+    cascade = cascade_by(gate, ORDER, first, temperature=1.7, ood_threshold=0.31, conformal=sets)
+    return made_state(threshold=0.4, temperature=0.8, conformal=sets, cascade=cascade)
 
 
 def many(family: Family, count: int) -> Any:
@@ -85,7 +86,7 @@ def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_pat
     with torch.inference_mode():
         scores = own_score(score, model(inputs)[:, list(ORDER[:first])])
     bound = float(scores.quantile(0.6))
-    model.state = state(Gate(score, low=bound), first)
+    model.state = state(Gate(score=score, low=bound), first)
     made = two_graphs(model)
     (tmp_path / "c.first.onnx").write_bytes(made.first)
     (tmp_path / "c.rest.onnx").write_bytes(made.rest)
@@ -108,7 +109,7 @@ def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     model = hydra(tmp_path, family, tuned=False)
     inputs = many(family, 20)
-    for gate, share in ((Gate("msp", low=2.0), 0.0), (Gate("msp", low=-1.0), 1.0)):
+    for gate, share in ((Gate(score="msp", low=2.0), 0.0), (Gate(score="msp", low=-1.0), 1.0)):
         model.state = state(gate)
         made = two_graphs(model)
         (tmp_path / "c.first.onnx").write_bytes(made.first)
@@ -117,7 +118,7 @@ def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
         assert answers["went_on"].mean() == share
         np.testing.assert_allclose(answers["probabilities"], model.decide(inputs).probs.numpy(), rtol=0, atol=1e-5)
     assert model.state is not None
-    model.state = replace(model.state, cascade=replace(model.state.cascade, gate=Gate("msp")))  # type: ignore[type-var]
+    model.state = with_cascade(model.state, gate=Gate(score="msp"))
     with pytest.raises(SurgeryError, match="lets every row through"):
         two_graphs(model)
 

@@ -13,45 +13,21 @@ import pytest
 import torch
 from edited import edited
 from exporting import exports
+from runtime_states import drawn
 from tiny_families import FAMILIES, Family
 from tiny_members import KEPTS, member
 from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.scores.fitted import FITTED, EnsembleScore
-from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
-from hydrasurgeon.decision.state import OodRule, State
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckFailed
-from hydrasurgeon.files.decided import STORED
+from hydrasurgeon.files.decided import SCORES
 from hydrasurgeon.sharing import onnx as sharing
 from hydrasurgeon.sharing.program import decided
 from hydrasurgeon.stages.export import export
 
-SCORES = (*ON_LOGITS, *FITTED)
 WIDTH, CLASSES = 8, 5
-
-
-def parts(seed: int) -> dict[str, torch.Tensor]:
-    """All that any score stores of a member."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    return {
-        "centre": draw(WIDTH),
-        "factor": draw(WIDTH, WIDTH),
-        "means": draw(CLASSES, WIDTH),
-        "background": draw(WIDTH, WIDTH),
-        "origin": draw(WIDTH),
-        "rest": draw(WIDTH, 4),
-        "alpha": torch.tensor(1.3),
-        "bank": nn.functional.normalize(draw(60, WIDTH), dim=-1),
-        "mean": draw(WIDTH),
-        "weight": draw(CLASSES, WIDTH),
-        "classes": nn.functional.normalize(draw(CLASSES, WIDTH), dim=-1),
-    }
 
 
 class Decides(nn.Module):
@@ -71,12 +47,7 @@ class Decides(nn.Module):
 )
 def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     """What is behind logits and features, alone: there nothing is rounded to float32."""
-    fitted = None
-    if score in STORED:
-        states = tuple({name: parts(m)[name] for name in STORED[score]} for m in range(members))
-        fitted = EnsembleScore(score, states, (0.3, 2.0, -1.0)[:members], (1.0, 0.5, 3.0)[:members])
-    rule = OodRule(score, 0.4, 0.05, fitted)
-    state = State(1.7, None, rule, None, None)  # type: ignore[arg-type]
+    state = drawn(score, members, width=WIDTH, classes=CLASSES)
     generator = torch.Generator().manual_seed(9)
     logits, features = (torch.randn(7, members, n, generator=generator) for n in (CLASSES, WIDTH))
     free = {0: torch.export.Dim.DYNAMIC}
@@ -123,7 +94,7 @@ def check(path: Path, family: Family, folder: Path, rows: int = 5) -> onnxruntim
     np.testing.assert_allclose(total, decided.total.numpy(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(score, decided.ood_score.numpy(), rtol=1e-4, atol=1e-4)
     assert (total.dtype, score.dtype, flag.dtype) == (np.float32, np.float64, np.bool_)
-    clear = (decided.ood_score - model.state.ood.threshold).abs() > 1e-3  # type: ignore[union-attr]
+    clear = (decided.ood_score - model.state.record.ood.threshold).abs() > 1e-3  # type: ignore[union-attr]
     assert flag[clear.numpy()].tolist() == decided.unfamiliar[clear].tolist()
     return session
 

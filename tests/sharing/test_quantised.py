@@ -112,8 +112,8 @@ def test_thresholds_of_the_float_model_are_tried(tmp_path: Path) -> None:
     assert model.state is not None
     probs, scores, labels = trial.answers(_file(made.path, made.outputs), model, trial.open_data(data))
     assert labels is not None
-    assert compared.after["flagged"] == float((scores > model.state.ood.threshold).double().mean())
-    assert compared.after["answered"] == float((probs.amax(1) >= model.state.abstention.threshold).double().mean())
+    assert compared.after["flagged"] == float((scores > model.state.record.ood.threshold).double().mean())
+    assert compared.after["answered"] == float((probs.amax(1) >= model.state.record.abstain.threshold).double().mean())
     # More or less, what moved by more than is allowed is not kept.
     for change in (0.2, -0.2):
         before = {**compared.before, "flagged": 0.3}

@@ -18,9 +18,9 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.decision.gate import own_score
+from hydrasurgeon.decision.cascaded import own_score
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
-from hydrasurgeon.files.decided_cascade import CascadeRecord
+from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.files.manifest import parse_manifest, sidecar
 from hydrasurgeon.measuring.cost import single_macs, step_macs
 
@@ -57,7 +57,7 @@ def made(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "c.safetensors"
 
 
-def cascade_of(path: Path) -> CascadeRecord:
+def cascade_of(path: Path) -> Cascade:
     decision = open_checkpoint(path).manifest.decision
     assert decision is not None
     assert decision.cascade is not None

@@ -2,13 +2,93 @@
 
 from __future__ import annotations
 
-from hydrasurgeon.decision.conformal import Conformal
-from hydrasurgeon.decision.gate import Cascade, Gate
-from hydrasurgeon.decision.state import OodRule, State
+from typing import Any
+
+import torch
+
+from hydrasurgeon.decision.fitting import _sizes
+from hydrasurgeon.decision.scores.fitted import EnsembleScore
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.files.decided import FITTED, Cascade, Conformal, Decision, Gate, Joint, Ood, Standard
+
+STANDARDS = tuple(Standard(mean=m, deviation=d) for m, d in ((0.3, 1.0), (2.0, 0.5), (-1.0, 3.0)))
+NOTHING_LOST = {name: {"drop": 0.0, "low": 0.0, "high": 0.0} for name in ("accuracy", "auroc", "fpr95", "cov5")}
+
+
+def lac(threshold: float = 0.5, coverage: float = 0.9) -> Conformal:
+    return Conformal(method="lac", coverage=coverage, threshold=threshold)
+
+
+def state(
+    score: str = "msp",
+    threshold: float = 0.5,
+    *,
+    fitted: EnsembleScore | None = None,
+    temperature: float = 1.0,
+    joint: Joint | None = None,
+    conformal: Conformal | None = None,
+    cascade: Cascade | None = None,
+) -> State:
+    sizes = _sizes(fitted)
+    ood = Ood(score=score, threshold=threshold, id_flagged=0.05, chosen_by="option", **sizes)
+    record = Decision(
+        temperature=temperature,
+        joint=joint,
+        ood=ood,
+        conformal=conformal or lac(),
+        fitted=1,
+        certified=1,
+        cascade=cascade,
+    )
+    return State(record, fitted)
+
+
+def cascade_by(
+    gate: Gate,
+    order: tuple[int, ...],
+    first: int = 1,
+    *,
+    temperature: float = 1.0,
+    ood_threshold: float = 0.5,
+    conformal: Conformal | None = None,
+) -> Cascade:
+    return Cascade(
+        order=order,
+        steps=(first, len(order)),
+        gate=gate,
+        shares=(1.0, 1.0),
+        cost={"first": 1.0, "rest": 1.0, "expected": 2.0},
+        temperature=temperature,
+        ood_threshold=ood_threshold,
+        conformal=conformal or lac(),
+        max_drop=100.0,
+        drops=NOTHING_LOST,
+        certified=True,
+    )
+
+
+def with_cascade(made: State, **changes: Any) -> State:
+    """The same state with another gate, or without a cascade."""
+    cascade = made.record.cascade
+    assert cascade is not None
+    other = cascade.model_copy(update=changes) if changes else None
+    return State(made.record.model_copy(update={"cascade": other}), made.fitted)
 
 
 def open_gate(order: tuple[int, ...], low: float = -1.0) -> State:
     """A cascade in this order; every row goes on whose msp is at least `low`."""
-    lac = Conformal("lac", 0.9, 0.5)
-    cascade = Cascade(order, 1, Gate("msp", low=low), 1.0, 0.5, lac, None)
-    return State(1.0, None, OodRule("msp", 0.5, 0.05), lac, None, cascade)
+    return state(cascade=cascade_by(Gate(score="msp", low=low), order))
+
+
+def drawn(score: str, members: int, *, joint: Joint | None = None, width: int = 8, classes: int = 5) -> State:
+    """Any score, with random tensors where it has some."""
+    sizes, random = {"width": width, "size": 60, "classes": classes}, torch.Generator().manual_seed(members)
+
+    def fit() -> dict[str, torch.Tensor]:
+        shapes = {part: [sizes[dim] for dim in dims.split()] for part, dims in FITTED[score].parts.items()}
+        return {part: torch.randn(shape, generator=random) for part, shape in shapes.items()}
+
+    fitted = None
+    if score in FITTED:
+        fitted = EnsembleScore(score, tuple(fit() for _ in range(members)), STANDARDS[:members])
+    return state(score, 0.4, fitted=fitted, temperature=1.7, joint=joint)

@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 from hydrasurgeon.decision.scores.moments import Accumulator, Moments
 from hydrasurgeon.errors import DataError
 
-State = dict[str, Tensor]
-"""A fitted score: what it stores, by name."""
+Fit = dict[str, Tensor]
+"""A score fitted to one member: what it stores, by name."""
 
 # Features that are kept as they are, however many there were: kNN's neighbours, and what ViM's scale is taken from.
 BANK = 10_000

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.scores.covariance import Whitening, whitening
-from hydrasurgeon.decision.scores.evidence import Evidence, State, directions
+from hydrasurgeon.decision.scores.evidence import Evidence, Fit, directions
 from hydrasurgeon.decision.scores.moments import Moments
 
 
-def fit_mds(evidence: Evidence) -> tuple[State, list[str]]:
+def fit_mds(evidence: Evidence) -> tuple[Fit, list[str]]:
     evidence.need_every_class("mds")
     return _fit(evidence.moments, evidence.features, evidence.labels)
 
 
-def score_mds(state: State, features: Tensor, logits: Tensor) -> Scores:
+def score_mds(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     return _nearest(state, features.double())
 
 
-def fit_rmds(evidence: Evidence) -> tuple[State, list[str]]:
+def fit_rmds(evidence: Evidence) -> tuple[Fit, list[str]]:
     evidence.need_every_class("rmds")
     state, notes = _fit(evidence.moments, evidence.features, evidence.labels)
     moments = evidence.moments
@@ -35,27 +35,27 @@ def fit_rmds(evidence: Evidence) -> tuple[State, list[str]]:
     return {**state, "background": background.factor}, [*notes, *_said("total", background)]
 
 
-def score_rmds(state: State, features: Tensor, logits: Tensor) -> Scores:
+def score_rmds(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     apart = features.double() - state["centre"].double()
     return _nearest(state, features.double()) - (apart @ state["background"].double()).square().sum(dim=-1)
 
 
-def fit_directions(evidence: Evidence) -> tuple[State, list[str]]:
+def fit_directions(evidence: Evidence) -> tuple[Fit, list[str]]:
     evidence.need_every_class("maha++")
     return _fit(evidence.directions, directions(evidence.features), evidence.labels)
 
 
-def score_directions(state: State, features: Tensor, logits: Tensor) -> Scores:
+def score_directions(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     return _nearest(state, directions(features))
 
 
-def _fit(moments: Moments, features: Tensor, labels: Tensor) -> tuple[State, list[str]]:
+def _fit(moments: Moments, features: Tensor, labels: Tensor) -> tuple[Fit, list[str]]:
     within = whitening(moments.within, features - moments.means[labels])
     means = (moments.means - moments.mean) @ within.factor
     return {"centre": moments.mean, "factor": within.factor, "means": means}, [*_said("within", within)]
 
 
-def _nearest(state: State, features: Tensor) -> Scores:
+def _nearest(state: Fit, features: Tensor) -> Scores:
     """min_c |(x − μ) W − m_c|², by |a|² + |b|² − 2ab."""
     x = (features - state["centre"].double()) @ state["factor"].double()
     means = state["means"].double()

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import Scores
-from hydrasurgeon.decision.scores.evidence import Evidence, State, directions
+from hydrasurgeon.decision.scores.evidence import Evidence, Fit, directions
 from hydrasurgeon.errors import DataError
 
 # The authors' k for CIFAR, and OpenOOD's.
 K = 50
 
 
-def fit_knn(evidence: Evidence) -> tuple[State, list[str]]:
+def fit_knn(evidence: Evidence) -> tuple[Fit, list[str]]:
     count = len(evidence.features)
     if count < K:
         raise DataError(
@@ -24,7 +24,7 @@ def fit_knn(evidence: Evidence) -> tuple[State, list[str]]:
     return {"bank": directions(evidence.features)}, said if evidence.capped else []
 
 
-def score_knn(state: State, features: Tensor, logits: Tensor) -> Scores:
+def score_knn(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     similarity = directions(features) @ state["bank"].double().T
     kth = similarity.topk(K, dim=-1).values[:, -1]
     return torch.sqrt((2 - 2 * kth).clamp_min(0.0))

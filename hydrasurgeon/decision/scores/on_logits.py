@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
-from hydrasurgeon.decision.probabilities import Logits, Probs, Scores, mean_probs, member_probs
+from hydrasurgeon.decision.probabilities import Logits, Probs, Scores, entropy, mean_probs, member_probs
 
 GAMMA = 0.1
 """Of GEN: the exponent that its authors use."""
 TOP = 100
 """Of GEN: how many classes count, as its authors say."""
-
-
-def entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(dim=-1)
 
 
 def mutual_information(logits: Logits) -> Scores:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import Scores
-from hydrasurgeon.decision.scores.evidence import Evidence, State
+from hydrasurgeon.decision.scores.evidence import Evidence, Fit
 
 
 def principal(width: int) -> int:
@@ -18,25 +18,25 @@ def principal(width: int) -> int:
     return 1000 if width >= 2048 else 512 if width >= 768 else width // 2
 
 
-def fit_residual(evidence: Evidence) -> tuple[State, list[str]]:
+def fit_residual(evidence: Evidence) -> tuple[Fit, list[str]]:
     origin = -torch.linalg.pinv(evidence.weight) @ evidence.bias
     _, vectors = torch.linalg.eigh(evidence.moments.about(origin))
     width = len(origin)
     return {"origin": origin, "rest": vectors[:, : width - principal(width)].contiguous()}, []
 
 
-def score_residual(state: State, features: Tensor, logits: Tensor) -> Scores:
+def score_residual(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     apart = features.double() - state["origin"].double()
     return (apart @ state["rest"].double()).norm(dim=-1)
 
 
-def fit_vim(evidence: Evidence) -> tuple[State, list[str]]:
+def fit_vim(evidence: Evidence) -> tuple[Fit, list[str]]:
     state, notes = fit_residual(evidence)
     outside = score_residual(state, evidence.features, evidence.logits).mean()
     tiny = torch.finfo(torch.float64).tiny
     return {**state, "alpha": evidence.logits.amax(dim=-1).mean() / outside.clamp_min(tiny)}, notes
 
 
-def score_vim(state: State, features: Tensor, logits: Tensor) -> Scores:
+def score_vim(state: Fit, features: Tensor, logits: Tensor) -> Scores:
     outside = score_residual(state, features, logits)
     return state["alpha"].double() * outside - logits.double().logsumexp(dim=-1)

@@ -16,14 +16,18 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 from transformers.utils.generic import ModelOutput
 from transformers.utils.hub import cached_file
+
+from hydrasurgeon.decision.scores.fitted import stored_scores
+from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
+from hydrasurgeon.decision.temperature import calibrated, uncertainties
 
 # transformers brings what stands here along; where it lies then has no other name.
 from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, Stored, hub_options, weights_file
@@ -32,10 +36,11 @@ STATE = "decision.safetensors"
 """The file of the state's tensors."""
 PREFIX = "hydrasurgeon.decision."
 """How their names begin."""
-# Smallest probability whose logarithm is finite.
-TINY = 1e-300
-# Of GEN: its exponent, and how many classes it looks at. Of kNN: which neighbour.
-GAMMA, TOP, NEIGHBOUR = 0.1, 100, 50
+TINY_FLOAT = torch.finfo(torch.float32).tiny
+"""Probabilities below it have no logarithm in float32."""
+
+FITTED = stored_scores()
+"""Score → what it stores of each member, and what it makes of that, features and logits."""
 
 
 @dataclass
@@ -106,7 +111,8 @@ class Decides:
         self.temperature = number(record.get("temperature"), "temperature", positive=True)
         self.joint = None
         if joint is not None:
-            self.joint = tuple(number(joint.get(name), name, positive=True) for name in ("aleatoric", "epistemic"))
+            constants = {name: number(joint.get(name), name, positive=True) for name in ("aleatoric", "epistemic")}
+            self.joint = SimpleNamespace(**constants)
         self.threshold = number(ood.get("threshold"), "threshold")
         self.kind = ood.get("score")
         if self.kind not in ON_LOGITS and self.kind not in FITTED:
@@ -126,27 +132,18 @@ class Decides:
             missing = [name for m in range(members) for p in parts if (name := f"{PREFIX}{m}.{p}") not in held]
             if missing:
                 raise ValueError(f"{STATE}: lacks {missing[0]}")
-            self.stored = [{part: held[f"{PREFIX}{m}.{part}"].double() for part in parts} for m in range(members)]
+            self.stored = [{part: held[f"{PREFIX}{m}.{part}"] for part in parts} for m in range(members)]
 
     @torch.no_grad()
     def __call__(self, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
         # Some devices have no float64.
-        z = logits.float().cpu().double()
-        probs = mean_probs(z)
-        if self.joint is None:
-            each = (z / self.temperature).softmax(dim=-1)
-            if self.temperature != 1.0:
-                probs = (probs.clamp_min(TINY).log() / self.temperature).softmax(dim=-1)
-        else:
-            aleatoric, epistemic = self.joint
-            mean = z.mean(dim=1, keepdim=True)
-            each = ((mean + epistemic * (z - mean)) / aleatoric).softmax(dim=-1)
-            probs = each.mean(dim=1)
-        score = self._score(z, None if features is None else features.float().cpu().double())
+        z = logits.float().cpu()
+        probs = calibrated(z, self.temperature, self.joint)
+        score = self._score(z, None if features is None else features.float().cpu())
         fields = {
-            "logits": probs.clamp_min(torch.finfo(torch.float32).tiny).log().float(),
+            "logits": probs.clamp_min(TINY_FLOAT).log().float(),
             "probabilities": probs.float(),
-            "uncertainty": entropy(each.mean(dim=1)).float(),
+            "uncertainty": uncertainties(z, self.temperature, self.joint)[0].float(),
             "ood_score": score.float(),
             "unfamiliar": score > self.threshold,
         }
@@ -154,7 +151,7 @@ class Decides:
 
     def _score(self, z: Tensor, features: Tensor | None) -> Tensor:
         if self.kind in ON_LOGITS:
-            return ON_LOGITS[self.kind](z)
+            return ON_LOGITS[self.kind](z, 1.0)
         assert features is not None
         score = FITTED[self.kind][1]
         each = [
@@ -173,82 +170,6 @@ def number(value: Any, name: str, *, positive: bool = False) -> float:
     ):
         raise ValueError(f"config.json: hydrasurgeon.decision: {name} is no {'positive ' * positive}number")
     return float(value)
-
-
-def mean_probs(z: Tensor) -> Tensor:
-    return z.softmax(dim=-1).mean(dim=1)
-
-
-def entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(dim=-1)
-
-
-def gen(z: Tensor) -> Tensor:
-    probs = mean_probs(z)
-    largest = probs.topk(min(TOP, probs.shape[-1]), dim=-1).values
-    return (largest * (1 - largest)).clamp_min(0.0).pow(GAMMA).sum(dim=-1)
-
-
-def disagreement(z: Tensor) -> Tensor:
-    each = entropy(z.softmax(dim=-1)).mean(dim=1)
-    return (entropy(mean_probs(z)) - each).clamp_min(0.0)
-
-
-# Scores that are functions of the logits.
-ON_LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
-    "msp": lambda z: 1 - mean_probs(z).amax(dim=-1),
-    "entropy": lambda z: entropy(mean_probs(z)),
-    "energy": lambda z: -z.logsumexp(dim=-1).mean(dim=1),
-    "max-logit": lambda z: -z.mean(dim=1).amax(dim=-1),
-    "mi": disagreement,
-    "gen": gen,
-}
-
-State = Mapping[str, Tensor]
-
-
-def unit(x: Tensor) -> Tensor:
-    return normalize(x, dim=-1)
-
-
-def nearest(state: State, x: Tensor) -> Tensor:
-    white = (x - state["centre"]) @ state["factor"]
-    means = state["means"]
-    crossed = means.square().sum(dim=-1) - 2 * white @ means.T
-    return (white.square().sum(dim=-1) + crossed.amin(dim=-1)).clamp_min(0.0)
-
-
-def relative(state: State, x: Tensor, z: Tensor) -> Tensor:
-    apart = (x - state["centre"]) @ state["background"]
-    return nearest(state, x) - apart.square().sum(dim=-1)
-
-
-def residual(state: State, x: Tensor, z: Tensor) -> Tensor:
-    return ((x - state["origin"]) @ state["rest"]).norm(dim=-1)
-
-
-def neighbour(state: State, x: Tensor, z: Tensor) -> Tensor:
-    near = (unit(x) @ state["bank"].T).topk(NEIGHBOUR, dim=-1).values[:, -1]
-    return torch.sqrt((2 - 2 * near).clamp_min(0.0))
-
-
-def angle(state: State, x: Tensor, z: Tensor) -> Tensor:
-    apart = x - state["mean"]
-    length = apart.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    return -(state["weight"][z.argmax(dim=-1)] * apart).sum(dim=-1) / length
-
-
-# Score → what it stores of each member, and what it makes of it, features and logits.
-FITTED: dict[str, tuple[tuple[str, ...], Callable[[State, Tensor, Tensor], Tensor]]] = {
-    "mds": (("centre", "factor", "means"), lambda s, x, z: nearest(s, x)),
-    "rmds": (("centre", "factor", "means", "background"), relative),
-    "maha++": (("centre", "factor", "means"), lambda s, x, z: nearest(s, unit(x))),
-    "vim": (("origin", "rest", "alpha"), lambda s, x, z: s["alpha"] * residual(s, x, z) - z.logsumexp(dim=-1)),
-    "residual": (("origin", "rest"), residual),
-    "knn": (("bank",), neighbour),
-    "nci": (("mean", "weight"), angle),
-    "mcm": (("classes",), lambda s, x, z: 1 - (unit(x) @ s["classes"].T).softmax(dim=-1).amax(dim=-1)),
-}
 
 
 class _Deciding:

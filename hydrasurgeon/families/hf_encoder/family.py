@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.families.hf_encoder.standalone import deciding
+from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
@@ -195,7 +196,7 @@ class HFEncoder(Family):
             texts[f"{MODELLING}.py"] = _modelling(class_name(self.kind(model), model))
             if manifest.decision is not None:
                 name, file = "DecidingHydra" if hydra else "DecidingModel", DECIDING
-                texts[f"{DECIDING}.py"] = _template(DECIDING)
+                texts[f"{DECIDING}.py"] = deciding()
                 chosen = {"ood": {"auroc", "chosen_by", "id_flagged"}}
                 heads["decision"] = manifest.decision.model_dump(mode="json", include=ACTS, exclude=chosen)  # type: ignore[arg-type]
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{file}.{name}"}}

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hydrasurgeon.decision.cascaded import gate_scores, step_state
+from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
 from hydrasurgeon.decision.fitting import Outputs
-from hydrasurgeon.decision.gate import Cascade, Gate
 from hydrasurgeon.decision.probabilities import Scores
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import fit_temperature
+from hydrasurgeon.files.decided import Cascade, Gate
 from hydrasurgeon.measuring.bootstrap import REPEATS, bootstrap
 from hydrasurgeon.measuring.cost import StepMacs
 from hydrasurgeon.measuring.metrics import DIGITS
@@ -156,11 +157,11 @@ class _Looked:
     outside: tuple[Scores, ...]
     ordered: Float[Tensor, " sample"]
 
-    def bound(self, above: float) -> float:
-        """Between two samples, so that this share of them lies above; beyond all of them for none."""
+    def bound(self, above: float) -> float | None:
+        """Between two samples, so that this share of them lies above; no bound for none."""
         count = round(above * len(self.ordered))
         if count == 0:
-            return float("inf")
+            return None
         at = len(self.ordered) - count
         return float(self.ordered[max(at - 1, 0)] + self.ordered[at]) / 2
 
@@ -175,7 +176,7 @@ def families(state: State, samples: Outputs, foreign: Sequence[Outputs], costs: 
         early = sides(of_starters, first[0], first[1:])
         steps = costs(starters)
         for kind in ("disagreement",) if len(starters) == 2 else ("msp", "entropy", "ood"):
-            looking = replace(cascade, gate=Gate(kind))
+            looking = cascade.model_copy(update={"gate": Gate(score=kind)})
             seen = [gate_scores(state, looking, each.logits, each.features) for each in first]
             looked = _Looked(seen[0], tuple(seen[1:]), seen[0].double().sort().values)
             if looked.ordered[0] == looked.ordered[-1]:
@@ -197,15 +198,18 @@ def _plain(state: State, samples: Outputs, starters: tuple[int, ...]) -> Cascade
     assert samples.labels is not None
     probs = samples.among(starters).probs()
     rest = tuple(m for m in range(samples.logits.shape[1]) if m not in starters)
-    return Cascade(
-        order=(*starters, *rest),
-        first=len(starters),
-        gate=Gate("msp"),
-        temperature=fit_temperature(probs, samples.labels),
-        ood_threshold=state.ood.threshold,
-        conformal=state.conformal,
-        abstention=state.abstention,
-    )
+    record = state.record
+    # A draft: what it costs and loses is known in the end.
+    draft: dict[str, Any] = {
+        "order": (*starters, *rest),
+        "steps": (len(starters), samples.logits.shape[1]),
+        "gate": Gate(score="msp"),
+        "temperature": fit_temperature(probs, samples.labels),
+        "ood_threshold": record.ood.threshold,
+        "conformal": record.conformal,
+        "abstain": record.abstain,
+    }
+    return Cascade.model_construct(**draft)
 
 
 def _windows(
@@ -215,15 +219,16 @@ def _windows(
     early, hydra = answers
 
     def candidate(gate: Gate) -> Candidate:
-        going = [gate.lets(scores) for scores in (looked.inside, *looked.outside)]
+        going = [lets(gate, scores) for scores in (looked.inside, *looked.outside)]
         mixed = early.mixed(hydra, going)
         share = float(going[0].double().mean())
-        return Candidate(replace(cascade, gate=gate), steps, share, mixed, drops_of(mixed, hydra))
+        return Candidate(cascade.model_copy(update={"gate": gate}), steps, share, mixed, drops_of(mixed, hydra))
 
-    everything = candidate(Gate(cascade.gate.score))
+    everything = candidate(Gate(score=cascade.gate.score))
     for top in TOPS:
         high = looked.bound(top)
-        gates = [Gate(cascade.gate.score, looked.bound(top + share), high) for share in SHARES if top + share < 1]
+        bounds = [looked.bound(top + share) for share in SHARES if top + share < 1]
+        gates = [Gate(score=cascade.gate.score, low=low, high=high) for low in bounds]
         if top == 0 and cascade.gate.score == "msp":
-            gates.append(Gate("msp", low=1.0))  # 1 − max p is always below: nothing goes on
+            gates.append(Gate(score="msp", low=1.0))  # 1 − max p is always below: nothing goes on
         yield [everything, *map(candidate, gates)]

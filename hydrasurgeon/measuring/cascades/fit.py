@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
@@ -19,11 +19,9 @@ from hydrasurgeon.decision.abstain import fit_abstention
 from hydrasurgeon.decision.cascaded import in_steps, step_state
 from hydrasurgeon.decision.conformal import fit_conformal
 from hydrasurgeon.decision.fitting import Outputs, flag_threshold, halves
-from hydrasurgeon.decision.gate import Cascade
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.decision.stored import abstain_record, conformal_record
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided_cascade import CascadeCost, CascadeRecord, DropRecord, GateRecord
+from hydrasurgeon.files.decided import Cascade, CascadeCost, Drop
 from hydrasurgeon.measuring.cascades.choice import Candidate, Costs, Sides, drops_of, families, intervals, sides, worst
 
 WORTH = 0.5
@@ -66,7 +64,7 @@ class CascadeFit:
         self.families = list(families(state, fitting, shown, macs.steps))
         self.hydra = sides(state, fitting, shown)
 
-    def record(self, wanted: Wanted) -> tuple[CascadeRecord, tuple[str, ...]]:
+    def record(self, wanted: Wanted) -> tuple[Cascade, tuple[str, ...]]:
         """And what is to be said of it."""
         state, macs = self.state, self.macs
         chosen = self._chosen(wanted)
@@ -74,8 +72,9 @@ class CascadeFit:
         drops = _drops(state, cascade, self.certifying, self.kept, self.seed)
         _, going = in_steps(state, cascade, self.val.logits, self.val.features)
         most = wanted.max_drop
-        made = CascadeRecord.model_validate(
-            _record(chosen, cascade, going, macs)
+        made = Cascade.model_validate(
+            vars(cascade)
+            | _costs(chosen, cascade, going, macs)
             | {"max_drop": most, "budget": wanted.budget, "drops": drops}
             | {"certified": most is not None and all(d.high <= most for d in drops.values())}
         )
@@ -166,24 +165,17 @@ def _promising(state: State, cascade: Cascade, certifying: Outputs) -> Cascade:
     """With thresholds that hold for its own answers."""
     assert certifying.labels is not None
     probs, scores = answers_of(state, cascade, certifying)
-    sets, risk = state.conformal, state.abstention
+    sets, risk = state.record.conformal, state.record.abstain
     abstention = None
     if risk is not None:
         confidence, label = probs.max(dim=-1)
         abstention = fit_abstention(confidence, label == certifying.labels, risk=risk.risk, delta=risk.delta)
-    return replace(
-        cascade,
-        ood_threshold=flag_threshold(scores, state.ood.id_flagged),
-        conformal=fit_conformal(
-            probs, certifying.labels, method=sets.method, coverage=sets.coverage, penalty=sets.penalty
-        ),
-        abstention=abstention,
-    )
+    sets = fit_conformal(probs, certifying.labels, method=sets.method, coverage=sets.coverage, penalty=sets.penalty)
+    threshold = flag_threshold(scores, state.record.ood.id_flagged)
+    return cascade.model_copy(update={"ood_threshold": threshold, "conformal": sets, "abstain": abstention})
 
 
-def _drops(
-    state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Outputs], seed: int
-) -> dict[str, DropRecord]:
+def _drops(state: State, cascade: Cascade, samples: Outputs, foreign: Sequence[Outputs], seed: int) -> dict[str, Drop]:
     """Against the hydra, on samples that chose nothing."""
     hydra = sides(state, samples, foreign)
     first = [each.among(cascade.starters) for each in (samples, *foreign)]
@@ -192,34 +184,19 @@ def _drops(
     mixed = early.mixed(hydra, going)
     ends = intervals(mixed, hydra, seed=seed)
     return {
-        name: DropRecord(drop=drop, low=ends[name][0], high=ends[name][1])
-        for name, drop in drops_of(mixed, hydra).items()
+        name: Drop(drop=drop, low=ends[name][0], high=ends[name][1]) for name, drop in drops_of(mixed, hydra).items()
     }
 
 
-def _record(chosen: Candidate, cascade: Cascade, going: Tensor, macs: MacsOf) -> dict[str, object]:
-    gate, share = cascade.gate, float(going.double().mean())
-    first = chosen.steps.first / macs.single
+def _costs(chosen: Candidate, cascade: Cascade, going: Tensor, macs: MacsOf) -> dict[str, object]:
+    """How many rows come to each step, and what that costs."""
+    share, first = float(going.double().mean()), chosen.steps.first / macs.single
     # What a gate without bounds lets run is the hydra itself, which may share more than its parts do.
-    rest = ((macs.full - chosen.steps.first) if gate.everything else chosen.steps.rest) / macs.single
-    return {
-        "order": cascade.order,
-        "steps": (cascade.first, len(cascade.order)),
-        "gate": GateRecord(
-            score=gate.score,
-            low=gate.low if math.isfinite(gate.low) else None,
-            high=gate.high if math.isfinite(gate.high) else None,
-        ),
-        "shares": (1.0, share),
-        "cost": CascadeCost(first=first, rest=rest, expected=first + share * rest),
-        "temperature": cascade.temperature,
-        "ood_threshold": cascade.ood_threshold,
-        "conformal": conformal_record(cascade.conformal),
-        "abstain": abstain_record(cascade.abstention),
-    }
+    rest = ((macs.full - chosen.steps.first) if cascade.gate.everything else chosen.steps.rest) / macs.single
+    return {"shares": (1.0, share), "cost": CascadeCost(first=first, rest=rest, expected=first + share * rest)}
 
 
-def _notes(record: CascadeRecord, macs: MacsOf) -> tuple[str, ...]:
+def _notes(record: Cascade, macs: MacsOf) -> tuple[str, ...]:
     """What is true and might surprise."""
     notes = []
     if record.shares[1] == 1:

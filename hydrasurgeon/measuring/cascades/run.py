@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hydrasurgeon.decision.gate import Cascade
     from hydrasurgeon.decision.state import State
+    from hydrasurgeon.files.decided import Cascade
     from hydrasurgeon.measuring.sets import DataSets
     from hydrasurgeon.measuring.timing import SideBySide
 
@@ -34,8 +34,8 @@ class InSteps(Reading):
 
     def _steps(self) -> tuple[State, Cascade]:
         assert self.state is not None
-        assert self.state.cascade is not None
-        return self.state, self.state.cascade
+        assert self.state.record.cascade is not None
+        return self.state, self.state.record.cascade
 
     def probs(self, logits: Tensor) -> Tensor:
         import torch
@@ -97,7 +97,7 @@ def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tup
     )
     index, logits, labels = [], [], []
     scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
-    with reading(model) if state.needs_features else nullcontext() as read:
+    with reading(model) if state.fitted is not None else nullcontext() as read:
         for done, batch in enumerate(batches, 1):
             inputs = moved(batch.inputs, first.device, first.dtype)
             count, classes = rows_in(inputs), model.manifest.model.num_classes
@@ -109,7 +109,7 @@ def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tup
                 rule = step_state(state, cascade, part.members)
                 for kind, values in batch_scores.items():
                     if len(part.rows):
-                        values[part.rows] = scores_of(kind, part.logits, part.features, rule.ood.fitted).double()
+                        values[part.rows] = scores_of(kind, part.logits, part.features, rule.fitted).double()
             index.append(batch.index)
             logits.append(whole)
             labels += [] if batch.labels is None else [batch.labels]

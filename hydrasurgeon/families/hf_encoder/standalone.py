@@ -1,0 +1,112 @@
+"""Text of this package that runs without it: the file by which stock transformers decides holds the scores' own code."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+
+from hydrasurgeon.files.decided import FITTED
+
+PACKAGE = "hydrasurgeon."
+"""What the modules whose text is taken begin with."""
+SCORES = "hydrasurgeon.decision.scores."
+"""Where fitted scores are computed."""
+TABLE = "stored_scores"
+"""What makes the table of fitted scores in the template; the text spells the table out."""
+
+
+def standalone(template: str) -> str:
+    """The template, with the text of what it imports of this package in place of the imports."""
+    lines, texts = template.splitlines(), _Texts()
+    kept = list(lines)
+    for node in ast.parse(template).body:
+        at = slice(node.lineno - 1, node.end_lineno)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+            for alias in node.names:
+                if alias.name != TABLE:
+                    texts.take(str(node.module), alias.name)
+            kept[at] = [""] * len(kept[at])
+        elif isinstance(node, ast.Assign) and TABLE in {*_names(node)}:
+            table = _table(texts)
+            kept[at] = [f"{texts}\n\n\n{table}"]
+    return "\n".join(kept) + "\n"
+
+
+def deciding() -> str:
+    """The file that a directory with a decision state gets."""
+    return standalone(
+        (files("hydrasurgeon.families.hf_encoder") / "deciding_hydrasurgeon.py").read_text(encoding="utf-8")
+    )
+
+
+def _table(texts: _Texts) -> str:
+    rows = []
+    for kind, score in FITTED.items():
+        module, _, name = score.home.partition(":")
+        texts.take(SCORES + module, f"score_{name}")
+        rows.append(f'    "{kind}": ({(*score.parts,)!r}, score_{name}),')
+    return "\n".join(["FITTED = {", *rows, "}"])
+
+
+class _Texts:
+    """Definitions, each behind those that it uses."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._imports: dict[str, None] = {}
+        self._homes: dict[str, str] = {}
+
+    def take(self, module: str, name: str) -> None:
+        """A function or constant of a module, and what it uses of this package."""
+        if self._homes.setdefault(name, module) != module:
+            raise ValueError(f"{name} is defined in {self._homes[name]} and in {module}")
+        if name in self._texts:
+            return
+        lines, definitions, imported = _parsed(module)
+        node = definitions[name]
+        for used in dict.fromkeys(_names(node)):
+            if imported.get(used, "").startswith(PACKAGE):
+                self.take(imported[used], used)
+            elif used in imported:
+                self._imports[f"from {imported[used]} import {used}"] = None
+            elif used in definitions and used != name:
+                self.take(module, used)
+        self._texts[name] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+
+    def __str__(self) -> str:
+        return "\n\n\n".join(["\n".join(self._imports), *self._texts.values()])
+
+
+@cache
+def _parsed(module: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, str]]:
+    """The lines of a module, its definitions by name, and the modules that it has other names from."""
+    path = files("hydrasurgeon").joinpath(*module.removeprefix(PACKAGE).split("."))
+    text = path.with_name(f"{path.name}.py").read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    definitions: dict[str, ast.stmt] = {}
+    imported: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            definitions[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                definitions |= {part.id: node for part in ast.walk(target) if isinstance(part, ast.Name)}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {alias.name: str(node.module) for alias in node.names}
+    return text.splitlines(), definitions, imported
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """The names that a definition uses when it runs: none of its annotations."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and field not in ("annotation", "returns"):
+                yield from _names(child)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(deciding())
