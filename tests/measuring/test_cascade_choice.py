@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hydrasurgeon.decision.cascaded import in_steps
+from hydrasurgeon.decision.conformal import prediction_sets
 from hydrasurgeon.decision.fitting import Outputs, Promise, fit_state
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.cascades.choice import Sides, drops_of, intervals
@@ -118,7 +119,7 @@ def test_promises_hold_on_fresh_data(differing: CascadeFit) -> None:
     cascade, fresh = record, outputs(7, 6000)
     assert fresh.labels is not None
     probs, scores = answers_of(fit.state, cascade, fresh)
-    covered = cascade.conformal.sets(probs).gather(1, fresh.labels[:, None]).double().mean()
+    covered = prediction_sets(cascade.conformal, probs).gather(1, fresh.labels[:, None]).double().mean()
     assert 0.87 < float(covered) < 0.94
     assert 0.02 < float((scores > cascade.ood_threshold).double().mean()) < 0.08
     confidence, label = probs.max(dim=-1)
