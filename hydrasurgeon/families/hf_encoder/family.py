@@ -34,6 +34,7 @@ from hydrasurgeon.families.hf_encoder.companions import (
     processor,
 )
 from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED, Encoder, Facts, ImageEncoder, TextEncoder
+from hydrasurgeon.families.hf_encoder.standalone import deciding
 from hydrasurgeon.families.settings import Images, Texts, contradictions, known, parse
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from hydrasurgeon.families.hf_encoder.standalone import deciding
-from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.tensors import TensorInfo
     from hydrasurgeon.heads import Kept
 
