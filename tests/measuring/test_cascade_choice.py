@@ -123,8 +123,8 @@ def test_promises_hold_on_fresh_data(differing: CascadeFit) -> None:
     assert 0.87 < float(covered) < 0.94
     assert 0.02 < float((scores > cascade.ood_threshold).double().mean()) < 0.08
     confidence, label = probs.max(dim=-1)
-    assert cascade.abstention is not None
-    answered = confidence >= cascade.abstention.threshold
+    assert cascade.abstain is not None
+    answered = confidence >= cascade.abstain.threshold
     assert float((label != fresh.labels)[answered].double().mean()) <= 0.3
     # The drops that were recorded are those of other fresh data, as far as chance allows.
     _, going = in_steps(fit.state, cascade, fresh.logits, None)
