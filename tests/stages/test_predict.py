@@ -238,17 +238,15 @@ def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
 def test_labels_by_name(tmp_path: Path) -> None:
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
-    from hydrasurgeon.stages.calibrate import _kept
 
     VIT.write(tmp_path / "source")
     data = VIT.data(tmp_path, rows=90)
     hs.calibrate(tmp_path / "source", data=data, out=tmp_path / "c.safetensors", ood_score="msp")
     opened = open_checkpoint(tmp_path / "c")
     named = opened.manifest.model.model_copy(update={"labels": ("low", "middle", "high")})
-    digests = opened.digests()
     save(
         tmp_path / "n.safetensors",
-        [_kept(opened, n, digests) for n in opened.tensors],
+        list(opened.tensors.planned()),
         lambda sha256: rewritten(opened.manifest, model=named.model_dump(), weights_sha256=sha256),
     )
     hs.predict(tmp_path / "c", data=data, out=tmp_path / "c.jsonl")
