@@ -83,9 +83,10 @@ def check_tensors(
         info = tensors[name]
         if info.shape != shape:
             raise wrong(f"{path}: tensor {name} has shape {info.shape}, {source} with these heads needs {shape}")
-        if info.dtype not in (FLOATS if name in shapes else ("F32",)):
+        allowed = FLOATS if name in shapes else ("F32",)
+        if info.dtype not in allowed:
             raise CheckpointError(
-                f"{path}: tensor {name} has dtype {info.dtype}; weights must be one of {', '.join(FLOATS)}",
+                f"{path}: tensor {name} has dtype {info.dtype}; it must be one of {', '.join(allowed)}",
                 hint="Quantised checkpoints cannot be cut: start from the floating-point one.",
             )
     more = (name for name in tensors if name not in shapes and name not in decision)

@@ -120,11 +120,11 @@ def test_a_flipped_bit_in_the_state_is_found(made: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda d: d["ood"].update(width=31), "needs F32"),
+        (lambda d: d["ood"].update(width=31), "with these heads needs"),
         (lambda d: d["ood"]["members"].pop(), "2 members"),
         (lambda d: d["ood"].update(score="msp"), "width and members"),
-        (lambda d: d["ood"].update(score="mds"), "no part of the decision state"),
-        (lambda d: d["ood"].update(score="vim", size=3), "no part of the decision state"),
+        (lambda d: d["ood"].update(score="mds"), "is not part of"),
+        (lambda d: d["ood"].update(score="vim", size=3), "is missing"),
         (lambda d: d.update(temperature=0), "greater than 0"),
         (lambda d: d["conformal"].update(method="raps"), "a penalty belongs to raps"),
     ],
