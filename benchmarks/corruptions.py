@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hydrasurgeon.data.corruptions.names import NAMES, SEVERITIES
+from hydrasurgeon.data.corruptions.kinds import NAMES, SEVERITIES
 from hydrasurgeon.data.corruptions.pictures import spoiled
 
 SIDE = 224

@@ -83,12 +83,8 @@ def _words(names: Sequence[str] | None, where: str) -> Sequence[str]:
     """Class names that a text tower can make something of."""
     from hydrasurgeon.data.labels import are_codes
 
-    why = None
-    if names is None:
-        why = "the data has none"
-    elif are_codes(names):
-        why = f"the data calls them {names[0]}, …, which are no words"
-    if names is None or why is not None:
+    if names is None or are_codes(names):
+        why = "the data has none" if names is None else f"the data calls them {names[0]}, …, which are no words"
         raise UsageError(
             f"{where}: zero-shot classification needs class names, and {why}",
             hint="Give --classes cat,dog,… or --classes FILE with one name a line.",
@@ -100,10 +96,8 @@ def names_in(data: str | None) -> Callable[[], Sequence[str] | None]:
     """The class names of a data set, looked up when they are needed."""
 
     def look() -> Sequence[str] | None:
-        if data is None:
-            return None
         from hydrasurgeon.data import open_data
 
-        return open_data(data).classes
+        return None if data is None else open_data(data).classes
 
     return look

@@ -77,24 +77,17 @@ def fetch(spec: str) -> Path:
             _check(download(TEXTS), spec)  # before gigabytes of a model that cannot be cut
         return download(family.downloads)
     except GatedRepoError as error:
-        raise CheckpointError(
-            f"{spec}: {repo} is gated", hint="Ask for access, then log in with `hf auth login`."
-        ) from error
+        why, hint = f"{repo} is gated", "Ask for access, then log in with `hf auth login`."
+        raise CheckpointError(f"{spec}: {why}", hint=hint) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(f"{spec}: {repo} has no revision {revision!r}") from error
     except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"{spec}: the hub has no {repo} (or it is private)",
-            hint="Check the spelling; set HF_TOKEN for private repositories.",
-        ) from error
+        why, hint = f"the hub has no {repo} (or it is private)", "Check the spelling; set HF_TOKEN for private ones."
+        raise CheckpointError(f"{spec}: {why}", hint=hint) from error
     except ValueError as error:
         raise CheckpointError(f"{spec}: {repo!r} is not a repository name", hint=f"Write {_examples()}.") from error
     except network_errors() as error:
+        why, hint = f"{repo} is not in the cache and the hub cannot be reached", "Connect once, or give a local path."
         if refused_token(error):
-            raise CheckpointError(
-                f"{spec}: the hub does not know the token", hint="Log in again with `hf auth login`."
-            ) from error
-        raise CheckpointError(
-            f"{spec}: {repo} is not in the cache and the hub cannot be reached",
-            hint="Connect once, or give a local path.",
-        ) from error
+            why, hint = "the hub does not know the token", "Log in again with `hf auth login`."
+        raise CheckpointError(f"{spec}: {why}", hint=hint) from error

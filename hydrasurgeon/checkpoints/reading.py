@@ -152,15 +152,16 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     hub = is_hub_id(text) and not present(Path(text))
     path = fetch(text) if hub else find(text)
     is_folder = path.is_dir()
-    beside = _manifest_beside(path / "heads.json" if is_folder else sidecar(path))
+    place = path / "heads.json" if is_folder else sidecar(path)
+    beside = read_manifest(place) if present(place) else None
     if is_folder:
         content = read_folder(path, family=None if beside is None else family_of(beside.model))
     else:
-        content = Content([TensorFile(path), *_state_beside(path)], *_config_beside(path))
+        content = _around(path)
     tensors = Tensors(content.files)
     if not len(tensors):
         raise CheckpointError(f"{path}: holds no tensors")
-    manifest = _agreed(_manifest_inside(content.files), beside, path)
+    manifest = _agreed(content.files, beside, path)
     checkpoint = (
         _identified(path, content, tensors, arch)
         if manifest is None
@@ -258,20 +259,15 @@ def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:
     return {name: (tuple(range(tower.heads)),) * tower.layers for name, tower in towers.items()}
 
 
-def _config_beside(path: Path) -> tuple[Family | None, dict[str, Any] | None]:
-    """The config of the directory a weight file lies in, and its family, for those who name the file itself."""
-    if all(path.name != family.weight_files[0] for family in families()):
-        return None, None
-    family, config = config_of(path.parent)
+def _around(path: Path) -> Content:
+    """A weight file that was named itself, with config and decision state of the directory it lies in."""
+    ours = {name for family in families() for name in family.weight_files}
+    state = state_beside(path.parent) if path.name in ours else []
+    family, config = config_of(path.parent) if path.name in ours else (None, None)
     # A timm model is known by its tensors, and these weights may be another library's than that of the config.
-    fits = family is not None and family.needs_config and path.name == family.weight_files[0]
-    return (family, config) if fits else (None, None)
-
-
-def _state_beside(path: Path) -> list[TensorFile]:
-    """The decision state of the directory a weight file lies in, for those who name the file itself."""
-    names = {name for family in families() for name in family.weight_files}
-    return state_beside(path.parent) if path.name in names else []
+    if family is None or not family.needs_config or path.name != family.weight_files[0]:
+        family = config = None
+    return Content([TensorFile(path), *state], family, config)
 
 
 def _companions(path: Path, files: Sequence[TensorFile], family: Family) -> dict[str, str]:
@@ -285,20 +281,13 @@ def _companions(path: Path, files: Sequence[TensorFile], family: Family) -> dict
     return companions_beside(path if path.is_dir() else path.parent, family=family)
 
 
-def _manifest_beside(path: Path) -> Manifest | None:
-    return read_manifest(path) if present(path) else None
-
-
-def _manifest_inside(files: Sequence[TensorFile]) -> Manifest | None:
-    """The manifest in the header; shards that carry it must agree."""
+def _agreed(files: Sequence[TensorFile], beside: Manifest | None, path: Path) -> Manifest | None:
+    """The manifest in the header, or beside it; shards that carry it, and the one beside, must agree."""
     texts = {file.metadata[HEADER_KEY]: file.path for file in files if HEADER_KEY in file.metadata}
     if len(texts) > 1:
         first, second = list(texts.values())[:2]
         raise Disagreement(f"{second}: carries another manifest than {first.name}")
-    return next((parse_manifest(text, f"{where} (header)") for text, where in texts.items()), None)
-
-
-def _agreed(inside: Manifest | None, beside: Manifest | None, path: Path) -> Manifest | None:
+    inside = next((parse_manifest(text, f"{where} (header)") for text, where in texts.items()), None)
     if inside is not None and beside is not None and inside != beside:
         where = path / "heads.json" if path.is_dir() else sidecar(path)
         raise Disagreement(

@@ -1,9 +1,8 @@
-"""The manifest: what a checkpoint is and where it comes from (DESIGN section 3, hydrasurgeon.manifest/1)."""
+"""The manifest: what a checkpoint is and where it comes from."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -41,32 +40,17 @@ MAX_WIDTH = 1 << 20
 """Numbers in a token, or in one head: far beyond any model there is."""
 MAX_CLASSES = 1 << 24
 """Rows of a classifier: far beyond any data set there is."""
-# How deep config, preprocess, settings and args may be nested.
-MAX_DEPTH = 16
 
 FAMILY_NAMES = ["timm", "transformers", "open_clip"]
 """The families that a model may be of: the format's own, and those that `families.register` adds."""
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of JSON values, finite and not too deep; walked without recursion."""
-    pending: list[tuple[Any, int]] = [(record, 0)]
-    while pending:
-        value, depth = pending.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} deep")
-        if isinstance(value, dict):
-            if not all(isinstance(key, str) for key in value):
-                raise ValueError("keys must be texts")
-            pending += [(each, depth + 1) for each in value.values()]
-        elif isinstance(value, list | tuple):
-            pending += [(each, depth + 1) for each in value]
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{value} is not a finite number")
-        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise ValueError("holds a number beyond 64 bits")
-        elif value is not None and not isinstance(value, str | int | float):
-            raise ValueError(f"a {type(value).__name__} is not a JSON value")
+    """A record of JSON values, finite ones."""
+    try:
+        json.dumps(record, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"not JSON ({error})") from error
     return record
 
 

@@ -116,29 +116,14 @@ def elsewhere(name: Any) -> Callable[[dict[str, Any]], None]:
 INDEXES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "above": (elsewhere("../whole.safetensors"), "not one beside it"),
     "absolute": (elsewhere("/etc/passwd.safetensors"), "not one beside it"),
-    "below": (elsewhere("x/a.safetensors"), "not one beside it"),
-    "backslash": (elsewhere("..\\a.safetensors"), "not one beside it"),
-    "drive": (elsewhere("c:a.safetensors"), "not one beside it"),
-    "hidden": (elsewhere(".a.safetensors"), "not one beside it"),
     "no weights": (elsewhere("a.bin"), "not one beside it"),
-    "number": (elsewhere(1), "not one beside it"),
     "null": (elsewhere(None), "not one beside it"),
-    "list": (elsewhere(["a.safetensors"]), "not one beside it"),
-    "empty": (elsewhere(""), "not one beside it"),
     "NUL": (elsewhere("a\0.safetensors"), "not one beside it"),
-    "escape": (elsewhere("a\x1b[2J.safetensors"), "not one beside it"),
-    "long": (elsewhere("a" * 250 + ".safetensors"), "not one beside it"),
     "gone": (elsewhere("c.safetensors"), r"shard c\.safetensors is missing"),
     "another shard": (elsewhere("a.safetensors"), r"'head\.bias' is not in a\.safetensors"),
-    "a tensor that is not there": (
-        lambda i: i["weight_map"].update({"x" * 1000: "a.safetensors"}),
-        r"'x{80}' is not in a\.safetensors",
-    ),
     "no map": (lambda i: {"metadata": {}}, "has no weight_map"),
-    "map list": (lambda i: {"weight_map": []}, "has no weight_map"),
     "map empty": (lambda i: {"weight_map": {}}, "has no weight_map"),
     "a list": (lambda i: [i], "has no weight_map"),
-    "null index": (lambda i: "x", "has no weight_map"),
     "many": (lambda i: {"weight_map": {str(n): f"{n}.safetensors" for n in range(1001)}}, "names more than 1000 files"),
 }
 
@@ -156,13 +141,9 @@ def test_hostile_indexes(sharded: Path, what: str) -> None:
 BROKEN: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "is empty"),
     "half": (b'{"weight_map": {', "not JSON"),
-    "UTF-16": ('{"model_type": "bert"}'.encode("utf-16"), "not UTF-8"),
     "Latin-1": (b'{"model_type": "b\xe9rt"}', "not UTF-8"),
-    "deep": (b"[" * 100_000, "nested more than 32 deep"),
     "deep and closed": (b"[" * 100_000 + b"]" * 100_000, "nested more than 32 deep"),
     "a list": (b"[]", "not a JSON object|has no weight_map"),
-    "a number": (b"7", "not a JSON object|has no weight_map"),
-    "null": (b"null", "not a JSON object|has no weight_map"),
     "NaN": (b'{"model_type": NaN}', "NaN is not a finite number"),
     "a key twice": (b'{"model_type": "bert", "model_type": "vit"}', "there twice"),
 }

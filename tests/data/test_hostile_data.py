@@ -79,44 +79,6 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
     assert refused > 5
 
 
-KINDS = [
-    *(("png", mode) for mode in ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")),
-    *(("jpeg", mode) for mode in ("L", "RGB", "CMYK")),
-    *(("webp", mode) for mode in ("RGB", "RGBA")),
-    ("gif", "P"),
-    ("bmp", "RGB"),
-    ("ppm", "RGB"),
-    *(("tiff", mode) for mode in ("RGB", "CMYK", "LAB", "YCbCr")),
-]
-
-
-def _picture(kind: str, mode: str) -> bytes:
-    if mode == "I;16":
-        file = io.BytesIO()
-        Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(file, kind)
-        return file.getvalue()
-    if mode == "LAB":
-        file = io.BytesIO()
-        Image.new("LAB", (8, 8)).save(file, kind)
-        return file.getvalue()
-    return picture(kind, mode)
-
-
-@pytest.mark.parametrize(("kind", "mode"), KINDS)
-def test_mutated_images(kind: str, mode: str) -> None:
-    whole = _picture(kind, mode)
-    prepare = eval_transform(PREPROCESS)
-    for seed in range(60):
-        content = damaged(whole, seed)
-        try:
-            image = decode(content, "x")
-        except DataError as error:
-            assert error.message.startswith("x: ")  # noqa: PT017 (not every one fails)
-        else:
-            assert image.mode in ("L", "RGB")
-            assert prepare(image).shape == (3, 8, 8)
-
-
 YCBCR = pytest.param(
     "tiff",
     "YCbCr",

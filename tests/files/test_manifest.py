@@ -45,79 +45,44 @@ def nested(depth: int) -> Any:
 SCORE = {"values": {"vision": [[0.5] * 8] * 6}}
 MEMBER: dict[str, tuple[Change, str]] = {
     "format": (put("format", value="hydrasurgeon.manifest/2"), "format 'hydrasurgeon.manifest/2'"),
-    "format number": (put("format", value=1), "format 1"),
     "long format": (put("format", value="x" * 10_000), "format 'xxx"),
     "an unknown key": (put("x\x1b[2J" * 20, value=1), "Extra inputs"),
     "kind": (put("kind", value="fusion"), "kind: Input should be"),
     "kind hydra": (put("kind", value="hydra"), "a hydra needs members"),
     "a backbone without heads": (put("kind", value="backbone"), "a backbone keeps all its heads"),
-    "family": (put("model", "family", value="keras"), "model.family"),
     "arch with a control character": (put("model", "arch", value="a\x1b]52;c;x\x07"), "control characters"),
-    "arch empty": (put("model", "arch", value=""), "model.arch"),
-    "arch long": (put("model", "arch", value="a" * 201), "model.arch"),
-    "config list": (put("model", "config", value=[]), "model.config"),
-    "config deep": (put("model", "config", value={"a": nested(17)}), "nested more than 16"),
     "config deeper": (put("model", "config", value={"a": nested(40)}), "nested more than 32"),
-    "config number": (put("model", "config", value={"a": 10**30}), "beyond 64 bits"),
     "classes negative": (put("model", "num_classes", value=-1), "num_classes"),
     "classes many": (put("model", "num_classes", value=2**30), "num_classes"),
-    "classes text": (put("model", "num_classes", value="8"), "num_classes"),
     "classes true": (put("model", "num_classes", value=True), "num_classes"),
     "labels too few": (put("model", "labels", value=["a", "b", "c"]), "3 labels for 8 classes"),
-    "labels numbers": (put("model", "labels", value=[1] * 8), "labels"),
-    "labels long": (put("model", "labels", value=["x" * 10_001] * 8), "labels"),
     "no towers": (put("towers", value={}), "towers"),
     "another tower": (put("towers", value={"sound": {"layers": 1, "heads": 1, "head_dim": 1, "dim": 1}}), "towers"),
-    "layers 0": (put("towers", "vision", "layers", value=0), "layers"),
     "layers 1e9": (put("towers", "vision", "layers", value=10**9), "layers"),
-    "layers float": (put("towers", "vision", "layers", value=6.0), "layers"),
     "heads 2**70": (put("towers", "vision", "heads", value=2**70), "heads"),
-    "heads 2**60": (put("towers", "vision", "heads", value=2**60), "heads"),
-    "head_dim": (put("towers", "vision", "head_dim", value=-8), "head_dim"),
     "dim": (put("towers", "vision", "dim", value=2**21), "dim"),
     "no kept heads": (put("kept", value=None), "needs kept heads"),
     "kept of another tower": (put("kept", value={"text": [[0]] * 6}), "kept heads speak of towers"),
-    "kept of fewer layers": (put("kept", value={"vision": [[0]]}), "kept heads for 1 layers"),
-    "kept not sorted": (put("kept", "vision", 0, value=[1, 0]), "not sorted heads"),
     "kept twice": (put("kept", "vision", 0, value=[1, 1]), "not sorted heads"),
     "kept beyond": (put("kept", "vision", 0, value=[8]), "not sorted heads below 8"),
-    "kept negative": (put("kept", "vision", 0, value=[-1]), "kept.vision.0.0"),
-    "kept text": (put("kept", "vision", 0, value=["1"]), "kept.vision.0.0"),
     "members of a member": (put("members", value=[{"kept": {"vision": [[0]] * 6}, "sha256": SHA}] * 2), "no members"),
     "score empty": (put("scores", value={"taylor": {}}), "values or an order"),
     "score NaN": (put("scores", value={"taylor": {"values": {"vision": [[float("nan")] * 8] * 6}}}), "NaN"),
-    "score infinite": (put("scores", value={"taylor": {"values": {"vision": [[float("inf")] * 8] * 6}}}), "Infinity"),
     "score of too few layers": (
         put("scores", value={"t": {"values": {"vision": [[0.5] * 8] * 5}}}),
         "no value for every head",
     ),
-    "score of too few heads": (
-        put("scores", value={"t": {"values": {"vision": [[0.5] * 7] * 6}}}),
-        "no value for every head",
-    ),
-    "score of another tower": (
-        put("scores", value={"t": {"values": {"text": [[0.5] * 8] * 6}}}),
-        "no value for every head",
-    ),
-    "order of a layer beyond": (put("scores", value={"c": {"order": [["vision", 6, 0]]}}), "has no head vision 6 0"),
     "order of a head beyond": (put("scores", value={"c": {"order": [["vision", 0, 8]]}}), "has no head vision 0 8"),
     "order of another tower": (put("scores", value={"c": {"order": [["text", 0, 0]]}}), "has no head text 0 0"),
     "order twice": (put("scores", value={"c": {"order": [["vision", 0, 0]] * 2}}), "names a head twice"),
-    "order of floats": (put("scores", value={"c": {"order": [["vision", 0.0, 0]]}}), "scores.c.order"),
-    "order negative": (put("scores", value={"c": {"order": [["vision", -1, 0]]}}), "scores.c.order"),
     "trace of another length": (put("scores", value={"c": {"order": [["vision", 0, 0]], "trace": []}}), "a trace of 0"),
     "score name": (put("scores", value={"a\n": SCORE}), "scores"),
     "hash short": (put("weights_sha256", value="0" * 63), "weights_sha256"),
-    "hash upper": (put("weights_sha256", value="A" * 64), "weights_sha256"),
-    "hash with a line end": (put("weights_sha256", value=SHA + "\n"), "weights_sha256"),
     "history object": (put("history", value={}), "history"),
     "history endless": (put("history", value=[{"command": "x"}] * 4097), "history"),
-    "history number": (put("history", value=[1]), "history.0"),
     "command": (put("history", 0, "command", value="a\x1b[0m"), "history.0.command"),
     "args deep": (put("history", 0, "args", value={"a": nested(17)}), "history.0.args"),
-    "seed float": (put("history", 0, "seed", value=1.5), "history.0.seed"),
     "seed true": (put("history", 0, "seed", value=True), "history.0.seed"),
-    "versions": (put("history", 0, "versions", value={"numpy": 2}), "history.0.versions"),
     "input hash": (put("history", 0, "inputs", value=[{"name": "x", "sha256": "../x"}]), "history.0.inputs"),
     "rows negative": (put("history", 0, "data", value=[{"spec": "x", "rows": -1, "sha256": SHA}]), "history.0.data"),
 }
@@ -127,13 +92,10 @@ HYDRA: dict[str, tuple[Change, str]] = {
     "no members": (put("members", value=None), "a hydra needs members"),
     "no fusion": (put("fusion", value=None), "a hydra needs members"),
     "kept heads": (lambda m: m.update(kept=m["members"][0]["kept"]), "no kept heads"),
-    "trunk negative": (put("fusion", "trunk", value=-1), "fusion.trunk"),
     "trunk beyond": (put("fusion", "trunk", value=7), "a trunk of 7 layers"),
-    "trunk 1e9": (put("fusion", "trunk", value=10**9), "fusion.trunk"),
     "mlp": (put("fusion", "mlp", value="sum"), "fusion.mlp"),
     "members many": (lambda m: m.update(members=m["members"] * 2000), "members"),
     "a member's hash": (put("members", 0, "sha256", value=""), "members.0.sha256"),
-    "a member's heads": (put("members", 0, "kept", "vision", 0, value=[9]), "not sorted heads"),
 }
 
 
@@ -163,12 +125,9 @@ def test_hostile_hydras(what: str) -> None:
 MEMBER_TEXT = (GOLDEN / "member.heads.json").read_bytes()
 TEXTS = {
     "nothing": (b"", "is empty"),
-    "spaces": (b"   ", "is empty"),
     "null": (b"null", "format None"),
-    "a list": (b"[]", "format None"),
     "half": (MEMBER_TEXT[:-20], "not JSON"),
     "UTF-16": (MEMBER_TEXT.decode().encode("utf-16"), "not UTF-8"),
-    "a mark": (b"\xef\xbb\xbf" + MEMBER_TEXT, "not JSON"),
     "a key twice": (MEMBER_TEXT.replace(b'"kind"', b'"kind": "hydra", "kind"'), "there twice"),
     "deep": (b"[" * 100_000, "nested more than 32"),
     "large": (b'"' + b" " * (17 << 20) + b'"', "is too large"),
@@ -189,9 +148,9 @@ def test_scores_and_orders_that_fit() -> None:
 def test_what_cannot_be_read_again_is_not_written() -> None:
     with pytest.raises(ValidationError, match="finite"):
         Score(values={"vision": ((float("nan"),),)})
-    with pytest.raises(ValidationError, match="nan is not a finite number"):
+    with pytest.raises(ValidationError, match="not JSON"):
         Step(command="score", args={"a": [float("nan")]})
-    with pytest.raises(ValidationError, match="Path is not a JSON value"):
+    with pytest.raises(ValidationError, match="not JSON"):
         Step(command="score", args={"a": Path("x")})
     manifest = golden("member")
     manifest["model"]["config"] = {"a": "x" * (17 << 20)}

@@ -3,5 +3,5 @@
 
 from __future__ import annotations
 
-from hydrasurgeon.data.corruptions.names import Corruption, corruptions_of
+from hydrasurgeon.data.corruptions.kinds import Corruption, corruptions_of
 from hydrasurgeon.data.corruptions.samples import Corrupted, Mixed

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hydrasurgeon.data.corruptions.constants import LARGE, SMALL, SMALL_BELOW
 from hydrasurgeon.data.corruptions.filters import (
     Floats,
     Random,
@@ -28,6 +27,7 @@ from hydrasurgeon.data.corruptions.filters import (
     sampled,
     zoomed,
 )
+from hydrasurgeon.data.corruptions.kinds import LARGE, SMALL, SMALL_BELOW
 from hydrasurgeon.data.images import plain
 
 LONGEST = 256

@@ -1,11 +1,16 @@
-"""How strong each corruption is: ImageNet-C's numbers, and CIFAR-C's for images below 64 pixels."""
+"""`--corrupt all|NAME[:S]` → which corruptions, at which severities; and how strong each of them is."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.lookup import did_you_mean
 
 SMALL_BELOW = 64
-"""Images whose shorter side has fewer pixels take CIFAR-C's numbers, which were made for 32."""
+"""Images whose shorter side has fewer pixels take CIFAR-C's numbers, which were made for 32; others ImageNet-C's."""
 
 LARGE: dict[str, tuple[Any, ...]] = {
     "gaussian_noise": (0.08, 0.12, 0.18, 0.26, 0.38),
@@ -65,3 +70,55 @@ SMALL: dict[str, tuple[Any, ...]] = {
 
 TEXT = {"typos": (0.01, 0.02, 0.04, 0.07, 0.1), "word_dropout": (0.05, 0.1, 0.2, 0.3, 0.4)}
 """Of texts: the chance of each letter to be mistyped, of each word to be left out."""
+NAMES = {"image": tuple(LARGE), "text": tuple(TEXT)}
+"""Kind of data → its corruptions, in ImageNet-C's order."""
+SEVERITIES = (1, 2, 3, 4, 5)
+"""From hardly seen to hardly told."""
+FORM = re.compile(r"([\w-]+)(?::([0-9]{1,9}))?")
+"""NAME or NAME:SEVERITY."""
+
+
+class Corruption(NamedTuple):
+    """One way to spoil samples, and how much."""
+
+    name: str
+    severity: int
+
+
+def corruptions_of(
+    entries: Iterable[str], kind: Literal["image", "text"], *, option: str = "--corrupt"
+) -> tuple[Corruption, ...]:
+    """What was asked for, each once: `all` stands for every corruption of this kind of data, no severity for all
+    five."""
+    wanted: dict[Corruption, None] = {}
+    for entry in entries:
+        name, severity = _parsed(entry, option)
+        if name != "all" and name not in NAMES[kind]:
+            raise UsageError(
+                f"{option} {entry}: spoils {'texts' if kind == 'image' else 'images'}, the data holds {kind}s",
+                hint=_available(kind),
+            )
+        for each in NAMES[kind] if name == "all" else (name,):
+            for strength in SEVERITIES if severity is None else (severity,):
+                wanted[Corruption(each, strength)] = None
+    return tuple(wanted)
+
+
+def _parsed(entry: str, option: str) -> tuple[str, int | None]:
+    """Name and severity; UsageError for a corruption that there is not."""
+    match = FORM.fullmatch(entry)
+    name = entry.partition(":")[0]
+    names = ["all", *(each for names in NAMES.values() for each in names)]
+    if name not in names:
+        raise UsageError(
+            f"{option} {entry}: no such corruption{did_you_mean(name.lower().replace('-', '_'), names)}",
+            hint=f"{_available('image')} {_available('text')}",
+        )
+    severity = int(match[2]) if match and match[2] else None
+    if not match or severity not in (None, *SEVERITIES):
+        raise UsageError(f"{option} {entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}.")
+    return name, severity
+
+
+def _available(kind: str) -> str:
+    return f"For {kind}s there are all, {', '.join(NAMES[kind])}."
