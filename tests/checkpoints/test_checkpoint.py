@@ -336,7 +336,7 @@ def test_architectures_that_cannot_be_pruned(tmp_path: Path) -> None:
         },
         tmp_path / "beit.safetensors",
     )
-    with pytest.raises(SurgeryError, match="tables of relative positions"):
+    with pytest.raises(SurgeryError, match="table of relative positions"):
         open_checkpoint(tmp_path / "beit")
     with pytest.raises(SurgeryError, match="ParallelScalingBlock"):
         open_checkpoint(tmp_path / "beit", arch=_parallel())

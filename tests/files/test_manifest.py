@@ -81,7 +81,6 @@ MEMBER: dict[str, tuple[Change, str]] = {
     "history object": (put("history", value={}), "history"),
     "history endless": (put("history", value=[{"command": "x"}] * 4097), "history"),
     "command": (put("history", 0, "command", value="a\x1b[0m"), "history.0.command"),
-    "args deep": (put("history", 0, "args", value={"a": nested(17)}), "history.0.args"),
     "seed true": (put("history", 0, "seed", value=True), "history.0.seed"),
     "input hash": (put("history", 0, "inputs", value=[{"name": "x", "sha256": "../x"}]), "history.0.inputs"),
     "rows negative": (put("history", 0, "data", value=[{"spec": "x", "rows": -1, "sha256": SHA}]), "history.0.data"),

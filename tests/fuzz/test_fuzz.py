@@ -65,17 +65,6 @@ def test_hostile_inputs_through_the_command(name: str, sandbox: Sandbox, bases: 
         assert outcome.code in {0, 2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("name", list(KINDS))
-def test_a_seed_makes_the_same_input_again(name: str, bases: Bases) -> None:
-    kind = KINDS[name]
-    for seed in range(5):
-        first, second = kind.attempt(seed, bases), kind.attempt(seed, bases)
-        assert first.command == second.command
-        assert list(first.files) == list(second.files)
-        for path, content in first.files.items():
-            assert isinstance(content, bytes | str | Path) <= (content == second.files[path])
-
-
 def _bad(what: str, folder: Path, out: Path) -> None:
     """One thing that no input may bring about."""
     outside = folder.parent / "outside.json"

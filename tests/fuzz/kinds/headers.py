@@ -11,24 +11,10 @@ from typing import Any
 from fuzz.bases import Bases, packed
 from fuzz.guard import Attempt
 from fuzz.hostile import NUMBERS, damaged, mutated, scalar, text, to_json, value
+from hydrasurgeon.files.header import ITEMSIZE
 
 # A header may also describe a model that cannot be cut.
 EXITS = {0, 3, 4}
-SIZES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "F32": 4,
-    "I64": 8,
-    "F64": 8,
-}
 
 
 def make(random: Random, bases: Bases) -> Attempt:
@@ -71,9 +57,9 @@ def _small(header: dict[str, Any], random: Random) -> dict[str, Any]:
     made: dict[str, Any] = {"__metadata__": dict(header["__metadata__"])} if random.random() < 0.5 else {}
     at = 0
     for name in chosen:
-        dtype = random.choice(list(SIZES))
+        dtype = random.choice(list(ITEMSIZE))
         shape = random.choice(([], [0], [1], [2, 3], [4, 4], [2, 0, 3]))
-        count = SIZES[dtype]
+        count = ITEMSIZE[dtype]
         for size in shape:
             count *= size
         made[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + count]}
@@ -94,45 +80,21 @@ def _one_tensor(header: dict[str, Any], body: bytes, random: Random) -> bytes:
     entry = changed[random.choice(names)]
     what = random.choice(("dtype", "shape", "data_offsets", "extra", "missing"))
     if what == "dtype":
-        entry["dtype"] = random.choice((*SIZES, "F4", "f32", "C64", "", 0, None, "F32 ", ["F32"]))
+        entry["dtype"] = random.choice((*ITEMSIZE, "F4", "f32", "C64", "", 0, None, "F32 ", ["F32"]))
     elif what == "shape":
+        shape = entry["shape"]
         entry["shape"] = random.choice(
             (
-                [*entry["shape"], 1],
-                entry["shape"][::-1],
-                [random.choice(NUMBERS)],
-                [-1, -1],
-                [2**32, 2**32],
-                [0, 2**70],
-                [1] * 100,
-                [True, 1],
-                {"0": 1},
-                "12",
-                3,
-                [[1]],
-                [float(n) for n in entry["shape"]],
-                [1] * 5000,
+                *([*shape, 1], shape[::-1], [random.choice(NUMBERS)], [-1, -1], [2**32, 2**32], [0, 2**70], [1] * 100),
+                *([True, 1], {"0": 1}, "12", 3, [[1]], [float(n) for n in shape], [1] * 5000),
             )
         )
     elif what == "data_offsets":
         a, b = entry["data_offsets"]
         entry["data_offsets"] = random.choice(
             (
-                [b, a],
-                [a, b + 1],
-                [a + 4, b + 4],
-                [-4, b - a - 4],
-                [a - 8, b - 8],
-                [0, b - a],
-                [2**63, 2**63 + b - a],
-                [a],
-                [a, b, b],
-                [float(a), b],
-                [str(a), str(b)],
-                a,
-                None,
-                [2**64 - 8, b],
-                [False, b],
+                *([b, a], [a, b + 1], [a + 4, b + 4], [-4, b - a - 4], [a - 8, b - 8], [0, b - a], [a], [a, b, b], a),
+                *([2**63, 2**63 + b - a], [float(a), b], [str(a), str(b)], None, [2**64 - 8, b], [False, b]),
             )
         )
     elif what == "extra":
@@ -149,20 +111,9 @@ def _names(header: dict[str, Any], body: bytes, random: Random) -> bytes:
     if not pairs:
         return packed("{}", body)
     name, entry = pairs[at]
-    other = random.choice(
-        (
-            text(random),
-            "members.0." + name,
-            "members.9." + name,
-            "members.-1." + name,
-            "members.1." + name,
-            name.upper(),
-            "hydrasurgeon.decision." + name,
-            random.choice(pairs)[0],
-            name + "\u0301",
-            "__metadata__",
-        )
-    )
+    prefixes = ("members.0.", "members.9.", "members.-1.", "members.1.", "hydrasurgeon.decision.")
+    others = (text(random), name.upper(), random.choice(pairs)[0], name + "\u0301", "__metadata__")
+    other = random.choice((*(prefix + name for prefix in prefixes), *others))
     said = [f"{json.dumps(n)}:{to_json(e)}" for n, e in pairs]
     said[at] = f"{json.dumps(other)}:{to_json(entry)}"
     if random.random() < 0.5:

@@ -30,23 +30,6 @@ def make(random: Random, bases: Bases) -> Attempt:
         random.choice(CHANGES)(tensors, random)
     if random.random() < 0.5:
         about = mutated(about, random)
-    elif random.random() < 0.3:
-        about = random.choice(
-            (
-                {"ood": [["a", "near"], ["a", "far"]]},
-                {"ood": {"a": "near"}},
-                {"shift": [["fog", 1, 2]]},
-                {"cost": {}},
-                {"name": text(random), "kind": text(random)},
-                {"ood": [["a", text(random)]]},
-                {"cost": {"params": -1, "macs": 2**70}},
-                {"shift": [["fog", 1]] * 500},
-                {"ood": [["logits", "far"]]},
-                {},
-                [],
-                3,
-            )
-        )
     content = _file(tensors, to_json(about) if random.random() < 0.95 else None, random)
     if random.random() < 0.05:
         content = damaged(content, random)
@@ -54,18 +37,8 @@ def make(random: Random, bases: Bases) -> Attempt:
         random.choice(("msp", "entropy", "energy", "max-logit", "mi", "own", "all")),
         random.choice((1.0, 1.0, 0.01, 100.0)),
     )
-    command = (
-        "eval",
-        "--predictions-in",
-        "{}/" + NAME,
-        "--json",
-        "-",
-        "--ood-score",
-        score,
-        "--temperature",
-        str(temperature),
-    )
-    return Attempt({NAME: content}, lambda folder, out: use(folder / NAME, score, temperature), command)
+    command = f"eval --predictions-in {{}}/{NAME} --json - --ood-score {score} --temperature {temperature}".split()
+    return Attempt({NAME: content}, lambda folder, out: use(folder / NAME, score, temperature), tuple(command))
 
 
 def use(path: Path, score: str, temperature: float) -> None:
@@ -186,18 +159,9 @@ def _more(tensors: dict[str, Any], random: Random) -> None:
 
 CHANGES = (_values, _values, _shape, _shape, _dtype, _missing, _renamed, _more)
 DTYPES = {
-    "f8": "F64",
-    "f4": "F32",
-    "f2": "F16",
-    "i8": "I64",
-    "i4": "I32",
-    "i2": "I16",
-    "i1": "I8",
-    "u1": "U8",
-    "b1": "BOOL",
-    "u8": "U64",
-    "u4": "U32",
+    f"{kind}{size}": f"{name}{8 * size}" for kind, name in zip("fiu", "FIU", strict=True) for size in (1, 2, 4, 8)
 }
+DTYPES["b1"] = "BOOL"
 
 
 def _file(tensors: dict[str, Any], about: str | None, random: Random) -> bytes:
