@@ -241,17 +241,17 @@ def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None
     family = of_config or family_of_bare(bare)
     companions = _companions(path, content.files, family)
     try:
-        identified = family.identify(replace(bare, files=companions))
-        towers = family.towers(identified.model)
+        model, note = family.identify(replace(bare, files=companions))
+        towers = family.towers(model)
         manifest = SingleManifest(
-            kind="backbone", model=identified.model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
+            kind="backbone", model=model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
         )
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
-    names = family.names(identified.model, tensors)
+    names = family.names(model, tensors)
     if names is not None:
         tensors = Tensors(content.files, names)
-    return Checkpoint(path, family, tensors, manifest, recorded=False, note=identified.note, files=companions)
+    return Checkpoint(path, family, tensors, manifest, recorded=False, note=note, files=companions)
 
 
 def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:

@@ -58,15 +58,6 @@ class Bare:
 
 
 @dataclass(frozen=True)
-class Identified:
-    """What a family recognised."""
-
-    model: Model
-    note: str | None = None
-    """What was assumed, for the user to read."""
-
-
-@dataclass(frozen=True)
 class Usage:
     """What a model card says of loading a directory without us."""
 
@@ -109,14 +100,13 @@ class Family(ABC):
     """What `init:` specs look like, where `fresh_model` reads them."""
     named_classes: ClassVar[bool] = False
     """Whether the classifier is made of class names and prompts, by a tower of the model."""
-    chances: ClassVar[str | None] = None
-    """Where a model whose layers have no dropout says how much it drops elsewhere, for messages."""
 
     # --- a family's own: names and shapes ---
 
     @abstractmethod
-    def identify(self, bare: Bare) -> Identified:
-        """The model behind bare tensors; CheckpointError when it cannot be told."""
+    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+        """The model behind bare tensors, and what was assumed, for the user to read; CheckpointError when it cannot
+        be told."""
 
     @abstractmethod
     def towers(self, model: Model) -> dict[str, Tower]:

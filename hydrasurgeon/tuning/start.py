@@ -174,9 +174,7 @@ def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool
     message = f"no layer of {source.manifest.model.arch} has dropout"
     if not wanted:
         return f"the recipe's dropout={chance:g} is left out: {message}"
-    chances = source.family.chances
-    elsewhere = "" if chances is None else f" What the model drops elsewhere is set by {chances}."
-    raise SurgeryError(f"--set dropout={chance:g}: {message}", hint=f"Leave it out.{elsewhere}")
+    raise SurgeryError(f"--set dropout={chance:g}: {message}", hint="Leave it out.")
 
 
 FROZEN: dict[str, tuple[Part, ...]] = {

@@ -82,19 +82,6 @@ def test_old_names_and_pretraining_heads(tmp_path: Path) -> None:
     assert "cls.predictions.bias" in (open_checkpoint(tmp_path / "b").note or "")
 
 
-def test_shards(tmp_path: Path) -> None:
-    from tiny_families import transformers_model
-
-    model = transformers_model("RobertaForSequenceClassification", TEXT)
-    model.save_pretrained(tmp_path / "r", max_shard_size="20KB")
-    assert len(list((tmp_path / "r").glob("*.safetensors"))) > 2
-    inputs = FAMILIES["RoBERTa"].inputs()
-    with torch.no_grad():
-        expected = model(**inputs).logits
-    found = hs.load(tmp_path / "r", device="cpu")(inputs)[:, 0].detach()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -212,44 +199,6 @@ def test_minilm(tmp_path: Path) -> None:
             hidden = run_block(block, hidden, stack.bias)
     real = inputs["attention_mask"].bool()
     torch.testing.assert_close(hidden[real], expected.last_hidden_state[real], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["BERT", "ViT", "MPNet"])
-def test_parts_are_told_apart(tmp_path: Path, kind: str) -> None:
-    """What --freeze holds back does not move; averaging touches MLP matrices only, never norms or attention."""
-    family = FAMILIES[kind]
-    family.write(tmp_path / "s")
-    data = family.data(tmp_path)
-    before = load_file(tmp_path / "s" / "model.safetensors")
-    plan = {"steps": "2", "lr": "0.01", "warmup": "0"}
-    tuned = []
-    for seed in (1, 2):
-        done = hs.finetune(
-            tmp_path / "s",
-            data=data,
-            recipe="sst2",
-            set=plan,
-            freeze="embedding,classifier",
-            seed=seed,
-            out=tmp_path / f"t{seed}.safetensors",
-            device="cpu",
-        )
-        tuned.append(load_file(done.path))
-    assert tuned[0].keys() == before.keys()
-    still = {name for name, tensor in before.items() if torch.equal(tensor, tuned[0][name])}
-    outside = {name for name in before if ".layer." not in name}
-    assert still == {n for n in outside if "embeddings" in n or "relative" in n or "classifier" in n}
-    hydra = load_file(hs.fuse([tmp_path / "t1", tmp_path / "t2"], out=tmp_path / "h.safetensors").path)
-    # A norm whose two copies happened to move alike is rightly stored once.
-    layer = {n for n in before if ".layer.0." in n and not torch.equal(tuned[0][n], tuned[1][n])}
-    averaged = {n for n in layer if n in hydra}
-    assert {n.rpartition(".layer.0.")[2] for n in averaged} == {
-        f"{part}.dense.{what}" for part in ("intermediate", "output") for what in ("weight", "bias")
-    }
-    for name in averaged:
-        mean = (tuned[0][name].double() + tuned[1][name].double()) / 2
-        torch.testing.assert_close(hydra[name].double(), mean, rtol=0, atol=1e-7)
-    assert all(f"members.1.{name}" in hydra for name in layer - averaged)
 
 
 def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:

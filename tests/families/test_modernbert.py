@@ -95,7 +95,7 @@ def test_configs_as_they_lie_on_the_hub(config: dict[str, Any]) -> None:
     given = bare({key: value for key, value in config.items() if key != "id2label"})
     family = family_of_bare(given, config_file="config.json")
     assert isinstance(family, ModernBert)
-    model = family.identify(given).model
+    model = family.identify(given)[0]
     family.check(model, family.towers(model), "here")
     assert family_of(model) is family
     record = family.config(model)

@@ -19,7 +19,7 @@ from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.families.base import Bare, Family, Identified
+from hydrasurgeon.families.base import Bare, Family
 from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
 from hydrasurgeon.files import manifest
 from hydrasurgeon.files.manifest import Model, Tower
@@ -62,12 +62,10 @@ class RowsFamily(Family):
     name = "rows"
     config_file = "rows.json"
 
-    def identify(self, bare: Bare) -> Identified:
+    def identify(self, bare: Bare) -> tuple[Model, None]:
         config = dict(bare.config or {})
         preprocess = {"input_size": [3, 28, 28], "mean": [0.5] * 3, "std": [0.5] * 3}
-        return Identified(
-            Model(family=self.name, arch="rows", config=config, num_classes=CLASSES, preprocess=preprocess)
-        )
+        return Model(family=self.name, arch="rows", config=config, num_classes=CLASSES, preprocess=preprocess), None
 
     def towers(self, model: Model) -> dict[str, Tower]:
         return {"vision": Tower(layers=LAYERS, heads=HEADS, head_dim=HEAD_DIM, dim=DIM)}

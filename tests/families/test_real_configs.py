@@ -83,7 +83,7 @@ def test_transformers(name: str) -> None:
     family = family_named("transformers")
     shapes = shapes_of(weights(stock_config(raw, name), arch, len(raw.get("id2label", {}))))
     tensors = {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}
-    model = family.identify(Bare(tensors, name, config=raw)).model
+    model = family.identify(Bare(tensors, name, config=raw))[0]
     towers = family.towers(model)
     family.check(model, towers, name)
     ((tower, size),) = towers.items()
@@ -117,7 +117,7 @@ def test_every_model_that_timm_registers() -> None:
                 "classifier": "head",
             },
         }
-        model = family.identify(Bare(tensors, name, config=config)).model
+        model = family.identify(Bare(tensors, name, config=config))[0]
         family.check(model, family.towers(model), name)
         assert model.preprocess == architecture.preprocess
 

@@ -84,9 +84,9 @@ def test_bare_files() -> None:
     eva02 = bare("eva02_base_patch14_448")
     family = family_of_bare(eva02)
     assert isinstance(family, TimmEva)
-    identified = family.identify(eva02)
-    assert (identified.model.arch, identified.model.num_classes) == ("eva02_base_patch14_448", 7)
-    assert "its preprocessing is assumed" in str(identified.note)
+    model, note = family.identify(eva02)
+    assert (model.arch, model.num_classes) == ("eva02_base_patch14_448", 7)
+    assert "its preprocessing is assumed" in str(note)
     with pytest.raises(CheckpointError, match="no registered architecture has these sizes"):
         family.identify(bare("eva02_base_patch14_448", embed_dim=96))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, SurgeryError
 from hydrasurgeon.families import families
-from hydrasurgeon.families.base import Bare, Family, Identified, Usage
+from hydrasurgeon.families.base import Bare, Family, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
     Kind,
@@ -91,11 +91,10 @@ class HFEncoder(Family):
     layout = ("config.json", f"{MODELLING}.py", f"{DECIDING}.py")
     needs_config = True
     refuses_by_config = True
-    chances = "hidden_dropout_prob and attention_probs_dropout_prob in its config.json"
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
     """What config.json says and what tensors are called, by model type."""
 
-    def identify(self, bare: Bare) -> Identified:
+    def identify(self, bare: Bare) -> tuple[Model, str | None]:
         tensors, files, where = bare.tensors, bare.files, bare.where
         config = self.required_config(bare)
         self.check_config(config, where)
@@ -116,7 +115,7 @@ class HFEncoder(Family):
             labels=_labels(facts, classes),
             preprocess=preprocess(read, files, where),
         )
-        return Identified(model, self._note(model, named, names, files, where))
+        return model, self._note(model, named, names, files, where)
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         config = self.config(model, f"{where}: model.config")

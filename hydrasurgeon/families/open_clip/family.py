@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
-from hydrasurgeon.families.base import WEIGHTS, Bare, Family, Identified, Usage
+from hydrasurgeon.families.base import WEIGHTS, Bare, Family, Usage
 from hydrasurgeon.families.open_clip.configs import SUPPORTED, Config, Preprocess, Text, Vision, config_of, stock_config
 from hydrasurgeon.families.prompts import check_prompts, zero_shot
 from hydrasurgeon.families.settings import Images, known, pair, parse, patches
@@ -51,9 +51,8 @@ class OpenCLIP(Family):
     # Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
     downloads = ("open_clip_model.safetensors", BESIDE, "open_clip_config.json", "heads.json")
     named_classes = True
-    chances = "patch_dropout in its open_clip_config.json"
 
-    def identify(self, bare: Bare) -> Identified:
+    def identify(self, bare: Bare) -> tuple[Model, str | None]:
         config, where = self.required_config(bare), f"{bare.where}: open_clip_config.json"
         model_cfg = config.get("model_cfg")
         if not isinstance(model_cfg, dict):
@@ -66,7 +65,7 @@ class OpenCLIP(Family):
             num_classes=0,
             preprocess=_preprocess(read, config.get("preprocess_cfg") or {}, where),
         )
-        return Identified(model)
+        return model, None
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         if not NAME.fullmatch(model.arch):

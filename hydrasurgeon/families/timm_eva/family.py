@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError
-from hydrasurgeon.families.base import Bare, Identified
+from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.settings import Count, Pair, Positive
 from hydrasurgeon.families.timm_eva.architectures import table, weights
 from hydrasurgeon.families.timm_vit.architectures import NAME, RELATIVE_TABLE, TOWER, Architecture, Match, fits
@@ -57,16 +57,16 @@ class TimmEva(TimmViT):
         tables = any(RELATIVE_TABLE in name for name in bare.tensors)  # BEiT
         return "patch_embed.proj.weight" in bare.tensors and marked and not tables
 
-    def identify(self, bare: Bare) -> Identified:
+    def identify(self, bare: Bare) -> tuple[Model, str | None]:
         config = dict(bare.config or {})
         args, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
         size = pretrained.get("input_size") if isinstance(pretrained, Mapping) else None
         if isinstance(args, Mapping) and "img_size" not in args and isinstance(size, list):
             # Rotations fit images of any size: they are made for those that the data config names.
             bare = replace(bare, config={**config, "model_args": {**args, "img_size": size[1:]}})
-        identified = super().identify(bare)
-        self._check_divisors(identified.model, bare.where, CheckpointError)
-        return identified
+        model, note = super().identify(bare)
+        self._check_divisors(model, bare.where, CheckpointError)
+        return model, note
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         super().check(model, towers, where)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError, UsageError
-from hydrasurgeon.families.base import Bare, Family, Identified, Usage
+from hydrasurgeon.families.base import Bare, Family, Usage
 from hydrasurgeon.families.settings import Images, known, pair, parse
 from hydrasurgeon.families.timm_vit import architectures
 from hydrasurgeon.families.timm_vit.architectures import SUPPORTED, TOWER, Architecture, Match, fits
@@ -43,7 +43,7 @@ class TimmViT(Family):
     arguments: ClassVar[type[Sizes]] = Arguments
     """What a manifest, a config.json and --arch may override of an architecture."""
 
-    def identify(self, bare: Bare) -> Identified:
+    def identify(self, bare: Bare) -> tuple[Model, str | None]:
         tensors, arch, config, where = bare.tensors, bare.asked, bare.config, bare.where
         shapes = {name: info.shape for name, info in tensors.items()}
         note, preprocess, labels = None, {}, None
@@ -87,7 +87,7 @@ class TimmViT(Family):
             labels=tuple(labels) if labels and len(labels) == num_classes else None,
             preprocess=images.written(),
         )
-        return Identified(model, note)
+        return model, note
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         architecture = self.registered(model.arch)

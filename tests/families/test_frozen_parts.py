@@ -1,4 +1,4 @@
-"""What --freeze and last_blocks hold back of models with rotary positions does not move, and all else does."""
+"""What --freeze and last_blocks hold back does not move, and all else does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import hydrasurgeon as hs
 
 PLAN = {"steps": "2", "lr": "0.01", "warmup": "0"}
 # Tensors by hand: in front of the layers, the last one, and in a layer the attention and the MLP.
+ENCODER = (r".*\.attention\.", r".*\.(intermediate|(?<!attention\.)output)\.dense")
 TABLES = {
+    "BERT": (r"bert\.embeddings\.", r"classifier\.", *ENCODER),
+    "ViT": (r"vit\.embeddings\.", r"classifier\.", *ENCODER),
     "ModernBERT pooling by mean": (r"model\.embeddings\.", r"classifier\.", r".*\.attn\.", r".*\.mlp\."),
     "DINOv3": (r"cls_token|reg_token|patch_embed\.", r"head\.", r".*\.attn\.", r".*\.mlp\."),
     "EVA02": (r"cls_token|pos_embed|patch_embed\.", r"head\.", r".*\.attn\.", r".*\.mlp\."),
@@ -42,5 +45,5 @@ def test_what_is_frozen_stays(tmp_path: Path, name: str) -> None:
 
     assert still(freeze="embedding,classifier", set=PLAN) == of(embedding, classifier)
     assert still(freeze="mlp,attention", set=PLAN) == of(mlp, attention)
-    early = r"(model\.layers|blocks)\.[01]\."
+    early = r"(model\.layers|blocks|(bert|vit)\.encoder\.layer)\.[01]\."
     assert still(set=PLAN | {"last_blocks": "1"}) == of(embedding, early)
