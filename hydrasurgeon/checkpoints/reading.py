@@ -168,6 +168,11 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
         else _recorded(path, content, tensors, manifest, arch)
     )
     model = checkpoint.manifest.model
+    if model.num_classes == 1:
+        raise CheckpointError(
+            f"{path}: has one logit (num_labels 1): a regression, or a yes/no answer by a sigmoid, which is not supported",
+            hint="Supported: classifiers of two or more classes.",
+        )
     check_tensors(
         checkpoint.manifest,
         checkpoint.weights,
