@@ -73,9 +73,8 @@ def dinov2(tmp_path: Path) -> tuple[Path, str]:
 def test_what_is_asked_for_and_has_no_place_is_refused(dinov2: tuple[Path, str], tmp_path: Path) -> None:
     path, data = dinov2
     fields = SHORT | {"dropout": "0.1"}
-    with pytest.raises(SurgeryError, match=r"--set dropout=0.1: no layer of Dinov2\w+ has dropout") as caught:
+    with pytest.raises(SurgeryError, match=r"--set dropout=0.1: no layer of Dinov2\w+ has dropout"):
         hs.finetune(path, data=data, recipe="demo", set=fields, out=tmp_path / "t", device="cpu")
-    assert "hidden_dropout_prob and attention_probs_dropout_prob" in str(caught.value.hint)
     assert not list(tmp_path.glob("t*"))
     # Without a chance there is nothing to place.
     tuned = hs.finetune(path, data=data, recipe="demo", set=SHORT | {"dropout": "0"}, out=tmp_path / "t", device="cpu")
