@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import types
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from runtime_states import drawn
-from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, member
 
@@ -24,7 +22,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.families.hf_encoder.family import DECIDING
 from hydrasurgeon.families.hf_encoder.standalone import deciding
-from hydrasurgeon.files.decided import BESIDE, SCORES, Joint
+from hydrasurgeon.files.decided import SCORES, Joint
 
 HF = thoroughly(*(name for name, family in FAMILIES.items() if family.library == "transformers"))
 
@@ -220,20 +218,6 @@ def test_records_that_say_nonsense(change: Callable[[dict[str, Any]], None], wha
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=what):
         stock(folder, family)
-
-
-def test_a_state_among_the_weights_is_read_too(tmp_path: Path) -> None:
-    """As directories had it that were made of files on the hub."""
-    family = FAMILIES["BERT"]
-    folder = made(tmp_path, family, "hydra", "nci")
-    shutil.copytree(folder, tmp_path / "one")
-    every = {**load_file(folder / "model.safetensors"), **load_file(folder / BESIDE)}
-    save_file(every, tmp_path / "one" / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "one" / BESIDE).unlink()
-    inputs = family.inputs()
-    with torch.inference_mode():
-        one, two = (stock(place, family)(**inputs) for place in (folder, tmp_path / "one"))
-    assert torch.equal(one.ood_score, two.ood_score)
 
 
 def test_the_file_in_a_directory_is_made_of_the_package(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +29,7 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.temperature import calibrated, uncertainties
 
 # transformers brings what stands here along; where it lies then has no other name.
-from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, Stored, hub_options, weights_file
+from .modeling_hydrasurgeon import ARCH, HydraModel, PrunedModel, hub_options
 
 STATE = "decision.safetensors"
 """The file of the state's tensors."""
@@ -89,15 +88,6 @@ def readers(member: Any, classes: int) -> list[nn.Linear]:
         if isinstance(part, nn.Linear) and part.out_features == classes and not name.startswith(encoder)
     }
     return [part for name, part in linear.items() if "." not in name] or list(linear.values())[-1:]
-
-
-def state_tensors(path: Any, hub: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state's tensors: beside the weights, or among them."""
-    file = cached_file(path, STATE, _raise_exceptions_for_missing_entries=False, **hub)
-    if file is not None:
-        return load_file(str(file))
-    with Stored(weights_file(path, hub)) as stored:
-        return {name: stored.get_tensor(name) for name in stored.keys() if name.startswith(PREFIX)}  # noqa: SIM118
 
 
 class Decides:
@@ -183,8 +173,8 @@ class _Deciding:
         made = super().from_pretrained(path, *arguments, config=config, **options)  # type: ignore[misc]
         model = made[0] if isinstance(made, tuple) else made
         members = list(model.members) if isinstance(model, HydraModel) else [model]
-        stored = partial(state_tensors, path, hub_options(options))
-        model.decides = Decides(model.config, len(members), stored)
+        hub = hub_options(options)
+        model.decides = Decides(model.config, len(members), lambda: load_file(str(cached_file(path, STATE, **hub))))
         if model.decides.stored:
             model.read = Read(members, model.config.num_labels)
         return made

@@ -6,10 +6,8 @@ Written by hydrasurgeon; needs torch, transformers and safetensors only. config.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
@@ -17,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
@@ -132,18 +130,18 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
             if options.get(key) is not None
         }
         config = config or Config.from_pretrained(path, **hub)
-        file = weights_file(path, hub)
+        stored = stored_tensors(path, hub)
         kepts, cut = listed(config), config.hydrasurgeon["head_tensors"]
         members = []
         for number, kept in enumerate(kepts):
             single = copy.deepcopy(config)
             single.hydrasurgeon = {"kept": kept}
-            weights = member_weights(file, number, kepts, cut, config.hydrasurgeon["head_dim"])
+            weights = member_weights(stored, number, kepts, cut, config.hydrasurgeon["head_dim"])
             member, loaded = PrunedModel.from_pretrained(
                 None, config=single, state_dict=weights, output_loading_info=True, **wanted
             )
             if loaded["missing_keys"]:
-                raise ValueError(f"{file}: member {number} lacks {sorted(loaded['missing_keys'])[0]}")
+                raise ValueError(f"{path}: member {number} lacks {sorted(loaded['missing_keys'])[0]}")
             members.append(member)
         share_equal(members)
         model = cls(config, members)
@@ -205,7 +203,11 @@ def listed(config: Any) -> list[list[list[int]]]:
 
 
 def member_weights(
-    file: str, number: int, kepts: Sequence[Sequence[Sequence[int]]], cut: Mapping[str, Sequence[int]], head_dim: int
+    stored: Mapping[str, Tensor],
+    number: int,
+    kepts: Sequence[Sequence[Sequence[int]]],
+    cut: Mapping[str, Sequence[int]],
+    head_dim: int,
 ) -> dict[str, Tensor]:
     """A member's tensors: its own, the shared ones, and its heads of those that hold a union of heads.
 
@@ -220,17 +222,15 @@ def member_weights(
     }
     # What all members share lies where `fuse` puts it, under its own name, or as the first member's.
     mine, first = f"members.{number}.", "members.0."
-    with Stored(file) as stored:
-        names = stored.keys()
-        shared = [name for name in names if not name.startswith("members.")]
-        places = {name.removeprefix(first): name for name in names if name.startswith(first)}
-        places |= {name: name for name in shared} | {n.removeprefix(mine): n for n in names if n.startswith(mine)}
-        weights = {name: stored.get_tensor(place) for name, place in places.items()}
+    places = {name.removeprefix(first): name for name in stored if name.startswith(first)}
+    places |= {name: name for name in stored if not name.startswith("members.")}
+    places |= {name.removeprefix(mine): name for name in stored if name.startswith(mine)}
+    weights = {name: stored[place] for name, place in places.items()}
     for name, ((axis, blocks), at, present) in cuts.items():
         if places.get(name) == name:
             tensor = weights[name]
             if tensor.shape[axis] != blocks * present * head_dim:
-                raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}")
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {present} heads of {head_dim}")
             heads = tensor.unflatten(axis, (blocks, present, head_dim))
             heads = heads.index_select(axis + 1, torch.tensor(at, dtype=torch.long))
             weights[name] = heads.flatten(axis, axis + 2)
@@ -249,46 +249,14 @@ def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: options[key] for key in names if key in options}
 
 
-def weights_file(path: Any, hub: Mapping[Any, Any]) -> str:
-    """The weights, or the index of the files that they are cut into."""
-    single = cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False, **hub)
-    if single is None:
+def stored_tensors(path: Any, hub: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The tensors of a directory: those of one file, or of the files that an index names."""
+    file = cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False, **hub)
+    places: list[Any] = [file]
+    if file is None:
         index = str(cached_file(path, f"{WEIGHTS}.index.json", **hub))
-        # Brings them from the hub, one by one.
-        get_checkpoint_shard_files(path, index, **hub)  # type: ignore[no-untyped-call]
-        return index
-    return str(single)
-
-
-class Stored:
-    """The tensors of one file, or of those that an index names beside it."""
-
-    def __init__(self, file: str) -> None:
-        names = [file]
-        if file.endswith(".json"):
-            with open(file, encoding="utf-8") as index:
-                shards = sorted(set(json.load(index)["weight_map"].values()))
-
-            if any(os.path.basename(name) != name for name in shards):
-                raise ValueError(f"{file}: names files that do not lie beside it")
-            names = [os.path.join(os.path.dirname(file), name) for name in shards]
-        self.names = names
-
-    def __enter__(self) -> Stored:
-        self.stack = contextlib.ExitStack()
-        files = [self.stack.enter_context(safe_open(name, framework="pt")) for name in self.names]
-        self.homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stack.close()
-
-    def keys(self) -> list[str]:
-        return list(self.homes)
-
-    def get_tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self.homes[name].get_tensor(name)
-        return tensor
+        places, _ = get_checkpoint_shard_files(path, index, **hub)  # type: ignore[no-untyped-call]
+    return {name: tensor for place in places for name, tensor in load_file(str(place)).items()}
 
 
 def share_equal(members: Sequence[nn.Module]) -> None:
