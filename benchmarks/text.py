@@ -26,9 +26,8 @@ from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_single
-from hydrasurgeon.criteria import criterion
+from hydrasurgeon.criteria import taylor
 from hydrasurgeon.criteria.base import Subject
-from hydrasurgeon.criteria.feed import Feed
 from hydrasurgeon.data import by_length, open_data
 from hydrasurgeon.measuring.timing import machine
 from hydrasurgeon.options.shared import Run
@@ -136,25 +135,13 @@ class Plain:
 
 def ours(folder: Path, data: str, samples: Any, batch: int) -> dict[str, Callable[[], Any]]:
     opened = open_single(folder)
-    feed = Feed.open(
-        opened, data, (), method="taylor", towers=("text",), run=Run(limit=len(samples), device="cpu", batch_size=batch)
-    )
     layers = range(opened.manifest.towers["text"].layers)
-    subject = Subject(
-        checkpoint=opened,
-        load=feed.load,
-        batches=feed.batches,
-        samples=feed.rows,
-        keep=None,
-        towers=("text",),
-        layers=frozenset(layers),
-        seed=0,
-        batch_size=batch,
-    )
+    run = Run(limit=len(samples), device="cpu", batch_size=batch)
+    subject = Subject(opened, run, ("text",), frozenset(layers)).fed(data, ())
     loaded = hs.load(folder, device="cpu")
 
     def score() -> torch.Tensor:
-        found = criterion("taylor")(subject)
+        found = taylor.score(subject)
         assert isinstance(found, dict)
         return torch.tensor([found["text", layer] for layer in layers])
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from hydrasurgeon.criteria.base import HeadScores, Removal, Subject, Verdict
+from hydrasurgeon.criteria.base import Criterion
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import FITTED
+from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import did_you_mean, imported
 
 CRITERIA = {
-    "taylor": "hydrasurgeon.criteria.taylor:score",
-    "fisher": "hydrasurgeon.criteria.fisher:score",
-    "magnitude": "hydrasurgeon.criteria.magnitude:score",
-    "random": "hydrasurgeon.criteria.random:score",
-    "circuit": "hydrasurgeon.criteria.circuits.criterion:score",
-    "headmap": "hydrasurgeon.criteria.headmap:score",
-    "cahp": "hydrasurgeon.criteria.cahp.criterion:score",
+    "taylor": Criterion("hydrasurgeon.criteria.taylor:score"),
+    "fisher": Criterion("hydrasurgeon.criteria.fisher:score"),
+    "magnitude": Criterion("hydrasurgeon.criteria.magnitude:score", needs_data=False),
+    "random": Criterion("hydrasurgeon.criteria.random:score", needs_data=False),
+    "circuit": Criterion("hydrasurgeon.criteria.circuits.criterion:score"),
+    "headmap": Criterion("hydrasurgeon.criteria.headmap:score"),
+    "cahp": Criterion(
+        "hydrasurgeon.criteria.cahp.criterion:score",
+        choose="hydrasurgeon.criteria.cahp.choice:choose_heads",
+        own_number=True,
+        draw="hydrasurgeon.criteria.cahp.plot:draw_cahp",
+        uses=("scikit-learn", "kmedoids", "kneed"),
+        in_turn=True,
+    ),
 }
-"""Name → where the criterion stands."""
+"""Name → the criterion."""
 CIRCUIT = "circuit"
 """The criterion that ranks heads by removing them."""
 SEARCHES = {
@@ -32,8 +40,8 @@ OBJECTIVES = ("acc", "ood", "avg")
 OOD_SCORES = ("msp", "entropy", "gen", "energy", "max-logit")
 """By which scores a circuit can tell OOD samples: functions of one model's logits. The first is the default, without a
 name in keys."""
-# These look at the weights, or at nothing; the others need labelled data.
-WITHOUT_DATA = {"magnitude", "random"}
+WITHOUT_DATA = {name for name, each in CRITERIA.items() if not each.needs_data}
+"""Criteria that need no data."""
 
 
 def score_key(
@@ -98,7 +106,7 @@ def _check_ood_score(name: str) -> None:
     raise UsageError(f"--ood-score {name}: {why}", hint=f"Available: {', '.join(OOD_SCORES)}.")
 
 
-def criterion(name: str, *, option: str = "--method") -> Callable[[Subject], HeadScores | Verdict | Removal]:
+def criterion(name: str, *, option: str = "--method") -> Criterion:
     """The criterion behind a method's name or a score's key (`circuit-avg`)."""
     if name.startswith(f"{CIRCUIT}-"):
         name = CIRCUIT
@@ -107,5 +115,10 @@ def criterion(name: str, *, option: str = "--method") -> Callable[[Subject], Hea
             f"{option} {name}: no such criterion{did_you_mean(name, CRITERIA)}",
             hint=f"Available: {', '.join(CRITERIA)}.",
         )
-    judge: Callable[[Subject], HeadScores | Verdict | Removal] = imported(CRITERIA[name])
-    return judge
+    return CRITERIA[name]
+
+
+def chooser(key: str) -> Callable[..., tuple[dict[str, Layers], tuple[str, ...]]]:
+    """What turns a criterion's scores and an amount into the heads that stay, and notes."""
+    choose: Callable[..., tuple[dict[str, Layers], tuple[str, ...]]] = imported(criterion(key).choose)
+    return choose

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.options.shared import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Single
+    from hydrasurgeon.data import Batch, Batches
     from hydrasurgeon.files.manifest import Score
     from hydrasurgeon.heads import Head
 
@@ -55,22 +59,95 @@ class CircuitOptions:
 
 
 @dataclass(frozen=True)
+class Criterion:
+    """Where a criterion stands, what it needs and what it brings; places are `module:function`."""
+
+    score: str
+    """Subject → HeadScores, Verdict or Removal."""
+    needs_data: bool = True
+    """Some look at the weights, or at nothing; the others need a model and labelled data."""
+    choose: str = "hydrasurgeon.criteria.selection:choose"
+    """Manifest, Score and amounts → the heads that stay, and notes."""
+    own_number: bool = False
+    """Whether its choice is a set of its own size (`--keep auto`), and no order to draw from."""
+    draw: str | None = None
+    """Score and path → a picture."""
+    uses: tuple[str, ...] = ()
+    """Packages whose versions history names."""
+    in_turn: bool = False
+    """Whether batches must hold the samples as the data comes; else texts of a batch are alike in length."""
+
+
+@dataclass(frozen=True)
 class Subject:
-    """A checkpoint to be scored. Nothing is loaded or decoded before a criterion asks for it."""
+    """A checkpoint to be scored: its live model and the batches that run through it, for criteria that need them."""
 
     checkpoint: Single
-    load: Callable[[], tuple[nn.Module, tuple[Attention, ...]]]
-    batches: Callable[[str], Iterable[tuple[Tensor, Tensor]]]
-    """One pass over (inputs, labels), on the model's device; the argument names the pass for progress."""
-    samples: int
-    keep: int | None
-    """How many heads each layer will keep, where that is known beforehand."""
+    run: Run
     towers: tuple[str, ...]
     """Only heads of these are scored."""
     layers: frozenset[int]
-    seed: int
-    batch_size: int = 64
-    foreign: Callable[[str], Iterable[Any]] = lambda _: ()
-    """One pass over the inputs of the OOD sets."""
+    keep: int | None = None
+    """How many heads each layer will keep, where that is known beforehand."""
+    module: Any = None
+    sites: tuple[Attention, ...] = ()
+    loaders: tuple[Batches, ...] = ()
+    """Of the data, then of each OOD set."""
+    records: tuple[DataRecord, ...] = ()
+    batch_size: int = 0
     circuit: CircuitOptions | None = None
-    progress: Callable[[str, int, int], None] | None = None
+
+    def fed(self, data: str, ood: Sequence[str], *, in_turn: bool = False) -> Subject:
+        """The same with the live model, the data and the OOD sets."""
+        from hydrasurgeon.data import Batches, by_length, open_data
+        from hydrasurgeon.runtime.classifier import live_module
+        from hydrasurgeon.runtime.processes import own_device
+        from hydrasurgeon.runtime.tensors import device_of, dtype_of
+
+        checkpoint, run = self.checkpoint, self.run
+        model, family = checkpoint.manifest.model, checkpoint.family
+        sets = [open_data(data, limit=run.limit, seed=run.seed, model=model)]
+        sets += [open_data(spec, limit=run.limit, seed=run.seed) for spec in ood]
+        device = device_of(own_device(run.device))
+        size = run.batch_size or (256 if device.type == "cuda" else 64)
+        module = live_module(checkpoint).to(device=device, dtype=dtype_of(run.dtype))
+        transform = family.transform(model, files=checkpoint.files)
+        orders = [None if in_turn else by_length(each) for each in sets]
+        loaders = [
+            Batches(each, transform, batch_size=size, order=order, skip_bad=run.skip_bad)
+            for each, order in zip(sets, orders, strict=True)
+        ]
+        return replace(
+            self,
+            module=module,
+            sites=tuple(s for s in family.anatomy(module).sites if s.tower in self.towers),
+            loaders=tuple(loaders),
+            batch_size=size,
+            records=tuple(DataRecord(**each.fingerprint()) for each in sets),
+        )
+
+    @property
+    def samples(self) -> int:
+        return len(self.loaders[0].samples)
+
+    def load(self) -> tuple[nn.Module, tuple[Attention, ...]]:
+        return self.module, self.sites
+
+    def batches(self, name: str) -> Iterator[tuple[Any, Tensor]]:
+        """One pass over (inputs, labels), on the model's device; the argument names the pass for progress."""
+        from hydrasurgeon.data import moved
+
+        first = next(self.module.parameters())
+        for batch in self._pass(name, self.loaders[0]):
+            assert batch.labels is not None  # the classes are fitted
+            yield moved(batch.inputs, first.device, first.dtype), batch.labels.to(first.device)
+
+    def foreign(self, name: str) -> Iterator[Any]:
+        """One pass over the inputs of the OOD sets."""
+        for loader in self.loaders[1:]:
+            yield from (batch.inputs for batch in self._pass(name, loader))
+
+    def _pass(self, name: str, loader: Batches) -> Iterator[Batch]:
+        for done, batch in enumerate(loader, 1):
+            yield batch
+            self.run.tick(name, done, len(loader))

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.criteria import CIRCUIT, OOD_SCORES, WITHOUT_DATA, criterion, objective_of
+from hydrasurgeon.criteria import CIRCUIT, OOD_SCORES, criterion, objective_of
 from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
 from hydrasurgeon.criteria.circuits.state import state_path
-from hydrasurgeon.criteria.feed import Feed, NoData
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
-from hydrasurgeon.files.manifest import DataRecord, Score
+from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.heads import parse_layers, parse_towers
+from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.shared import Run, Scoring
 
 
 def check_keep(method: str | None, keep: int | str | None) -> None:
     """Refuse `--keep auto` for what has no number of its own."""
-    if keep == "auto" and method != "cahp":
+    if keep == "auto" and (method is None or not criterion(method).own_number):
         raise UsageError(
             f"--keep auto: {method or 'a mask'} has no number of heads of its own",
             hint="Give a number, or --method cahp.",
@@ -30,7 +31,7 @@ def check_keep(method: str | None, keep: int | str | None) -> None:
 
 def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output: Path) -> Score:
     """Scores of all heads present, under a key such as `circuit-avg`; a search leaves its state beside `output`."""
-    judge = criterion(key)
+    method = criterion(key)
     objective, ood_score = _objective(key, scoring.ood, scoring.search)
     manifest = checkpoint.manifest
     towers = parse_towers(scoring.tower, manifest.towers)
@@ -38,13 +39,13 @@ def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output:
     keep, most = scoring.heads_kept, max(size.heads for size in sizes)
     if keep is not None and not 0 < keep <= most:
         raise SurgeryError(f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}.")
-    ood = scoring.ood if objective != "acc" else ()
-    feed = (
-        NoData()
-        if key in WITHOUT_DATA
-        else Feed.open(checkpoint, scoring.data, ood, method=key, towers=towers, run=run)
-    )
-    circuit = None
+    layers = parse_layers(scoring.layers, max(size.layers for size in sizes))
+    subject = Subject(checkpoint, run, towers, layers, keep)
+    if method.needs_data:
+        if scoring.data is None:
+            raise UsageError(f"--method {key} needs data", hint="Give --data D.")
+        ood = scoring.ood if objective != "acc" else ()
+        subject = subject.fed(scoring.data, ood, in_turn=method.in_turn)
     if objective is not None:
         circuit = CircuitOptions(
             objective=objective,  # type: ignore[arg-type]
@@ -53,80 +54,45 @@ def compute(checkpoint: Single, key: str, scoring: Scoring, run: Run, *, output:
             remove=scoring.remove,
             state=state_path(output, key),
             recorded=manifest.scores.get(key),
-            identity=_identity(checkpoint, feed, scoring, (objective, ood_score), towers, run.dtype),
+            identity=_identity(subject, scoring, objective, ood_score),
         )
-    verdict = judge(
-        Subject(
-            checkpoint=checkpoint,
-            load=feed.load,
-            batches=feed.batches,
-            samples=feed.rows,
-            keep=keep,
-            towers=towers,
-            layers=parse_layers(scoring.layers, max(size.layers for size in sizes)),
-            seed=run.seed,
-            batch_size=feed.batch_size,
-            foreign=feed.foreign_batches,
-            circuit=circuit,
-            progress=run.progress,
-        )
-    )
-    return _recorded(verdict, key, checkpoint, scoring, run.seed, feed.records, towers)
+        subject = replace(subject, circuit=circuit)
+    return _recorded(imported(method.score)(subject), key, subject, scoring)
 
 
-def _identity(
-    checkpoint: Single,
-    feed: Feed | NoData,
-    scoring: Scoring,
-    objective: tuple[str, str],
-    towers: Sequence[str],
-    dtype: str,
-) -> dict[str, Any]:
+def _identity(subject: Subject, scoring: Scoring, objective: str, ood_score: str) -> dict[str, Any]:
     """What must be the same for an interrupted search to be continued: not how many heads go, as an order has
     prefixes."""
-    kind, ood_score = objective
-    by = {"ood_score": ood_score} if ood_score != OOD_SCORES[0] else {}
+    checkpoint = subject.checkpoint
     return {
         "weights": checkpoint.record(checkpoint.digests()).sha256,
-        "data": [f"{each.rows} rows {each.sha256[:12]}" for each in feed.records],
-        "objective": kind,
-        **by,
+        "data": [f"{each.rows} rows {each.sha256[:12]}" for each in subject.records],
+        "objective": objective,
+        **({"ood_score": ood_score} if ood_score != OOD_SCORES[0] else {}),
         "search": scoring.search or "exact",
         "layers": scoring.layers,
-        "towers": list(towers),
-        "dtype": dtype,
-        "batch_size": feed.batch_size,
+        "towers": list(subject.towers),
+        "dtype": subject.run.dtype,
+        "batch_size": subject.batch_size,
         **record_of(checkpoint.manifest.model),
     }
 
 
-def _recorded(
-    verdict: HeadScores | Verdict | Removal,
-    key: str,
-    checkpoint: Single,
-    scoring: Scoring,
-    seed: int,
-    data: tuple[DataRecord, ...],
-    towers: Sequence[str],
-) -> Score:
+def _recorded(verdict: HeadScores | Verdict | Removal, key: str, subject: Subject, scoring: Scoring) -> Score:
     """What a criterion said, as the manifest records it."""
-    model = checkpoint.manifest.model
+    classes, data = record_of(subject.checkpoint.manifest.model), subject.records
     tower = {} if scoring.tower is None else {"tower": scoring.tower}
     if isinstance(verdict, Removal):
-        settings = {**verdict.settings, **tower, **record_of(model)}
+        settings = {**verdict.settings, **tower, **classes}
         return Score(order=verdict.order, trace=verdict.trace, settings=settings, data=data)
-    keep = scoring.heads_kept
-    settings = {"keep": keep, "sequential": True} if keep is not None and key == "taylor" else {}
+    settings = {"keep": subject.keep, "sequential": True} if subject.keep is not None and key == "taylor" else {}
     if isinstance(verdict, Verdict):
         settings |= verdict.settings
     if key == "random":
-        settings["seed"] = seed
-    settings |= tower
-    if key not in WITHOUT_DATA:
-        settings |= record_of(model)
+        settings["seed"] = subject.run.seed
+    settings |= tower | (classes if criterion(key).needs_data else {})
     scores = verdict.scores if isinstance(verdict, Verdict) else verdict
-    values = _by_original_number(checkpoint, scores, towers, key)
-    return Score(values=values, settings=settings, data=data)
+    return Score(values=_by_original_number(subject, scores, key), settings=settings, data=data)
 
 
 def _objective(method: str, ood: Sequence[str], search: str | None) -> tuple[str | None, str]:
@@ -142,13 +108,11 @@ def _objective(method: str, ood: Sequence[str], search: str | None) -> tuple[str
     return objective, ood_score
 
 
-def _by_original_number(
-    checkpoint: Single, scores: HeadScores, towers: Sequence[str], method: str
-) -> dict[str, tuple[tuple[float, ...], ...]]:
+def _by_original_number(subject: Subject, scores: HeadScores, method: str) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Scores as [layer][head] of the original model; heads that are gone score 0."""
-    manifest = checkpoint.manifest
+    manifest = subject.checkpoint.manifest
     values: dict[str, tuple[tuple[float, ...], ...]] = {}
-    for tower in towers:
+    for tower in subject.towers:
         layers = []
         for layer, row in enumerate(manifest.kept[tower]):
             present = dict(zip(row, scores[tower, layer], strict=True))

@@ -29,6 +29,11 @@ from hydrasurgeon.lookup import whole_number
 MAX_MASK = 16 << 20
 
 
+def choose(manifest: SingleManifest, score: Score, **amount: Any) -> tuple[dict[str, Layers], tuple[str, ...]]:
+    """The heads that stay, by `select`; and no notes."""
+    return select(manifest, score, **amount), ()
+
+
 def select(
     manifest: SingleManifest,
     score: Score,

@@ -9,10 +9,8 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
-from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, criterion, score_key
-from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
+from hydrasurgeon.criteria import CIRCUIT, WITHOUT_DATA, chooser, criterion, score_key
 from hydrasurgeon.criteria.scoring import check_keep, compute
-from hydrasurgeon.criteria.selection import select
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.manifest import Score, SingleManifest
@@ -143,16 +141,14 @@ def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
 
 def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeOptions) -> Kept:
     """The heads that stay: as `prune` chooses them, or two of three."""
-    keep, remove = arguments.heads_kept, arguments.remove
+    remove = arguments.remove
     if arguments.keep is None and remove is None:
         most = count(manifest.kept) if score.order is None else len(score.order)
         remove = max(1, min(count(manifest.kept) // SPARED, most))
-    if key == "cahp":
-        wanted = arguments.keep if keep is None and remove is None else keep
-        return select_by_cahp(
-            manifest, score, keep=wanted, remove=remove, layers=arguments.layers, tower=arguments.tower
-        )
-    return select(manifest, score, keep=keep, remove=remove, layers=arguments.layers, tower=arguments.tower)
+    kept, _ = chooser(key)(
+        manifest, score, keep=arguments.keep, remove=remove, layers=arguments.layers, tower=arguments.tower
+    )
+    return kept
 
 
 def _ranked(manifest: SingleManifest, score: Score) -> Iterator[Head]:

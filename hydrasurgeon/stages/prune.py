@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
-from hydrasurgeon.criteria import WITHOUT_DATA, criterion, score_key
-from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
+from hydrasurgeon.criteria import WITHOUT_DATA, chooser, criterion, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
 from hydrasurgeon.criteria.rearrange import check_rearrange, rearranged
 from hydrasurgeon.criteria.scoring import check_keep, compute
-from hydrasurgeon.criteria.selection import kept_from_file, movable, select
+from hydrasurgeon.criteria.selection import kept_from_file, movable
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Input, Score, SingleManifest, Step
@@ -127,33 +126,20 @@ def _choose(opened: Single, key: str | None, arguments: PruneOptions, output: Pa
     keep, decided = arguments.keep, score.settings.get("keep")
     if keep is not None and decided not in (None, keep):
         notes.append(f"the {key} scores were computed layer by layer for --keep {decided}, not {keep}")
-    if key == "cahp":
-        if keep == "auto" and not score.settings.get("knee"):
-            notes.append("cahp's curve has no knee: its highest point gives the number of heads")
-        kept = select_by_cahp(
-            opened.manifest, score, keep=keep, remove=arguments.remove, layers=arguments.layers, tower=arguments.tower
-        )
-        left, present = count(kept), count(opened.manifest.kept)
-        if keep == "auto" and left < present / 2:
-            notes.append(
-                f"cahp's own number leaves {left} of {present} heads: see what that costs with eval, or say how many"
-                " with --keep K"
-            )
-    else:
-        kept = select(
-            opened.manifest,
-            score,
-            keep=arguments.heads_kept,
-            remove=arguments.remove,
-            sample=arguments.sample,
-            layers=arguments.layers,
-            tower=arguments.tower,
-            seed=arguments.seed,
-        )
+    kept, more = chooser(key)(
+        opened.manifest,
+        score,
+        keep=keep,
+        remove=arguments.remove,
+        sample=arguments.sample,
+        layers=arguments.layers,
+        tower=arguments.tower,
+        seed=arguments.seed,
+    )
     if arguments.rearrange:
         free = movable(opened.manifest, score, layers=arguments.layers, tower=arguments.tower)
         kept = rearranged(opened.manifest, score, kept, free, str(opened.path))
-    return _Choice(kept, scores, data, tuple(notes))
+    return _Choice(kept, scores, data, (*notes, *more))
 
 
 def _score(

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, open_single, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
-from hydrasurgeon.criteria import WITHOUT_DATA, score_key
+from hydrasurgeon.criteria import criterion, score_key
 from hydrasurgeon.criteria.circuits.state import clear_search
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import UsageError
@@ -17,6 +17,7 @@ from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Input, Manifest, Score, Step
 from hydrasurgeon.files.plots import check_plot
 from hydrasurgeon.files.processes import is_main_process, process_count
+from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import ScoreOptions
 
@@ -59,9 +60,7 @@ def _score(checkpoint: str | Path, arguments: ScoreOptions) -> Scored:
     target = copy or opened.path
     result = compute(opened, key, arguments, arguments, output=target)
     if picture is not None and is_main_process():
-        from hydrasurgeon.criteria.cahp.plot import draw_cahp
-
-        draw_cahp(result, picture)
+        imported(str(criterion(key).draw))(result, picture)
     record = opened.record(digests)
     manifest = _manifest_of(opened, key, result, _entry(opened, key, result, record, arguments))
     _all_have_read()
@@ -89,7 +88,7 @@ def _picture(checkpoint: str | Path, arguments: ScoreOptions) -> Path | None:
     """Where cahp's curve and clusters are drawn."""
     if arguments.plot is None:
         return None
-    if arguments.method != "cahp":
+    if criterion(arguments.method).draw is None:
         raise UsageError("--plot requires --method cahp", hint="`inspect` shows the scores of other criteria.")
     return check_plot(Path(arguments.plot), force=arguments.force, inputs=[checkpoint, arguments.data])
 
@@ -110,7 +109,7 @@ def _opened(checkpoint: str | Path, arguments: ScoreOptions) -> tuple[Single, Pa
         claim_in_place(opened.path)
         # Another score may have ended just now.
         opened = open_single(checkpoint, arch=arguments.arch)
-    names = None if arguments.method in WITHOUT_DATA else names_in(arguments.data)
+    names = None if not criterion(arguments.method).needs_data else names_in(arguments.data)
     opened = with_class_names(opened, classes=arguments.classes, templates=arguments.template, names=names)
     if arguments.data is not None and names is not None:
         opened = fitted_to(opened, arguments.data, arguments)
@@ -120,11 +119,8 @@ def _opened(checkpoint: str | Path, arguments: ScoreOptions) -> tuple[Single, Pa
 def _entry(opened: Checkpoint, key: str, result: Score, record: Input, arguments: ScoreOptions) -> Step:
     """What history gets to know."""
     recorded = {**arguments.recorded(), "method": key}
-    uses: tuple[str, ...] = ()
-    if arguments.method not in WITHOUT_DATA:
-        uses += ("torch", opened.manifest.model.family)
-    if arguments.method == "cahp":
-        uses += ("scikit-learn", "kmedoids", "kneed")
+    method = criterion(key)
+    uses = (*(("torch", opened.manifest.model.family) if method.needs_data else ()), *method.uses)
     return step("score", args=recorded, inputs=[record], data=result.data, seed=arguments.seed, uses=uses)
 
 

@@ -203,7 +203,8 @@ def test_minilm(tmp_path: Path) -> None:
 
 def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
     """Little padding; but not for cahp, whose first quarter of the batches must look like the rest."""
-    from hydrasurgeon.criteria.feed import Feed
+    from hydrasurgeon.criteria import criterion
+    from hydrasurgeon.criteria.base import Subject
 
     FAMILIES["BERT"].write(tmp_path / "b")
     lengths = [3, 9, 1, 7, 5, 2, 8, 4]
@@ -212,15 +213,10 @@ def test_scoring_runs_long_texts_first(tmp_path: Path) -> None:
     opened = open_checkpoint(tmp_path / "b")
     found = {}
     for method in ("taylor", "circuit-acc", "cahp"):
-        feed = Feed.open(
-            opened,
-            str(tmp_path / "texts.jsonl"),
-            (),
-            method=method,
-            towers=("text",),
-            run=Run(device="cpu", batch_size=2),
-        )
-        batches = list(feed.batches("x"))
+        run = Run(device="cpu", batch_size=2)
+        subject = Subject(opened, run, ("text",), frozenset())
+        subject = subject.fed(str(tmp_path / "texts.jsonl"), (), in_turn=criterion(method).in_turn)
+        batches = list(subject.batches("x"))
         found[method] = [inputs["input_ids"].shape[1] - 2 for inputs, _ in batches]
         labels = torch.cat([truth for _, truth in batches]).tolist()
         order = lengths if method == "cahp" else sorted(lengths, reverse=True)

@@ -121,6 +121,31 @@ def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
     return None if knee is None or knee == ks[0] else int(knee)
 
 
+def choose_heads(
+    manifest: SingleManifest,
+    score: Score,
+    *,
+    keep: int | str | None = None,
+    remove: int | None = None,
+    sample: str | None = None,
+    layers: str | None = None,
+    tower: str | None = None,
+    seed: int = 0,
+) -> tuple[dict[str, Layers], tuple[str, ...]]:
+    """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`; and what is odd about its own number."""
+    kept = select(manifest, score, keep=keep, remove=remove, layers=layers, tower=tower)
+    notes = []
+    if keep == "auto" and not score.settings.get("knee"):
+        notes.append("cahp's curve has no knee: its highest point gives the number of heads")
+    left, present = count(kept), count(manifest.kept)
+    if keep == "auto" and left < present / 2:
+        notes.append(
+            f"cahp's own number leaves {left} of {present} heads: see what that costs with eval, or say how many with"
+            " --keep K"
+        )
+    return kept, tuple(notes)
+
+
 def select(
     manifest: SingleManifest,
     score: Score,
@@ -130,7 +155,7 @@ def select(
     layers: str | None = None,
     tower: str | None = None,
 ) -> dict[str, Layers]:
-    """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`."""
+    """Kept heads by an amount."""
     assert score.values is not None
     candidates = movable(manifest, score, layers=layers, tower=tower)
     chosen = parse_layers(layers, max(manifest.towers[name].layers for name in score.values))

@@ -51,7 +51,7 @@ def score(subject: Subject) -> Verdict:
     anatomy = subject.checkpoint.family.anatomy(model)
     _check_reach(subject.towers, anatomy)
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
-    classes = _classes(manifest.model.num_classes, subject.seed)
+    classes = _classes(manifest.model.num_classes, subject.run.seed)
     moments = ClassMoments(len(heads), classes)
     weigher = Weigher(model, sites, subject.samples)
     for i, (inputs, labels) in enumerate(subject.batches("attention maps")):
@@ -61,7 +61,7 @@ def score(subject: Subject) -> Verdict:
         weigher.add(inputs, labels)
     means, variances = moments.finish()
     _check_finite(heads, means, variances)
-    points = layout(jeffries_matusita(means, variances), seed=subject.seed)
+    points = layout(jeffries_matusita(means, variances), seed=subject.run.seed)
     shares = _min_max(weigher.weights().numpy())
     movable = [i for i, head in enumerate(heads) if head.layer in subject.layers]
     places = len({(heads[i].tower, heads[i].layer) for i in movable})
@@ -81,7 +81,7 @@ def score(subject: Subject) -> Verdict:
         "count": count(kept),
         "layers": sorted(subject.layers),
         "classes": [int(c) for c in moments.used],
-        "seed": subject.seed,
+        "seed": subject.run.seed,
     }
     each = iter(shares.tolist())
     return Verdict({(s.tower, s.layer): [next(each) for _ in s.heads] for s in sites}, settings)

@@ -50,7 +50,7 @@ def score(subject: Subject) -> Removal:
             budget=budget,
             state=state,
             recorded=_recorded(options, identity, candidates),
-            progress=subject.progress,
+            progress=subject.run.progress,
         )
     by = {"ood_score": options.ood_score} if options.ood_score != OOD_SCORES[0] else {}
     settings: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydrasurgeon.criteria.cahp.choice import select as select_by_cahp
+from hydrasurgeon.criteria import chooser, criterion
 from hydrasurgeon.criteria.selection import movable, select
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.manifest import Score, SingleManifest
@@ -112,7 +112,7 @@ def _grid(manifest: SingleManifest, scores: Mapping[str, Score]) -> Iterator[_Pl
     layers = manifest.towers[read_tower(manifest.kept)].layers
     starts = sorted({layers * quarter // 4 for quarter in range(4)})
     for method, start, fraction, draw, repair in product(sorted(scores), starts, FRACTIONS, range(DRAWS + 1), REPAIRS):
-        if not (draw and method == "cahp"):  # its choice is a set, not an order to draw from
+        if not (draw and criterion(method).own_number):
             yield _Plan(method, start, fraction, draw, repair)
 
 
@@ -140,11 +140,8 @@ def _made(manifest: SingleManifest, scores: Mapping[str, Score], planned: _Plan)
             return None
         sample = f"{remove}/{pool}" if planned.draw else None
         amount = None if planned.draw else remove
-        kept = (
-            select_by_cahp(manifest, score, remove=remove, layers=layers)
-            if planned.method == "cahp"
-            else select(manifest, score, remove=amount, sample=sample, layers=layers, seed=planned.draw)
-        )
+        choose = chooser(planned.method)
+        kept, _ = choose(manifest, score, remove=amount, sample=sample, layers=layers, seed=planned.draw)
     except SurgeryError:  # an order that is shorter, or nothing would be left
         return None
     return Candidate(kept, planned.method, amount, sample, layers, planned.compensate, planned.draw)
@@ -156,7 +153,7 @@ def papers(manifest: SingleManifest, scores: Mapping[str, Score]) -> list[Candid
     key = next(key for key in preferred if key in scores)
     free = len(movable(manifest, scores[key], layers=None, tower=None))
     remove, pool = (max(1, round(share * free)) for share in PAPER)
-    if key == "cahp" or not remove < pool < free:
+    if criterion(key).own_number or not remove < pool < free:
         return []
     sample = f"{remove}/{pool}"
     drawn = {seed: select(manifest, scores[key], sample=sample, seed=seed) for seed in (1, 2, 3)}
