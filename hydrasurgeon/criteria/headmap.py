@@ -6,8 +6,8 @@ Layer-conditioned locating of "HeadMap: Locating and Enhancing Knowledge Circuit
     s_h = L(C ∪ {h}) − L(C)
 
 L(S) is the mean loss with the heads S off. C holds the circuit of the layers before: of each, the quarter of its heads
-that scored
-highest. Within a layer the order is that of L(C ∪ {h}), which is HeadMap's own; L(C) makes layers comparable.
+that scored highest. Within a layer the order is that of L(C ∪ {h}), which is HeadMap's own; L(C) makes layers
+comparable.
 """
 
 from __future__ import annotations

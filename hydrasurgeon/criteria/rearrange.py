@@ -2,11 +2,9 @@
 4.2).
 
 Fisher's scores are the diagonal of the information I = Σ g gᵀ of a layer, g a sample's gradients by its heads' factors.
-The heads R
-that go cost Σ_{i,j ∈ R} I_ij. Starting from those that were selected, each head that stays, the least important first,
-joins R, and
-the one goes back without which the rest costs least: the cost never rises, and every layer loses as many heads as
-before.
+The heads R that go cost Σ_{i,j ∈ R} I_ij. Starting from those that were selected, each head that stays, the least
+important first, joins R, and the one goes back without which the rest costs least: the cost never rises, and every
+layer loses as many heads as before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Taylor: mean |W·G| over a head's q, k and v rows, averaged over the three (paper D.1.1).
 
-With a number of heads to keep, layers are decided one after another: the heads a layer loses are turned
-off before the gradients for the next layer are computed.
+With a number of heads to keep, layers are decided one after another: the heads a layer loses are turned off before the
+gradients for the next layer are computed.
 """
 
 from __future__ import annotations

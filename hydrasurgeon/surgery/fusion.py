@@ -1,7 +1,7 @@
 """How a hydra lies in one file: equal tensors once, shared heads once, the rest per member (DESIGN section 3).
 
-A tensor under its own name serves all members; for a head tensor it then holds the union of the heads
-that any member keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
+A tensor under its own name serves all members; for a head tensor it then holds the union of the heads that any member
+keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
 """
 
 from __future__ import annotations

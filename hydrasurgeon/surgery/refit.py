@@ -1,17 +1,15 @@
 """Repair what pruning cost without training: fold means into the output bias, or refit W_O by least squares.
 
-In a layer that loses heads, x are the outputs of the heads that stay, over the real tokens of the
-calibration inputs.
+In a layer that loses heads, x are the outputs of the heads that stay, over the real tokens of the calibration inputs.
 
     mean    b ← b + W_gone · mean(x_gone)
     lstsq   min over W, b of  Σ s·‖W x + b − t‖² + λ·‖W − W_O‖²        with λ = 10⁻³ · trace / width
             t = y + (h − h′)/γ
 
-y is the output of the unpruned layer and h what flows into it in the unpruned model; x and h′ belong to the
-pruned model whose earlier layers are repaired already, so that the fit also takes back their errors (γ is
-the branch's LayerScale, 1 without). The weight s of a token is the squared gradient, with respect to y, of
-the unpruned model's margin between its two likeliest classes: a token that the classifier never hears of
-must not cost anything.
+y is the output of the unpruned layer and h what flows into it in the unpruned model; x and h′ belong to the pruned
+model whose earlier layers are repaired already, so that the fit also takes back their errors (γ is the branch's
+LayerScale, 1 without). The weight s of a token is the squared gradient, with respect to y, of the unpruned model's
+margin between its two likeliest classes: a token that the classifier never hears of must not cost anything.
 """
 
 from __future__ import annotations

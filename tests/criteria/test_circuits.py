@@ -215,23 +215,8 @@ def test_two_processes_find_the_same_order(tiny: MAKE, images: SPEC, search: str
     alone = searched(path, search, data=data, ood=[ood], remove=5, batch_size=7)
     printed = json.loads(
         in_two_processes(
-            "score",
-            str(path),
-            "--method",
-            "circuit",
-            "--data",
-            data,
-            "--ood",
-            ood,
-            "--remove",
-            "5",
-            "--search",
-            search,
-            "--batch-size",
-            "7",
-            "--device",
-            "cpu",
-            "--json",
+            *f"score {path} --method circuit --data {data} --ood {ood} --remove 5 --search {search}".split(),
+            *["--batch-size", "7", "--device", "cpu", "--json"],
         )
     )  # one process speaks
     assert [tuple(head) for head in printed["score"]["order"]] == list(alone)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,18 +128,7 @@ def test_another_search_is_searched(tiny: MAKE, data: dict[str, Any], images: SP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"start": "x"},
-        {"guarantee": 3},
-        {"counts": 3},
-        {"counts": {"evaluations": -1}},
-        {"counts": {}},
-        {"identity": "0" * 64},
-        {"identity": None},
-    ],
-)
+@pytest.mark.parametrize("change", [{"start": "x"}, {"counts": {"evaluations": -1}}, {"identity": "0" * 64}])
 def test_a_record_that_is_not_whole_is_not_believed(
     tiny: MAKE, data: dict[str, Any], rounds: list[int], change: dict[str, Any]
 ) -> None:
@@ -154,28 +142,6 @@ def test_a_record_that_is_not_whole_is_not_believed(
     rounds.clear()
     assert same(score(path, data, "exact", 3), expected)
     assert rounds == [12, 11, 10]
-
-
-@pytest.mark.slow
-def test_a_killed_extension_goes_on(tiny: MAKE, data: dict[str, Any], rounds: list[int]) -> None:
-    path = tiny()
-    whole = score(tiny("whole.safetensors"), data, "exact", 8)
-    score(path, data, "exact", 3)
-
-    class Killed(Exception):
-        pass
-
-    def tick(what: str, done: int, total: int) -> None:
-        if what.startswith("6/"):
-            raise Killed
-
-    with pytest.raises(Killed):
-        score(path, data, "exact", 8, progress=tick)
-    state = json.loads((path.parent / "vit.circuit-avg.search.json").read_text())
-    assert len(json.loads(state["position"])["order"]) == 6
-    rounds.clear()
-    assert same(score(path, data, "exact", 8), whole)
-    assert rounds == [6, 5]
 
 
 def test_a_replay_of_a_shortened_order(

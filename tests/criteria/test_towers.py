@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
-from two_processes import in_two_processes
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
@@ -20,8 +18,6 @@ from hydrasurgeon.criteria.circuits.engine import Towers, engine_of, numbered
 from hydrasurgeon.criteria.circuits.objective import Objective
 from hydrasurgeon.criteria.circuits.problem import Held, Problem
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.manifest import read_manifest
 from hydrasurgeon.heads import Head
 
 TEMPLATES = ("A photo of a {label}.", "{label}, drawn badly by somebody")
@@ -218,59 +214,6 @@ def test_fast_takes_both_towers(clip: Path, sets: dict[str, Any]) -> None:
     assert score.trace is not None
     assert exact.trace is not None
     assert abs(score.trace[0] - exact.trace[0]) < 0.1
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("search", ["fast", "exact"])
-def test_a_killed_search_ends_with_the_same_bytes(tmp_path: Path, sets: dict[str, Any], search: str) -> None:
-    for name in ("whole", "cut"):
-        write_clip(tmp_path / name)
-    options = {"method": "circuit", "search": search, "remove": 7, **sets}
-    whole = hs.score(tmp_path / "whole", **options).result
-    # Once after an image head went, and once after a text head (fast may remove none of these here).
-    last = {head[0]: at for at, head in enumerate((whole.order or ())[:-1], 1)}
-    assert search == "fast" or set(last) == set(TOWERS)
-    for after in sorted({2, *last.values()}):
-
-        def kill(what: str, done: int, total: int, after: int = after) -> None:
-            if what.startswith(f"{after}/"):
-                raise Killed
-
-        with pytest.raises(Killed):
-            hs.score(tmp_path / "cut", progress=kill, **options)
-    with pytest.raises(UsageError, match="another classes_sha256"):
-        hs.score(tmp_path / "cut", **options, classes="cat,dog,fish")
-    assert hs.score(tmp_path / "cut", **options).result == whole
-
-
-@pytest.mark.slow
-def test_two_processes_find_the_same_order(clip: Path, sets: dict[str, Any]) -> None:
-    alone = hs.score(clip, method="circuit", remove=5, **sets).result
-    printed = json.loads(
-        in_two_processes(
-            "score",
-            str(clip),
-            "--method",
-            "circuit",
-            "--data",
-            sets["data"],
-            "--ood",
-            sets["ood"][0],
-            "--remove",
-            "5",
-            "--batch-size",
-            "7",
-            "--device",
-            "cpu",
-            "--json",
-        )
-    )
-    assert [tuple(head) for head in printed["score"]["order"]] == list(alone.order or ())
-    assert read_manifest(clip / "heads.json").scores["circuit-avg"].trace == alone.trace
 
 
 def test_members_lose_heads_of_both_towers(clip: Path, sets: dict[str, Any], tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """CAHP: heads as points, near each other where their attention maps separate the classes alike.
 
-Each head's map over the real tokens becomes 32×32 numbers; per class c they have means μ and variances s.
-For each pair of classes and each number, B = ¼(μ₁−μ₂)²/(s₁+s₂) + ½ ln((s₁+s₂)/(2√(s₁s₂))) and the
-Jeffries–Matusita distance 2(1 − e^−B); all pairs together are the head's row, and t-SNE lays the rows out in the
-plane. A head's weight is its gradient (weights.py); what is chosen from points and weights is in choice.py.
+Each head's map over the real tokens becomes 32×32 numbers; per class c they have means μ and variances s. For each pair
+of classes and each number, B = ¼(μ₁−μ₂)²/(s₁+s₂) + ½ ln((s₁+s₂)/(2√(s₁s₂))) and the Jeffries–Matusita distance 2(1 −
+e^−B); all pairs together are the head's row, and t-SNE lays the rows out in the plane. A head's weight is its gradient
+(weights.py); what is chosen from points and weights is in choice.py.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     S(circuit without R) ≈ S(answers of the whole model + Σ_{h ∈ R} first-order effect of h)
 
 Effects are added sample by sample and scored as points are, so that a head whose loss only hurts samples that are lost
-anyway goes
-early. Nothing is promised: a head is a large step, and what two heads do for each other is not seen. Of the order that
-comes
-out every prefix is measured, so that its trace is true.
+anyway goes early. Nothing is promised: a head is a large step, and what two heads do for each other is not seen. Of the
+order that comes out every prefix is measured, so that its trace is true.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Many one-head removals in one pass: what they have in common runs once (paper D.1.2, the same numbers for less).
 
-A removal in layer l leaves all layers before it as they are, so candidates branch off the present circuit
-where they differ from it. Within a layer they share one attention pass: W_O acts on each head by itself,
+A removal in layer l leaves all layers before it as they are, so candidates branch off the present circuit where they
+differ from it. Within a layer they share one attention pass: W_O acts on each head by itself,
 
     MHA without h = MHA − Z_h W_O,h
 
-and in the last layer only the tokens that the classifier reads are computed. Heads that are gone are cut
-out of the weights instead of being masked.
+and in the last layer only the tokens that the classifier reads are computed. Heads that are gone are cut out of the
+weights instead of being masked.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The order of Algorithm 1 for less: shared layers, sound bounds, and a recheck where rounding could decide.
 
-Candidates run side by side over the hard samples first. One stops as soon as it cannot win any more, even if
-all its remaining answers were right and all pairs not yet seen concordant. Predictions of this arithmetic
-and of the model's own forward pass differ by rounding: points are counted as intervals that allow for it,
-and candidates whose intervals meet are measured again by the model's own forward pass.
+Candidates run side by side over the hard samples first. One stops as soon as it cannot win any more, even if all its
+remaining answers were right and all pairs not yet seen concordant. Predictions of this arithmetic and of the model's
+own forward pass differ by rounding: points are counted as intervals that allow for it, and candidates whose intervals
+meet are measured again by the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Exact(Search):
 def tolerance_of(problem: Problem, engine: Engine) -> float:
     """How far a logit of the engine may be from the model's own: measured on a batch, times a safety factor.
 
-    0 in half precision, where the two differ by more than candidates do: the search is then Algorithm 1 in
-    the engine's own arithmetic.
+    0 in half precision, where the two differ by more than candidates do: the search is then Algorithm 1 in the engine's
+    own arithmetic.
     """
     if not problem.precise:
         return 0.0

@@ -6,10 +6,9 @@ What a removal does to a sample's margin and familiarity changes little when oth
 
 predicts every candidate for free. Each round corrects the better half of the predictions on a few samples. What was
 seen says how far off they still may be, and those that may yet be the best go on to more samples, at last to all: a
-clear
-winner is found at once, and close candidates are told apart at length. Samples are drawn in proportion to how much they
-moved
-the objective when heads went, and count by one over their chance to be drawn (Horvitz–Thompson): most hardly matter.
+clear winner is found at once, and close candidates are told apart at length. Samples are drawn in proportion to how
+much they moved the objective when heads went, and count by one over their chance to be drawn (Horvitz–Thompson): most
+hardly matter.
 """
 
 from __future__ import annotations

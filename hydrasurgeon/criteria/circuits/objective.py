@@ -13,8 +13,8 @@ by how familiar they look: the negative OOD score of one model's logits, in a fo
 
 Each orders samples as its score in `decision/scores/on_logits.py` does. Where logits are known up to ±tolerance only,
 points come as an interval; for that the last column says how far the number moves when every logit is off by at most 1.
-For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2; for gen each ln p^γ (1−p)^γ moves by γ |1 − 2p| |1 − p|⁻¹ |d ln p| ≤ 2γ,
-as |d ln p| ≤ 2 (1 − p), and sorted logits move as logits do; the others have gradients that are shares.
+For the entropy it is Σ p_i |ln p_i + H| / H ≤ 2; for gen each ln p^γ (1−p)^γ moves by γ |1 − 2p| |1 − p|⁻¹ |d ln p| ≤
+2γ, as |d ln p| ≤ 2 (1 − p), and sorted logits move as logits do; the others have gradients that are shares.
 """
 
 from __future__ import annotations

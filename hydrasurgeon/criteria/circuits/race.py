@@ -1,8 +1,8 @@
 """Candidates side by side over a path of batches, those that cost a circuit points first; who cannot win drops out.
 
-The present circuit's predictions foretell where its candidates will lose points. ID samples go wrong-first,
-then by rising certainty; OOD samples by falling familiarity; how the two take turns is the monotone walk
-through the grid of batches along which the points still missing shrink fastest.
+The present circuit's predictions foretell where its candidates will lose points. ID samples go wrong-first, then by
+rising certainty; OOD samples by falling familiarity; how the two take turns is the monotone walk through the grid of
+batches along which the points still missing shrink fastest.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _discordant(present: Outcomes, ids: Tensor, oods: list[Part]) -> Tensor:
 def _walk(missing: Float[Tensor, "id ood"]) -> list[bool]:
     """The monotone path from corner to corner with the least Σ log missing: True = an OOD batch is next.
 
-    A candidate lives as long as more is missing than it is behind; how far candidates are behind spreads over
-    orders of magnitude, hence the logarithm.
+    A candidate lives as long as more is missing than it is behind; how far candidates are behind spreads over orders of
+    magnitude, hence the logarithm.
     """
     floor = 0.002 * float(missing.max()) + 1e-9
     cost = (missing / floor + 1).log().tolist()

@@ -163,9 +163,7 @@ def _outputs(options: BuildOptions) -> tuple[Path, Path | None]:
 def _opened(options: BuildOptions) -> Single:
     """The backbone, a classifier."""
     opened = undecided(open_single(options.checkpoint, arch=options.arch))
-    named = with_class_names(
-        opened, classes=options.classes, templates=options.template, names=names_in(options.val)
-    )
+    named = with_class_names(opened, classes=options.classes, templates=options.template, names=names_in(options.val))
     if named.manifest.model.num_classes == 0:
         raise CheckpointError(
             f"{named.path}: has no classes to choose between",

@@ -74,8 +74,7 @@ class Cache:
         """Run those whose answers are not there; under torchrun each process takes its share of them.
 
         Who runs beside whom shows in the last bits. So whole chunks run, of which only what is missing is kept: a
-        search
-        that was interrupted ends with the answers of one that was not.
+        search that was interrupted ends with the answers of one that was not.
         """
         missing = {place for c in candidates if not (place := self.place(c)).exists()}
         chunks = [chunk for chunk in _chunks(candidates) if missing & {*map(self.place, chunk)}]

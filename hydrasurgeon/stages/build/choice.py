@@ -16,16 +16,7 @@ from hydrasurgeon.measuring import metrics
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.stages.build.cost import UNITS, Budget
 from hydrasurgeon.stages.build.search import Search
-from hydrasurgeon.stages.build.together import (
-    Answers,
-    Choice,
-    Estimate,
-    Pool,
-    choose,
-    estimate,
-    guarded,
-    objective_of,
-)
+from hydrasurgeon.stages.build.together import Answers, Choice, Estimate, Pool, choose, estimate, guarded, objective_of
 
 AXES = {"macs": "multiply-adds, times the backbone's", "params": "parameters, times the backbone's"}
 """What stands at the axis of each cost."""

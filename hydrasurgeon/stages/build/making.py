@@ -67,10 +67,7 @@ class Making:
             self._make(self._fusion(files))
             hydra = self._hydra(files)
         rows, answers = [], list[Answers]()
-        for name, file in (
-            ("single model, tuned alike", self._tuned(self.source, {})),
-            ("the choice, tuned", hydra),
-        ):
+        for name, file in (("single model, tuned alike", self._tuned(self.source, {})), ("the choice, tuned", hydra)):
             answers, cost = self._run(file)
             rows.append(Row(name, len(answers), cost, halved(answers, answers)))
         pool = Pool.gathered(choosing.pool.objective, iter(answers), len(answers))

@@ -81,8 +81,7 @@ def guarded(objective: Objective, floor: float) -> Objective:
     """The same, less what a hydra is short of an accuracy; for objectives that look at foreign data, and for accuracy.
 
     What tells foreign data best is sought among those that still know the familiar ones. Where the objective's terms
-    are no
-    probabilities, those of the validation set stand behind them.
+    are no probabilities, those of the validation set stand behind them.
     """
     if objective.name == "nll":
         return objective
@@ -290,8 +289,7 @@ def choose(
     """The best of all that forward selection and swaps find in each pool; None where nothing is affordable.
 
     Of choices that the samples cannot tell from the best, it is the one of most members: what one member has by luck,
-    an
-    average of several has less of. `members` asks for exactly so many.
+    an average of several has less of. `members` asks for exactly so many.
     """
     most = MOST_MEMBERS if members is None else members
     best: dict[int, Choice] = {}
