@@ -105,6 +105,14 @@ class Batches:
                 yield batch
 
 
+def first_batch(samples: Samples, transform: Callable[[Any], Any], count: int, *, skip_bad: bool = False) -> Any:
+    """The inputs of the first samples, as one batch on the CPU."""
+    batch = next(iter(Batches(samples, transform, batch_size=count, workers=0, skip_bad=skip_bad)), None)
+    if batch is None:
+        raise DataError(f"{samples.spec}: none of its {len(samples)} samples can be read")
+    return batch.inputs
+
+
 class _Prepared(Dataset[Any]):
     def __init__(
         self, samples: Samples, transform: Callable[[Any], Any], skip_bad: bool, augment_seed: int | None

@@ -72,12 +72,11 @@ class How:
 
     def first(self, model: Any, samples: Any, count: int = TIMED) -> Any:
         """The first samples as a batch of this model's; no more than it is run on at a time."""
-        from hydrasurgeon.data import Batches, moved
+        from hydrasurgeon.data import first_batch, moved
 
-        size = min(self.run.batch_size or TIMED, count)
-        few = Batches(samples, model.transform, batch_size=size, workers=0, skip_bad=self.run.skip_bad)
-        weight = next(model.parameters())
-        return moved(next(iter(few)).inputs, weight.device, weight.dtype)
+        size, weight = min(self.run.batch_size or TIMED, count), next(model.parameters())
+        few = first_batch(samples, model.transform, size, skip_bad=self.run.skip_bad)
+        return moved(few, weight.device, weight.dtype)
 
 
 def predicted(

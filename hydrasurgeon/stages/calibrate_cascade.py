@@ -45,13 +45,13 @@ def fit_cascade(
     sample."""
     from functools import cache
 
-    from hydrasurgeon.data import Batches, moved
+    from hydrasurgeon.data import first_batch, moved
     from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
     from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
 
-    batches = Batches(samples, model.transform, batch_size=1, workers=0, skip_bad=arguments.skip_bad)
     weight = next(model.parameters())
-    one = moved(next(iter(batches)).inputs, weight.device, weight.dtype)
+    one = first_batch(samples, model.transform, 1, skip_bad=arguments.skip_bad)
+    one = moved(one, weight.device, weight.dtype)
 
     @cache
     def steps(starters: tuple[int, ...]) -> StepMacs:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.data import Batches, moved
+from hydrasurgeon.data import first_batch, moved
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.runtime.classifier import as_classifier
@@ -144,8 +144,7 @@ class Making:
         opened = open_checkpoint(file)
         model = as_classifier(opened, device=trial.run.device, dtype=trial.run.dtype, lean=True)
         weight = next(model.parameters())
-        batch = next(iter(Batches(trial.val, model.transform, batch_size=1, workers=0)))
-        sample = moved(batch.inputs, weight.device, weight.dtype)
+        sample = moved(first_batch(trial.val, model.transform, 1), weight.device, weight.dtype)
         cost = {"macs": macs(model, sample) / whole["macs"], "params": stored(opened) / whole["params"]}
         return answers_of(model, trial), cost
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from hydrasurgeon.checkpoints.class_names import names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.criteria import WITHOUT_DATA, score_key
-from hydrasurgeon.data import Batches, Samples, moved
+from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, sweep, write_text
@@ -246,5 +246,5 @@ def _cost_model(trial: Trial) -> CostModel:
     backbone = trial.loaded()
     checkpoint = backbone.checkpoint
     transform = checkpoint.family.transform(checkpoint.manifest.model, files=checkpoint.files)
-    one = Batches(trial.val, transform, batch_size=1, workers=0, skip_bad=trial.run.skip_bad)
-    return cost_model(backbone, moved(next(iter(one)).inputs, backbone.device, backbone.dtype))
+    one = first_batch(trial.val, transform, 1, skip_bad=trial.run.skip_bad)
+    return cost_model(backbone, moved(one, backbone.device, backbone.dtype))
