@@ -84,7 +84,8 @@ class Shards(Samples):
     kind = "pair"
 
     def __init__(self, spec: str, paths: Sequence[Path]) -> None:
-        self.spec, self.paths = spec, list(paths)
+        super().__init__(spec)
+        self.paths = list(paths)
         places = [(number, *row) for number, path in enumerate(self.paths) for row in _members(path)]
         self.where: NDArray[np.int64] = np.array(places, dtype=np.int64).reshape(-1, 5)
         """[pair, (shard, image offset, image size, text offset, text size)]"""
@@ -163,7 +164,8 @@ class Captioned(Samples):
     kind = "pair"
 
     def __init__(self, images: Rows, captions: Rows) -> None:
-        self.spec, self.images, self.captions = images.spec, images, captions
+        super().__init__(images.spec)
+        self.images, self.captions = images, captions
 
     def __len__(self) -> int:
         return len(self.images)

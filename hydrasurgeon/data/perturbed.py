@@ -9,21 +9,18 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from hydrasurgeon.data.samples import Decoded, Samples
+from hydrasurgeon.data.samples import Changed, Decoded, Samples
 
 # Tiles along each side of an image.
 TILES = 3
 
 
-class Perturbed(Samples):
+class Perturbed(Changed):
     """Every sample of another set, spoiled; without labels."""
 
     def __init__(self, parent: Samples, seed: int = 0) -> None:
-        self.parent, self.seed = parent, seed
-        self.spec, self.kind, self.labels = f"{parent.spec}, perturbed", parent.kind, None
-
-    def __len__(self) -> int:
-        return len(self.parent)
+        super().__init__(parent, f"{parent.spec}, perturbed", None)
+        self.seed = seed
 
     def read(self, i: int) -> Decoded:
         random = np.random.default_rng((self.seed, i))
@@ -33,9 +30,6 @@ class Perturbed(Samples):
         if isinstance(raw, Image.Image):
             return _shuffled(raw, random)
         return raw
-
-    def content(self, i: int) -> bytes:
-        return self.parent.content(i)
 
     def _salad(self, text: str, random: np.random.Generator) -> str:
         """As many words, each from a sample drawn at random."""

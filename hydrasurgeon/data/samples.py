@@ -44,7 +44,7 @@ class Samples(ABC):
     note: str | None = None
     """Which order of classes was assumed, where names did not say."""
 
-    def describe(self, spec: str, labels: Labels | None, classes: Sequence[str] | None) -> None:
+    def __init__(self, spec: str, labels: Labels | None = None, classes: Sequence[str] | None = None) -> None:
         self.spec, self.labels = spec, labels
         self.classes = None if classes is None else tuple(classes)
 
@@ -90,11 +90,6 @@ class Samples(ABC):
         """A hash of the samples in any order, whatever their labels."""
         return hashlib.sha256(b"".join(sorted(self.digests))).hexdigest()
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether these are only some of what the spec names."""
-        return False
-
     def shared_with(self, other: Samples) -> int:
         """How many of the samples are exactly one of another set's; what cannot be read is like nothing."""
         theirs = set(other.digests) - {EMPTY}
@@ -107,7 +102,7 @@ class Arrays(Samples):
     def __init__(
         self, spec: str, images: NDArray[np.uint8], labels: Labels | None = None, classes: Sequence[str] | None = None
     ) -> None:
-        self.describe(spec, labels, classes)
+        super().__init__(spec, labels, classes)
         self.images = images
 
     def __len__(self) -> int:
@@ -127,7 +122,7 @@ class Files(Samples):
     def __init__(
         self, spec: str, paths: Sequence[Path], labels: Labels | None = None, classes: Sequence[str] | None = None
     ) -> None:
-        self.describe(spec, labels, classes)
+        super().__init__(spec, labels, classes)
         self.paths = list(paths)
 
     def __len__(self) -> int:
@@ -160,7 +155,7 @@ class Rows(Samples):
         classes: Sequence[str] | None = None,
         root: Path | None = None,
     ) -> None:
-        self.describe(spec, labels, classes)
+        super().__init__(spec, labels, classes)
         self.column, self.kind, self.root = column, kind, root
 
     def __len__(self) -> int:
@@ -199,20 +194,32 @@ class Rows(Samples):
         return value
 
 
-class Subset(Samples):
+class Changed(Samples):
+    """Every sample of another set, changed as it is read."""
+
+    def __init__(self, parent: Samples, spec: str, labels: Labels | None) -> None:
+        super().__init__(spec, labels, parent.classes)
+        self.parent, self.kind = parent, parent.kind
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def name(self, i: int) -> str | int:
+        return self.parent.name(i)
+
+    def content(self, i: int) -> bytes:
+        return self.parent.content(i)
+
+
+class Subset(Changed):
     """Some samples of another set, possibly with other labels."""
 
     def __init__(self, parent: Samples, index: NDArray[np.int64], labels: Labels | None) -> None:
-        self.parent, self.index, self.labels = parent, index, labels
-        self.spec, self.kind, self.classes = parent.spec, parent.kind, parent.classes
-        self.columns = parent.columns
+        super().__init__(parent, parent.spec, labels)
+        self.index, self.columns = index, parent.columns
 
     def __len__(self) -> int:
         return len(self.index)
-
-    @property
-    def is_limited(self) -> bool:
-        return len(self.index) < len(self.parent) or self.parent.is_limited
 
     def name(self, i: int) -> str | int:
         return self.parent.name(int(self.index[i]))

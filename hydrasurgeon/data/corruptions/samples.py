@@ -17,7 +17,7 @@ from PIL import Image
 from hydrasurgeon.data.corruptions.filters import Random
 from hydrasurgeon.data.corruptions.kinds import TEXT, Corruption
 from hydrasurgeon.data.corruptions.pictures import spoiled
-from hydrasurgeon.data.samples import Decoded, Samples
+from hydrasurgeon.data.samples import Changed, Decoded, Samples
 from hydrasurgeon.errors import DataError
 
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
@@ -26,26 +26,16 @@ BESIDE = {key: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in ROWS f
 """Letter → the keys beside it."""
 
 
-class Mixed(Samples):
+class Mixed(Changed):
     """Every sample of another set, spoiled by one of several corruptions in turn; its labels stay."""
 
     def __init__(self, parent: Samples, corruptions: Sequence[Corruption], seed: int = 0) -> None:
         if parent.kind == "pair":
             raise DataError(f"{parent.spec}: holds images with texts", hint="Corruptions spoil one of the two.")
-        self.parent, self.corruptions, self.seed = parent, tuple(corruptions), seed
-        self.kind, self.labels, self.classes = parent.kind, parent.labels, parent.classes
-
-    @property
-    def spec(self) -> str:  # type: ignore[override]
-        kinds = [f"{each.name}:{each.severity}" for each in self.corruptions]
+        kinds = [f"{each.name}:{each.severity}" for each in corruptions]
         shown = kinds[0] if len(kinds) == 1 else f"{len(kinds)} corruptions of it"
-        return f"{self.parent.spec}, {shown}"
-
-    def __len__(self) -> int:
-        return len(self.parent)
-
-    def name(self, i: int) -> str | int:
-        return self.parent.name(i)
+        super().__init__(parent, f"{parent.spec}, {shown}", parent.labels)
+        self.corruptions, self.seed = tuple(corruptions), seed
 
     def read(self, i: int) -> Decoded:
         raw = self.parent.read(i)
