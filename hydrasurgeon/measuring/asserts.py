@@ -28,7 +28,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 """How a number is held to a limit, by the operator as it is typed."""
-ROOTS = ("members", "id", "ood", "ood_average", "shift", "shift_average", "diversity", "cost", "sets", "sets_average")
+ROOTS = [name for name in Result.model_fields if name not in ("name", "kind")]
 """The parts of a result that hold numbers."""
 FORM = re.compile(
     rf"(?:(?P<result>.+?):)?(?P<path>(?:{'|'.join(ROOTS)})(?:\.[^<>=]+?)?)"
@@ -48,9 +48,6 @@ class Assertion:
     operator: str
     limit: float
 
-    def concerns(self, result: Result) -> bool:
-        return self.result in (None, result.name)
-
     def holds(self, value: float | None) -> bool:
         """What was not measured, or is not a number, keeps no limit."""
         return value is not None and OPERATORS[self.operator](value, self.limit)
@@ -58,21 +55,16 @@ class Assertion:
 
 def parse_assertion(text: str) -> Assertion:
     match = FORM.fullmatch(text.strip())
-    limit = _number(match["number"]) if match else None
-    if match is None or limit is None:
+    try:
+        limit = float(match["number"]) if match else math.nan
+    except ValueError:
+        limit = math.nan
+    if match is None or not math.isfinite(limit):
         raise UsageError(
             f"--assert {text}: not [NAME:]PATH, one of {' '.join(OPERATORS)}, and a number",
             hint='Such as --assert "id.ece<=0.02" or --assert "hydra:ood_average.all.auroc>=0.85", in quotes.',
         )
     return Assertion(text.strip(), match["result"], match["path"], match["operator"], limit)
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def paths_of(result: Result) -> dict[str, float | None]:
@@ -87,34 +79,27 @@ def _numbers(value: Any, way: tuple[str, ...]) -> Iterator[tuple[str, float | No
             yield from _numbers(entry, (*way, str(key)))
     elif isinstance(value, list | tuple):
         for at, entry in enumerate(value):
-            yield from _numbers(entry, (*way, _name(entry, at)))
+            name = entry.get("name", at) if isinstance(entry, dict) else at
+            severity = entry.get("severity") if isinstance(entry, dict) else None
+            yield from _numbers(entry, (*way, f"{name}" if severity is None else f"{name}:{severity}"))
     elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         yield ".".join(way), value
 
 
-def _name(entry: Any, at: int) -> str:
-    """What an entry of a list is called."""
-    if not isinstance(entry, dict) or "name" not in entry:
-        return str(at)
-    severity = entry.get("severity")
-    return entry["name"] if severity is None else f"{entry['name']}:{severity}"
-
-
 def check_paths(assertions: Sequence[Assertion], names: Sequence[str]) -> None:
     """Refuse a limit of a result that there is not, or of a number that no result has."""
-    for assertion in assertions:
-        if assertion.result is not None and assertion.result not in names:
-            raise UsageError(
-                f"--assert {assertion.text}: no result is called {assertion.result}",
-                hint=_choice(assertion.result, names),
-            )
-        root, *rest = assertion.path.split(".")
+    for each in assertions:
+        root, *rest = each.path.split(".")
         leaves = _leaves(Result.model_fields[root].annotation)
+        if each.result not in (None, *names):
+            raise UsageError(
+                f"--assert {each.text}: no result is called {each.result}", hint=_choice(str(each.result), names)
+            )
         # What stands in a dictionary goes by names that only the run knows.
         if rest and rest[-1] not in leaves and not {"ci", "scores"} & {*rest}:
-            near = [f"{root}.{leaf}" for leaf in sorted(leaves)]
             raise UsageError(
-                f"--assert {assertion.text}: the report has no {assertion.path}", hint=_choice(assertion.path, near)
+                f"--assert {each.text}: the report has no {each.path}",
+                hint=_choice(each.path, [f"{root}.{leaf}" for leaf in sorted(leaves)]),
             )
 
 
@@ -137,7 +122,7 @@ def judged(assertions: Sequence[Assertion], results: Sequence[Result]) -> tuple[
         Asserted(assertion=each.text, result=result.name, value=value, holds=each.holds(value))
         for each in assertions
         for result in results
-        if each.concerns(result)
+        if each.result in (None, result.name)
         for value in [paths_of(result).get(each.path)]
     )
 
@@ -154,11 +139,5 @@ def require(asserted: Sequence[Asserted]) -> None:
 
 def _explained(each: Asserted) -> str:
     named = each.assertion.startswith(f"{each.result}:")
-    value = "it was not measured" if each.value is None else f"it is {_short(each, each.value)}"
+    value = "it was not measured" if each.value is None else f"it is {each.value:.6g}"
     return f"{'' if named else f'{each.result}: '}{each.assertion}, but {value}"
-
-
-def _short(each: Asserted, value: float) -> str:
-    """Six digits, where they break the limit too."""
-    text = f"{value:.6g}"
-    return repr(value) if parse_assertion(each.assertion).holds(float(text)) else text

@@ -17,7 +17,7 @@ from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, paths_of, require
 from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
 from hydrasurgeon.measuring.reading import Reading
-from hydrasurgeon.measuring.results import Asserted, Cost, Result
+from hydrasurgeon.measuring.results import Cost, Result
 from hydrasurgeon.measuring.rows import row_of
 
 SPEC = Callable[..., str]
@@ -52,17 +52,13 @@ def test_grammar(text: str, parts: tuple[str | None, str, str, float]) -> None:
         "<=0.02",
         "id.ece=0.02",
         "id.ece!=0.02",
-        "id.ece=<0.02",
         "id.ece<=low",
-        "id.ece<=nan",
         "id.ece<=inf",
         "0.02>=id.ece",
-        "0<id.ece<1",
         "ece<=0.02",
         "hydra:ece<=0.02",
         "name==3",
         "id.<=3",
-        "identity.x<=3",
     ],
 )
 def test_what_is_no_assertion(text: str) -> None:
@@ -124,25 +120,12 @@ def test_names_and_values_of_the_broken() -> None:
     require(outcome[2:4])
 
 
-@pytest.mark.parametrize("sign", ["<=", ">=", "==", "<", ">"])
-@pytest.mark.parametrize("value", [math.nan, None])
-def test_what_is_no_number_never_passes(sign: str, value: float | None) -> None:
-    assert not parse_assertion(f"id.ece{sign}0.5").holds(value)
-
-
-def test_a_value_just_beyond_its_limit_is_said_whole() -> None:
-    near = Asserted(assertion="id.ece<=0.5", result="m", value=0.5000000001, holds=False)
-    with pytest.raises(CheckFailed) as failed:
-        require([near])
-    assert failed.value.details == ("m: id.ece<=0.5, but it is 0.5000000001",)
-
-
-def test_limits_themselves() -> None:
-    assert parse_assertion("id.ece<=0.5").holds(0.5)
-    assert parse_assertion("id.ece>=0.5").holds(0.5)
-    assert parse_assertion("id.ece==0.5").holds(0.5)
-    assert not parse_assertion("id.ece<0.5").holds(0.5)
-    assert not parse_assertion("id.ece>0.5").holds(0.5)
+@pytest.mark.parametrize(("sign", "holds"), [("<=", True), (">=", True), ("==", True), ("<", False), (">", False)])
+def test_limits_themselves(sign: str, holds: bool) -> None:
+    limit = parse_assertion(f"id.ece{sign}0.5")
+    assert limit.holds(0.5) is holds
+    assert not limit.holds(math.nan)
+    assert not limit.holds(None)
 
 
 def test_unknown_ones_are_refused_with_what_there_is() -> None:
@@ -194,30 +177,6 @@ def test_in_the_command(
     assert capsys.readouterr().out == ""
     assert json.loads((tmp_path / "again.json").read_text())["asserts"][0]["value"] == 0.5
     assert run([*again, "id.accuracy>=0"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("option", "specs", "says"),
-    [
-        ("--ood", ("near:a=data.npz", "far:a=data.npz"), "--ood: a is there twice"),
-        ("--shift", ("a:1=data.npz", "a:1=data.npz"), "--shift: a:1 is there twice"),
-        ("--shift", ("a=data.npz", "a=data.npz"), "--shift: a is there twice"),
-    ],
-)
-def test_a_name_is_of_one_set(
-    tiny: Callable[..., Path],
-    images: SPEC,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    option: str,
-    specs: tuple[str, str],
-    says: str,
-) -> None:
-    """A report and a predictions file would hold the second under the name of the first."""
-    monkeypatch.chdir(tmp_path)
-    tiny(), images()
-    with pytest.raises(UsageError, match=says):
-        hs.evaluate(["vit"], data="data.npz", **{option[2:]: specs})
 
 
 @pytest.mark.parametrize(

@@ -59,14 +59,6 @@ def test_metrics_come_from_the_averaged_probabilities(members: list[Path], image
     assert again.cost.latency_ms is None  # a time is true of one machine only
 
 
-def test_a_file_of_scores_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
-    path = tmp_path / "scores.safetensors"
-    save_file({"labels": torch.arange(8) % 4, "scores.mine": torch.rand(8), "ood.x.scores.mine": torch.rand(5)}, path)
-    with pytest.raises(DataError, match="tensor logits is missing") as refused:
-        hs.evaluate([], predictions_in=[path])
-    assert "only OOD sets may have scores in their place" in str(refused.value.hint)
-
-
 def test_strangers_predictions(tmp_path: Path) -> None:
     z, y = torch.randn(8, 4), torch.arange(8) % 4
     path = tmp_path / "theirs.safetensors"
@@ -156,11 +148,6 @@ def test_multiply_adds_by_hand(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     assert [r.cost.macs for r in alone] == [single] * 3 + [3 * single]
     assert [r.cost.macs for r in together] == [3 * single]
     assert [r.macs for r in hs.bench([*paths, hydra], batch="1", runs=1).results] == [single] * 3 + [3 * single]
-
-
-def test_class_counts_must_match(tiny: MAKE, images: SPEC) -> None:
-    with pytest.raises(DataError, match="classes"):
-        hs.evaluate([tiny()], data=images(classes=7))
 
 
 def test_an_ensemble_of_predictions_files_is_that_of_their_models(

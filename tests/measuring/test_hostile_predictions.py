@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hostile_data import damaged
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
@@ -176,12 +176,6 @@ def test_scores_beside_logits_are_left_alone(tmp_path: Path) -> None:
     assert row_of(read_predictions(path), Reading()).result == row_of(read_predictions(plain), Reading()).result
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
-def test_labels_of_any_integer_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
-    path = write(tmp_path / "p.safetensors", labels=tensors()["labels"].to(dtype))
-    assert torch.equal(read_predictions(path).labels, tensors()["labels"])
-
-
 def test_disagreement_of_many_members_is_that_of_the_pairs() -> None:
     logits = torch.randn(7, 12, 4, generator=torch.Generator().manual_seed(1))
     votes = logits.argmax(-1)
@@ -205,13 +199,3 @@ def test_names_of_sets_on_the_command_line(
 ) -> None:
     with pytest.raises(UsageError, match=r"not near:NAME|no such severity"):
         hs.evaluate([tiny()], data=images(), **line)  # type: ignore[arg-type]
-
-
-def test_what_is_written_can_be_read(tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path) -> None:
-    out = tmp_path / "p.safetensors"
-    spec = images()
-    hs.evaluate([tiny()], data=spec, ood=[f"near:n={spec}"], shift=[f"fog:2={spec}"], predictions=out, device="cpu")
-    found = read_predictions(out)
-    assert torch.equal(found.logits, load_file(out)["logits"])
-    assert [s.name for s in found.ood] == ["n"]
-    assert [(s.name, s.severity) for s in found.shift] == [("fog", 2)]

@@ -3,7 +3,6 @@ whole."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from sklearn.metrics import roc_auc_score
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.predictions import read_predictions
 
@@ -140,25 +138,10 @@ def test_a_score_that_is_not_there(tmp_path: Path) -> None:
     assert refused.value.hint == "Available: vilu."
     with pytest.raises(UsageError, match=r"--ood-score dist\.v2: .* does not hold this score of every set$"):
         hs.evaluate([], predictions_in=[path], ood_score="dist.v2")
-    outside = {f"ood__{name}__scores__{{}}": rows for name, rows in (("a", 30), ("b", 20))}
-    foreign = write(
-        tmp_path / "f.safetensors", **{name.format("only"): torch.rand(rows) for name, rows in outside.items()}
-    )
-    with pytest.raises(UsageError, match=r"--ood-score only: .* does not hold this score of every set$"):
-        hs.evaluate([], predictions_in=[foreign], ood_score="only")
     bare = write(tmp_path / "q.safetensors", ood__b__scores__vilu=None, ood__b__scores__w=torch.zeros(3))
     with pytest.raises(UsageError, match="has OOD sets without logits") as refused:
         hs.evaluate([], predictions_in=[bare], ood_score="all")
     assert refused.value.hint == "Available: none."
-
-
-def test_the_command_takes_a_name_that_only_the_file_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "p.safetensors")
-    assert run(["eval", "--predictions-in", str(path), "--ood-score", "vilu", "--json", "-"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["settings"]["ood_score"] == "vilu"
-    assert run(["eval", "--predictions-in", str(path), "--ood-score", "vilo"]) == 2
-    assert "did you mean vilu?" in capsys.readouterr().err
 
 
 def test_scores_alone_make_no_ensemble(tmp_path: Path) -> None:

@@ -42,10 +42,3 @@ def test_words_come_out_as_they_went_in(words: list[str], width: int) -> None:
     assert " ".join(line.strip() for line in made).split() == text.split()
     for line in made:
         assert cell_len(line) <= width or "`" in line or len(line.split()) == 1
-
-
-def test_styles_go_with_their_words() -> None:
-    first, second = folded(styled(("aa bb", "bold"), " cc", (" dd", "dim")), 8, 2)
-    assert (first.plain, second.plain) == ("aa bb cc", "  dd")
-    assert [str(span.style) for span in first.spans] == ["bold"]
-    assert [str(span.style) for span in second.spans] == ["dim"]

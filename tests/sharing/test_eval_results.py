@@ -78,12 +78,6 @@ def test_other_data_make_no_entry(folder: Path, images: Callable[..., str]) -> N
         assert entry(result, DataRecord(spec=spec, rows=40, sha256="0" * 64)) is None
 
 
-def test_a_card_of_local_data_brings_none(folder: Path, images: Callable[..., str]) -> None:
-    evaluation = hs.evaluate([folder], data=images(), card=True)
-    assert evaluation.cards == (folder / "README.md",)
-    assert not (folder / EVAL_RESULTS).parent.exists()
-
-
 def test_eval_card_writes_it_for_data_of_the_hub(folder: Path, bands: str) -> None:
     evaluation = hs.evaluate([folder], data=bands, card=True)
     assert evaluation.hub is None

@@ -13,11 +13,8 @@ from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.card import BEGIN, END
-from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.decided import Decision
 
 SPEC = Callable[..., str]
 
@@ -181,24 +178,6 @@ def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_pat
     assert "decision state" not in between((made.path / "README.md").read_text())
 
 
-def test_a_promised_risk_is_told() -> None:
-    abstain = {"threshold": 0.75, "risk": 0.02, "delta": 0.1, "bound": 0.019, "coverage": 0.625}
-    decision = Decision.model_validate(
-        {
-            "temperature": 2,
-            "ood": {"score": "msp", "threshold": 0.5, "id_flagged": 0.05, "chosen_by": "option"},
-            "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.5},
-            "abstain": abstain,
-            "fitted": 20,
-            "certified": 20,
-        }
-    )
-    assert (
-        "answers from a probability of 0.750 on, 62.5 % of samples: at most 2 % of them wrong, with confidence 90 %"
-        in decision_lines(decision)
-    )
-
-
 def test_texts_too(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     family.write(tmp_path / "s")
@@ -222,11 +201,6 @@ def test_refused_before_any_work(pair: tuple[Path, Path], images: SPEC, tmp_path
     with pytest.raises(UsageError, match="its own checkpoint alone"):
         hs.evaluate(list(pair), data=data, ensemble=True, card=True)
     assert (stranger / "README.md").read_text() == "# Theirs\n"
-
-
-def test_the_command_says_where(pair: tuple[Path, Path], images: SPEC, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", str(pair[1]), "--data", images(), "--card"]) == 0
-    assert f"written into {pair[1] / 'README.md'}" in capsys.readouterr().out
 
 
 def test_corruptions_stand_by_severity(pair: tuple[Path, Path], images: SPEC) -> None:
