@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hydrasurgeon.heads import Head, Kept, all_heads
 from hydrasurgeon.lookup import whole_number
 
 FORMAT = "hydrasurgeon.compare/1"
-"""Of the JSON report."""
+"""Format identifier of the JSON report."""
 
 
 @dataclass(frozen=True)
@@ -66,33 +66,29 @@ class Comparison:
 
 def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare what two checkpoints, members of a hydra (FILE#0) or manifests keep; no tensor is read."""
-    first, second = _selection(str(a)), _selection(str(b))
+    pair = first, second = _selection(str(a)), _selection(str(b))
     _check_alike(first, second)
     towers = first.manifest.towers
-    kept = first.kept, second.kept
-    gone = _removed(first.kept, towers), _removed(second.kept, towers)
-    layers = {
-        tower: tuple(
-            {
-                "kept": overlap(set(kept[0][tower][layer]), set(kept[1][tower][layer])),
-                "removed": overlap(set(gone[0][tower][layer]), set(gone[1][tower][layer])),
-            }
-            for layer in range(size.layers)
-        )
-        for tower, size in towers.items()
-    }
+
+    def overlaps(heads: Iterable[Head]) -> dict[str, Overlap]:
+        """Of those that are kept among these, and of those that are not."""
+        among = set(heads)
+        kept = [among & set(all_heads(each.kept)) for each in pair]
+        return {"kept": overlap(*kept), "removed": overlap(*(among - each for each in kept))}
+
+    every = {t: [[Head(t, i, h) for h in range(size.heads)] for i in range(size.layers)] for t, size in towers.items()}
+    whole = overlaps(head for rows in every.values() for row in rows for head in row)
     return Comparison(
         names=(first.name, second.name),
-        selections=kept,
+        selections=(first.kept, second.kept),
         towers=dict(towers),
-        kept=overlap(set(all_heads(kept[0])), set(all_heads(kept[1]))),
-        removed=overlap(set(all_heads(gone[0])), set(all_heads(gone[1]))),
-        layers=layers,
-        notes=tuple(s.note for s in (first, second) if s.note),
+        **whole,
+        layers={tower: tuple(map(overlaps, rows)) for tower, rows in every.items()},
+        notes=tuple(each.note for each in pair if each.note),
     )
 
 
-def overlap(a: Set[Head] | Set[int], b: Set[Head] | Set[int]) -> Overlap:
+def overlap(a: Set[Head], b: Set[Head]) -> Overlap:
     common, either = len(a & b), len(a | b)
     return Overlap(
         a=len(a),
@@ -151,27 +147,14 @@ def _selection(spec: str) -> _Selection:
 
 
 def _check_alike(first: _Selection, second: _Selection) -> None:
-    one, two = first.manifest, second.manifest
-    names = [f"{m.model.family}:{m.model.arch}" for m in (one, two)]
-    if names[0] != names[1]:
+    """Heads of other models have nothing to do with each other."""
+    shapes = []
+    for each in (first, second):
+        model, towers = each.manifest.model, each.manifest.towers.items()
+        sizes = ", ".join(f"{name} {t.layers}×{t.heads} heads of {t.head_dim}" for name, t in towers)
+        shapes.append(f"{model.family}:{model.arch} ({sizes})")
+    if shapes[0] != shapes[1]:
         raise SurgeryError(
-            f"{first.name} is {names[0]}, {second.name} is {names[1]}: their heads have nothing to do with each other",
+            f"{first.name} is {shapes[0]}, {second.name} is {shapes[1]}: their heads have nothing to do with each other",
             hint="Compare selections from one backbone.",
         )
-    if one.towers != two.towers:
-        sizes = [", ".join(f"{name} {t.layers}×{t.heads}" for name, t in m.towers.items()) for m in (one, two)]
-        raise SurgeryError(
-            f"{first.name} has {sizes[0]} heads of {_dims(one)}, {second.name} has {sizes[1]} of {_dims(two)}",
-            hint="Compare selections from one backbone.",
-        )
-
-
-def _dims(manifest: Manifest) -> str:
-    return ", ".join(str(t.head_dim) for t in manifest.towers.values())
-
-
-def _removed(kept: Kept, towers: dict[str, Tower]) -> Kept:
-    return {
-        tower: tuple(tuple(h for h in range(towers[tower].heads) if h not in row) for row in rows)
-        for tower, rows in kept.items()
-    }
