@@ -83,28 +83,6 @@ def test_the_report_in_a_browser(browser: Browser, page: Path) -> None:
     browser.errors.clear()  # which was said
 
 
-def test_charts_of_odd_values_can_be_read(
-    browser: Browser, tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
-) -> None:
-    # Many heads and layers, values that differ in their fourth digit, a model that costs next to nothing, one sample.
-    arch = (
-        "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=24,depth={},num_heads=24,num_classes=5"
-    )
-    models = [tiny("large.safetensors", arch=arch.format(24)), tiny("small.safetensors", arch=arch.format(1))]
-    for rows in (1, 40):
-        hs.evaluate(
-            models,
-            data=images(f"{rows}.npz", rows=rows),
-            ood=[f"far:x={images('x.npz', seed=6, rows=rows)}"],
-            html=tmp_path / f"{rows}.html",
-        )
-        for width in (1280, 390):
-            browser.open(tmp_path / f"{rows}.html", width=width, dark=False)
-            assert browser.value("document.body.scrollWidth") <= width
-            assert browser.value(COVERED) == []
-    assert browser.errors == []
-
-
 def test_keys_reach_what_a_pointer_reaches(browser: Browser, page: Path) -> None:
     browser.open(page, width=1280, dark=False)
     browser.key("Tab")

@@ -350,64 +350,6 @@ def test_what_cannot_be_probed(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
             hs.probe(path, **options)
 
 
-def test_foreign_data_that_is_not_foreign_is_told(
-    tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of each OOD set how many samples are in the data, byte for byte; sets apart are not spoken of."""
-    data, other = images(), images("other.npz", seed=7, rows=20, labels=False)
-    mixed = np.concatenate([np.load(other)["images"], np.load(data)["images"][3:6]])
-    np.savez(tmp_path / "mixed.npz", images=mixed)
-    line = [
-        "probe",
-        str(tiny()),
-        "--data",
-        data,
-        "--method",
-        "random",
-        "--draws",
-        "1",
-        "--corrupt",
-        "fog:1",
-        "--device",
-        "cpu",
-    ]
-    line += ["--ood", f"far:mixed={tmp_path / 'mixed.npz'}", "--ood", f"far:clean={other}"]
-    assert run([*line, "--json", str(tmp_path / "p.json")]) == 0
-    (note,) = json.loads((tmp_path / "p.json").read_text())["notes"]
-    assert note.startswith("OOD set mixed: 3 of its 23 samples are in data.npz too, byte for byte")
-    assert f"note: {note}" in " ".join(capsys.readouterr().err.split())
-    assert run([*line, "--quiet"]) == 0
-    assert "note:" not in capsys.readouterr().err
-
-
-def test_one_draw_shows_no_error(tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = [
-        "probe",
-        str(tiny()),
-        "--data",
-        images(),
-        "--method",
-        "magnitude",
-        "--corrupt",
-        "contrast:1",
-        "--limit",
-        "8",
-        "--device",
-        "cpu",
-        "--json",
-        str(tmp_path / "p.json"),
-        "--force",
-    ]
-    assert run([*line, "--draws", "1"]) == 0
-    assert json.loads((tmp_path / "p.json").read_text())["proposition"]["hessian"]["error"] is None
-    shown = capsys.readouterr().out
-    assert "±" not in shown
-    assert "of 1 draw, which shows no error; the mean diagonal" in shown
-    assert run([*line, "--draws", "2"]) == 0
-    assert json.loads((tmp_path / "p.json").read_text())["proposition"]["hessian"]["error"] > 0
-    assert "± over 2 draws" in capsys.readouterr().out
-
-
 def test_on_the_command_line(tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]) -> None:
     path, spec = str(tiny()), images()
     line = ["probe", path, "--data", spec, "--draws", "2", "--keep", "2", "--device", "cpu"]
