@@ -209,7 +209,7 @@ def test_the_length_of_a_text_stands_beside_its_multiply_adds(
     (tmp_path / "data.jsonl").write_text('{"text": "good film", "label": 0}\n{"text": "bad", "label": 1}\n')
     out = tmp_path / "p.safetensors"
     assert run(["eval", str(source), "--data", str(tmp_path / "data.jsonl"), "--predictions", str(out)]) == 0
-    assert "MACs: of one text of 4 tokens" in capsys.readouterr().out  # with [CLS] and [SEP]
+    assert "Multiply-adds are of one text of 4 tokens" in capsys.readouterr().out  # with [CLS] and [SEP]
     assert hs.evaluate([], predictions_in=[out]).report.results[0].cost.tokens == 4
     measured = hs.bench([source], batch="1", runs=1)
     assert measured.results[0].tokens == 24
