@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -24,18 +23,17 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 def model_card(manifest: Manifest, usage: Usage) -> str:
     """README.md in the hub's layout; every number in it comes from the manifest."""
     model = manifest.model
-    front = {
-        "library_name": usage.library,
-        "pipeline_tag": usage.task,
-        "tags": ["hydrasurgeon", manifest.kind, "attention-head-pruning"],
-    }
-    head = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     labels = [code(label) for label in (model.labels or ())[:10]]
     more = ["…"] if len(model.labels or ()) > 10 else []
     names = f" ({', '.join([*labels, *more])})" if labels else ""
     return f"""---
-{head}
+library_name: {usage.library}
+pipeline_tag: {usage.task}
+tags:
+- hydrasurgeon
+- {manifest.kind}
+- attention-head-pruning
 ---
 
 # {_title(manifest)}

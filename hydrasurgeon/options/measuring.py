@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hydrasurgeon.options.base import READ, RUNS, WRITTEN, Options, PathLike, argument, option
 from hydrasurgeon.options.shared import DATA, Bare, Checkpoint, ClassNames, Device, Force, Paths, Run, Scoring, Texts
@@ -173,7 +173,10 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Force):
     Each is checked first.
     """
 
-    format: str = option("onnx", recorded=True, help="onnx, pt2 or padded.")
+    requires: ClassVar = {"int8": ("check",), "ood": ("check",), "limit": ("check",)}
+    conflicts: ClassVar = (("int8", "cascade"), ("check", "cascade"))
+
+    format: Literal["onnx", "pt2", "padded"] = option("onnx", recorded=True, help="onnx, pt2 or padded.")
     aot: bool = option(False, help="pt2: compiled for this machine (AOTInductor).")
     cascade: bool = option(False, help="onnx: two graphs, OUT.first.onnx and OUT.rest.onnx.")
     member: int | None = option(None, metavar="I", recorded=True, help="padded: which member of a hydra, from 0.")
@@ -185,7 +188,9 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Force):
         group=READ,
         help="--check: OOD data to be detected as well as before; repeatable.",
     )
-    tolerance: float = option(0.01, metavar="X", help="--check: by how much accuracy, ECE and AUROC may be worse.")
+    tolerance: float = option(
+        0.01, ge=0, le=1, metavar="X", help="--check: by how much accuracy, ECE and AUROC may be worse."
+    )
     limit: int | None = option(None, ge=0, metavar="N", group=READ, help="Use a random N of the samples.")
     out: PathLike | None = option(
         None,

@@ -1,8 +1,5 @@
-"""`eval --card`: a checkpoint's own result in its model card, between markers, and as the hub's model-index.
-
-Beside it, for data of the hub, `.eval_results/*.yaml`: one entry is one number on one task of one data set
-(https://huggingface.co/docs/hub/eval-results), so calibration and OOD detection stay in the card.
-"""
+"""`eval --card`: a checkpoint's own result in its model card, between markers, as the hub's model-index, and as an entry
+for its leaderboards."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.report.columns import COST, OOD, QUALITY, SHIFT, Metric
 from hydrasurgeon.report.markdown import table
-from hydrasurgeon.sharing.upload import Repository, card_destination, publish_card
+from hydrasurgeon.sharing.output import Repository, card_repository, publish_card
 
-INDEX = "model-index: "
-"""How the line of the front matter begins that we write."""
+HASH = "sha256"
+"""What our results in a model-index have among their data set's arguments, and others have not."""
 SPEC = re.compile(r"hf:(?P<id>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>\w[\w.-]*))?:(?P<split>\w[\w.-]*)")
 """A data set of the hub with its organisation: without one the hub knows no leaderboard."""
 MOST_SHIFTS = 12
@@ -53,18 +50,17 @@ class Claimed:
         `data` says under which heading each set was used.
         """
         written: list[Path] = []
-        for path, result in zip(self.cards, results, strict=bool(self.cards)):
+        for path, result in zip(self.cards, results, strict=False):
             if path is not None:
                 write_text(path, with_measured(path.read_text(encoding="utf-8"), result, data, settings))
+                written.append(path)
                 # Of a part of the samples no leaderboard is made.
-                entered = settings["limit"] is None and write_eval_results(
-                    path.parent, result, next(iter(data.values()))
-                )
-                written += [path, entered] if entered else [path]
-        if self.repository is None or not is_main_process():
+                entry = None if settings["limit"] is not None else leaderboard_entry(result, next(iter(data.values())))
+                if entry is not None:
+                    written.append(write_entry(path.parent, entry))
+        if self.repository is None or not written or not is_main_process():
             return tuple(written), None
-        at = next(at for at, card in enumerate(self.cards) if card is not None)
-        manifest = self.opened[at].manifest
+        manifest = next(each.manifest for each, card in zip(self.opened, self.cards, strict=False) if card)
         return tuple(written), publish_card(written, manifest, at=self.repository, bars=bars)
 
 
@@ -78,7 +74,7 @@ def claimed_cards(arguments: EvaluateOptions, opened: Sequence[Checkpoint]) -> C
         )
     for path in {card: None for card in cards if card is not None}:
         claim(path, option="--card", force=True)
-    return Claimed(opened, cards, card_destination(arguments.push_to_hub, cards))
+    return Claimed(opened, cards, card_repository(arguments.push_to_hub, cards))
 
 
 def _card(checkpoint: Checkpoint) -> Path | None:
@@ -179,28 +175,21 @@ def _how(settings: Mapping[str, Any], *, decided: bool) -> str:
 
 
 def _indexed(card: str, result: Result, data: DataRecord, *, part: bool) -> str:
-    """The card whose front matter gives the result in the hub's words; a model-index of someone else's stays."""
-    front = re.match(r"---\n(.*?\n)---\n", card, re.DOTALL)
-    if front is None:
+    """The card whose front matter gives the result in the hub's words; what others measured stays there."""
+    import yaml  # type: ignore[import-untyped]
+    from huggingface_hub import EvalResult, ModelCard
+
+    try:
+        model_card = ModelCard(card)
+    except (ValueError, yaml.YAMLError):
         return card
-    lines = [line for line in front[1].rstrip("\n").split("\n") if not line.startswith(f"{INDEX}[")]
-    task = next((line.partition(": ")[2].strip('"') for line in lines if line.startswith("pipeline_tag: ")), None)
-    if task is None or any(line.startswith("model-index:") for line in lines):
+    about: Any = model_card.data
+    task = about.get("pipeline_tag")
+    if not isinstance(task, str):
         return card
-    lines.append(INDEX + _model_index(task, result, data, part=part))
-    return "---\n" + "\n".join(lines) + "\n---\n" + card[front.end() :]
-
-
-def _model_index(task: str, result: Result, data: DataRecord, *, part: bool) -> str:
-    """The result as the hub's own writer puts it, on one line that the next run replaces; of a part of the data with
-    its size."""
-    from huggingface_hub import EvalResult
-    from huggingface_hub.repocard_data import eval_results_to_model_index
-    from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
-
     spec = visible(data.spec)
-    samples = {"sha256": data.sha256, **({"samples": data.rows} if part else {})}
-    figures = [
+    samples = {HASH: data.sha256, **({"samples": data.rows} if part else {})}
+    ours = [
         EvalResult(
             task_type=task,
             dataset_type=spec,
@@ -212,12 +201,18 @@ def _model_index(task: str, result: Result, data: DataRecord, *, part: bool) -> 
         )
         for metric in QUALITY
     ]
-    index = eval_results_to_model_index(visible(result.name), figures)
-    return yaml_dump(index, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
+    theirs = [each for each in about.eval_results or [] if HASH not in (each.dataset_args or {})]
+    about.eval_results = theirs + ours
+    about.model_name = about.model_name or visible(result.name)
+    return str(model_card)
 
 
-def entry(result: Result, data: DataRecord) -> dict[str, Any] | None:
-    """The result as the hub wants it; None where the data are not on the hub."""
+def leaderboard_entry(result: Result, data: DataRecord) -> dict[str, Any] | None:
+    """The accuracy in the format that the hub's leaderboards read; None where the data are not on the hub.
+
+    One entry is one number on one task of one data set (https://huggingface.co/docs/hub/eval-results), so calibration
+    and OOD detection stay in the card. The hub shows it where the data set is registered as a benchmark.
+    """
     match = SPEC.fullmatch(data.spec)
     if match is None:
         return None
@@ -232,17 +227,14 @@ def entry(result: Result, data: DataRecord) -> dict[str, Any] | None:
     }
 
 
-def write_eval_results(folder: Path, result: Result, data: DataRecord) -> Path | None:
-    """Put the result into a directory; None where there is nothing to be put."""
+def write_entry(folder: Path, entry: Mapping[str, Any]) -> Path:
+    """Put a leaderboard entry beside a model card."""
     from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 
-    content = entry(result, data)
-    if content is None:
-        return None
     path = folder / EVAL_RESULTS
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:
         raise not_written(path, error, "The model card is written.") from error
-    write_text(path, yaml_dump([content], sort_keys=False))
+    write_text(path, yaml_dump([dict(entry)], sort_keys=False))
     return path

@@ -1,13 +1,17 @@
 """A classifier as one graph of torch.export: batch and text length stay free, and what `decide` computes is in it.
 
-With a decision state the graph goes on where `decide` does, in float64 as there: the same functions are captured.
+With a decision state the graph goes on where `decide` does, in float64 as there: the same functions are captured. A file
+made of the graph must give torch's outputs before it is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import uncertainties
-from hydrasurgeon.errors import MissingDependency
+from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import Reading, reading
 from hydrasurgeon.runtime.hydra import Hydra
@@ -39,8 +43,8 @@ BATCH, LENGTH = 2, 7
 """Of the inputs that the graph is captured with: none of them becomes a part of it."""
 CHECKED = ((1, 5), (3, 11))
 """Batch sizes and text lengths on which a file must give torch's outputs."""
-
-
+TOLERANCE = 1e-4
+"""Largest difference from torch's outputs; of what has no scale of its own, relative to what is above 1."""
 ARITHMETIC = {"add", "sub", "mul", "div", "gt", "ge", "le", "pow", "clamp_min", "__rsub__", "__rdiv__"}
 """The operations of a tensor with a number that decisions are made of."""
 
@@ -108,6 +112,22 @@ class ExactNumbers(TorchFunctionMode):
         if getattr(func, "__name__", "") in ARITHMETIC and args[0].dtype == torch.float64:
             args = [torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args]
         return func(*args, **(kwargs or {}))
+
+
+Run = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
+"""Runs a file: inputs by name → its outputs in order."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was proven to give torch's outputs."""
+
+    content: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Run
+    max_difference: float
+    """Largest difference of any output from torch's, over two batch sizes."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +211,19 @@ def _constant(features: Tensor) -> Tensor:
     return features
 
 
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Exporters and compilers print, warn and log what only concerns their authors."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 def about(model: Classifier) -> dict[str, str]:
     """What a file says of itself: the labels, of which weights it is, and the decision state's numbers."""
     manifest = model.manifest
@@ -201,12 +234,33 @@ def about(model: Classifier) -> dict[str, str]:
     return {f"{METADATA}{key}": text for key, text in facts.items()}
 
 
-def differences(captured: Captured, run: Any, checked: Sequence[tuple[int, int]] = CHECKED) -> Tensor:
-    """Largest difference of each output from torch's, over other batch sizes and lengths; `run` takes tensors by
-    name."""
+def proven(captured: Captured, content: bytes, run: Run, runtime: str) -> Exported:
+    """The file, once `runtime` has given torch's outputs with it."""
+    try:
+        worst = float(_differences(captured, run).max())  # unlike Python's max, this one keeps NaN
+    except Exception as error:  # each runtime has an exception of its own for every kind of failure
+        raise CheckFailed(
+            f"export: {runtime} cannot run the result ({str(error).splitlines()[0]})",
+            hint="Nothing was written; upgrade it, or report the model.",
+        ) from error
+    check_difference(worst, runtime)
+    return Exported(content, captured.inputs, captured.outputs, run, worst)
+
+
+def check_difference(worst: float, runtime: str) -> None:
+    """Refuse a file whose outputs are others than torch's."""
+    if not worst <= TOLERANCE:
+        raise CheckFailed(
+            f"export: {runtime}'s outputs differ from torch's by {worst:.3g}; allowed is {TOLERANCE:g}",
+            hint="Nothing was written.",
+        )
+
+
+def _differences(captured: Captured, run: Run) -> Tensor:
+    """Largest difference of each output from torch's, over other batch sizes and lengths."""
     threshold = None if captured.model.state is None else captured.model.state.record.ood.threshold
     apart = []
-    for batch, length in checked:
+    for batch, length in CHECKED:
         inputs = sample(captured.model, batch=batch, length=length)
         with torch.inference_mode():
             expected = captured.module(*inputs.values())

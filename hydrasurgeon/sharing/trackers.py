@@ -1,14 +1,11 @@
-"""`eval --log`: the results as runs of an experiment tracker, one for each result, with the settings and every number
-of the report."""
+"""`eval --log`: each result as a run of an experiment tracker, with the settings and every number of the report."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -20,47 +17,17 @@ from hydrasurgeon.measuring.results import Report
 
 PROJECT = "hydrasurgeon"
 """What the project, or experiment, is called where none is named."""
+TRACKERS = ("wandb", "mlflow", "trackio")
+"""Trackers, by the names of their clients; trackio's functions are called as wandb's are."""
 UNNAMEABLE = re.compile(r"[^\w. :/-]")
 """What no tracker takes in the name of a number."""
-SILENCE = {"mlflow": "MLFLOW_DISABLE_TELEMETRY"}
-"""What keeps a client from reporting its use to its maker; what the user's environment says stays."""
-# Characters of a run's name; some trackers refuse longer ones.
+SILENCE = "MLFLOW_DISABLE_TELEMETRY"
+"""What keeps mlflow from reporting its use to its maker; what the user's environment says stays."""
 MAX_RUN = 120
-
-Numbers = Mapping[str, float]
-
-
-def _wandb(client: Any, project: str, run: str, settings: Mapping[str, str], numbers: Numbers) -> None:
-    client.init(project=project, name=run, config=dict(settings))
-    client.log(dict(numbers))
-    client.finish()
+"""Characters of a run's name; some trackers refuse longer ones."""
 
 
-def _mlflow(client: Any, project: str, run: str, settings: Mapping[str, str], numbers: Numbers) -> None:
-    client.set_experiment(project)
-    with client.start_run(run_name=run):
-        client.log_params(dict(settings))
-        client.log_metrics(dict(numbers))
-
-
-TRACKERS: dict[str, Callable[[Any, str, str, Mapping[str, str], Numbers], None]] = {
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    # Its functions are called as wandb's are.
-    "trackio": _wandb,
-}
-"""Tracker → how a run is written with its client."""
-
-
-@dataclass(frozen=True)
-class Tracker:
-    """Where results are logged."""
-
-    name: str
-    project: str
-
-
-def tracker_of(text: str | None) -> Tracker | None:
+def tracker_of(text: str | None) -> tuple[str, str] | None:
     """`--log NAME[:PROJECT]`, refused where it is none or is not installed."""
     if text is None:
         return None
@@ -71,31 +38,39 @@ def tracker_of(text: str | None) -> Tracker | None:
             hint=f"There are {', '.join(TRACKERS)}.",
         )
     need(name, purpose=f"--log {name}")
-    return Tracker(name, project or PROJECT)
+    return name, project or PROJECT
 
 
-def log_report(tracker: Tracker, report: Report) -> None:
+def log_report(tracker: tuple[str, str], report: Report) -> None:
     """A run for each result; what a client raises becomes one message."""
-    if tracker.name in SILENCE:
-        os.environ.setdefault(SILENCE[tracker.name], "true")
+    name, project = tracker
+    os.environ.setdefault(SILENCE, "true")
     settings = {key: str(value) for key, value in report.settings.items() if value is not None}
     for result in report.results:
-        name = result.name
+        run = visible(result.name)[:MAX_RUN]
         numbers = {
             UNNAMEABLE.sub("_", path.replace(".", "/")): float(value)
             for path, value in paths_of(result).items()
             if value is not None
         }
         try:
-            # What a client prints is about its work: stdout may be the report as JSON.
-            with redirect_stdout(sys.stderr):
-                client = import_module(tracker.name)
-                TRACKERS[tracker.name](
-                    client, tracker.project, visible(name)[:MAX_RUN], {**settings, "kind": result.kind}, numbers
-                )
+            with redirect_stdout(sys.stderr):  # stdout may be the report as JSON
+                _log(import_module(name), project, run, {**settings, "kind": result.kind}, numbers)
         except Exception as error:  # each client has kinds of its own
-            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
-                f"--log {tracker.name}: {visible(name)} could not be logged ({visible(said)})",
+                f"--log {name}: {visible(result.name)} could not be logged ({visible(why)})",
                 hint="All else that was asked for is written.",
             ) from error
+
+
+def _log(client: Any, project: str, run: str, settings: dict[str, str], numbers: dict[str, float]) -> None:
+    if client.__name__ == "mlflow":
+        client.set_experiment(project)
+        with client.start_run(run_name=run):
+            client.log_params(settings)
+            client.log_metrics(numbers)
+        return
+    client.init(project=project, name=run, config=settings)
+    client.log(numbers)
+    client.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,13 @@ from hydrasurgeon.data import Batches, Samples, by_length, open_data
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
 from hydrasurgeon.measuring.sets import parse_ood
-from hydrasurgeon.sharing.onnx_session import session_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.files.manifest import Model
+    from hydrasurgeon.options.measuring import ExportOptions
     from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.sharing.program import Exported
 
 Answer = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Inputs of a batch → probabilities, and OOD scores where a decision state says how."""
@@ -44,45 +45,41 @@ class Compared:
             for name, change in changes.items()
         }
 
-    def broken(self, tolerance: float, how: str) -> list[str]:
-        """The metrics that are worse by more than is allowed, in words."""
-        return [
-            f"{name}: {self.before[name]:.4f} before, {self.after[name]:.4f} {how}"
-            for name, worse in self.worse.items()
-            if not worse <= tolerance
-        ]
-
 
 @dataclass(frozen=True)
 class Trial:
-    """What answers are compared on."""
+    """What answers are compared on, and how much worse they may be."""
 
     samples: Samples
     foreign: dict[str, Samples]
+    tolerance: float
+
+    def compared(self, model: Classifier, before: Answer, after: Answer, *, who: str = "the file") -> Compared:
+        """Metrics of two sets of answers; CheckFailed where those of `who`, which is to be written, are too much
+        worse."""
+        both = Compared(measured(before, model, self, "the model"), measured(after, model, self, who))
+        broken = [
+            f"{name}: {both.before[name]:.4f} before, {both.after[name]:.4f} in {who}"
+            for name, worse in both.worse.items()
+            if not worse <= self.tolerance
+        ]
+        if broken:
+            raise CheckFailed(
+                f"export --check: worse by more than {self.tolerance:g} on {self.samples.spec}: {'; '.join(broken)}",
+                hint="Nothing was written: allow more with --tolerance, or export another way.",
+            )
+        return both
 
 
-def opened_trial(about: Model, *, check: str, ood: Sequence[str], limit: int | None) -> Trial:
+def opened_trial(about: Model, check: str, arguments: ExportOptions) -> Trial:
     """Open the data, before a graph is made in vain."""
-    samples = open_data(check, limit=limit, model=about)
+    samples = open_data(check, limit=arguments.limit, model=about)
     foreign: dict[str, Samples] = {}
-    for _, name, spec in map(parse_ood, ood):
+    for _, name, spec in map(parse_ood, arguments.ood):
         if name in foreign:
             raise UsageError(f"--ood: {name} is there twice", hint="Tell them apart by NAME=D.")
-        foreign[name] = open_data(spec, limit=limit)
-    return Trial(samples, foreign)
-
-
-def checked(model: Classifier, trial: Trial, run: Answer, *, tolerance: float) -> Compared:
-    """What the model answers in torch, and what the file that is to be written does; CheckFailed where that is worse by
-    more than `tolerance`."""
-    compared = Compared(measured(in_torch(model), model, trial, "the model"), measured(run, model, trial))
-    broken = compared.broken(tolerance, "in the file")
-    if broken:
-        raise CheckFailed(
-            f"export --check: worse by more than {tolerance:g} on {trial.samples.spec}: {'; '.join(broken)}",
-            hint="Nothing was written: allow more with --tolerance, or try another --format.",
-        )
-    return compared
+        foreign[name] = open_data(spec, limit=arguments.limit)
+    return Trial(samples, foreign, arguments.tolerance)
 
 
 def in_torch(model: Classifier) -> Answer:
@@ -97,27 +94,19 @@ def in_torch(model: Classifier) -> Answer:
     return answer
 
 
-def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Answer:
+def in_file(file: Exported) -> Answer:
     """The file's own answers."""
-    session = session_of(content)
 
     def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
         named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
-        values = session.run(list(outputs), {name: tensor.numpy() for name, tensor in named.items()})
-        return by_name(outputs, [torch.from_numpy(value) for value in values])
+        values = dict(zip(file.outputs, file.run(named), strict=True))
+        # Probabilities have another name where there is a decision state.
+        return values["probabilities" if "probabilities" in values else "probs"], values.get("ood_score")
 
     return answer
 
 
-def by_name(outputs: Sequence[str], values: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Probabilities and OOD scores among a graph's outputs, which call the first by another name where there is a
-    decision state."""
-    named = dict(zip(outputs, values, strict=True))
-    probs = named["probabilities"] if "probabilities" in named else named["probs"]
-    return probs, named.get("ood_score")
-
-
-def measured(run: Answer, model: Classifier, trial: Trial, who: str = "the file") -> dict[str, float]:
+def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
     """Accuracy, ECE, AUROC against each foreign set, and what a decision state's thresholds make of the answers of
     `who` runs."""
     probs, scores, labels = answers(run, model, trial.samples, who)
@@ -144,9 +133,7 @@ def _of_state(state: State, probs: Tensor, scores: Tensor, labels: Tensor) -> di
     return {name: float(share.double().mean()) for name, share in shares.items()}
 
 
-def answers(
-    run: Answer, model: Classifier, samples: Samples, who: str = "the file"
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def answers(run: Answer, model: Classifier, samples: Samples, who: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """Probabilities, OOD scores (1 − max p without a decision state) and labels, sample after sample; CheckFailed for
     NaN."""
     probs, scores, labels = [], [], []

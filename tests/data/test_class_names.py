@@ -16,6 +16,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.options.measuring import ExportOptions
 from hydrasurgeon.sharing.trial import opened_trial
 
 MAKE = Callable[..., Path]
@@ -144,7 +145,7 @@ def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None
         lambda: hs.fuse([tuned.path, calibrated.path], out=out, check=renamed),
         lambda: hs.probe(tuned.path, method="taylor", keep=2, data=renamed, corrupt=["gaussian_noise:1"]),
         lambda: hs.build(tuned.path, data=train, val=renamed, budget="macs=2", out=out),
-        lambda: opened_trial(tuned.manifest.model, check=renamed, ood=(), limit=None),
+        lambda: opened_trial(tuned.manifest.model, renamed, ExportOptions(checkpoint="t", check=renamed)),
     ]
     for attempt in attempts:
         with pytest.raises(DataError, match="no class doggy"):

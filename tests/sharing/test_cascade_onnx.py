@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError, OutputError, SurgeryError
 from hydrasurgeon.files.decided import Gate
 from hydrasurgeon.sharing.cascade_onnx import two_graphs
+from hydrasurgeon.sharing.program import Exported
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, pytest.mark.slow]
@@ -53,6 +55,12 @@ def state(gate: Gate, first: int = 1) -> State:
     sets = lac(0.55, 0.8)
     cascade = cascade_by(gate, ORDER, first, temperature=1.7, ood_threshold=0.31, conformal=sets)
     return made_state(threshold=0.4, temperature=0.8, conformal=sets, cascade=cascade)
+
+
+def write(graphs: Sequence[Exported], folder: Path) -> None:
+    for name, graph in zip(("first", "rest"), graphs, strict=True):
+        assert graph.max_difference < 1e-4
+        (folder / f"c.{name}.onnx").write_bytes(graph.content)
 
 
 def many(family: Family, count: int) -> Any:
@@ -87,9 +95,7 @@ def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_pat
         scores = own_score(score, model(inputs)[:, list(ORDER[:first])])
     bound = float(scores.quantile(0.6))
     model.state = state(Gate(score=score, low=bound), first)
-    made = two_graphs(model)
-    (tmp_path / "c.first.onnx").write_bytes(made.first)
-    (tmp_path / "c.rest.onnx").write_bytes(made.rest)
+    write(two_graphs(model), tmp_path)
     run = runner(tmp_path / "c.onnx")
     clear = ((scores - bound).abs() > 1e-5).numpy()
     for at in (slice(0, 1), slice(1, 300), slice(300, 1000)):
@@ -111,9 +117,7 @@ def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
     inputs = many(family, 20)
     for gate, share in ((Gate(score="msp", low=2.0), 0.0), (Gate(score="msp", low=-1.0), 1.0)):
         model.state = state(gate)
-        made = two_graphs(model)
-        (tmp_path / "c.first.onnx").write_bytes(made.first)
-        (tmp_path / "c.rest.onnx").write_bytes(made.rest)
+        write(two_graphs(model), tmp_path)
         answers = runner(tmp_path / "c.onnx")(fed(inputs))
         assert answers["went_on"].mean() == share
         np.testing.assert_allclose(answers["probabilities"], model.decide(inputs).probs.numpy(), rtol=0, atol=1e-5)

@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.sharing.measured_card import entry, write_eval_results
+from hydrasurgeon.sharing.measured_card import leaderboard_entry, write_entry
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def bands(images: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> str:
 
     spec = images()
 
-    def read(name: str, rest: str, carried: object = ()) -> object:
+    def read(name: str, rest: str, carried: object) -> object:
         samples = sources.open_data(spec)
         samples.spec = name
         return samples
@@ -53,7 +53,9 @@ def test_the_hub_reads_it(folder: Path, images: Callable[..., str]) -> None:
         pytest.skip("an older huggingface_hub, which does not read it")
     (result,) = hs.evaluate([folder], data=images()).report.results
     record = DataRecord(spec="hf:uoft-cs/cifar100/fine:test", rows=40, sha256="0" * 64)
-    assert write_eval_results(folder, result, record) == folder / EVAL_RESULTS
+    entry = leaderboard_entry(result, record)
+    assert entry is not None
+    assert write_entry(folder, entry) == folder / EVAL_RESULTS
     (read,) = parse(yaml.safe_load((folder / EVAL_RESULTS).read_text(encoding="utf-8")))
     assert (read.dataset_id, read.task_id) == ("uoft-cs/cifar100", "fine")
     assert read.value == pytest.approx(100 * result.id.accuracy, abs=1e-4)
@@ -61,7 +63,7 @@ def test_the_hub_reads_it(folder: Path, images: Callable[..., str]) -> None:
     # The directory is still a checkpoint, and a second writing takes the first one's place.
     before = (folder / EVAL_RESULTS).read_bytes()
     open_checkpoint(folder).digests()
-    write_eval_results(folder, result, record)
+    write_entry(folder, entry)
     assert (folder / EVAL_RESULTS).read_bytes() == before
 
 
@@ -75,7 +77,7 @@ def test_other_data_make_no_entry(folder: Path, images: Callable[..., str]) -> N
         "hf:a/b/c/d:test",
         "hf:a/../b:test",
     ):
-        assert entry(result, DataRecord(spec=spec, rows=40, sha256="0" * 64)) is None
+        assert leaderboard_entry(result, DataRecord(spec=spec, rows=40, sha256="0" * 64)) is None
 
 
 def test_eval_card_writes_it_for_data_of_the_hub(folder: Path, bands: str) -> None:

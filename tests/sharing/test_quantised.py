@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.measuring.metrics import accuracy, auroc, ece
-from hydrasurgeon.sharing import quantised as sharing
 from hydrasurgeon.sharing import trial
+from hydrasurgeon.sharing.onnx import in_onnxruntime
+from hydrasurgeon.sharing.program import Exported
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, pytest.mark.slow]
@@ -60,12 +60,10 @@ def test_figures_are_those_of_the_files(prepared: Any, tmp_path: Path) -> None:
     assert compared.after["auroc.noise"] == auroc(scores, others)
 
 
-def _run(file: Path, model: Any, data: str) -> Any:
-    return trial.answers(_file(file, ("logits", "probs")), model, trial.open_data(data))
-
-
-def _file(file: Path, outputs: Sequence[str]) -> trial.Answer:
-    return trial.in_onnxruntime(file.read_bytes(), outputs)
+def _run(file: Path, model: Any, data: str, outputs: tuple[str, ...] = ("logits", "probs")) -> Any:
+    content = file.read_bytes()
+    exported = Exported(content, (), outputs, in_onnxruntime(content, outputs), 0.0)
+    return trial.answers(trial.in_file(exported), model, trial.open_data(data), "it")
 
 
 def test_an_answer_that_got_worse_is_not_kept(
@@ -75,7 +73,7 @@ def test_an_answer_that_got_worse_is_not_kept(
     figures = iter(
         [{"accuracy": 0.9, "ece": 0.02, "auroc.noise": 0.8}, {"accuracy": 0.895, "ece": 0.01, "auroc.noise": 0.75}] * 2
     )
-    monkeypatch.setattr(sharing, "measured", lambda *_: next(figures))
+    monkeypatch.setattr(trial, "measured", lambda *_: next(figures))
     line = ["export", str(path), "-o", str(tmp_path / "v.onnx"), "--int8", "--check", data, "--ood", f"noise={noise}"]
     assert run(line) == 1
     said = capsys.readouterr().err
@@ -110,7 +108,7 @@ def test_thresholds_of_the_float_model_are_tried(tmp_path: Path) -> None:
     assert compared.before["flagged"] == pytest.approx(sum(row["unfamiliar"] for row in rows) / 160, abs=1.5 / 160)
     model = hs.load(path, device="cpu")
     assert model.state is not None
-    probs, scores, labels = trial.answers(_file(made.path, made.outputs), model, trial.open_data(data))
+    probs, scores, labels = _run(made.path, model, data, made.outputs)
     assert labels is not None
     assert compared.after["flagged"] == float((scores > model.state.record.ood.threshold).double().mean())
     assert compared.after["answered"] == float((probs.amax(1) >= model.state.record.abstain.threshold).double().mean())

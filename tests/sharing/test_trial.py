@@ -18,6 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches
 from hydrasurgeon.errors import CheckFailed
+from hydrasurgeon.options.measuring import ExportOptions
 from hydrasurgeon.sharing import trial
 from hydrasurgeon.stages.export import export
 
@@ -37,11 +38,15 @@ def prepared(tmp_path: Path) -> tuple[Path, str, str]:
     return tmp_path / "v", FAMILY.data(tmp_path), str(tmp_path / "noise.npz")
 
 
+def tried(model: Any, data: str, *ood: str, tolerance: float = 0.0) -> trial.Trial:
+    options = ExportOptions(checkpoint="v", check=data, ood=ood, tolerance=tolerance)
+    return trial.opened_trial(model.manifest.model, data, options)
+
+
 def test_the_model_is_measured_as_eval_measures_it(prepared: Any) -> None:
     path, data, noise = prepared
     model = hs.load(path, device="cpu")
-    opened = trial.opened_trial(model.manifest.model, check=data, ood=[f"noise={noise}"], limit=None)
-    compared = trial.checked(model, opened, trial.in_torch(model), tolerance=0.0)
+    compared = tried(model, data, f"noise={noise}").compared(model, trial.in_torch(model), trial.in_torch(model))
     assert compared.before == compared.after
     report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
     assert report.ood is not None
@@ -53,18 +58,19 @@ def test_the_model_is_measured_as_eval_measures_it(prepared: Any) -> None:
 def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
     path, data, _ = prepared
     model = hs.load(path, device="cpu")
-    opened = trial.opened_trial(model.manifest.model, check=data, ood=[], limit=None)
+    opened = tried(model, data, tolerance=0.01)
 
     def too_sure(inputs: Any) -> tuple[Tensor, None]:
         probs = model.predict(inputs)
         return torch.nn.functional.one_hot(probs.argmax(-1), CLASSES).to(probs.dtype), None
 
     # As often right as before, and always sure of it.
-    wrong = 1 - trial.measured(too_sure, model, opened)["accuracy"]
+    wrong = 1 - trial.measured(too_sure, model, opened, "it")["accuracy"]
     with pytest.raises(CheckFailed, match=rf": ece: 0\.\d+ before, {wrong:.4f} in the file$") as said:
-        trial.checked(model, opened, too_sure, tolerance=0.01)
+        opened.compared(model, trial.in_torch(model), too_sure)
     assert said.value.exit_code == 1
-    assert trial.checked(model, opened, too_sure, tolerance=1.0).after["ece"] == pytest.approx(wrong)
+    compared = tried(model, data, tolerance=1.0).compared(model, trial.in_torch(model), too_sure)
+    assert compared.after["ece"] == pytest.approx(wrong)
 
 
 @pytest.mark.parametrize("where", ["data.npz", "noise.npz"])
@@ -73,7 +79,7 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
     """Of foreign samples too, whose AUROC would be better for it."""
     path, data, noise = prepared
     model = hs.load(path, device="cpu")
-    opened = trial.opened_trial(model.manifest.model, check=data, ood=[f"noise={noise}"], limit=None)
+    opened = tried(model, data, f"noise={noise}", tolerance=1.0)
     samples = {"data.npz": opened.samples, "noise.npz": opened.foreign["noise"]}[where]
     first = next(iter(Batches(samples, model.transform, batch_size=1)))
 
@@ -85,7 +91,7 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
         return probs, scores
 
     with pytest.raises(CheckFailed, match=rf"the file answers NaN for 1 of 24 samples of .*{where}$"):
-        trial.checked(model, opened, spoiled, tolerance=1.0)
+        opened.compared(model, trial.in_torch(model), spoiled)
 
 
 @exports
