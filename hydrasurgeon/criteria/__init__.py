@@ -52,19 +52,17 @@ def score_key(
 
     Without an objective it is the only one recorded (of that score), or else avg.
     """
-    if method.partition("-")[0] != CIRCUIT:
-        useless = {"--objective": objective, "--ood-score": ood_score}
-        for option, value in useless.items():
-            if value is not None:
-                raise UsageError(f"{option} {value}: --method {method} has none")
+    family, *names = method.split("-", 2)
+    named = dict(zip(("objective", "ood_score"), names, strict=False))
+    for option, value in (("objective", objective), ("ood_score", ood_score)):
+        flag = f"--{option.replace('_', '-')}"
+        if value is not None and family != CIRCUIT:
+            raise UsageError(f"{flag} {value}: --method {method} has none")
+        if value is not None and named.setdefault(option, value) != value:
+            raise UsageError(f"{flag} {value}: --method {method} names another")
+    if family != CIRCUIT:
         return method
-    named = method.split("-", 2)[1:]
-    if named and objective not in (None, named[0]):
-        raise UsageError(f"--objective {objective}: --method {method} names another")
-    if named[1:] and ood_score not in (None, named[1]):
-        raise UsageError(f"--ood-score {ood_score}: --method {method} names another")
-    wanted = named[0] if named else objective
-    by = named[1] if named[1:] else ood_score
+    wanted, by = named.get("objective"), named.get("ood_score")
     if by is not None:
         _check_ood_score(by)
     if wanted is None:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
 
 # Independent weights lie √(M − 1) of their average's norm from it, 1 for two of them, members that were tuned from one
-# start
-# some hundredths: this lies well between the two.
+# start some hundredths: this lies well between the two.
 FAR = 0.5
 
 
@@ -81,12 +80,10 @@ def fuse(arguments: FuseOptions) -> Fused:
     if samples is not None:
         agreement = _checked(opened, target.path, samples, arguments)
     hub = target.publish(written, opened[0].files, bars=arguments.progress is not None)
-    notes = tuple(f"{member.name}: {member.note}" for member in opened if member.note)
-    notes += () if samples is None or samples.note is None else (samples.note,)
-    notes += tuple(_twins(opened, written.members or ()))
-    notes += tuple(_averaged(plan.spread, agreement))
-    notes += tuple(_trunk_lost(opened, plan.trunk))
-    return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, notes)
+    notes = [f"{member.name}: {member.note}" for member in opened if member.note]
+    notes += [] if samples is None or samples.note is None else [samples.note]
+    notes += _notes(opened, written, None if agreement is not None else plan.spread)
+    return Fused(target.path, written, plan.bytes_members, plan.bytes_stored, agreement, hub, tuple(notes))
 
 
 def _opened(members: Sequence[str | Path], arguments: FuseOptions) -> list[Single]:
@@ -115,29 +112,21 @@ def _with_common_names(members: Sequence[Single]) -> list[Single]:
     return common
 
 
-def _twins(opened: Sequence[Single], members: Sequence[Member]) -> Iterator[str]:
-    """Which members are one and the same: two that err alike say nothing of each other's doubts."""
+def _notes(opened: Sequence[Single], made: HydraManifest, spread: float | None) -> Iterator[str]:
+    """What its user should know: equal members, averaged MLPs that nobody compared with the members' own, and layers
+    that could have been shared."""
     seen: dict[str, str] = {}
-    for member, record in zip(opened, members, strict=True):
+    for member, record in zip(opened, made.members, strict=True):
         if record.sha256 in seen:
             yield f"{member.name} has the weights of {seen[record.sha256]}: it counts twice and adds no diversity"
         seen.setdefault(record.sha256, member.name)
-
-
-def _averaged(spread: float | None, agreement: Agreement | None) -> Iterator[str]:
-    """That MLPs are none of the members' own any more, unless the hydra was compared with them."""
-    if spread is None or agreement is not None:
-        return
-    far = ", as those of separate trainings, whose average is like none of them" if spread > FAR else ""
-    yield (
-        f"the hydra runs the average of the members' MLPs, which lie {100 * spread:.1f} % of its norm from it{far}: "
-        "see what that costs with --check D, or fuse with --mlp separate"
-    )
-
-
-def _trunk_lost(opened: Sequence[Single], trunk: int) -> Iterator[str]:
-    """That pruned members were tuned in layers that they could have shared."""
-    first = opened[0].manifest
+    if spread is not None:
+        far = ", as those of separate trainings, whose average is like none of them" if spread > FAR else ""
+        yield (
+            f"the hydra runs the average of the members' MLPs, which lie {100 * spread:.1f} % of its norm from it{far}:"
+            " see what that costs with --check D, or fuse with --mlp separate"
+        )
+    first, trunk = opened[0].manifest, made.fusion.trunk
     possible = shared_layers(opened[0].weights, first.towers, [member.manifest.kept for member in opened], ())
     steps = [[step.command for step in member.manifest.history] for member in opened]
     tuned = any("finetune" in names[names.index("prune") :] for names in steps if "prune" in names)
@@ -195,18 +184,17 @@ def _checked(opened: Sequence[Single], target: Path, samples: Samples, arguments
         raise CheckFailed(error.message, hint=error.hint) from error
     # `not <=`: NaN is larger than nothing.
     if not agreement.mean_difference <= arguments.tolerance:
+        before, after = (
+            "n/a" if value is None else f"{100 * value:.2f} %"
+            for value in (agreement.accuracy_members, agreement.accuracy_fused)
+        )
         raise CheckFailed(
             f"{target}: a member's class probability differs by {agreement.mean_difference:.4g} on average from the "
             f"unfused member's (at most {agreement.max_difference:.4f}, KL {agreement.kl:.5f}, accuracy "
-            f"{_percent(agreement.accuracy_members)} → {_percent(agreement.accuracy_fused)}); "
-            f"allowed is {arguments.tolerance:g}",
+            f"{before} → {after}); allowed is {arguments.tolerance:g}",
             hint="Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance.",
         )
     return agreement
-
-
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.2f} %"
 
 
 def _fusable(opened: Sequence[Single]) -> None:

@@ -73,7 +73,10 @@ def prune(arguments: PruneOptions) -> Pruned:
     choice = _choose(opened, key, arguments, target.path)
     repaired, data = _repair(opened, choice, arguments)
     hashes: dict[str, str] = {}
-    manifest = _manifest_of(opened, choice, _entry(opened, key, data, arguments), hashes)
+    args = {**arguments.recorded(), "method": key}
+    uses = ("torch", opened.manifest.model.family) if arguments.repairs else ()
+    entry = step("prune", args=args, inputs=(), data=data, seed=arguments.seed, uses=uses)
+    manifest = _manifest_of(opened, choice, entry, hashes)
     planned = plan_pruning(opened, choice.kept, hashes, repaired)
     written = target.save(planned, manifest, files=opened.files)
     clear_search(target.path, label)
@@ -183,22 +186,8 @@ def _repair(opened: Single, choice: _Choice, arguments: PruneOptions) -> tuple[d
     return repaired, tuple(dict.fromkeys((*choice.data, calibration)))
 
 
-def _entry(
-    opened: Single, key: str | None, data: tuple[DataRecord, ...], arguments: PruneOptions
-) -> Callable[[str], Step]:
-    """What history gets to know, once the hash of the input is there."""
-    recorded = {**arguments.recorded(), "method": key}
-    uses = ("torch", opened.manifest.model.family) if arguments.repairs else ()
-
-    def entry(sha256: str) -> Step:
-        source = Input(name=opened.name, sha256=sha256)
-        return step("prune", args=recorded, inputs=[source], data=data, seed=arguments.seed, uses=uses)
-
-    return entry
-
-
 def _manifest_of(
-    opened: Single, choice: _Choice, entry: Callable[[str], Step], hashes: Mapping[str, str]
+    opened: Single, choice: _Choice, entry: Step, hashes: Mapping[str, str]
 ) -> Callable[[str], SingleManifest]:
     """The member's manifest, once the hash of its weights is there; by then `hashes` holds the input's."""
 
@@ -208,13 +197,14 @@ def _manifest_of(
             source = weights_sha256(opened.tensors, hashes)
             # Every byte has passed by now: refuse before anything takes its place.
             opened.check(hashes)
+        done = entry.model_copy(update={"inputs": (Input(name=opened.name, sha256=source),)})
         return rewritten(
             opened.manifest,
             kind="member",
             kept=choice.kept,
             scores=choice.scores,
             weights_sha256=sha256,
-            history=(*opened.manifest.history, entry(source).wrote(sha256)),
+            history=(*opened.manifest.history, done.wrote(sha256)),
         )
 
     return manifest

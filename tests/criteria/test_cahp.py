@@ -16,8 +16,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import attention_maps
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.criteria.cahp import choice as cahp
-from hydrasurgeon.criteria.cahp.criterion import ClassMoments, _check_maps, _resized, jeffries_matusita, layout
-from hydrasurgeon.criteria.cahp.weights import Weigher
+from hydrasurgeon.criteria.cahp.criterion import ClassMoments, Weigher, _check_maps, _resized, jeffries_matusita, layout
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import DataError, MissingDependency, OutputError, SurgeryError, UsageError
 from hydrasurgeon.families import family_named

@@ -129,17 +129,12 @@ class _Layer:
 
         def rows(name: str) -> Tensor | None:
             parts = [getattr(project, name) for project in site.project]
-            if any(part is None for part in parts):
-                parts = (
-                    [
-                        part if part is not None else project.weight.new_zeros(project.out_features)
-                        for part, project in zip(parts, site.project, strict=True)
-                    ]
-                    if any(part is not None for part in parts)
-                    else []
-                )
-            if not parts:
+            if all(part is None for part in parts):
                 return None
+            parts = [
+                project.weight.new_zeros(project.out_features) if part is None else part
+                for part, project in zip(parts, site.project, strict=True)
+            ]
             spec = HeadAxis(axis=0, blocks=blocks)
             return torch.cat([take_heads(part, at, spec=spec, head_dim=site.head_dim) for part in parts])
 

@@ -117,8 +117,8 @@ class Cache:
         trial = self.trial
         quiet = replace_fields(trial.run, progress=None)
         trunk = min(first_changed(candidate, backbone.manifest.kept) for candidate in chunk)
-        together = _Several(backbone, [self._module(backbone, candidate) for candidate in chunk], trunk=trunk)
-        return _answered(together, trial, quiet)
+        modules = [self._module(backbone, candidate) for candidate in chunk]
+        return _answered(_Several(backbone, modules, trunk=trunk), trial, quiet)
 
     def _module(self, backbone: LoadedBackbone, candidate: Candidate) -> nn.Module:
         trial = self.trial

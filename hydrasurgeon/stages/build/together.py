@@ -21,10 +21,6 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.metrics import auroc
 
-SCORES = ("msp", "entropy", "mi", "energy", "max-logit", "gen")
-"""OOD scores whose AUROC can be an objective: functions of logits."""
-OBJECTIVES = ("avg", "acc", "nll", "ood", *SCORES)
-"""What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter."""
 PENALTY = 10.0
 """What a point of accuracy below the floor costs, in points of the objective."""
 TINY = 1e-30
@@ -115,30 +111,33 @@ def objective_of(name: str) -> Objective:
         )
     if name == "nll":
         return Objective(name, _true_class, _log_likelihood)
-    if name == "energy":
-        return Objective(name, _energies, _area)
-    if name == "mi":
-        return Objective(name, _with_entropies, _mutual_information)
-    if name == "max-logit":
-        return Objective(name, lambda answers: list(answers.sets), _msp)  # −max of the mean logits
-    return Objective(name, _probabilities, _OF_PROBABILITIES[name])
+    if name == "acc":
+        return Objective(name, _probabilities, _accuracy)
+    terms, score = SCORES["msp" if name in ("avg", "ood") else name]
+
+    def area(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
+        """The AUROC against each foreign set, on average."""
+        inside, *outside = (score(rows, members) for rows in sums)
+        areas = [auroc(inside, each) for each in outside]
+        return sum(each for each in areas if each is not None) / len(areas)
+
+    def average(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
+        return (_accuracy(sums, members, labels) + area(sums, members, labels)) / 2
+
+    return Objective(name, terms, average if name == "avg" else area)
 
 
 def _probabilities(answers: Answers) -> Terms:
     return [rows.softmax(dim=-1) for rows in answers.sets]
 
 
-def _true_class(answers: Answers) -> Terms:
-    return [answers.val.softmax(dim=-1).gather(-1, answers.labels[:, None])[:, 0]]
-
-
-def _energies(answers: Answers) -> Terms:
-    return [-rows.logsumexp(dim=-1) for rows in answers.sets]
-
-
 def _with_entropies(answers: Answers) -> Terms:
     """Probabilities, and in a last column their entropy."""
     return [torch.cat([p, entropy(p)[..., None]], dim=-1) for p in _probabilities(answers)]
+
+
+def _true_class(answers: Answers) -> Terms:
+    return [answers.val.softmax(dim=-1).gather(-1, answers.labels[:, None])[:, 0]]
 
 
 def _log_likelihood(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
@@ -149,36 +148,21 @@ def _accuracy(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
     return float((sums[0].argmax(dim=-1) == labels).double().mean())
 
 
-def _area(scores: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    """The AUROC against each foreign set, on average."""
-    inside, *outside = scores
-    areas = [auroc(inside, each) for each in outside]
-    return sum(area for area in areas if area is not None) / len(areas)
+def _mutual_information(rows: Tensor, members: int) -> Tensor:
+    return (entropy(rows[..., :-1] / members) - rows[..., -1] / members).clamp_min(0)
 
 
-def _msp(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    return _area([-rows.amax(dim=-1) for rows in sums], members, labels)
-
-
-def _average(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    return (_accuracy(sums, members, labels) + _msp(sums, members, labels)) / 2
-
-
-def _entropy(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    return _area([entropy(rows / members) for rows in sums], members, labels)
-
-
-def _gen(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    return _area([generalized_entropy(rows / members) for rows in sums], members, labels)
-
-
-def _mutual_information(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-    scores = [(entropy(rows[..., :-1] / members) - rows[..., -1] / members).clamp_min(0) for rows in sums]
-    return _area(scores, members, labels)
-
-
-_OF_PROBABILITIES = {"acc": _accuracy, "avg": _average, "ood": _msp, "msp": _msp, "entropy": _entropy, "gen": _gen}
-"""Objectives that are functions of the sums of probabilities."""
+SCORES: dict[str, tuple[Callable[[Answers], Terms], Callable[[Tensor, int], Tensor]]] = {
+    "msp": (_probabilities, lambda rows, members: -rows.amax(dim=-1)),
+    "entropy": (_probabilities, lambda rows, members: entropy(rows / members)),
+    "mi": (_with_entropies, _mutual_information),
+    "energy": (lambda answers: [-rows.logsumexp(dim=-1) for rows in answers.sets], lambda rows, members: rows),
+    "max-logit": (lambda answers: list(answers.sets), lambda rows, members: -rows.amax(dim=-1)),
+    "gen": (_probabilities, lambda rows, members: generalized_entropy(rows / members)),
+}
+"""OOD scores whose AUROC can be an objective, functions of logits: their terms, and the score of a sum over members."""
+OBJECTIVES = ("avg", "acc", "nll", "ood", *SCORES)
+"""What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter."""
 
 
 @dataclass(frozen=True)
