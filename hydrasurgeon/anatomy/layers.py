@@ -2,18 +2,21 @@
 
 pre-norm:   y = x + scale1(attention(norm1(x)));   out = y + scale2(mlp(norm2(y)))
 post-norm:  y = norm1(x + scale1(attention(x)));   out = norm2(y + scale2(mlp(y)))
+
+`parts` are a `Block`, or what has its parts for all members at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hydrasurgeon.anatomy.parts import Attention, Block, Parts
+from hydrasurgeon.anatomy.parts import Attention, Block
 
 Hidden = Float[Tensor, "*batch token embed"]
 Heads = Float[Tensor, "*batch head token head_dim"]
@@ -25,24 +28,27 @@ def run_block(block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | N
     return after_attention(block, hidden, attended)
 
 
-def attention_input(parts: Parts, hidden: Hidden) -> Hidden:
+def attention_input(parts: Any, hidden: Hidden) -> Hidden:
     """What a layer's attention is given."""
-    return parts.norm1(hidden) if parts.prenorm else hidden
+    normed: Hidden = parts.norm1(hidden) if parts.prenorm else hidden
+    return normed
 
 
-def after_attention(parts: Parts, hidden: Hidden, attended: Hidden) -> Hidden:
+def after_attention(parts: Any, hidden: Hidden, attended: Hidden) -> Hidden:
     """The rest of a layer, from its input and its attention's output (which may have fewer tokens)."""
     if attended.shape[-2] != hidden.shape[-2]:  # always to slice would freeze the length in an exported file
         hidden = hidden[..., : attended.shape[-2], :]
     return feed_forward(parts, hidden + parts.scale1(attended))
 
 
-def feed_forward(parts: Parts, summed: Hidden) -> Hidden:
+def feed_forward(parts: Any, summed: Hidden) -> Hidden:
     """The rest of a layer, from the residual stream behind its attention on."""
     if parts.prenorm:
-        return summed + parts.scale2(parts.mlp(parts.norm2(summed)))
+        done: Hidden = summed + parts.scale2(parts.mlp(parts.norm2(summed)))
+        return done
     hidden = parts.norm1(summed)
-    return parts.norm2(hidden + parts.scale2(parts.mlp(hidden)))
+    done = parts.norm2(hidden + parts.scale2(parts.mlp(hidden)))
+    return done
 
 
 def attend(site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | None = None) -> Hidden:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,23 +34,6 @@ class Attention:
     """What only this layer adds to the attention logits, alike for all heads and inputs, [1, 1, token, token]: made
     from
     its input, which tells the number of tokens, dtype and device; no parameters."""
-
-
-class Parts(Protocol):
-    """What a layer is made of besides its attention: of one member, or of all members at once."""
-
-    @property
-    def norm1(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def scale1(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def norm2(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def mlp(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def scale2(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def prenorm(self) -> bool: ...
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from hydrasurgeon.families.timm_vit.family import add_architecture
 
 ENTRY = "hydrasurgeon_vit"
 """The architecture that config.json names; its model_args only inform, the manifest decides."""
-INFORMS = {"backbone", "heads_per_layer", "members"}
-"""Arguments of config.json that nothing reads."""
 
 
 class TimmHydra(nn.Module):
@@ -77,7 +75,7 @@ def hydrasurgeon_vit(
     opened.verify_hash()
     made = as_classifier(opened, device="cpu").train()
     model = opened.manifest.model
-    recorded = {*model.config.get("model_args", {}), *INFORMS}
+    recorded = {*model.config.get("model_args", {}), "backbone"}
     num_classes = arguments.pop("num_classes", model.num_classes)
     unknown = sorted(set(arguments) - recorded)
     if unknown:

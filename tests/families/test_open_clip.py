@@ -131,13 +131,13 @@ def test_the_architecture_gets_its_name() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"vision_cfg": {"timm_model_name": "vit_tiny_patch16_224"}}, "timm model"),
+        ({"vision_cfg": {"timm_model_name": "vit_tiny_patch16_224"}}, "timm_model_name"),
         ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, "ResNet"),
-        ({"vision_cfg": {"attentional_pool": True}}, "attentional pooling"),
-        ({"text_cfg": {"hf_model_name": "roberta-base"}}, "transformers model"),
-        ({"text_cfg": {"hf_tokenizer_name": "someone/x"}}, "tokenizer"),
-        ({"text_cfg": {"qk_norm": True}}, "custom attention block"),
-        ({"multimodal_cfg": {"width": 32}}, "CoCa"),
+        ({"vision_cfg": {"attentional_pool": True}}, "attentional_pool"),
+        ({"text_cfg": {"hf_model_name": "roberta-base"}}, "hf_model_name"),
+        ({"text_cfg": {"hf_tokenizer_name": "someone/x"}}, "hf_tokenizer_name"),
+        ({"text_cfg": {"qk_norm": True}}, "qk_norm"),
+        ({"multimodal_cfg": {"width": 32}}, "multimodal_cfg"),
         ({"custom_text": True}, "custom_text"),
     ],
 )

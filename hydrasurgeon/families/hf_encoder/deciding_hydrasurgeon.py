@@ -152,12 +152,7 @@ class Decides:
 
 
 def number(value: Any, name: str, *, positive: bool = False) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or (positive and value <= 0)
-    ):
+    if type(value) not in (int, float) or not math.isfinite(value) or (positive and value <= 0):
         raise ValueError(f"config.json: hydrasurgeon.decision: {name} is no {'positive ' * positive}number")
     return float(value)
 

@@ -19,21 +19,16 @@ SUPPORTED = "Supported: a ViT with class token (ViT-B-32, ViT-L-14, …) and Ope
 """The hint wherever a model is refused."""
 PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 """The parts of OpenCLIP's model config: the width both towers end in, and each tower's sizes."""
-# What a tower's config may not ask for, and how to say it.
-FOREIGN = {
-    "timm_model_name": "a timm model as its image tower",
-    "hf_model_name": "a transformers model as its text tower",
-    "hf_tokenizer_name": "a tokenizer that is not OpenCLIP's own",
-    "tokenizer_kwargs": "a tokenizer with settings of its own",
-    "tokenizer_mode": "a tokenizer with settings of its own",
-    "attentional_pool": "attentional pooling",
-    "embed_cls": "a class token in its text tower (CoCa)",
-    "output_tokens": "token outputs (CoCa)",
-    **dict.fromkeys(
-        ("block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"),
-        "a custom attention block",
-    ),
-}
+# What a tower's config may not ask for.
+FOREIGN: tuple[str, ...] = (
+    "timm_model_name",
+    "hf_model_name",
+    "hf_tokenizer_name",
+    "tokenizer_kwargs",
+    "tokenizer_mode",
+)
+FOREIGN += ("attentional_pool", "embed_cls", "output_tokens", "block_type", "qk_norm", "scaled_cosine_attn")
+FOREIGN += ("scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 # How the names begin of what OpenCLIP reads only together with one of them.
 INERT = ("attn_pooler_", "hf_", "timm_")
 
@@ -152,16 +147,11 @@ def config_of(model: Model, where: str = "model.config") -> Config:
 
 
 def _refuse_others(raw: Mapping[str, Any], where: str) -> None:
-    why = None
-    if "multimodal_cfg" in raw:
-        why = "a text decoder (CoCa)"
-    elif isinstance(raw["vision_cfg"].get("layers"), list):
-        why = "a ResNet as its image tower"
-    for part in PARTS[1:]:
-        for key, what in FOREIGN.items():
-            if raw[part].get(key) not in (None, False, "default"):
-                why = why or what
-    if why is None and raw.get("custom_text"):
-        why = "a text tower of another layout (custom_text)"
-    if why is not None:
-        raise SurgeryError(f"{where}: has {why}, which is not supported", hint=SUPPORTED)
+    others = [
+        f"{part}.{key}" for part in PARTS[1:] for key in FOREIGN if raw[part].get(key) not in (None, False, "default")
+    ]
+    if isinstance(raw["vision_cfg"].get("layers"), list):
+        others.append("a ResNet as its image tower")
+    others += [key for key in ("multimodal_cfg", "custom_text") if raw.get(key)]
+    if others:
+        raise SurgeryError(f"{where}: has {others[0]}, which is not supported", hint=SUPPORTED)

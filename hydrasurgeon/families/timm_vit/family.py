@@ -186,7 +186,7 @@ class TimmViT(Family):
         heads = manifest.towers[TOWER].heads
         if manifest.kind == "hydra" or any(len(row) != heads for row in manifest.kept[TOWER]):
             config["architecture"] = "hydrasurgeon_vit"  # timm_entry.ENTRY, which imports torch
-            config["model_args"] = {**config["model_args"], "backbone": model.arch, **_heads_per_layer(manifest)}
+            config["model_args"] = {**config["model_args"], "backbone": model.arch}  # read by nothing, for people
         return {"config.json": json.dumps(config, indent=2) + "\n"}
 
     def contradicted(self, manifest: Manifest, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -243,12 +243,6 @@ class TimmViT(Family):
         for name, part in module.named_modules():
             if isinstance(part, nn.Dropout) and BLOCK.match(name) and not name.endswith("attn_drop"):
                 yield part
-
-
-def _heads_per_layer(manifest: Manifest) -> dict[str, Any]:
-    if manifest.kind == "hydra":
-        return {"members": [[len(row) for row in member.kept[TOWER]] for member in manifest.members]}
-    return {"heads_per_layer": [len(row) for row in manifest.kept[TOWER]]}
 
 
 def _reads(module: Any) -> int | None:
