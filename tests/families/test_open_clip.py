@@ -228,23 +228,6 @@ def test_the_datas_own_names(clip: Path, tmp_path: Path) -> None:
     assert found.id.n == 12
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"classes": "cat"}, "at least two"),
-        ({"classes": "cat,dog,cat"}, "'cat' is there twice"),
-        ({"classes": "cat,,dog"}, "at least two names"),
-        ({"classes": "names.txt"}, "no such file"),
-        ({"classes": "cat,dog", "template": ["A photo."]}, "has no {label}"),
-        ({"template": ["{label}"]}, "no classes to fill in"),
-    ],
-)
-def test_names_that_are_none(clip: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        hs.score(clip, method="random", **options)
-    assert not (clip / "heads.json").exists()
-
-
 def test_a_hydra_has_all_members_image_and_text_encoders(clip: Path, tmp_path: Path) -> None:
     """Members that differ in both towers, then only in the text tower, whose images then run once."""
     vision = ([[0, 1, 2, 3], [0, 2], []], [[0, 1, 2, 3], [1], [0, 3]])
@@ -270,13 +253,6 @@ def test_a_hydra_has_all_members_image_and_text_encoders(clip: Path, tmp_path: P
             assert (expected[:, 0] - expected[:, 1]).abs().max() > 1e-2
             probs = torch.stack([named(m, dtype="float64").predict(images) for m in members])
         torch.testing.assert_close(model.predict(images), probs.mean(0), rtol=0, atol=1e-6)
-
-
-def test_without_names_it_answers_with_image_features(clip: Path) -> None:
-    with torch.inference_mode():
-        found = hs.load(clip, device="cpu")(pictures())[:, 0]
-        expected = stock(clip).encode_image(pictures(), normalize=True)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_class_features_follow_what_changes_them(clip: Path) -> None:

@@ -18,7 +18,6 @@ from hydrasurgeon import families
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.families.base import Bare, Family
 from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
 from hydrasurgeon.files import manifest
@@ -184,14 +183,6 @@ def test_all_five_stages(source: Path, images: Any, tmp_path: Path) -> None:
     assert result.members == 2
     assert result.id is not None
     assert result.id.n == 40
-
-
-def test_commands_know_it(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(source)]) == 0
-    assert "rows:rows" in capsys.readouterr().out
-    (source / "rows.json").unlink()
-    assert run(["inspect", str(source), "--arch", "columns:x"]) == 3
-    assert "Supported: timm, transformers, open_clip, rows." in capsys.readouterr().err
 
 
 def test_a_name_is_given_once() -> None:

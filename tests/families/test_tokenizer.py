@@ -125,14 +125,6 @@ def test_words_that_the_model_has_no_row_for(bert: Path) -> None:
         load_tokenizer(saying(files, added_tokens_decoder={"14": {"content": "new"}}), "bert", 14)
 
 
-def test_texts_cannot_be_padded_without_a_token_for_it(bert: Path) -> None:
-    told = json.loads(files_of(bert)["tokenizer_config.json"])
-    del told["pad_token"]
-    files = {**files_of(bert), "tokenizer_config.json": json.dumps(told)}
-    with pytest.raises(CheckpointError, match="no token for padding"):
-        load_tokenizer(files, "bert", 100)
-
-
 def test_every_damaged_tokenizer_json_is_refused_or_read(bert: Path) -> None:
     files = files_of(bert)
     whole = json.loads(files["tokenizer.json"])
