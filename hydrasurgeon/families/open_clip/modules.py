@@ -65,6 +65,8 @@ class HeadAttention(nn.Module):
 class ZeroShot(DiskNamed):
     """Images → logits over the class names; without class names, → normalised image features."""
 
+    model: Any
+
     def __init__(self, model: nn.Module, texts: Tensor | None, classes: int) -> None:
         super().__init__()
         self.model = model
@@ -94,38 +96,37 @@ class ZeroShot(DiskNamed):
 
     def reader(self) -> Callable[[Sequence[str]], Tensor]:
         """Texts → token ids, without the module: for worker processes."""
-        model: Any = self.model
-        return partial(_tokens, length=model.context_length, words=model.vocab_size)
+        return partial(_tokens, length=self.model.context_length, words=self.model.vocab_size)
 
     def forward(self, inputs: Any) -> Tensor:
         """Images → logits; token ids, under the name `texts`, → normalised text features."""
         if isinstance(inputs, Mapping) and "texts" in inputs:
             return self.text_features(inputs["texts"])
-        return self.logits(self.model.encode_image(_images(inputs)))  # type: ignore[operator]
+        return self.logits(self.model.encode_image(_images(inputs)))
 
     def text_features(self, tokens: Tensor) -> Tensor:
-        features: Tensor = self.model.encode_text(tokens, normalize=True)  # type: ignore[operator]
+        features: Tensor = self.model.encode_text(tokens, normalize=True)
         return features
 
     def image_features(self, pixels: Tensor) -> Tensor:
-        return normalize(self.model.encode_image(pixels), dim=-1)  # type: ignore[operator]
+        return normalize(self.model.encode_image(pixels), dim=-1)
 
     @property
     def image_tower(self) -> nn.Module:
-        model: Any = self.model
-        return model.visual
+        tower: nn.Module = self.model.visual
+        return tower
 
     @property
     def log_scale(self) -> nn.Parameter:
         """The logarithm of what the products of features are multiplied by."""
-        model: Any = self.model
-        return model.logit_scale
+        scale: nn.Parameter = self.model.logit_scale
+        return scale
 
     @property
     def shift(self) -> nn.Parameter | None:
         """What is added to them."""
-        model: Any = self.model
-        return model.logit_bias
+        bias: nn.Parameter | None = self.model.logit_bias
+        return bias
 
     def logits(self, features: Tensor) -> Tensor:
         """Image features → logits."""
@@ -134,22 +135,13 @@ class ZeroShot(DiskNamed):
 
     def compare(self, images: Tensor, classes: Tensor) -> Tensor:
         """Normalised features of images and classes → logits."""
-        model: Any = self.model
-        logits: Tensor = model.logit_scale.exp() * images @ classes.mT
-        return logits if model.logit_bias is None else logits + model.logit_bias
+        logits: Tensor = self.log_scale.exp() * images @ classes.mT
+        return logits if self.shift is None else logits + self.shift
 
     def text_parts(self) -> tuple[nn.Module | nn.Parameter, ...]:
         """All that the text tower consists of, and the scale."""
-        model: Any = self.model
-        parts = (
-            model.token_embedding,
-            model.positional_embedding,
-            model.transformer,
-            model.ln_final,
-            model.text_projection,
-            model.logit_scale,
-            model.logit_bias,
-        )
+        names = ("token_embedding", "positional_embedding", "transformer", "ln_final", "text_projection")
+        parts = (getattr(self.model, name) for name in (*names, "logit_scale", "logit_bias"))
         return tuple(part for part in parts if part is not None)
 
     def class_features(self) -> Tensor:
@@ -158,14 +150,13 @@ class ZeroShot(DiskNamed):
         Kept from pass to pass as long as nothing can change them: the same weights, the same heads turned off, and
         no gradients asked for.
         """
-        model: Any = self.model
         parameters = [
             parameter
             for part in self.text_parts()
             for parameter in (part.parameters() if isinstance(part, nn.Module) else (part,))
         ]
         # Hooks turn heads off; their numbers are never given twice.
-        blocks = model.transformer.resblocks
+        blocks = self.model.transformer.resblocks
         hooks = [number for block in blocks for number in block.attn.out_proj._forward_pre_hooks]
         if torch.is_grad_enabled() and (hooks or any(p.requires_grad for p in parameters)):
             return self._encode_classes()
@@ -179,8 +170,7 @@ class ZeroShot(DiskNamed):
 
     def _encode_classes(self) -> Tensor:
         assert isinstance(self.texts, Tensor)
-        model: Any = self.model
-        parts = [model.encode_text(some, normalize=True) for some in self.texts.split(CHUNK)]
+        parts = [self.model.encode_text(some, normalize=True) for some in self.texts.split(CHUNK)]
         return _mean(torch.cat(parts).unflatten(0, (self.classes, -1)))
 
 
