@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, cat
 
 from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import HIGHER, Difference
+from hydrasurgeon.measuring.metrics import BINS, bins_of, risks
 from hydrasurgeon.measuring.results import Result
-from hydrasurgeon.report import curves
 from hydrasurgeon.report.columns import ARROWS, OOD, QUALITY, short, shown_name
 from hydrasurgeon.report.svg import Chart, Scale, drawing, figure, number, text_of
 from hydrasurgeon.report.verdicts import NAMES, macs_of
@@ -25,13 +28,22 @@ FOREST_ROW = 26
 """Height of one metric among the differences."""
 ZERO, WIDTH = 204, 320
 """Where a difference of 0 lies, and how wide the differences are drawn."""
+POINTS = 160
+"""Of a curve: more than a chart has pixels for tells nothing."""
+BARS = (8, 40)
+"""Of a histogram, the fewest and the most: in bars of a few samples each one sees chance alone."""
+TAIL = 0.002
+"""The fraction of samples at either end that a histogram may leave out: a few far ones would squeeze all others."""
+
+Curve = list[tuple[float, float]]
+"""Points of a line."""
 
 
 def reliability(rows: Drawn) -> list[str]:
     """A chart for each row: how often answers of some confidence are right."""
     charts = []
     for at, name, row in rows:
-        bins = curves.reliability(row.inside.confidence, row.inside.correct)
+        bins = bins_of_confidence(row.inside.confidence, row.inside.correct)
         gap = max(bins, key=lambda b: b.count * abs(b.accuracy - b.confidence))
         says = (
             f"Of {len(row.inside.labels)} answers. The largest part of the calibration error: "
@@ -61,7 +73,7 @@ def histograms(rows: Drawn, results: Sequence[Result]) -> list[str]:
     groups = {o.name: o.group for result in results for o in result.ood}
     for _, name, row in rows:
         foreign = _foreign(row, groups)
-        low, high, shares = curves.histogram([row.scores[row.used], *foreign.values()])
+        low, high, shares = bars_of([row.scores[row.used], *foreign.values()])
         says = f"Scores by {row.used}, from {low:.3g} to {high:.3g}; higher for OOD."
         chart = Chart.of(f"OOD scores of {name}", says, x=(low, high), y=(0, 1.05 * max(map(max, shares))))
         chart.axes(f"OOD score, {row.used}", "samples, %", percent="y")
@@ -106,7 +118,7 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
             for o, each in zip(results[at].ood, row.foreign, strict=True):
                 if each.name == title:
                     areas.append(f"{name} {o.auroc:.3f}")
-                    points = curves.roc(row.scores[row.used], each.scores[row.used])
+                    points = roc_curve(row.scores[row.used], each.scores[row.used])
                     chart.line(points, at, f"{name}\nAUROC {o.auroc:.3f} by {row.used}")
         chart.says = f"AUROC: {'; '.join(areas)}."
         charts.append(figure(f"ROC: {title}", chart.svg()))
@@ -115,7 +127,7 @@ def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
 
 def risk_coverage(rows: Drawn, results: Sequence[Result]) -> str:
     """One chart: how many of the most confident answers are wrong."""
-    drawn = [(at, name, curves.risk_coverage(row.inside.confidence, row.inside.correct)) for at, name, row in rows]
+    drawn = [(at, name, risk_curve(row.inside.confidence, row.inside.correct)) for at, name, row in rows]
     top = max(risk for _, _, points in drawn for share, risk in points if share >= FIRST)
     chart = Chart.of("Risk over coverage", "", x=(0, 1), y=(0, max(top * 1.08, 0.001)))
     chart.axes("answered, %", "wrong among them, %", percent="xy")
@@ -214,3 +226,79 @@ def forest(differences: Sequence[Difference], title: str) -> str:
     )
     says = "; ".join(f"{NAMES[d.metric]} {d.value:+.4f}, {d.judgement}" for d in differences)
     return drawing(title, says, WIDTH, height, "".join(pieces), kind="forest")
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Answers of about the same confidence."""
+
+    confidence: float
+    """Their mean."""
+    accuracy: float
+    count: int
+
+
+def bins_of_confidence(confidence: Float[Tensor, " sample"], correct: Bool[Tensor, " sample"]) -> list[Bin]:
+    """The bins of the ECE that hold anything."""
+    bins = bins_of(confidence)
+    counts = torch.zeros(BINS + 1, dtype=torch.float64).index_add_(
+        0, bins, torch.ones_like(confidence, dtype=torch.float64)
+    )
+    sure = torch.zeros_like(counts).index_add_(0, bins, confidence.double())
+    right = torch.zeros_like(counts).index_add_(0, bins, correct.double())
+    return [
+        Bin(float(sure[at] / counts[at]), float(right[at] / counts[at]), int(counts[at]))
+        for at in range(BINS + 1)
+        if counts[at]
+    ]
+
+
+def bars_of(sets: Sequence[Tensor]) -> tuple[float, float, list[list[float]]]:
+    """Low and high end, and for each set the share of its samples in each of some equal steps between."""
+    # Rice's rule, for the smallest set.
+    bars = min(max(round(2 * min(map(len, sets)) ** (1 / 3)), BARS[0]), BARS[1])
+    ends = [_ends(values) for values in sets]
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    shares = []
+    for values in sets:
+        # What lies beyond the ends is counted in the last bars.
+        place = ((values.double() - low) / (high - low) * bars).long().clamp(0, bars - 1)
+        shares.append((torch.bincount(place, minlength=bars) / len(values)).tolist())
+    return low, high, shares
+
+
+def _ends(values: Tensor) -> tuple[float, float]:
+    order = values.double().sort().values
+    tail = int(TAIL * len(order))
+    return float(order[tail]), float(order[len(order) - 1 - tail])
+
+
+def roc_curve(inside: Tensor, outside: Tensor) -> Curve:
+    """(share of ID samples flagged, share of OOD samples flagged), from nothing flagged to everything."""
+    thresholds = torch.cat([inside, outside]).unique(sorted=True).flip(0)
+    at = _spread(len(thresholds))
+    chosen = thresholds[at]
+    false = _flagged(inside, chosen)
+    true = _flagged(outside, chosen)
+    return [(0.0, 0.0), *zip(false, true, strict=True)]
+
+
+def _flagged(scores: Tensor, thresholds: Tensor) -> list[float]:
+    """The share of scores at or above each threshold."""
+    below = torch.searchsorted(scores.sort().values, thresholds, right=False)
+    shares: list[float] = (1 - below.double() / len(scores)).tolist()
+    return shares
+
+
+def risk_curve(confidence: Float[Tensor, " sample"], correct: Bool[Tensor, " sample"]) -> Curve:
+    """(share answered, share wrong among them), the surest first."""
+    risk = risks(confidence, correct)
+    at = _spread(len(risk))
+    return [(float((i + 1) / len(risk)), float(risk[i])) for i in at]
+
+
+def _spread(count: int) -> Tensor:
+    """At most `POINTS` places from the first to the last."""
+    return torch.linspace(0, count - 1, min(count, POINTS)).round().long().unique()

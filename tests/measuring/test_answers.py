@@ -16,7 +16,7 @@ from hydrasurgeon.measuring import metrics
 from hydrasurgeon.measuring.answers import answers
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.rows import shifted, summary
-from hydrasurgeon.report import curves
+from hydrasurgeon.report import charts
 
 
 def logits(rows: int = 257, members: int = 3, classes: int = 5) -> torch.Tensor:
@@ -78,7 +78,7 @@ def test_scores_by_pieces_are_those_of_the_whole(kind: str, monkeypatch: pytest.
 def test_a_reliability_curve_holds_the_calibration_error() -> None:
     z, labels = logits(), torch.arange(257) % 5
     inside = answers(z, labels, Reading())
-    bins = curves.reliability(inside.confidence, inside.correct)
+    bins = charts.bins_of_confidence(inside.confidence, inside.correct)
     assert sum(b.count for b in bins) == 257
     error = sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / 257
     assert error == pytest.approx(metrics.ece_of(inside.confidence, inside.correct))
@@ -88,7 +88,7 @@ def test_a_roc_has_the_area_that_is_told() -> None:
     generator = torch.Generator().manual_seed(3)
     inside = torch.randn(90, generator=generator).double().round(decimals=1)  # with ties
     outside = (torch.randn(60, generator=generator) + 1).double().round(decimals=1)
-    points = curves.roc(inside, outside)
+    points = charts.roc_curve(inside, outside)
     assert points[0] == (0, 0)
     assert points[-1] == (1, 1)
     area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
@@ -97,19 +97,19 @@ def test_a_roc_has_the_area_that_is_told() -> None:
 
 def test_a_risk_curve_ends_at_the_error() -> None:
     inside = answers(logits(), torch.arange(257) % 5, Reading())
-    points = curves.risk_coverage(inside.confidence, inside.correct)
-    assert len(points) <= curves.POINTS
+    points = charts.risk_curve(inside.confidence, inside.correct)
+    assert len(points) <= charts.POINTS
     assert points[-1] == (1.0, pytest.approx(1 - float(inside.correct.double().mean())))
 
 
 def test_a_histogram_counts_every_sample_once() -> None:
     generator = torch.Generator().manual_seed(3)
     sets = [torch.randn(1000, generator=generator), torch.full((50,), 99.0)]
-    low, high, shares = curves.histogram(sets)
+    low, high, shares = charts.bars_of(sets)
     assert low < high == 99
     assert [sum(each) for each in shares] == pytest.approx([1, 1])
     assert shares[1][-1] == 1
     # The fewer the samples, the fewer the bars.
-    assert [len(curves.histogram([torch.rand(n), torch.rand(9000)])[2][0]) for n in (3, 125, 9000)] == [8, 10, 40]
-    flat = curves.histogram([torch.zeros(3)])
+    assert [len(charts.bars_of([torch.rand(n), torch.rand(9000)])[2][0]) for n in (3, 125, 9000)] == [8, 10, 40]
+    flat = charts.bars_of([torch.zeros(3)])
     assert flat[0] < 0 < flat[1]
