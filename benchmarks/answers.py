@@ -90,7 +90,7 @@ class Source:
 
 
 def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
-    """Of a checkpoint, each set in a file of its own."""
+    """The answers of a checkpoint, each set in a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     model = None
     sets = {}

@@ -1,8 +1,8 @@
 """What `build` is worth: the hydra it chooses beside the single model, the best member, the paper's recipe and a Deep
 Ensemble.
 
-For each task and seed members are chosen on validation data and one foreign set; everything is reported on test data
-and other foreign sets. All with msp,
+For each task and seed members are chosen on validation data and one OOD set; everything is reported on test data
+and other OOD sets. All with msp,
 uncalibrated, so that only the choice counts. `random` is the mean of 100 triples of the same candidates within the same
 budget, drawn at random.
 Tasks are added to benchmarks/results/build.json one by one:
@@ -54,7 +54,7 @@ TRIPLES = 100
 
 
 def reported(answers: Sequence[Answers]) -> dict[str, float]:
-    """Near is the first foreign set, far the mean of the others."""
+    """Near is the first OOD set, far the mean of the others."""
     row = measured([replace(a, foreign=a.foreign[:1]) for a in answers])
     far = measured([replace(a, foreign=a.foreign[1:]) for a in answers])
     return {

@@ -6,9 +6,9 @@ Quality, three seeds each, of the models in benchmarks/answers.py and benchmarks
     trunk           the demo's backbone, three tuned members that share half of the layers
     minilm          all-MiniLM-L6-v2, three members of it, untuned, each behind a classifier of its own, no trunk
 
-`calibrate --cascade` fits each to validation data, and to foreign data (`textures`, `docstrings`) that are never
+`calibrate --cascade` fits each to validation data, and to OOD data (`textures`, `docstrings`) that are never
 reported; drops are
-of test data and of near and far foreign data that chose nothing, in points, against the full hydra. Beside what was
+of test data and of near and far OOD data that chose nothing, in points, against the full hydra. Beside what was
 asked for
 (`--max-drop 0.5`, `--budget 1.2`), the whole curve: what the best gate within each budget loses. Costs are
 multiply-adds,
@@ -59,7 +59,7 @@ from hydrasurgeon.runtime.outputs import collected
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "cascade.json"
 BUDGETS = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
-"""Of the curve: multiples of the single model's multiply-adds."""
+"""Costs of the curve, as multiples of the single model's multiply-adds."""
 SCORES = ("msp", "auto")
 """OOD scores that hydras are calibrated with."""
 BATCHES = {1: 200, 16: 25, 64: 7}
@@ -297,7 +297,7 @@ def _with_gate(state: State, gate: Gate) -> State:
 
 @torch.inference_mode()
 def _seconds(models: dict[str, Any], batches: list[Any]) -> dict[str, Any]:
-    """Of each model the mean over the batches of the median over the rounds, in ms, and as multiples of the single
+    """For each model the mean over the batches of the median over the rounds, in ms, and as multiples of the single
     model's."""
     import time
 

@@ -1,4 +1,4 @@
-"""What training-free repair gives back, and takes: accuracy, NLL and AUROC of foreign data (msp) after pruning a third
+"""What training-free repair gives back, and takes: accuracy, NLL and AUROC of OOD data (msp) after pruning a third
 of the heads by taylor.
 
 Scores come from one data set, calibration inputs (unlabelled, a random subset for each seed) from another, and
@@ -6,7 +6,7 @@ the figures from a third. Recovered is the share of what pruning cost that the r
 benchmarks/results/compensation.json, under the model's name; other models' entries stay. A task of
 benchmarks/answers.py brings its model and its sets, near
 and far ones among them (shared data and models, a folder for what is made on the way); `--most` bounds its test and
-foreign sets.
+OOD sets.
 
     python benchmarks/compensation.py
     python benchmarks/compensation.py --name minilm --checkpoint tuned/ --score-data val.jsonl --calibration train.jsonl
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--task", choices=("dinov2", "minilm"), help="a task of answers.py")
     parser.add_argument("--shared", default="../shared", help="its data and models")
     parser.add_argument("--cache", default="/tmp/answers", help="what is made on its way")
-    parser.add_argument("--most", type=int, default=400, help="samples of its test and foreign sets")
+    parser.add_argument("--most", type=int, default=400, help="samples of its test and OOD sets")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = run(arguments, Path(folder))

@@ -23,9 +23,9 @@ from hydrasurgeon.data.corruptions.kinds import NAMES, SEVERITIES
 from hydrasurgeon.data.corruptions.pictures import spoiled
 
 SIDE = 224
-"""Of ImageNet-C's pictures."""
+"""Size of ImageNet-C's pictures."""
 DRAWS = 4
-"""Of the random numbers, for each picture."""
+"""Draws of random numbers, for each picture."""
 
 
 def square(path: Path) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Whether the conditions of the paper's Proposition 1 hold, and what circuits do to the separation of foreign data
+"""Whether the conditions of the paper's Proposition 1 hold, and what circuits do to the separation of OOD data
 (B.1, B.2).
 
     conditions   the demo's three trained ViTs on Fashion-MNIST, and DINOv2-small at 84 pixels behind a linear
@@ -61,7 +61,7 @@ def probe_conditions(path: Path, kind: str) -> dict[str, Any]:
 
 
 def separation(name: str, folder: Path) -> dict[str, Any]:
-    """Of the model as it is, and of its circuit for OOD detection."""
+    """Separation by the model as it is, and by its circuit for OOD detection."""
     path = DEMO / f"{name}.safetensors"
     scored = hs.score(
         path,

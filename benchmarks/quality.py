@@ -6,7 +6,7 @@ benchmarks/quality_ablations.py; both are made in benchmarks/quality_workshop.py
 logits) lies in --cache, and is not made again; each piece, one row of one seed,
 is added to benchmarks/results/quality.json as it comes, so that a run may be stopped and go on. With --shared the data
 and weights of the two
-tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer foreign sets and the
+tasks of pretrained models; fashion-mnist runs without them, on the demo's own data, with fewer OOD sets and the
 demo's Deep Ensemble. Its
 rivals of benchmarks/rivals_trained.py want torch-uncertainty, one of the development packages (`pip install
 torch-uncertainty`), or are left out.

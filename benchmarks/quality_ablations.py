@@ -11,9 +11,9 @@ from quality_workshop import CIRCUITS, Row, Workshop
 import hydrasurgeon as hs
 
 EIGHTHS = (1, 2, 3, 4)
-"""Of all heads, that are gone: up to half of them (Figures 5 and 6)."""
+"""Fractions of the heads that are removed, up to half of them (Figures 5 and 6)."""
 SIXTHS = {"no trunk": 0, "trunk of a third": 2, "trunk of two thirds": 4}
-"""Of all layers, that members have in common."""
+"""Fractions of the layers that members have in common."""
 
 
 def heads(criterion: str, eighths: int, tuned: bool, shop: Workshop) -> Row:

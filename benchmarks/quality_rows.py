@@ -25,9 +25,9 @@ from hydrasurgeon.runtime.dropout import MonteCarlo, Sampled
 from hydrasurgeon.stages.export import export
 
 PASSES = 5
-"""Of MC Dropout."""
+"""Passes of MC Dropout."""
 CHANCE = "0.1"
-"""Of dropout, in tuning and in those passes."""
+"""Rate of dropout, in tuning and in those passes."""
 
 
 def deep_ensemble(shop: Workshop) -> Row:
@@ -83,7 +83,7 @@ def trained_rival(name: str, shop: Workshop) -> Row:
 
 
 def laplace(shop: Workshop) -> Row:
-    """Of the single model's classifier."""
+    """Covariance of the single model's classifier."""
     base = shop.answers(shop.base)
     train, val = base.sets["train"], base.sets["val"]
     assert train.features is not None

@@ -57,7 +57,7 @@ class Task:
     sidekick: Callable[[Place, int], Path]
     """A smaller model, trained as the single one was."""
     data: Callable[[Place], dict[str, str]]
-    """Specs of train, val, test, and the foreign sets."""
+    """Specs of train, val, test, and the OOD sets."""
     search: str = "fast"
     """How circuits are searched."""
     limit: int = 400

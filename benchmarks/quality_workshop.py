@@ -222,7 +222,7 @@ class Workshop:
         return out
 
     def cost(self, paths: Sequence[Path]) -> float:
-        """Of a model, or of the hydra that several make, as times the single model's."""
+        """Cost of a model, or of the hydra that several make, as a multiple of the single model's."""
         name = self.folder / "fused.safetensors"
         whole = paths[0] if len(paths) == 1 else hs.fuse(list(paths), out=name, force=True).path
         return self._macs(whole) / self._macs(self.base)

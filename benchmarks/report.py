@@ -34,7 +34,7 @@ METRICS_S, METRICS_GB, REPORT_S = 20, 3, 10
 
 
 def write(path: Path, *, rows: int, foreign: int, members: int, classes: int) -> None:
-    """Logits in which the truth stands out, and members that differ; of foreign samples nothing does."""
+    """Logits in which the truth stands out, and members that differ; of OOD samples nothing does."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(classes, (rows,), generator=generator)
     logits = torch.randn(rows, members, classes, generator=generator)

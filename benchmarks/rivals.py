@@ -42,7 +42,7 @@ class Laplace:
         return torch.cat([features.double(), torch.ones(len(features), 1).double()], dim=1)
 
     def covariance(self, features: Tensor, precision: float) -> Tensor:
-        """Of each sample's logits: [sample, class, class]."""
+        """Covariance of each sample's logits, [sample, class, class]."""
         phi = self._extended(features)
         width = phi.shape[1]
         scale = 1 / (self.values.clamp_min(0) + precision)

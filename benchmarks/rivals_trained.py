@@ -41,11 +41,11 @@ from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.state import TrainingState
 
 MEMBERS = 3
-"""Of each of them."""
+"""Members of each of them."""
 ALPHA = 2
 """How much wider all members of a Packed-Ensemble together are than a single model."""
 PACKED_DIM = 72
-"""Of the single model that is packed: the next above 64 whose α-fold both three members and eight heads divide."""
+"""Width of the packed single model: the next above 64 whose α-fold both three members and eight heads divide."""
 SAME = 0.5
 """MIMO's ρ: the share of inputs in which all members see the same image."""
 REPEATED = 4
@@ -65,7 +65,7 @@ class Absent(Exception):
 
 
 def shape() -> dict[str, int]:
-    """Of the demo's ViT, as timm takes it."""
+    """Arguments of the demo's ViT, as timm takes them."""
     _, *settings = SCRATCH.format(dim=64, depth=6, heads=8).split(",")
     return {key: int(value) for key, _, value in (each.partition("=") for each in settings)}
 
@@ -227,8 +227,8 @@ RIVALS = {
 
 
 def multiply_adds(name: str) -> float:
-    """Of matrix products, convolutions and attention, as times the single model's; both go over all tokens to the
-    end."""
+    """Multiply-adds of matrix products, convolutions and attention, relative to the single model's; both go over all
+    tokens to the end."""
     size, about = shape(), RIVALS[name]
     image = torch.zeros(1, size["in_chans"], size["img_size"], size["img_size"])
     return about.parts * macs(about.costs().eval(), image) / macs(vit().eval(), image)

@@ -7,9 +7,9 @@
 
 The archive has, of as many samples in one order: `logits` [sample, class] or [sample, member, class] (log-probabilities
 do as well), `labels` [sample]; of each
-foreign set `ood.NAME.logits`. Nothing else is needed for a pruned or distilled model (OBA), or for samples of a
+OOD set `ood.NAME.logits`. Nothing else is needed for a pruned or distilled model (OBA), or for samples of a
 posterior as members (BayesVLM: logits with member = draw).
-A method that tells foreign samples by a number of its own (ViLU: its predicted probability of an error) adds
+A method that tells OOD samples by a number of its own (ViLU: its predicted probability of an error) adds
 `scores.METHOD` [sample] and, of each set, `ood.NAME.scores.METHOD`,
 higher = more foreign. A set may have scores and no
 logits: then `--ood-score METHOD` is all that can be asked of the file.

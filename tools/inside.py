@@ -100,7 +100,7 @@ def insights(results: dict[str, Any]) -> list[tuple[str, str, bool, str]]:
 
 
 def _changes(kinds: dict[str, Any]) -> list[list[float]]:
-    """Of each OOD set: how much further it lies from a circuit's heads than from all, by both distances."""
+    """For each OOD set: how much further it lies from a circuit's heads than from all, by both distances."""
     sets = [key for key in kinds["dense"] if key not in ("auroc", "accuracy")]
     return [
         [kinds["circuit"][name][key] - kinds["dense"][name][key] for key in ("euclidean", "mahalanobis")]

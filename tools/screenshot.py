@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 WIDTH, HEIGHT, COLOURS = 1280, 1240, 160
-"""Of the picture."""
+"""Size of the picture, and its number of colours."""
 
 
 def main(page: Path, out: Path) -> None:

@@ -26,7 +26,7 @@ SHORT = {"steps": 2, "warmup": 0, "batch_size": 8}
 
 
 def images(path: Path, seed: int, *, labels: bool = True) -> Path:
-    """A bright band tells the class; foreign images have none."""
+    """A bright band tells the class; OOD images have none."""
     rng = np.random.default_rng(seed)
     truth = np.arange(COUNT) % len(CLASSES)
     pixels = rng.integers(0, 100, (COUNT, 28, 28, 3), dtype=np.uint8)

@@ -15,11 +15,11 @@ from hydrasurgeon.errors import DataError
 
 IMAGES = ("image/png", "image/jpeg", "image/webp")
 MAX_BYTES = 10 << 20
-"""Of a request's body; larger ones are refused (413) before they are read to the end."""
+"""Most bytes of a request's body; larger ones are refused (413) before they are read to the end."""
 MAX_PIXELS = 50_000_000
-"""Of an image, told by its header."""
+"""Most pixels of an image, by its header."""
 MAX_CHARACTERS = 20_000
-"""Of a text; the model reads the beginning of shorter ones, as `predict` does."""
+"""Most characters of a text; the model reads the beginning of shorter ones, as `predict` does."""
 
 
 async def body_of(request: Request) -> bytes:

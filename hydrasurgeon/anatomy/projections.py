@@ -25,7 +25,7 @@ class Biased(nn.Module):
 
     @property
     def bias(self) -> Tensor:
-        """Of all rows; zeros where a part has none."""
+        """The bias of all rows; zeros where a part has none."""
         none = self.weight.new_zeros(len(self.weight) // len(self.names))
         return torch.cat([none if name is None else getattr(self.owner, name) for name in self.names])
 

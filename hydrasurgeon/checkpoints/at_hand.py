@@ -26,7 +26,7 @@ class AtHand:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise CheckpointError(f"{folder}: no such folder")
+            raise CheckpointError(f"{folder}: no such directory")
         self._opened, self._hashed = cache(_opened), cache(_hashed)
 
     def find(

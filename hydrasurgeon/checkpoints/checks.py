@@ -47,7 +47,7 @@ class Contents:
     spoiled: tuple[str, ...]
     """Tensors that hold NaN or infinity."""
     members: tuple[str, ...] = ()
-    """Of a hydra, the weights' hash of what can be put together for each member."""
+    """For a hydra, the hash of each member's weights as put together again."""
 
 
 def read_through(checkpoint: Checkpoint) -> Contents:

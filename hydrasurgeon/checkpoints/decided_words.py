@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hydrasurgeon.files.decided import Cascade, Decision
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
 
-CHOSEN = {"option": "", "ood": ", the best on foreign and perturbed data", "perturbed": ", the best on perturbed data"}
+CHOSEN = {"option": "", "ood": ", the best on OOD and perturbed data", "perturbed": ", the best on perturbed data"}
 """How a report says what chose the OOD score."""
 GATES = {"msp": "1 − probability", "entropy": "entropy", "disagreement": "disagreement"}
 """What a cascade's gate looks at; else the OOD score."""
@@ -28,7 +28,7 @@ def decision_lines(decision: Decision) -> list[str]:
         f"{constants}{change}",
         (
             f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, where"
-            f" {100 * ood.id_flagged:g} % of familiar samples lie"
+            f" {100 * ood.id_flagged:g} % of in-distribution samples lie"
         ),
         f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases",
     ]
@@ -81,7 +81,7 @@ def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
 
 
 def _uses(entry: Step) -> list[str]:
-    """What each data record of a calibration was for: first validation, then training, then foreign data."""
+    """What each data record of a calibration was for: first validation, then training, then OOD data."""
     uses = ["calibration: half of it fits, half certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
     others = len(entry.data) - len(uses)

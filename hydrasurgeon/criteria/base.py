@@ -92,7 +92,7 @@ class Subject:
     module: Any = None
     sites: tuple[Attention, ...] = ()
     loaders: tuple[Batches, ...] = ()
-    """Of the data, then of each OOD set."""
+    """Batches of the data, then of each OOD set."""
     records: tuple[DataRecord, ...] = ()
     batch_size: int = 0
     circuit: CircuitOptions | None = None

@@ -1,4 +1,4 @@
-"""Scores and options → the heads to keep: pure decisions, no weights (DESIGN section 4, prune)."""
+"""Scores and options → the heads to keep: pure decisions, no weights."""
 
 from __future__ import annotations
 

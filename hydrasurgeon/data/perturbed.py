@@ -1,4 +1,4 @@
-"""Samples spoiled on purpose: what foreign data might look like, where there is none to choose an OOD score by.
+"""Samples perturbed on purpose: what OOD data might look like, where there is none to choose an OOD score by.
 
 Images are cut into tiles that change places, texts are put together from words of all samples: the parts are those of
 the data, the whole is not. Seeded, so that every pass reads the same.
@@ -16,7 +16,7 @@ TILES = 3
 
 
 class Perturbed(Changed):
-    """Every sample of another set, spoiled; without labels."""
+    """Every sample of another set, perturbed; without labels."""
 
     def __init__(self, parent: Samples, seed: int = 0) -> None:
         super().__init__(parent, f"{parent.spec}, perturbed", None)

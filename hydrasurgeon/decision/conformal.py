@@ -27,7 +27,7 @@ Method = Literal["lac", "aps", "raps"]
 METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
 """The same at run time."""
 WEIGHTS = (0.001, 0.01, 0.1, 0.2, 0.5)
-"""Of raps, what its authors try."""
+"""Values that the authors of RAPS try."""
 SUMMED = 1e-12
 """Sums of probabilities in another order differ by less: what a set holds must not depend on it."""
 ROWS = 4096
@@ -89,7 +89,7 @@ def fit_conformal(
 
 
 def fit_penalty(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Penalty:
-    """Of raps: k = the rank that holds the truth in a share `coverage`, and the λ with the smallest sets."""
+    """The penalty of RAPS: k, the rank that holds the truth in a fraction `coverage`; the λ of the smallest sets."""
     ranks = (probs > probs.gather(1, labels[:, None])).sum(dim=-1) + 1
     free_ranks = int(quantile(ranks.double(), coverage))
 

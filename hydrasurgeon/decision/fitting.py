@@ -188,7 +188,7 @@ def flag_threshold(scores: Tensor, flagged: float) -> float:
         return quantile(scores, 1 - flagged)
     except DataError as error:
         raise DataError(
-            f"{len(scores)} samples cannot tell a threshold that flags a share of {flagged:g}",
+            f"{len(scores)} samples are too few for a threshold that flags a fraction of {flagged:g}",
             hint=f"It takes at least {math.ceil(1 / flagged) - 1} of them (half of the validation data certifies).",
         ) from error
 
@@ -253,7 +253,7 @@ def _ood(
 ) -> tuple[str, EnsembleScore | None, dict[str, float], list[str]]:
     """The score that was asked for, or the one that tells `foreign` from `held` best.
 
-    Of several foreign sets, the one whose largest loss against the best score of a set is the smallest: a set that all
+    Of several OOD sets, the one whose largest loss against the best score of a set is the smallest: a set that all
     scores
     tell well, or none does, then has little say.
     """

@@ -63,7 +63,7 @@ def shapes_of(weights: Iterable[Weight]) -> dict[str, tuple[int, ...]]:
 
 
 def head_axes(weights: Iterable[Weight]) -> dict[str, tuple[str, int, HeadAxis]]:
-    """Of each tensor that holds heads: the tower and the layer whose they are, and where they lie."""
+    """For each tensor that holds heads: its tower, its layer, and where the heads lie."""
     return {
         weight.name: (weight.tower, weight.layer, weight.heads)
         for weight in weights

@@ -136,7 +136,7 @@ def make_folder(path: Path) -> None:
 def check_folder(path: Path) -> None:
     """Refuse an output whose folder is not there."""
     if not os.path.isdir(path.parent):
-        raise OutputError(f"{path.parent}: no such folder", hint="Create it first.")
+        raise OutputError(f"{path.parent}: no such directory", hint="Create it first.")
 
 
 def real(path: Path) -> Path:
@@ -150,7 +150,7 @@ def _check_kind(place: Path, option: str, *, folder: bool) -> None:
     with contextlib.suppress(OSError, ValueError):
         mode = place.stat().st_mode
         if folder != stat.S_ISDIR(mode) or not (folder or stat.S_ISREG(mode)):
-            what = "no folder" if folder else "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            what = "not a directory" if folder else "a directory" if stat.S_ISDIR(mode) else "not a regular file"
             raise OutputError(f"{option} {place}: is {what}", hint=f"Give another {option}.")
 
 

@@ -27,7 +27,7 @@ BESIDE = "decision.safetensors"
 MAX_MEMBERS = 4096
 """Members that one state was fitted to: as many as a hydra may have."""
 MOST_FIRST = 2
-"""Of so many members the answers may be final; whether two agree is seen after two."""
+"""How many members at most may answer alone; whether two agree is seen after two."""
 ROUNDING = 1e-9
 """How far a cost may be from what its parts and the share make of it: rounding, no more."""
 
@@ -141,9 +141,9 @@ class Ood(Record):
     chosen_by: Literal["option", "ood", "perturbed"]
     """Whether it was asked for, or detected OOD data, or perturbed data, best."""
     auroc: dict[str, float] = Field(default={}, max_length=100)
-    """Of each score it was chosen among."""
+    """AUROC of each score it was chosen among."""
     width: int | None = Field(default=None, ge=1, le=1 << 20)
-    """Of the features; None for a score of the logits."""
+    """Width of the features; None for a score of the logits."""
     size: Rows | None = None
     """Features that knn keeps; columns of vim's and residual's `rest`."""
     members: tuple[Standard, ...] = Field(default=(), max_length=MAX_MEMBERS)
@@ -221,7 +221,7 @@ class Cascade(Record):
     """The fraction of validation samples that comes to each step."""
     cost: CascadeCost
     temperature: Positive
-    """Of rows that the first members answer; the others' is the hydra's."""
+    """Temperature of rows that the first members answer; others have the hydra's."""
     ood_threshold: float
     conformal: Conformal
     abstain: Abstention | None = None

@@ -251,7 +251,7 @@ class _Manifest(_Record):
 
 
 class SingleManifest(_Manifest):
-    """Of a backbone or a member."""
+    """The manifest of a backbone or a member."""
 
     if TYPE_CHECKING:  # what `_consistent` has made sure of
         kind: Literal["backbone", "member"]
@@ -261,7 +261,7 @@ class SingleManifest(_Manifest):
 
 
 class HydraManifest(_Manifest):
-    """Of a hydra."""
+    """The manifest of a hydra."""
 
     if TYPE_CHECKING:
         kind: Literal["hydra"]

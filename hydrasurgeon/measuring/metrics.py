@@ -30,7 +30,7 @@ from hydrasurgeon.decision.temperature import fit_temperature as fit_temperature
 Array = npt.NDArray[np.float64]
 
 BINS = 15
-"""Of ECE and its kin, as Guo et al. (2017) count."""
+"""Bins of ECE and its variants, as in Guo et al. (2017)."""
 DIGITS = 12
 """Decimals of a score: sums in another order differ behind them, and would pass for a ranking."""
 POINTS, GRID = 200, 2000
@@ -40,7 +40,7 @@ NARROWEST = 0.001
 FLOOR = 0.0001
 """What keeps a density from being 0."""
 HALVINGS = 10
-"""Of the range that holds the bandwidth: 2⁻¹⁰ is about the narrowest."""
+"""Halvings of the range that holds the bandwidth; 2⁻¹⁰ is about the narrowest."""
 
 
 def accuracy(probs: Probs, labels: Labels) -> float:

@@ -32,7 +32,7 @@ class Reading:
     ood_scores: tuple[str, ...] = ("msp",)
     """The first is the one in use."""
     score_temperature: float | None = None
-    """Of the logits that OOD scores are functions of; None: that of the probabilities."""
+    """Temperature of the logits that OOD scores use; None for that of the probabilities."""
     conformal: Conformal | None = None
     ci: float | None = None
     """The level of bootstrap intervals."""
@@ -54,7 +54,7 @@ class Reading:
         return metrics.mutual_information(logits), metrics.disagreements(logits)
 
     def foreign(self, kind: str, logits: Tensor | None, stored: Mapping[str, Tensor]) -> Tensor:
-        """How foreign samples look by one score: one that came with the logits, or a function of them."""
+        """How OOD samples look by one score: one that came with the logits, or a function of them."""
         import torch
 
         from hydrasurgeon.measuring import metrics

@@ -107,9 +107,9 @@ class Cost(_Record):
     latency_ms: float | None
     """None when it was not measured here."""
     tokens: int | None = None
-    """Of the text that `macs` are of: the first of the data set; absent where there is none."""
+    """Length of the text that `macs` are counted on, the first of the data set; absent without texts."""
     expected_macs: int | None = None
-    """Of a cascade: on average over the data set, by the share that goes on; absent where all members always run."""
+    """Average over the data set for a cascade; absent where all members always run."""
 
 
 class Result(_Record):

@@ -119,7 +119,7 @@ def summary(inside: Answers, reading: Reading) -> IdResult:
     }
 
     def measures(rows: Tensor) -> dict[str, Tensor]:
-        """Of each resample; NaN where one has none."""
+        """Measures of each resample; NaN where one has none."""
         values = quality(inside, rows)
         drawn = [(inside.confidence[each], inside.correct[each]) for each in rows]
         for name, measure in of_answers.items():

@@ -45,7 +45,7 @@ class How:
     skipped: list[str] = field(default_factory=list)
     """Samples that could not be read, as they are met."""
     passes: int | None = None
-    """Of MC Dropout; None: one, without dropout."""
+    """Passes of MC Dropout; None for one pass without dropout."""
 
     def load(self, checkpoint: Checkpoint) -> Any:
         from hydrasurgeon.runtime.classifier import as_classifier

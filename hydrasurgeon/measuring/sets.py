@@ -147,7 +147,7 @@ def data_names(labelled: Sequence[LabelledSet]) -> str | list[str] | None:
 
 
 def class_hashes(further: Sequence[Further]) -> dict[str, Any]:
-    """Of the class names and templates of zero-shot models on data sets besides the first."""
+    """Hashes of the class names and templates of zero-shot models on data sets besides the first."""
     hashes = {each.name: record_of(each.checkpoints[0].manifest.model) for each in further}
     return {"sets": hashes} if any(hashes.values()) else {}
 

@@ -58,7 +58,7 @@ class SideBySide:
         return self._count - 1
 
     def milliseconds(self) -> list[float | None]:
-        """Of one batch, by place; None where the models are too large to be held together."""
+        """Time of one batch for each model; None where the models are too large to be held together."""
         if len(self._passes) < self._count:
             return [None] * self._count
         passes = {str(at): each for at, each in enumerate(self._passes)}

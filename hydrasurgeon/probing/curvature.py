@@ -32,9 +32,9 @@ class Weights:
     parameters: tuple[Tensor, ...]
     """q, k, v (in one or three) and W_O, site after site."""
     owners: tuple[Tensor, ...]
-    """Of each parameter: the position of the head among its site's, broadcast to the parameter's shape."""
+    """For each parameter, the position of the head at its site, broadcast to the parameter's shape."""
     places: tuple[int, ...]
-    """Of each parameter: the number of its site."""
+    """For each parameter, the number of its site."""
 
     @classmethod
     def of(cls, sites: Sequence[Attention]) -> Weights:
@@ -71,7 +71,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Of the mean loss over one data set."""
+    """Curvature of the mean loss over one data set."""
 
     loss: float
     samples: int

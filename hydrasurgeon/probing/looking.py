@@ -1,4 +1,4 @@
-"""One model looked into: passes over clean, noisy and foreign data, and the report they amount to."""
+"""One model looked into: passes over clean, noisy and OOD data, and the report they amount to."""
 
 from __future__ import annotations
 

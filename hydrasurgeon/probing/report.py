@@ -48,7 +48,7 @@ class Hessian(_Record):
     """Second condition: H_noisy − H_clean is positive definite; its diagonal by Hutchinson."""
 
     mean: float
-    """Of the difference of diagonals, over all weights."""
+    """Mean difference of the diagonals, over all weights."""
     error: float | None
     """Standard error of that mean, over draws; None of one draw, which shows none."""
     positive_weights: float

@@ -27,7 +27,7 @@ Doubles = NDArray[np.float64]
 
 @dataclass
 class Moments:
-    """Of the vectors of one layer's heads, taken up batch by batch."""
+    """Running moments of the vectors of one layer's heads."""
 
     count: int = 0
     shift: Doubles | None = None
@@ -35,7 +35,7 @@ class Moments:
     total: Doubles | float = 0.0
     squares: Doubles | float = 0.0
     rows: list[NDArray[np.float32]] = field(default_factory=list)
-    """Of the samples that a picture shows: [head, head_dim] each."""
+    """Vectors of the samples that a picture shows, [head, head_dim] each."""
 
     def add(self, vectors: Float[Tensor, "batch head head_dim"], pictured: NDArray[np.bool_]) -> None:
         values = vectors.double().cpu().numpy()

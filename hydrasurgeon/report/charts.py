@@ -29,9 +29,9 @@ FOREST_ROW = 26
 ZERO, WIDTH = 204, 320
 """Where a difference of 0 lies, and how wide the differences are drawn."""
 POINTS = 160
-"""Of a curve: more than a chart has pixels for tells nothing."""
+"""Points of a curve; a chart has no pixels for more."""
 BARS = (8, 40)
-"""Of a histogram, the fewest and the most: in bars of a few samples each one sees chance alone."""
+"""Fewest and most bars of a histogram; bars of a few samples each show only noise."""
 TAIL = 0.002
 """The fraction of samples at either end that a histogram may leave out: a few far ones would squeeze all others."""
 

@@ -19,7 +19,7 @@ Rank = Literal["best", "second", ""]
 ABSENT = "–"
 """What stands where nothing was measured."""
 DECIMALS = 3
-"""Of shares and losses."""
+"""Decimals of fractions and losses."""
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """What stands behind the name of a metric: the direction in which it is better."""
 WIDEST = 52

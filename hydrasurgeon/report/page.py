@@ -39,11 +39,11 @@ class Material:
     report: Report
     rows: tuple[Row, ...]
     manifests: Mapping[str, Manifest]
-    """Of the checkpoints that were measured, by name."""
+    """Manifests of the measured checkpoints, by name."""
     reference: int = 0
     """The row that others are compared with."""
     level: float = 0.95
-    """Of the intervals."""
+    """Level of the intervals."""
     seed: int = 0
     notes: tuple[str, ...] = ()
 

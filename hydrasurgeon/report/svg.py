@@ -12,13 +12,13 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.report.columns import short
 
 WIDTH, HEIGHT = 360, 264
-"""Of a chart, in CSS pixels where a phone shows it."""
+"""Size of a chart, in CSS pixels where a phone shows it."""
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 12, 42
 """Room around the plot for ticks and labels."""
 LABEL, DIGIT = 22, 6.6
 """Room that a vertical label takes, and that each character of a tick does."""
 RADIUS = 9
-"""Of a dot with a number in it."""
+"""Radius of a dot with a number in it."""
 ASIDE = ((0, 0), (0, -20), (0, 20), (20, 0), (-20, 0), (16, -16), (-16, -16), (16, 16), (-16, 16), (0, -40), (0, 40))
 """Where such a dot goes, in turn, where another one is."""
 COLOURS = 8

@@ -1,4 +1,4 @@
-"""The layers of M members as batched products: one launch where there would be M (DESIGN section 5).
+"""The layers of M members as batched products: one launch where there would be M.
 
 A device that a small batch leaves idle spends its time being told what to do, so what counts is how often it is
 told. Parameters that each member has for itself are laid side by side in one tensor, of which the members' own

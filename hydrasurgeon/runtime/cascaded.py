@@ -87,7 +87,7 @@ class _Passes:
     went: Int[Tensor, " row"]
     """On the model's device, as the outputs are."""
     whole: _Output | None
-    """Of the rows that went on, members as the file numbers them; None where there is no such row."""
+    """Outputs for the rows that went on, members as the file numbers them; None without such rows."""
 
 
 def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:

@@ -1,4 +1,4 @@
-"""Checkpoint → live model: `load` gives one interface to backbones, members and hydras (DESIGN section 6)."""
+"""Checkpoint → live model: `load` gives one interface to backbones, members and hydras."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 @dataclass(frozen=True)
 class Difference:
-    """Of the outputs of two models for the same inputs."""
+    """Difference between the outputs of two models for the same inputs."""
 
     largest: float
     scale: float

@@ -1,4 +1,4 @@
-"""The fused runtime: M members in one forward pass (paper section 4.2, DESIGN section 5).
+"""The fused runtime: M members in one forward pass (paper section 4.2).
 
 Leading layers that are equal in all members (the trunk) run once, on the plain batch. In the first layer
 where only the kept heads differ, queries, keys and values are computed once for the union of the heads.
@@ -91,7 +91,7 @@ class Hydra(nn.Module):
         self._can_group = True
         self._parts: dict[tuple[int, ...], Hydra] = {}
         self.going_on = 0.0
-        """Of the rows that a cascade met lately, the share that went on to all members."""
+        """Fraction of a cascade's recent rows that went on to all members."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy takes its own modules apart, rather than to run those of the original."""

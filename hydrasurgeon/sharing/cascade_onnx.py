@@ -142,7 +142,7 @@ def _captured(step: _Step, inputs: Mapping[str, Tensor]) -> torch.export.Exporte
 
 
 def _differences(files: Sequence[Exported], steps: Sequence[_Step], model: Classifier) -> Iterator[Tensor]:
-    """Of each output of both graphs, relative where it is above 1."""
+    """Difference in each output of both graphs, relative where it is above 1."""
     for batch, length in CHECKED:
         inputs = sample(model, batch=batch, length=length)
         for file, step in zip(files, steps, strict=True):

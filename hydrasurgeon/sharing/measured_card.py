@@ -30,7 +30,7 @@ SPEC = re.compile(r"hf:(?P<id>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>\w[\w.-]*))?:(?
 MOST_SHIFTS = 12
 """More have a line for each severity, not for each set."""
 DECIMALS = 4
-"""Of the card's figures."""
+"""Digits of the card's figures."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Claimed:
 
     opened: Sequence[Checkpoint]
     cards: Sequence[Path | None]
-    """Of each checkpoint; empty if none is to be written."""
+    """The card of each checkpoint; empty if none is to be written."""
     repository: Repository | None
 
     def write(

@@ -33,14 +33,14 @@ from hydrasurgeon.runtime.hydra import Hydra
 OUTPUTS = ("logits", "probs")
 """Names of what an exported model gives."""
 DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
-"""Of a model with a decision state: calibrated probabilities, their entropy, and whether the score is above its
+"""Outputs of a model with a decision state: calibrated probabilities, their entropy, and whether the score is above its
 threshold."""
 METADATA = "hydrasurgeon."
 """How the keys begin under which a file tells labels, thresholds and weights."""
 TORCH = (2, 9)
 """The oldest torch that captures every family."""
 BATCH, LENGTH = 2, 7
-"""Of the inputs that the graph is captured with: none of them becomes a part of it."""
+"""Batch size and text length of the inputs that the graph is captured with; neither becomes part of it."""
 CHECKED = ((1, 5), (3, 11))
 """Batch sizes and text lengths on which a file must give torch's outputs."""
 TOLERANCE = 1e-4

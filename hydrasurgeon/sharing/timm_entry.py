@@ -35,7 +35,7 @@ class TimmHydra(nn.Module):
         return torch.stack([member.forward_features(x) for member in self._members], dim=1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Of these features the logits of `forward`; with `pre_logits` each member's pooled ones, [batch, member,
+        """The logits of `forward` from these features; with `pre_logits` each member's pooled features, [batch, member,
         embed]."""
         pairs = zip(self._members, x.unbind(1), strict=True)
         each = [member.forward_head(features, pre_logits=pre_logits) for member, features in pairs]

@@ -107,7 +107,7 @@ def in_file(file: Exported) -> Answer:
 
 
 def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
-    """Accuracy, ECE, AUROC against each foreign set, and what a decision state's thresholds make of the answers of
+    """Accuracy, ECE, AUROC against each OOD set, and what a decision state's thresholds make of the answers of
     `who` runs."""
     probs, scores, labels = answers(run, model, trial.samples, who)
     assert labels is not None

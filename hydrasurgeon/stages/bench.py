@@ -61,7 +61,7 @@ class Contender(_Record):
     macs: int
     macs_ratio: float | None
     tokens: int | None = None
-    """Of the random texts, which are as long as the model reads them; None for images."""
+    """Length of the random texts, the longest that the model reads; None for images."""
     points: tuple[Point, ...]
 
 

@@ -167,7 +167,7 @@ def _opened_data(opened: Checkpoint, arguments: CalibrateOptions) -> _Data:
     every = [val, *([] if fit is None else [fit]), *foreign]
     records = {f"{i}": DataRecord(**samples.fingerprint()) for i, samples in enumerate(every)}
     options = ["--data", *([] if fit is None else ["--fit-data"]), *["--ood"] * len(foreign)]
-    rule = "What certifies must be neither what was fitted on nor foreign."
+    rule = "What certifies must be neither what was fitted on nor OOD data."
     notes = apart(list(zip(options, every, strict=True)), rule)
     return _Data(val, fit, foreign, records, tuple(notes))
 

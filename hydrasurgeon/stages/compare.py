@@ -71,7 +71,7 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
     towers = first.manifest.towers
 
     def overlaps(heads: Iterable[Head]) -> dict[str, Overlap]:
-        """Of those that are kept among these, and of those that are not."""
+        """Overlap of the heads that are kept, and of those that are not."""
         among = set(heads)
         kept = [among & set(all_heads(each.kept)) for each in pair]
         return {"kept": overlap(*kept), "removed": overlap(*(among - each for each in kept))}

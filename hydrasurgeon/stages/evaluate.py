@@ -149,7 +149,7 @@ def _check_reference(wanted: str | None, names: Sequence[str]) -> None:
     """Refuse a reference that no result will be called, before models run."""
     if wanted is not None and wanted not in names:
         raise UsageError(
-            f"--reference {visible(wanted)}: no result is called so{did_you_mean(wanted, names, visible)}",
+            f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
             hint=f"There are {', '.join(map(visible, names))}.",
         )
 

@@ -71,7 +71,7 @@ class _Material:
 
     @cached_property
     def fingerprints(self) -> list[dict[str, Any]]:
-        """Of all the data that is read."""
+        """Fingerprints of all the data that is read."""
         sets = [self.samples, *([] if self.held_out is None else [self.held_out])]
         return [each.fingerprint() for each in sets]
 

@@ -1,4 +1,4 @@
-"""probe: Proposition 1's conditions on clean and noisy data, and how far heads tell foreign data (paper B.1, B.2)."""
+"""probe: Proposition 1's conditions on clean and noisy data, and how well heads separate OOD data (paper B.1, B.2)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPARED = 3
 
 @stage(ProbeOptions)
 def probe(arguments: ProbeOptions) -> ProbeReport:
-    """Measure curvature under noise and the separation of foreign data by head; nothing is changed."""
+    """Measure curvature under noise and the separation of OOD data by head; nothing is changed."""
     checkpoint = arguments.checkpoint
     _check(arguments)
     foreign = [parse_ood(entry) for entry in arguments.ood]

@@ -13,7 +13,7 @@ from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
 
 
 def provenance_of(job: Sequence[Checkpoint]) -> Provenance:
-    """Of one checkpoint, or of several that answer as one ensemble: the most steps that any of them was trained."""
+    """Training of one checkpoint, or of an ensemble: the most steps that any of its members took."""
     histories = [each.manifest.history for each in job]
     trained = [steps_trained(history) for history in histories]
     entries = [entry for history in histories for entry in history]

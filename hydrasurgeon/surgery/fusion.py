@@ -1,4 +1,4 @@
-"""How a hydra lies in one file: equal tensors once, shared heads once, the rest per member (DESIGN section 3).
+"""How a hydra lies in one file: equal tensors once, shared heads once, the rest per member.
 
 A tensor under its own name serves all members; for a head tensor it then holds the union of the heads that any member
 keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
@@ -33,7 +33,7 @@ class FusionPlan:
     bytes_members: int
     """Size of the members' own files taken together."""
     spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Of each average, once it is written: mean ‖member − average‖², and ‖average‖²."""
+    """For each written average: mean ‖member − average‖², and ‖average‖²."""
 
     @property
     def bytes_stored(self) -> int:

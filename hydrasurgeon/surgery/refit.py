@@ -32,7 +32,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.heads import Kept, positions
 
 RIDGE = 1e-3
-"""Of the mean square of an input: how hard a refit pulls towards the weights as they were."""
+"""Ridge penalty, relative to the mean square of an input: it pulls a refit towards the weights as they were."""
 # Hidden states of calibration batches are kept up to this size; what does not fit is computed again.
 HELD_BYTES = 1 << 30
 

@@ -33,7 +33,7 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of the loss, or of some rows' share in it."""
+    """Gradients of the loss, or of what some rows contribute to it."""
 
     loss: Tensor
     texts: Float[Tensor, "pair embed"]

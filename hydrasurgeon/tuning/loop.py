@@ -142,7 +142,7 @@ class _Standing:
 
     @property
     def mean_loss(self) -> float:
-        """Of the steps of this epoch so far."""
+        """Mean loss over the steps of this epoch so far."""
         return self.loss_sum / max(1, self.loss_count)
 
     def add(self, loss: float) -> None:

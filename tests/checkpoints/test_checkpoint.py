@@ -206,7 +206,7 @@ def test_full_disk_leaves_nothing(tiny: MAKE, tmp_path: Path, monkeypatch: pytes
 
 
 def test_unwritable_output(tiny: MAKE) -> None:
-    with pytest.raises(OutputError, match="no such folder"):
+    with pytest.raises(OutputError, match="no such directory"):
         hs.prune(tiny(), method="random", keep=2, out="/nonexistent/m.safetensors")
 
 

@@ -42,6 +42,6 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "f").write_text("mine")
     for force in ([], ["--force"]):
         assert run(["demo", "-o", str(tmp_path / "f"), *force]) == 2
-        assert "is no folder" in capsys.readouterr().err
+        assert "is not a directory" in capsys.readouterr().err
     assert run(["demo", "-o", str(tmp_path / "f" / "d")]) == 2
     assert (tmp_path / "f").read_text() == "mine"

@@ -138,7 +138,7 @@ class Told(Look):
 
 
 def told(kind: Any, seed: int, *, close: int) -> Told:
-    """Of 40 candidates that are guessed badly so many are nearly as good as the best; the others do foreseen harm."""
+    """So many of 40 badly guessed candidates are nearly as good as the best; the others do foreseen harm."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:

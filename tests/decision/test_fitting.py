@@ -217,7 +217,7 @@ def test_refusals(world: World) -> None:
         fit_state(few, promise=Promise(risk=0.02), score="msp")
     with pytest.raises(DataError, match=r"cannot promise a coverage of 0\.99"):
         fit_state(few, promise=Promise(coverage=0.99), score="msp")
-    with pytest.raises(DataError, match=r"threshold that flags a share of 0\.01") as caught:
+    with pytest.raises(DataError, match=r"threshold that flags a fraction of 0\.01") as caught:
         fit_state(few, promise=Promise(id_flagged=0.01), score="msp")
     assert "at least 99" in str(caught.value.hint)
     with pytest.raises(DataError, match="takes at least 20"):

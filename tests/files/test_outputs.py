@@ -117,10 +117,10 @@ def test_outputs_are_checked_before_the_work_begins(
         says in refused(line)
         for says in (
             "already exists",
-            "no such folder",
-            "is a folder",
-            "is no folder",
-            "is no regular file",
+            "no such directory",
+            "is a directory",
+            "is not a directory",
+            "is not a regular file",
             "directory's name",
             "cannot be replaced",
         )

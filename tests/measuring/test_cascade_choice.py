@@ -113,7 +113,7 @@ def test_budget_and_drop(differing: CascadeFit) -> None:
 
 
 def test_promises_hold_on_fresh_data(differing: CascadeFit) -> None:
-    """Of the cascade's own answers: coverage, the share flagged, and the risk of what is answered."""
+    """Coverage, the fraction flagged, and the risk of what is answered, of the cascade's own answers."""
     fit = differing
     record, _ = fit.record(Wanted(budget=1.2))
     cascade, fresh = record, outputs(7, 6000)

@@ -23,7 +23,7 @@ TRUNKED = ([FULL, FULL, [0, 1]], [FULL, [1, 2], [0, 1]], [FULL, [1, 2], []])
 
 
 def planned(plan: CostModel, parts: list[Part], first: int) -> StepMacs:
-    """Of a cascade, the first so many members of which answer every row."""
+    """Cost of a cascade whose first so many members answer every row."""
     trunk = plan.trunk(parts)
     return StepMacs(plan.shared(parts[0], trunk) + plan.behind(parts[:first], trunk), plan.behind(parts[first:], trunk))
 

@@ -381,7 +381,7 @@ def test_what_is_refused(files: list[Path], tmp_path: Path) -> None:
         hs.evaluate([], predictions_in=files, html=taken)
     assert taken.read_text() == "mine"
     hs.evaluate([], predictions_in=files, html=taken, force=True)
-    with pytest.raises(UsageError, match=r"--reference bse: no result is called so \(did you mean base\?\)"):
+    with pytest.raises(UsageError, match=r"--reference bse: no such result \(did you mean base\?\)"):
         hs.evaluate([], predictions_in=files, html=tmp_path / "s.html", reference="bse")
     assert not (tmp_path / "s.html").exists()
     with pytest.raises(UsageError, match="--reference requires --html or --markdown"):

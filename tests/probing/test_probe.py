@@ -289,7 +289,7 @@ def test_a_member_and_the_same_bytes(tiny: MAKE, images: SPEC, tmp_path: Path) -
 
 
 def test_which_heads_matter(tiny: MAKE, images: SPEC) -> None:
-    """Of an order the first to go are the least important, those that never went the most."""
+    """The first to go of an order are the least important, those that never went the most."""
     path, spec = tiny(), images()
     scored = hs.score(path, method="circuit", objective="acc", data=spec, remove=4, device="cpu")
     order = [tuple(head) for head in scored.result.order]

@@ -55,7 +55,7 @@ def rows(inputs: Any, at: list[int]) -> Any:
 
 @torch.inference_mode()
 def slowly(model: hs.Classifier, inputs: Any, count: int) -> list[torch.Tensor]:
-    """Of each row the logits of those members that run, [member, class], as the file numbers them."""
+    """The logits of the members that run, for each row, [member, class], as the file numbers them."""
     assert model.state is not None
     cascade = model.state.record.cascade
     assert cascade is not None

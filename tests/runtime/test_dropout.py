@@ -68,7 +68,7 @@ def test_a_seed_decides_and_nothing_else(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_the_mean_of_many_passes_comes_near_the_model() -> None:
-    """Of a linear branch: dropout keeps its mean."""
+    """Dropout keeps the mean of a linear branch."""
     layer = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)).eval()
     inputs = torch.randn(4, 8)
     without = layer(inputs)  # before the dropout is on
@@ -145,5 +145,5 @@ def test_a_row_of_passes_is_told_from_the_plain_models(tmp_path: Path) -> None:
     assert "do not tell it from other (2 passes)" in page.read_text()
     (single,) = hs.evaluate([tmp_path / "one"], data=data, mc_dropout=1, device="cpu").report.results
     assert single.name == "one (1 pass)"
-    with pytest.raises(UsageError, match=r"no result is called so \(did you mean one \(2 passes\)"):
+    with pytest.raises(UsageError, match=r"no such result \(did you mean one \(2 passes\)"):
         hs.evaluate([tmp_path / "one"], data=data, mc_dropout=2, markdown=page, reference="one (2 pases)", force=True)

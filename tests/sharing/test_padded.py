@@ -100,7 +100,7 @@ def test_what_is_written_can_be_pruned_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_says_what_it_came_from_and_that_can_be_proven(tmp_path: Path) -> None:
-    """Of a calibrated hydra's member, whose history is no chain, and of what is made of that."""
+    """A calibrated hydra's member, whose history is no chain, and what is made of it."""
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
     parts = [member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]

@@ -76,7 +76,7 @@ def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
 @pytest.mark.parametrize("where", ["data.npz", "noise.npz"])
 @pytest.mark.parametrize("what", ["probabilities", "scores"])
 def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) -> None:
-    """Of foreign samples too, whose AUROC would be better for it."""
+    """OOD samples count too, whose AUROC would be better for it."""
     path, data, noise = prepared
     model = hs.load(path, device="cpu")
     opened = tried(model, data, f"noise={noise}", tolerance=1.0)

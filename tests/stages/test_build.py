@@ -270,8 +270,8 @@ def test_tuned_members_share_their_trunk(task: Task, monkeypatch: pytest.MonkeyP
     ("more", "error", "says"),
     [
         ({"budget": "macs=0.01"}, SurgeryError, "the cheapest candidate costs macs="),
-        ({"ood": [], "objective": "avg"}, UsageError, "needs foreign data"),
-        ({"ood": [], "criteria": "circuit-ood"}, UsageError, "needs foreign data"),
+        ({"ood": [], "objective": "avg"}, UsageError, "requires OOD data"),
+        ({"ood": [], "criteria": "circuit-ood"}, UsageError, "requires OOD data"),
         ({"members": 9, "candidates": 3}, UsageError, "there are 4 candidates"),
         ({"members": 99}, UsageError, "--members"),
         ({"members": "²"}, UsageError, "--members ²: expected auto|N"),
@@ -379,7 +379,7 @@ def test_outputs_are_checked_first(task: Task) -> None:
     with pytest.raises(OutputError, match="already exists"):
         task.build()
     (task.folder / "w").write_text("mine")
-    with pytest.raises(OutputError, match="is no folder"):
+    with pytest.raises(OutputError, match="is not a directory"):
         task.build("o", cache=task.folder / "w")
     assert not (task.folder / "hydra.build").exists()
 

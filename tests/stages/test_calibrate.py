@@ -288,7 +288,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             hs.calibrate(source, risk=0.01, ood_score="msp", **target)
         with pytest.raises(DataError, match="cannot promise a coverage"):
             hs.calibrate(source, coverage=0.999, ood_score="msp", **target)
-        with pytest.raises(DataError, match="cannot tell a threshold"):
+        with pytest.raises(DataError, match="are too few for a threshold"):
             hs.calibrate(source, id_flagged=0.001, ood_score="msp", **target)
     notes = hs.calibrate(source, ood_score="msp", **target).notes
     assert [note for note in notes if "calibrated on 120 samples, of which 60 certify" in note]

@@ -412,7 +412,7 @@ def test_mistakes(made: Callable[..., Path], capsys: pytest.CaptureFixture[str])
         replay(orphan, folder=folder / "elsewhere")
     with pytest.raises(OutputError, match="not an empty folder"):
         replay(folder / "taylor.safetensors", folder=folder, out=folder)
-    with pytest.raises(OutputError, match="no such folder"):
+    with pytest.raises(OutputError, match="no such directory"):
         replay(folder / "taylor.safetensors", folder=folder, out=folder / "no" / "where")
     assert run(["replay", "taylor", "--from", ".", "--shell"]) == 2
     assert "--shell requires --dry-run" in capsys.readouterr().err

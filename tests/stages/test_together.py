@@ -160,7 +160,7 @@ def test_so_many_members_as_asked(members: int) -> None:
 
 @pytest.mark.parametrize("name", ["ood", "energy", "max-logit", "gen"])
 def test_accuracy_has_a_floor(name: str) -> None:
-    """What tells foreign data best is not taken where it no longer knows the familiar ones; what is reported has no
+    """What detects OOD data best is not taken where it no longer knows in-distribution data; what is reported has no
     penalty."""
     everyone = answers()
     plain = pool(name, everyone)
@@ -182,7 +182,7 @@ def test_nothing_within_the_budget() -> None:
 
 
 def test_noise_is_not_taken_for_a_gain() -> None:
-    """Of models that guess, the best of many looks better than chance where it was chosen, and is not elsewhere."""
+    """The best of many models that guess looks better than chance where it was chosen, and is not elsewhere."""
     random = torch.Generator().manual_seed(3)
     labels = torch.randint(CLASSES, (400,), generator=random)
     guessing = [Answers(torch.randn(400, CLASSES, generator=random), labels) for _ in range(40)]

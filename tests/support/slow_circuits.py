@@ -19,7 +19,7 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.heads import Head
 
 HEAD_DIM = 8
-"""Of the tiny ViT."""
+"""Architecture of the tiny ViT."""
 
 
 def everything(spec: str, transform: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

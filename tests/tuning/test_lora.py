@@ -34,7 +34,7 @@ def pruned(family: Family, folder: Path) -> Path:
 
 @pytest.mark.parametrize("family", thoroughly(*sorted(FAMILIES.keys() - PACKED)))
 def test_only_attention_and_the_classifier_move(family: Family, tmp_path: Path) -> None:
-    """Of every family; each of attention's matrices by a change of the rank that was asked for."""
+    """In every family each of attention's matrices changes by the rank that was asked for."""
     start, data = pruned(family, tmp_path), family.data(tmp_path)
     fields = FIELDS | {"lora_rank": "2"}
     tuned = hs.finetune(start, data=data, recipe="lora", set=fields, out=tmp_path / "m", device="cpu").path

@@ -23,7 +23,7 @@ from hydrasurgeon.lookup import need
 
 Distances = NDArray[np.float64]
 DEGREE = 6
-"""Of the polynomial that the knee is looked for on."""
+"""Degree of the polynomial that the knee is searched on."""
 # A polynomial through fewer points than this has no knee worth the name.
 FEWEST = 4
 

@@ -38,9 +38,9 @@ EDGE = 32
 FLOOR = 1e-6
 """Smallest variance: a class with one sample has none."""
 PERPLEXITY = 10
-"""Of t-SNE: about how many heads count as neighbours of one."""
+"""Perplexity of t-SNE: about how many heads count as neighbours of one."""
 ITERATIONS = 1000
-"""Of t-SNE."""
+"""Iterations of t-SNE."""
 # Statistics are held for so many classes; from more, so many are drawn by the seed.
 MOST_CLASSES = 64
 

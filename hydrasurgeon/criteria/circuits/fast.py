@@ -122,7 +122,7 @@ class Look:
         samples = objective.id_rows + (objective.ood_rows if objective.needs_ood else 0)
         self.drawn = Drawn.nothing(samples, seed=number)
         self.shares = (0.0, 0.0)
-        """Of the samples: what was seen of those that are still looked at, and what will be."""
+        """Fractions of the samples that were seen by those still in the race, and that will be."""
 
     def first(self) -> None:
         """Nothing was seen before: all candidates, then the best of them."""
@@ -228,7 +228,7 @@ class Fast(Exact):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.effects: Outcomes | None = None
-        """Of each candidate's removal on each sample, as last seen; None before the first round."""
+        """Effects of each candidate's removal on each sample, as last seen; None before the first round."""
         self.off = 0.0
         """How far the predictions of those that were measured were off at most."""
 

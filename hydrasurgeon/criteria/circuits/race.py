@@ -149,7 +149,7 @@ WARM_UP = 0.15
 LEADERS = 2
 """How many favourites run to the end before the others."""
 LOST = 0.7
-"""Of the points the present circuit loses, the share after which favourites run ahead."""
+"""Fraction of the points the present circuit loses, after which favourites run ahead."""
 FEW = 4
 """So many candidates are faster run together to the end than one after another."""
 

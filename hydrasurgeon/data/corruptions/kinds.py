@@ -69,7 +69,7 @@ SMALL: dict[str, tuple[Any, ...]] = {
 """The same for small images."""
 
 TEXT = {"typos": (0.01, 0.02, 0.04, 0.07, 0.1), "word_dropout": (0.05, 0.1, 0.2, 0.3, 0.4)}
-"""Of texts: the chance of each letter to be mistyped, of each word to be left out."""
+"""For texts: the chance of each letter to be mistyped, of each word to be left out."""
 NAMES = {"image": tuple(LARGE), "text": tuple(TEXT)}
 """Kind of data → its corruptions, in ImageNet-C's order."""
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -79,7 +79,7 @@ FORM = re.compile(r"([\w-]+)(?::([0-9]{1,9}))?")
 
 
 class Corruption(NamedTuple):
-    """One way to spoil samples, and how much."""
+    """One way to corrupt samples, and how much."""
 
     name: str
     severity: int
@@ -95,7 +95,7 @@ def corruptions_of(
         name, severity = _parsed(entry, option)
         if name != "all" and name not in NAMES[kind]:
             raise UsageError(
-                f"{option} {entry}: spoils {'texts' if kind == 'image' else 'images'}, the data holds {kind}s",
+                f"{option} {entry}: corrupts {'texts' if kind == 'image' else 'images'}, the data holds {kind}s",
                 hint=_available(kind),
             )
         for each in NAMES[kind] if name == "all" else (name,):

@@ -1,7 +1,7 @@
-"""Labelled samples, each spoiled as it is read.
+"""Labelled samples, each corrupted as it is read.
 
 What is random follows from the seed, the corruption's name and the sample's own content, never from its place: the same
-sample is spoiled alike in any batch, worker, subset or order, and at every severity by the same draws.
+sample is corrupted alike in any batch, worker, subset or order, and at every severity by the same draws.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hydrasurgeon.data.samples import Changed, Decoded, Samples
 from hydrasurgeon.errors import DataError
 
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-"""Of a keyboard: who means one letter hits the one beside it."""
+"""Rows of a keyboard: a typo hits the neighbouring letter."""
 BESIDE = {key: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in ROWS for at, key in enumerate(row)}
 """Letter → the keys beside it."""
 
 
 class Mixed(Changed):
-    """Every sample of another set, spoiled by one of several corruptions in turn; its labels stay."""
+    """Every sample of another set, corrupted by one of several corruptions in turn; its labels stay."""
 
     def __init__(self, parent: Samples, corruptions: Sequence[Corruption], seed: int = 0) -> None:
         if parent.kind == "pair":
-            raise DataError(f"{parent.spec}: holds images with texts", hint="Corruptions spoil one of the two.")
+            raise DataError(f"{parent.spec}: holds images with texts", hint="Corruptions change one of the two.")
         kinds = [f"{each.name}:{each.severity}" for each in corruptions]
         shown = kinds[0] if len(kinds) == 1 else f"{len(kinds)} corruptions of it"
         super().__init__(parent, f"{parent.spec}, {shown}", parent.labels)
@@ -62,7 +62,7 @@ class Mixed(Changed):
 
 
 class Corrupted(Mixed):
-    """Every sample of another set, spoiled by one corruption."""
+    """Every sample of another set, corrupted by one corruption."""
 
     def __init__(self, parent: Samples, corruption: Corruption, seed: int = 0) -> None:
         super().__init__(parent, [corruption], seed)
@@ -76,7 +76,7 @@ def _random(seed: int, name: str, content: bytes) -> np.random.Generator:
 
 
 def scribbled(text: str, name: str, severity: int, random: Random) -> str:
-    """A text spoiled: `typos` or `word_dropout`."""
+    """A text corrupted: `typos` or `word_dropout`."""
     chance = TEXT[name][severity - 1]
     return _mistyped(text, chance, random) if name == "typos" else _shortened(text, chance, random)
 

@@ -28,7 +28,7 @@ class Evidence:
 
     moments: Moments
     directions: Moments
-    """Of the features scaled to length 1."""
+    """Moments of the features scaled to length 1."""
     features: Float[Tensor, "sample width"]
     """At most `BANK` of them, drawn at random, each as likely as any other."""
     logits: Float[Tensor, "sample klass"]

@@ -18,7 +18,7 @@ class Moments:
 
     counts: Int[Tensor, " klass"]
     means: Float[Tensor, "klass width"]
-    """Of a class that never occurs: zeros."""
+    """Means of each class; zeros for a class that never occurs."""
     mean: Float[Tensor, " width"]
     within: Float[Tensor, "width width"]
     """Covariance about the class means: 1/n Σ (x − μ_y)(x − μ_y)ᵀ."""

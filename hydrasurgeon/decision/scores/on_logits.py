@@ -12,9 +12,9 @@ from collections.abc import Callable
 from hydrasurgeon.decision.probabilities import Logits, Probs, Scores, entropy, mean_probs, member_probs
 
 GAMMA = 0.1
-"""Of GEN: the exponent that its authors use."""
+"""Exponent of GEN, as its authors use it."""
 TOP = 100
-"""Of GEN: how many classes count, as its authors say."""
+"""How many classes count in GEN, as its authors have it."""
 
 
 def mutual_information(logits: Logits) -> Scores:

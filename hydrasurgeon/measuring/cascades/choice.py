@@ -31,7 +31,7 @@ from hydrasurgeon.measuring.metrics import DIGITS
 from hydrasurgeon.measuring.results import Interval
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04, 0.02)
-"""Of the samples, the shares that candidates let through."""
+"""Fractions of the samples that candidates let through."""
 TOPS = (0.0, 0.01, 0.03)
 """Shares above the window: samples so doubtful that no other member is asked."""
 TRIED_FIRST = 6
@@ -49,14 +49,14 @@ Costs = Callable[[tuple[int, ...]], StepMacs]
 
 @dataclass(frozen=True)
 class Sides:
-    """What one way to answer says of the samples and of each foreign set."""
+    """What one way to answer says of the samples and of each OOD set."""
 
     correct: Bool[Tensor, " sample"]
     confidence: Scores
     inside: Scores
     """OOD scores of the samples."""
     outside: tuple[Scores, ...]
-    """… and of each foreign set."""
+    """… and of each OOD set."""
 
     def mixed(self, other: Sides, going: Sequence[Tensor]) -> Sides:
         """This one's answer where a row stops, the other's where it goes on; `going` of the samples, then of each
@@ -124,7 +124,7 @@ def worst(drops: Drops) -> float:
 
 
 def intervals(cascade: Sides, hydra: Sides, *, seed: int, repeats: int = REPEATS) -> dict[str, Interval]:
-    """Of each drop, over resamples of the samples and of every OOD set, the same rows of both (paired bootstrap)."""
+    """Interval of each drop, by a paired bootstrap of the samples and of every OOD set."""
 
     def drops(rows: Tensor, *foreign: Tensor) -> dict[str, Tensor]:
         lost = hydra.resampled(rows, foreign) - cascade.resampled(rows, foreign)
@@ -151,7 +151,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Looked:
-    """What the gate of one kind sees of the samples, and of each foreign set."""
+    """What the gate of one kind sees of the samples, and of each OOD set."""
 
     inside: Float[Tensor, " sample"]
     outside: tuple[Scores, ...]

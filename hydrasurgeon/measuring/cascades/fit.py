@@ -2,7 +2,7 @@
 
 What is promised (sets, abstention, share flagged) is taken on the cascade's own answers to the half that chose nothing,
 and so
-are the drops that are recorded, beside half of each foreign set.
+are the drops that are recorded, beside half of each OOD set.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _split(foreign: Sequence[Outputs], seed: int) -> tuple[list[Outputs], list[O
     for each in foreign:
         count = len(each.logits)
         if count < 2:
-            raise DataError("--cascade: a foreign set of one sample cannot be halved", hint="Give more --ood.")
+            raise DataError("--cascade: an OOD set of one sample cannot be halved", hint="Give more --ood.")
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         first.append(each.at(order[: count // 2]))
         second.append(each.at(order[count // 2 :]))
@@ -142,7 +142,7 @@ def _may_be_certified(candidate: Candidate, hydra: Sides, most: float) -> bool:
 
 
 def _within(every: Sequence[Sequence[Candidate]], most: float) -> Candidate | None:
-    """Of what each family has of the most rows that the budget pays for, the one that loses least."""
+    """The candidate that loses least, among those of each family with the most rows that the budget pays for."""
     affordable = [next((c for c in family if c.macs <= most), None) for family in every]
     some = [c for c in affordable if c is not None]
     return min(some, key=lambda c: (worst(c.drops), c.macs)) if some else None

@@ -49,7 +49,7 @@ class InSteps(Reading):
         return probs
 
     def apart(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the members that ran: one alone disagrees with nobody."""
+        """Disagreement between the members that ran; zero for one alone."""
         import torch
 
         information, disagreement = (torch.zeros(len(logits), dtype=torch.float64) for _ in range(2))

@@ -29,7 +29,7 @@ from hydrasurgeon.stages.build.together import needs_foreign, objective_of
 from hydrasurgeon.tuning.recipes import load_recipe
 
 FORMAT = "hydrasurgeon.build/1"
-"""Of the JSON report."""
+"""Format identifier of the JSON report."""
 FEWEST = 20
 """Validation samples."""
 
@@ -127,15 +127,15 @@ def _check(options: BuildOptions) -> None:
     objective_of(options.goal)
     if needs_foreign(options.goal) and not options.ood:
         raise UsageError(
-            f"--objective {options.goal}: needs foreign data", hint="Give --ood D, or --objective acc or nll."
+            f"--objective {options.goal}: requires OOD data", hint="Give --ood D, or --objective acc or nll."
         )
     keys = keys_of(options)
     for key in keys:
         criterion(key, option="--criteria")
         if key in WITH_FOREIGN and not options.ood:
-            raise UsageError(f"--criteria {key}: needs foreign data", hint="Give --ood D, or circuit-acc.")
+            raise UsageError(f"--criteria {key}: requires OOD data", hint="Give --ood D, or circuit-acc.")
     if not keys:
-        raise UsageError("--criteria: names none", hint="Such as taylor,fisher.")
+        raise UsageError("--criteria is empty", hint="Such as taylor,fisher.")
     check_enough(options.wanted, options.candidates + 1)
     if options.tune is not None:
         load_recipe(options.tune, {})
@@ -154,7 +154,7 @@ def _outputs(options: BuildOptions) -> tuple[Path, Path | None]:
         picture = check_plot(Path(options.plot), force=options.force, inputs=inputs)
     work = options.work
     if work.exists() and not work.is_dir():
-        raise OutputError(f"{work}: is no folder", hint="Give another --cache.")
+        raise OutputError(f"{work}: is not a directory", hint="Give another --cache.")
     make_folder(work.parent)
     hold(real(work), option="--cache")
     return out, picture
@@ -173,7 +173,7 @@ def _opened(options: BuildOptions) -> Single:
 
 
 def _opened_data(opened: Single, options: BuildOptions) -> tuple[dict[str, list[Samples]], list[str]]:
-    """What is read: training, validation and foreign data, all different; and what is odd about them."""
+    """What is read: training, validation and OOD data, all different; and what is odd about them."""
     model = opened.manifest.model
 
     def labelled(spec: str) -> Samples:
@@ -183,7 +183,7 @@ def _opened_data(opened: Single, options: BuildOptions) -> tuple[dict[str, list[
     sets["ood"] = [open_data(spec, limit=options.limit, seed=options.seed) for spec in options.ood]
     in_turn = [("--val", sets["val"][0]), ("--data", sets["data"][0]), *(("--ood", s) for s in sets["ood"])]
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
-    notes += apart(in_turn, "What members are chosen by must be neither trained on nor foreign.")
+    notes += apart(in_turn, "What members are chosen by must be neither trained on nor OOD data.")
     if len(sets["val"][0]) < FEWEST:
         raise DataError(
             f"--val {options.val}: has {len(sets['val'][0])} samples",

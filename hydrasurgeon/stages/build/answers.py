@@ -1,4 +1,4 @@
-"""What every candidate answers on the validation and foreign sets: each runs once, and its logits are kept in files.
+"""What every candidate answers on the validation and OOD sets: each runs once, and its logits are kept in files.
 
 Candidates that share leading layers run them once, side by side; nothing is written but their answers.
 """

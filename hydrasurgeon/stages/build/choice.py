@@ -31,7 +31,7 @@ class Row:
     cost: Mapping[str, float]
     """Multiply-adds and parameters, times the backbone's."""
     worth: Mapping[str, float]
-    """accuracy, nll, ece; and auroc, fpr95 of msp, the mean over foreign sets."""
+    """accuracy, nll, ece; and auroc, fpr95 of msp, the mean over OOD sets."""
     crossed: bool = False
     """Whether it was chosen on other samples than it was measured on; else nothing was chosen."""
 

@@ -95,7 +95,7 @@ class CostModel:
     """What inputs run through; the others cost parameters only."""
     width: int
     tokens: int
-    """Of the sample."""
+    """Tokens of the sample."""
     read: int
     """How many of them the classifier looks at."""
     embedding: int

@@ -33,7 +33,7 @@ from hydrasurgeon.stages.build.cost import CostModel, Costs, cost_model, parse_b
 CRITERIA = ("taylor", "fisher", "magnitude")
 """What candidates are pruned by, besides circuits."""
 WITH_FOREIGN = ("circuit-avg", "circuit-ood")
-"""The circuits that are searched where there are foreign data."""
+"""The circuits that are searched where there are OOD data."""
 SCORED = "scored.safetensors"
 """The copy of the backbone in the work folder, which carries all scores."""
 MOST_STATE = 4 << 20
@@ -110,7 +110,7 @@ class Search:
     commands: tuple[Command, ...]
     """What scored it."""
     state: State
-    """Of the work folder."""
+    """State of the work folder."""
 
     @property
     def pools(self) -> list[list[int]]:

@@ -42,7 +42,7 @@ Terms = list[Tensor]
 
 @dataclass(frozen=True)
 class Answers:
-    """One candidate's logits on the validation set and on foreign sets."""
+    """One candidate's logits on the validation set and on OOD sets."""
 
     val: Rows
     labels: Int[Tensor, " sample"]
@@ -74,9 +74,9 @@ class Objective:
 
 
 def guarded(objective: Objective, floor: float) -> Objective:
-    """The same, less what a hydra is short of an accuracy; for objectives that look at foreign data, and for accuracy.
+    """The same, less what a hydra is short of an accuracy; for objectives that look at OOD data, and for accuracy.
 
-    What tells foreign data best is sought among those that still know the familiar ones. Where the objective's terms
+    What detects OOD data best is sought among those that still know in-distribution data. Where the objective's terms
     are no probabilities, those of the validation set stand behind them.
     """
     if objective.name == "nll":
@@ -116,7 +116,7 @@ def objective_of(name: str) -> Objective:
     terms, score = SCORES["msp" if name in ("avg", "ood") else name]
 
     def area(sums: Sequence[Tensor], members: int, labels: Tensor) -> float:
-        """The AUROC against each foreign set, on average."""
+        """The AUROC against each OOD set, on average."""
         inside, *outside = (score(rows, members) for rows in sums)
         areas = [auroc(inside, each) for each in outside]
         return sum(each for each in areas if each is not None) / len(areas)
@@ -195,7 +195,7 @@ class Pool:
 
     @classmethod
     def gathered(cls, objective: Objective, candidates: Iterable[Answers], count: int) -> Pool:
-        """Of so many candidates, one after another: their logits are not held."""
+        """The pool of so many candidates, one after another, without holding their logits."""
         terms: list[Tensor] = []
         for at, answers in enumerate(candidates):
             mine = objective.terms(answers)
@@ -233,7 +233,7 @@ class Pool:
         return measure(self.sums(members), len(members), self.labels)
 
     def worth_with(self, members: Sequence[int], options: Sequence[int]) -> list[float]:
-        """Of these members and one more, for each option."""
+        """Worth of these members and one more, for each option."""
         base = self.sums(members)
 
         def one(option: int) -> float:
