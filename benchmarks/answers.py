@@ -100,7 +100,7 @@ def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
         if not place.exists():
             model = model or hs.load(path, device="cpu")
             samples = opened(source, model)
-            piece = collected(model, samples, Run(device="cpu", batch_size=32), features=True)
+            piece = collected([model], samples, Run(device="cpu", batch_size=32), features=True)
             tensors = {"logits": piece.logits, "features": piece.features, "labels": piece.labels}
             save_file({key: t.contiguous() for key, t in tensors.items() if t is not None}, place)
             (each,) = classifiers(model)

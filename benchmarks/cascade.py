@@ -117,7 +117,10 @@ def of_hydra(hydra: Path, sources: dict[str, Source]) -> Answers:
         if source.labelled:
             samples = fit_classes(samples, model.manifest.model)
         piece = collected(
-            model, Perturbed(samples) if source.perturbed else samples, Run(device="cpu", batch_size=32), features=True
+            [model],
+            Perturbed(samples) if source.perturbed else samples,
+            Run(device="cpu", batch_size=32),
+            features=True,
         )
         parts = {"logits": piece.logits, "features": piece.features, "labels": piece.labels}
         tensors |= {f"{name}.{part}": t.contiguous() for part, t in parts.items() if t is not None}

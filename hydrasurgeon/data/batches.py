@@ -109,8 +109,16 @@ def first_batch(samples: Samples, transform: Callable[[Any], Any], count: int, *
     """The inputs of the first samples, as one batch on the CPU."""
     batch = next(iter(Batches(samples, transform, batch_size=count, workers=0, skip_bad=skip_bad)), None)
     if batch is None:
-        raise DataError(f"{samples.spec}: none of its {len(samples)} samples can be read")
+        raise unreadable(samples)
     return batch.inputs
+
+
+def unreadable(samples: Samples) -> DataError:
+    """The error for data of which not one sample can be read."""
+    return DataError(
+        f"{samples.spec}: none of its {len(samples)} samples can be read",
+        hint="Run without --skip-bad to see what is wrong with the first.",
+    )
 
 
 class _Prepared(Dataset[Any]):

@@ -57,7 +57,7 @@ class How:
         return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)
 
     def logits(self, models: Sequence[Any], samples: Any) -> Any:
-        from hydrasurgeon.runtime.inference import logits_of
+        from hydrasurgeon.runtime.outputs import logits_of
 
         return logits_of(models, samples, self.run, skipped=self.skipped)
 
@@ -66,7 +66,7 @@ class How:
         from hydrasurgeon.measuring.metrics import DIGITS
         from hydrasurgeon.runtime.outputs import collected
 
-        piece = collected(model, samples, self.run, features=True, skipped=self.skipped)
+        piece = collected([model], samples, self.run, features=True, skipped=self.skipped)
         assert piece.features is not None
         return piece.logits, piece.labels, {fitted.kind: fitted(piece.features, piece.logits).round(decimals=DIGITS)}
 

@@ -1,77 +1,95 @@
-"""A classifier over samples: logits and features batch by batch, or all of them in the order of the samples."""
+"""Classifiers over samples, each decoded once: logits and features batch by batch, or all in the order of the samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydrasurgeon.data import Batches, Samples, by_length, moved
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.data.batches import unreadable
+from hydrasurgeon.decision.fitting import Outputs
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import reading
-from hydrasurgeon.runtime.inference import check_finite
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What a model said of some samples."""
-
-    index: Int[Tensor, " sample"]
-    logits: Float[Tensor, "sample member klass"]
-    features: Float[Tensor, "sample member width"] | None
-    """None where they were not asked for."""
-    labels: Int[Tensor, " sample"] | None
 
 
 @torch.inference_mode()
 def pieces(
-    model: Classifier, samples: Samples, run: Run, *, features: bool, skipped: list[str] | None = None
-) -> Iterator[Piece]:
-    """Batch by batch, in float32 on the CPU; texts of like length run together, so the order is not the samples'."""
-    first = next(model.parameters())
+    models: Sequence[Classifier],
+    samples: Samples,
+    run: Run,
+    *,
+    features: bool = False,
+    skipped: list[str] | None = None,
+) -> Iterator[tuple[Tensor, Outputs]]:
+    """Batch by batch, in float32 on the CPU, with the rows' places; texts of like length run together, so the order is
+    not the samples'. Features are those of one model; several contribute all their members side by side."""
+    first = next(models[0].parameters())
     batches = Batches(
-        samples, model.transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
+        samples, models[0].transform, batch_size=run.batch_size, order=by_length(samples), skip_bad=run.skip_bad
     )
-    with reading(model) if features else nullcontext() as read:
+    with reading(models[0]) if features else nullcontext() as read:
         for done, batch in enumerate(batches, 1):
             inputs = moved(batch.inputs, first.device, first.dtype)
-            logits, read_from = (model(inputs), None) if read is None else read(inputs)
-            piece = Piece(
-                batch.index, logits.float().cpu(), None if read_from is None else read_from.float().cpu(), batch.labels
-            )
-            check_finite(piece.logits, [model], samples)
-            yield piece
+            read_from = None
+            if read is None:
+                logits = torch.cat([model(inputs).float() for model in models], dim=1).cpu()
+            else:
+                logits, read_from = (each.float().cpu() for each in read(inputs))
+            check_finite(logits, models, samples)
+            yield batch.index, Outputs(logits, read_from, batch.labels)
             run.tick(samples.spec, done, len(batches))
     if skipped is not None:
         skipped += batches.skipped
 
 
 def collected(
-    model: Classifier, samples: Samples, run: Run, *, features: bool, skipped: list[str] | None = None
-) -> Piece:
-    """All of them, in the order of the samples."""
+    models: Sequence[Classifier],
+    samples: Samples,
+    run: Run,
+    *,
+    features: bool = False,
+    skipped: list[str] | None = None,
+) -> Outputs:
+    """All of them, in the order of the samples, without those that could not be read."""
     whole: dict[str, Tensor] = {}
     read = torch.zeros(len(samples), dtype=torch.bool)
-    for piece in pieces(model, samples, run, features=features, skipped=skipped):
-        read[piece.index] = True
-        for name, values in (("logits", piece.logits), ("features", piece.features), ("labels", piece.labels)):
+    for index, piece in pieces(models, samples, run, features=features, skipped=skipped):
+        read[index] = True
+        for name, values in vars(piece).items():
             if values is not None:
                 # Each row goes to its place at once: pieces that wait to be joined would take the memory twice.
                 if name not in whole:
                     whole[name] = values.new_empty(len(samples), *values.shape[1:])
-                whole[name][piece.index] = values
+                whole[name][index] = values
     if not whole:
-        raise DataError(
-            f"{samples.spec}: none of its {len(samples)} samples can be read",
-            hint="Run without --skip-bad to see what is wrong with the first.",
-        )
+        raise unreadable(samples)
     if not read.all():
         whole = {name: values[read] for name, values in whole.items()}
-    index = read.nonzero().flatten()
-    return Piece(index, whole["logits"], whole.get("features"), whole.get("labels"))
+    return Outputs(whole["logits"], whole.get("features"), whole.get("labels"))
+
+
+def logits_of(
+    models: Sequence[Classifier], samples: Samples, run: Run, *, skipped: list[str] | None = None
+) -> tuple[Float[Tensor, "sample member klass"], Int[Tensor, " sample"] | None]:
+    """Logits of all models side by side (a hydra contributes all its members), and the labels if there are any."""
+    outputs = collected(models, samples, run, skipped=skipped)
+    return outputs.logits, outputs.labels
+
+
+def check_finite(logits: Float[Tensor, "sample member klass"], models: Sequence[Classifier], samples: Samples) -> None:
+    """Refuse NaN and infinity: no measure of them means anything."""
+    parts = [logits] if len(models) == 1 else logits.split([m.members for m in models], dim=1)
+    for model, part in zip(models, parts, strict=True):
+        if not torch.isfinite(part).all():
+            half = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
+            raise CheckpointError(
+                f"{model.name}: its logits hold NaN or infinity for samples of {samples.spec}",
+                hint="The model overflows"
+                + (" in half precision: use --dtype float32." if half else ": start from a sound one."),
+            )

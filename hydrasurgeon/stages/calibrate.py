@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import DELTA, CalibrateOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.sharing.output import claimed, repository_of
-from hydrasurgeon.stages.calibrate_cascade import check_members, fit_cascade, max_drop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.fitting import Outputs, Promise
     from hydrasurgeon.decision.scores.evidence import Evidence
     from hydrasurgeon.decision.state import State
+    from hydrasurgeon.files.decided import Cascade
     from hydrasurgeon.runtime.classifier import Classifier
+
+
+DROP = 0.5
+"""Points that no measure of a cascade may lose, unless something else is asked for."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         repository=repository,
         inputs=[checkpoint, arguments.data, arguments.fit_data, arguments.ood, arguments.classes, arguments.template],
     )
-    _check_score(named, arguments.ood_score)
-    check_members(arguments, named)
+    _check_model(named, arguments)
     named.verify_hash()
     opened = undecided(named)
     digests = opened.digests()
@@ -122,12 +126,17 @@ def _unfitted(arguments: CalibrateOptions) -> Iterator[str]:
         yield f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a function of the logits alone"
 
 
-def _check_score(opened: Checkpoint, score: str) -> None:
-    """Some scores mean nothing for some models."""
+def _check_model(opened: Checkpoint, arguments: CalibrateOptions) -> None:
+    """Some scores, and cascades, mean nothing for some models."""
+    score = arguments.ood_score
     if score == "mi" and not opened.manifest.members:
         raise UsageError(
             f"--ood-score mi: tells how far members disagree, and {opened.name} has one only",
             hint="Give a hydra, or another score.",
+        )
+    if arguments.cascade and not opened.manifest.members:
+        raise UsageError(
+            f"--cascade: lets some members answer first, and {opened.name} has one only", hint="Give a hydra."
         )
     if score == "mcm" and not opened.family.named_classes:
         raise UsageError(
@@ -177,7 +186,7 @@ def _fit(
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.perturbed import Perturbed
-    from hydrasurgeon.decision.fitting import Outputs, fit_state
+    from hydrasurgeon.decision.fitting import fit_state
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
     from hydrasurgeon.runtime.outputs import collected
@@ -187,8 +196,7 @@ def _fit(
     features = auto or arguments.ood_score in FITTED
 
     def outputs(samples: Samples) -> Outputs:
-        piece = collected(model, samples, arguments, features=features, skipped=skipped)
-        return Outputs(piece.logits, piece.features, piece.labels)
+        return collected([model], samples, arguments, features=features, skipped=skipped)
 
     val = outputs(data.val)
     foreign: list[Outputs] = []
@@ -213,7 +221,7 @@ def _fit(
     )
     state, notes = fitted.state, fitted.notes
     if arguments.cascade:
-        cascade, more = fit_cascade(arguments, model, state, data.val, (val, foreign))
+        cascade, more = _cascade(arguments, model, state, data.val, (val, foreign))
         state, notes = replace(state, record=state.record.model_copy(update={"cascade": cascade})), (*notes, *more)
     return state, notes
 
@@ -226,6 +234,40 @@ def _promise(arguments: CalibrateOptions) -> Promise:
     )
 
 
+def max_drop(arguments: CalibrateOptions) -> float | None:
+    """What a cascade may lose; None where none is fitted, or its cost is what counts."""
+    if not arguments.cascade or arguments.budget is not None:
+        return None
+    return DROP if arguments.max_drop is None else arguments.max_drop
+
+
+def _cascade(
+    arguments: CalibrateOptions,
+    model: Classifier,
+    state: State,
+    samples: Samples,
+    outputs: tuple[Outputs, Sequence[Outputs]],
+) -> tuple[Cascade, tuple[str, ...]]:
+    """From what all members said of the validation samples and of foreign ones; multiply-adds are of the first
+    sample."""
+    from hydrasurgeon.data import first_batch, moved
+    from hydrasurgeon.measuring.cascades.fit import CascadeFit, MacsOf, Wanted
+    from hydrasurgeon.measuring.cost import StepMacs, macs, single_macs, step_macs
+
+    weight = next(model.parameters())
+    one = first_batch(samples, model.transform, 1, skip_bad=arguments.skip_bad)
+    one = moved(one, weight.device, weight.dtype)
+
+    @cache
+    def steps(starters: tuple[int, ...]) -> StepMacs:
+        return step_macs(model, one, starters)
+
+    costs = MacsOf(single_macs(model, one), macs(model, one), steps)
+    wanted = Wanted(max_drop(arguments), arguments.budget)
+    val, foreign = outputs
+    return CascadeFit(state, val, foreign, costs, seed=arguments.seed).record(wanted)
+
+
 def _gathered(
     model: Classifier, linear: Sequence[tuple[Tensor, Tensor]], samples: Samples, run: Run, skipped: list[str]
 ) -> list[Evidence]:
@@ -234,7 +276,7 @@ def _gathered(
     from hydrasurgeon.runtime.outputs import pieces
 
     gatherings = [Gathering(weight, bias, seed=run.seed) for weight, bias in linear]
-    for piece in pieces(model, samples, run, features=True, skipped=skipped):
+    for _, piece in pieces([model], samples, run, features=True, skipped=skipped):
         assert piece.features is not None
         assert piece.labels is not None
         for member, gathering in enumerate(gatherings):

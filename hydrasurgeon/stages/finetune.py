@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
@@ -187,8 +187,8 @@ def _module(material: _Material, arguments: FinetuneOptions) -> tuple[nn.Module,
 def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions) -> Training:
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
-    from hydrasurgeon.tuning.contrastive import Contrast, TwoTowers
-    from hydrasurgeon.tuning.loop import CrossEntropy, Loss, Training, epoch_order
+    from hydrasurgeon.tuning.contrastive import Contrast
+    from hydrasurgeon.tuning.loop import CrossEntropy, Training, epoch_order
 
     source, recipe, samples = material.source, material.recipe, material.samples
     family, size, skip_bad = source.family, recipe.batch_size, arguments.skip_bad
@@ -200,9 +200,9 @@ def _training(module: nn.Module, material: _Material, arguments: FinetuneOptions
     moves = _moves(material)
     if recipe.lora_rank is not None:
         moves = lora.trains(moves, _weights(material))
-    loss: Loss = CrossEntropy(recipe.label_smoothing)
+    loss: CrossEntropy | Contrast = CrossEntropy(recipe.label_smoothing)
     if recipe.objective == "pairs":
-        loss = Contrast(cast(TwoTowers, module))
+        loss = Contrast(module)
         transform, moves = loss.transform(transform), both(moves, loss.trainable)
     seed, drop_last = arguments.seed, len(samples) >= size
     epochs = _epochs(recipe, len(samples))

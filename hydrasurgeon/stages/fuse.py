@@ -231,7 +231,7 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     """The members one by one and the hydra, over the same samples."""
     from hydrasurgeon.measuring.metrics import accuracy, member_probs
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.runtime.inference import logits_of
+    from hydrasurgeon.runtime.outputs import logits_of
 
     def logits(checkpoints: Sequence[Checkpoint]) -> tuple[Tensor, Tensor | None]:
         models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]

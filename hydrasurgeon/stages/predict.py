@@ -6,8 +6,9 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -95,8 +96,8 @@ def predict(arguments: PredictOptions) -> Predicted:
     if place is None:
         for rows in answering.rows(0):
             counts.update(_outcome(row) for row in rows)
-            for row in rows:
-                (arguments.each or _ignored)(_line(row))
+            for row in rows if arguments.each else ():
+                arguments.each(_line(row))  # type: ignore[misc]
     else:
         growing = Growing(place, answering.identity, step=answering.batch, force=arguments.force or answering.streams)
         resumed = growing.done
@@ -109,10 +110,6 @@ def predict(arguments: PredictOptions) -> Predicted:
         finally:
             growing.close()
     return Predicted(place, sum(counts.values()), dict(sorted(counts.items())), answering.notes, resumed)
-
-
-def _ignored(line: str) -> None:
-    """Rows nobody asked for."""
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -177,12 +174,8 @@ class _Answering:
             )
         self.in_steps = cascade is not None and arguments.cascade is not False
         if self.model.state is None:
-            self.notes += (
-                (
-                    f"{opened.name} has no decision state: probabilities are not calibrated, and nothing is set aside;"
-                    " run calibrate"
-                ),
-            )
+            nothing = "probabilities are not calibrated, and nothing is set aside; run calibrate"
+            self.notes += (f"{opened.name} has no decision state: {nothing}",)
         self.identity = {
             "weights_sha256": opened.manifest.weights_sha256,
             "recorded": opened.recorded,
@@ -215,15 +208,16 @@ class _Answering:
             yield from self._over(self.samples, self.first + done, self.last)
             return
         at = 0
-        for texts in _stdin(self.batch * AHEAD):
-            from hydrasurgeon.data.samples import Rows
+        from hydrasurgeon.data.samples import Rows
 
+        while texts := [line.rstrip("\n") for line in islice(sys.stdin, self.batch * AHEAD)]:
             for rows in self._over(Rows("stdin", texts, "text"), 0, len(texts)):
                 yield [{**row, "id": row["id"] + at} for row in rows]
             at += len(texts)
 
     def _over(self, samples: Samples, start: int, stop: int) -> Iterator[list[dict[str, Any]]]:
         from hydrasurgeon.data import Batches, moved
+        from hydrasurgeon.decision.rows import rows_of
 
         if start >= stop:
             return
@@ -235,13 +229,10 @@ class _Answering:
         failures = iter(batches.skipped)
         at = start
         for number, batch in enumerate(batches, 1):
-            answers = dict(
-                zip(
-                    batch.index.tolist(),
-                    self._answers(moved(batch.inputs, weight.device, weight.dtype), samples, batch.index.tolist()),
-                    strict=True,
-                )
-            )
+            decided = _decided(self.model, moved(batch.inputs, weight.device, weight.dtype), cascade=self.in_steps)
+            index = batch.index.tolist()
+            begun = [self._named(samples, i) for i in index]
+            answers = dict(zip(index, rows_of(decided, begun, names=self.names, top=run.top), strict=True))
             # What could not be read before the last sample of this batch has a message each, in order.
             end = min(stop, start + self.batch * (1 + (max(answers) - start) // self.batch))
             yield [
@@ -274,16 +265,6 @@ class _Answering:
         tops = [name for n in range(1, count + 1) for name in (f"top{n}", f"p{n}")]
         columns = [each for name in kinds for each in (tops if name == "top" else [name])]
         return write_csv(columns, spread)
-
-    def _answers(self, inputs: Any, samples: Samples, index: Sequence[int]) -> list[dict[str, Any]]:
-        from hydrasurgeon.decision.rows import rows_of
-
-        return rows_of(
-            _decided(self.model, inputs, cascade=self.in_steps),
-            [self._named(samples, i) for i in index],
-            names=self.names,
-            top=self.arguments.top,
-        )
 
 
 def plain(value: Any) -> Any:
@@ -322,16 +303,3 @@ def _decided(model: Classifier, inputs: Any, *, cascade: bool) -> Prediction:
             hint="The model overflows: use --dtype float32, or start from a sound one.",
         )
     return decided
-
-
-def _stdin(count: int) -> Iterator[list[str]]:
-    """Lines of stdin, so many at a time."""
-    lines: list[str] = []
-    source: Iterable[str] = sys.stdin
-    for line in source:
-        lines.append(line.rstrip("\n"))
-        if len(lines) == count:
-            yield lines
-            lines = []
-    if lines:
-        yield lines

@@ -11,10 +11,10 @@ comes out is the gradient of one batch of N pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,26 +71,11 @@ def contrast(
     return Gradients(loss, *grads)
 
 
-class TwoTowers(Protocol):
-    """A model that tells which images and texts belong together; features are normalised."""
-
-    @property
-    def image_tower(self) -> nn.Module: ...
-    @property
-    def log_scale(self) -> nn.Parameter: ...
-    @property
-    def shift(self) -> nn.Parameter | None: ...
-    def image_features(self, pixels: Tensor) -> Tensor: ...
-    def text_features(self, tokens: Tensor) -> Tensor: ...
-    def text_parts(self) -> Sequence[nn.Module | nn.Parameter]: ...
-    def reader(self) -> Callable[[Sequence[str]], Tensor]: ...
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-
-
 class Contrast:
-    """The objective of a training run on pairs; `clip` is the zero-shot module that is trained."""
+    """The objective of a training run on pairs; `clip` is the zero-shot module of a family, whose features are
+    normalised."""
 
-    def __init__(self, clip: TwoTowers) -> None:
+    def __init__(self, clip: Any) -> None:
         self.clip = clip
         tuned = {
             id(parameter)
@@ -138,7 +123,7 @@ class Contrast:
             self.clip.log_scale.clamp_(0, LARGEST)
 
 
-def _together(images: Tensor, texts: Tensor, clip: TwoTowers) -> tuple[Gradients, range]:
+def _together(images: Tensor, texts: Tensor, clip: Any) -> tuple[Gradients, range]:
     """The loss over the pairs of all processes and its gradient, and which of the pairs are this one's."""
     scale, bias = clip.log_scale.detach().exp(), clip.shift
     if not dist.is_initialized() or dist.get_world_size() == 1:

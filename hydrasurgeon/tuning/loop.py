@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,22 +23,10 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.processes import is_launched
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.tuning.recipes import Recipe
-from hydrasurgeon.tuning.state import TrainingState
+from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
 
 EpochBatches = Callable[[int, int, int, int], Batches]
 """(epoch, rank, world, batches to skip) → this process's batches."""
-
-
-class Loss(Protocol):
-    """What one optimizer step follows."""
-
-    def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
-        """Leave the gradients of these batches in the model; the loss."""
-        ...
-
-    def settle(self) -> None:
-        """After the optimizer's step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,8 @@ class Training:
     epoch_batches: EpochBatches
     trainable: Callable[[str], bool]
     """Whether a parameter of this name moves."""
-    loss: Loss
+    loss: Any
+    """Leaves the gradients of some batches in the model and tells their loss; settles after the optimizer's step."""
     validation: Batches | None = None
     label: str = "training"
     """What progress is called."""
@@ -98,13 +87,13 @@ def train(
         parameter.requires_grad_(training.trainable(name))
     optimizer = _optimizer(model, training.recipe)
     per_epoch, total = _steps(training, accelerator)
-    standing = _Standing(step=0)
+    standing = TrainingPosition()
     model.to(accelerator.device)
     # What else decides the bits of the next step.
     place = {"dtype": run.dtype, "device": accelerator.device.type, "processes": accelerator.num_processes}
     state = replace(state, identity={**state.identity, **place})
     if resume and (position := state.read(model, optimizer)) is not None:
-        standing = _Standing(**position.model_dump())
+        standing = position
     elif accelerator.is_main_process:
         state.clear(next="Delete it, then repeat the command.")
     wrapped, optimizer = accelerator.prepare(model, optimizer)
@@ -120,7 +109,7 @@ def train(
             if ended:
                 standing.close_epoch(per_epoch, loop.validate())
             if standing.step % every == 0 and standing.step < total and accelerator.is_main_process:
-                state.write(accelerator.unwrap_model(wrapped), optimizer.optimizer, standing.position())
+                state.write(accelerator.unwrap_model(wrapped), optimizer.optimizer, standing.model_dump())
             if ended:
                 break
     accelerator.wait_for_everyone()
@@ -129,33 +118,6 @@ def train(
     model.requires_grad_(False)
     last = standing.log[-1] if standing.log else {"loss": math.nan}
     return Trained(standing.step, last["loss"], tuple(standing.log), accelerator.is_main_process)
-
-
-@dataclass
-class _Standing:
-    """Where training stands."""
-
-    step: int
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    log: list[dict[str, float]] = field(default_factory=list)
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean loss over the steps of this epoch so far."""
-        return self.loss_sum / max(1, self.loss_count)
-
-    def add(self, loss: float) -> None:
-        self.step += 1
-        self.loss_sum += loss
-        self.loss_count += 1
-
-    def close_epoch(self, per_epoch: int, measured: dict[str, float]) -> None:
-        self.log.append({"epoch": self.step / per_epoch, "loss": self.mean_loss, **measured})
-        self.loss_sum, self.loss_count = 0.0, 0
-
-    def position(self) -> dict[str, Any]:
-        return {"step": self.step, "loss_sum": self.loss_sum, "loss_count": self.loss_count, "log": self.log}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ they fit."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,21 +22,35 @@ if TYPE_CHECKING:
 
 TRAINING = Work("training", "hydrasurgeon.training", 2)
 """What the state of a training calls itself; the second version is hashed whole."""
-# Of what a state says of itself in its header.
 MAX_TEXT = 16 << 20
-SLOT = re.compile(r"optimizer\.(\d{1,9})\.([a-z_]+)")
-"""What a state of the optimizer is called: the number of the parameter, and its name there."""
+"""Characters of what a state says of itself in its header."""
 
 
 class TrainingPosition(BaseModel):
-    """Where a training stood, as its file says."""
+    """Where a training stands."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    step: int = Field(strict=True, ge=0, lt=2**53)
-    loss_sum: float = Field(strict=True)
-    loss_count: int = Field(strict=True, ge=0, lt=2**53)
-    log: list[dict[str, Annotated[float, Field(strict=True)]]]
+    step: int = Field(0, strict=True, ge=0, lt=2**53)
+    loss_sum: float = Field(0.0, strict=True)
+    loss_count: int = Field(0, strict=True, ge=0, lt=2**53)
+    log: list[dict[str, Annotated[float, Field(strict=True)]]] = []
+
+    @property
+    def mean_loss(self) -> float:
+        """Of the steps of this epoch so far."""
+        return self.loss_sum / max(1, self.loss_count)
+
+    def add(self, loss: float) -> None:
+        """One step."""
+        self.step += 1
+        self.loss_sum += loss
+        self.loss_count += 1
+
+    def close_epoch(self, per_epoch: int, measured: dict[str, float]) -> None:
+        """The end of an epoch, or of all steps."""
+        self.log.append({"epoch": self.step / per_epoch, "loss": self.mean_loss, **measured})
+        self.loss_sum, self.loss_count = 0.0, 0
 
 
 @dataclass(frozen=True)
@@ -76,9 +89,7 @@ class TrainingState(Resumable):
                 if (dtype := file.infos[name].dtype) not in TORCH:
                     raise ValueError(f"tensor {name[:100]} is {dtype}")
                 tensors[name] = to_tensor(array, dtype)
-            weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-            _check(weights, model.state_dict())
-            slots = _slots(tensors, optimizer)
+            weights, slots = _fitting(tensors, model, optimizer)
         model.load_state_dict(weights)
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
         return position
@@ -88,38 +99,29 @@ def _parts(tensor: Tensor) -> Parts:
     return whole(to_raw(tensor)[0])
 
 
-def _check(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """The model's own tensors, and finite ones."""
-    if weights.keys() != expected.keys():
-        name = min(weights.keys() ^ expected.keys())
-        raise ValueError(f"tensor {name[:100]} is missing, or there for nothing")
-    for name, tensor in weights.items():
-        if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
-            raise ValueError(f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}")
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ValueError(f"tensor {name} holds values that are not finite")
-
-
-def _slots(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """What the optimizer keeps of each parameter: all of it, in the parameter's shape."""
+def _fitting(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """The model's tensors, all of them, and what the optimizer keeps of each parameter; finite, and of their shapes."""
+    own, names = model.state_dict(), _names(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    names = _names(optimizer)
     slots: dict[int, dict[str, Tensor]] = {}
+    shapes = {f"model.{name}": (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+    missing = next((name for name in shapes if name not in tensors), None)
+    if missing is not None:
+        raise ValueError(f"tensor {missing} is missing")
+    for index, parameter in enumerate(parameters):
+        stored = {key: f"optimizer.{index}.{key}" for key in names}
+        shapes |= {n: (torch.Size() if k == "step" else parameter.shape, torch.float32) for k, n in stored.items()}
+        present = {key: tensors[name] for key, name in stored.items() if name in tensors}
+        if present:
+            slots[index] = present
     for name, tensor in tensors.items():
-        match = SLOT.fullmatch(name)
-        if match is None:
-            if not name.startswith("model."):
-                raise ValueError(f"tensor {name[:100]} is there for nothing")
-            continue
-        index, key = int(match[1]), match[2]
-        fits = key in names and index < len(parameters) and tensor.is_floating_point()
-        shape = torch.Size() if key == "step" or not fits else parameters[index].shape
-        if not fits or tensor.shape != shape or not torch.isfinite(tensor).all():
-            raise ValueError(f"tensor {name[:100]} does not fit its parameter")
-        slots.setdefault(index, {})[key] = tensor
+        if shapes.get(name) != (tensor.shape, tensor.dtype) or not torch.isfinite(tensor).all():
+            raise ValueError(f"tensor {name[:100]} does not fit the model, or is not finite")
     if any(slot.keys() != names for slot in slots.values()):
         raise ValueError("misses a part of the optimizer's state")
-    return slots
+    return {name: tensors[f"model.{name}"] for name in own}, slots
 
 
 def _names(optimizer: torch.optim.Optimizer) -> set[str]:

@@ -35,9 +35,9 @@ def test_collected_answers_are_held_once(monkeypatch: pytest.MonkeyPatch) -> Non
     logits, labels = answers()
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
 
-    def pieces(*_: Any, left_out: int = 0, **__: Any) -> Iterator[outputs.Piece]:
+    def pieces(*_: Any, left_out: int = 0, **__: Any) -> Iterator[tuple[torch.Tensor, Outputs]]:
         for index in order[: ROWS - left_out].split(40):
-            yield outputs.Piece(index, logits[index], logits[index] + 1, labels[index])
+            yield index, Outputs(logits[index], logits[index] + 1, labels[index])
 
     samples = Arrays("x", np.zeros((ROWS, 1, 1), np.uint8))
     monkeypatch.setattr(outputs, "pieces", pieces)
@@ -47,12 +47,10 @@ def test_collected_answers_are_held_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert whole.features is not None
     assert torch.equal(whole.features, logits + 1)
     assert torch.equal(whole.labels, labels)
-    assert torch.equal(whole.index, torch.arange(ROWS))
     assert peak.bytes < 1.3 * 2 * logits.nbytes
     monkeypatch.setattr(outputs, "pieces", lambda *_, **__: pieces(left_out=300))
     part = outputs.collected(None, samples, Run(), features=True)  # type: ignore[arg-type]
     kept = order[:-300].sort().values
-    assert torch.equal(part.index, kept)
     assert torch.equal(part.logits, logits[kept])
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.errors import CheckpointError, DataError
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.measuring.reading import Reading
 from hydrasurgeon.measuring.rows import Row, row_of
 from hydrasurgeon.measuring.running import How, predicted
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from hydrasurgeon.decision.state import State
@@ -84,11 +83,13 @@ def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tup
     import torch
 
     from hydrasurgeon.data import Batches, by_length, moved
+    from hydrasurgeon.data.batches import unreadable
     from hydrasurgeon.decision.cascaded import step_state
     from hydrasurgeon.decision.scores.fitted import scores_of
     from hydrasurgeon.measuring.metrics import DIGITS
     from hydrasurgeon.runtime.cascaded import cascade_in, rows_in, said
     from hydrasurgeon.runtime.features import reading
+    from hydrasurgeon.runtime.outputs import check_finite
 
     state, cascade = cascade_in(model)
     run, first = how.run, next(model.parameters())
@@ -104,7 +105,7 @@ def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tup
             whole = torch.full((count, len(cascade.order), classes), torch.nan)
             batch_scores = {kind: torch.empty(count, dtype=torch.float64) for kind in kinds}
             for part in (each.on_cpu() for each in said(model, inputs, read)):
-                _check(part.logits, model, samples)
+                check_finite(part.logits, [model], samples)
                 whole[part.rows[:, None], torch.tensor(part.members)] = part.logits
                 rule = step_state(state, cascade, part.members)
                 for kind, values in batch_scores.items():
@@ -117,18 +118,10 @@ def cascaded(model: Any, samples: Any, *, how: How, kinds: Sequence[str]) -> tup
                 scores[kind].append(batch_scores[kind])
             run.tick(f"{samples.spec}, cascade", done, len(batches))
     if not index:
-        raise DataError(f"{samples.spec}: none of its {len(samples)} samples can be read")
+        raise unreadable(samples)
     order = torch.cat(index).argsort()
     read_scores = {kind: torch.cat(parts)[order].round(decimals=DIGITS) for kind, parts in scores.items()}
     return torch.cat(logits)[order], torch.cat(labels)[order] if labels else None, read_scores
-
-
-def _check(logits: torch.Tensor, model: Any, samples: Any) -> None:
-    if not logits.isfinite().all():
-        raise CheckpointError(
-            f"{model.name}: its logits hold NaN or infinity for samples of {samples.spec}",
-            hint="The model overflows: use --dtype float32, or start from a sound one.",
-        )
 
 
 def with_cascade(

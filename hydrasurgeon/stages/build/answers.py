@@ -25,7 +25,7 @@ from hydrasurgeon.measuring.predictions import OodSet, Predictions, read_predict
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
-from hydrasurgeon.runtime.inference import logits_of
+from hydrasurgeon.runtime.outputs import logits_of
 from hydrasurgeon.runtime.processes import joined
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.surgery.compensate import repaired_tensors

@@ -139,11 +139,9 @@ def make(random: Random, bases: Bases) -> Attempt:
     name = "t.training.safetensors"
 
     def call(folder: Path, out: Path) -> object:
-        from hydrasurgeon.tuning.loop import _Standing
         from hydrasurgeon.tuning.state import TrainingState
 
-        position = TrainingState(folder / name, identity).read(*_module())
-        return position if position is None else _Standing(**position.model_dump())
+        return TrainingState(folder / name, identity).read(*_module())
 
     data = _images(bases.folder)
     command = (
