@@ -103,10 +103,10 @@ def _fitting(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """The model's tensors, all of them, and what the optimizer keeps of each parameter; finite, and of their shapes."""
-    own, names = model.state_dict(), _names(optimizer)
+    state_dict, names = model.state_dict(), _names(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     slots: dict[int, dict[str, Tensor]] = {}
-    shapes = {f"model.{name}": (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+    shapes = {f"model.{name}": (tensor.shape, tensor.dtype) for name, tensor in state_dict.items()}
     missing = next((name for name in shapes if name not in tensors), None)
     if missing is not None:
         raise ValueError(f"tensor {missing} is missing")
@@ -121,7 +121,7 @@ def _fitting(
             raise ValueError(f"tensor {name[:100]} does not fit the model, or is not finite")
     if any(slot.keys() != names for slot in slots.values()):
         raise ValueError("misses a part of the optimizer's state")
-    return {name: tensors[f"model.{name}"] for name in own}, slots
+    return {name: tensors[f"model.{name}"] for name in state_dict}, slots
 
 
 def _names(optimizer: torch.optim.Optimizer) -> set[str]:
