@@ -53,9 +53,9 @@ def hold(path: Path, *, option: str) -> None:
 
     # Longer than every temporary name, so that what could not be written is refused here.
     place = path.with_name(f".{path.name}.exclusive.lock")
-    lock = FileLock(place, blocking=False)
+    lock = FileLock(place)
     try:
-        lock.acquire()
+        lock.acquire(blocking=False)
     except Timeout as error:
         raise OutputError(
             f"{option} {path}: this command or another hydrasurgeon is writing it",
