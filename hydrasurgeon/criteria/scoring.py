@@ -11,7 +11,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.criteria import CIRCUIT, OOD_SCORES, criterion, objective_of
 from hydrasurgeon.criteria.base import CircuitOptions, HeadScores, Removal, Subject, Verdict
-from hydrasurgeon.criteria.circuits.state import state_path
+from hydrasurgeon.criteria.circuits import state_path
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import Score

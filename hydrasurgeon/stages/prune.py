@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class_names
 from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
 from hydrasurgeon.criteria import WITHOUT_DATA, chooser, criterion, score_key
-from hydrasurgeon.criteria.circuits.state import clear_search
+from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.rearrange import check_rearrange, rearranged
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.criteria.selection import kept_from_file, movable

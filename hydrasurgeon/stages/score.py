@@ -10,7 +10,7 @@ from hydrasurgeon.checkpoints.class_names import fitted_to, names_in, with_class
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, open_single, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
 from hydrasurgeon.criteria import criterion, score_key
-from hydrasurgeon.criteria.circuits.state import clear_search
+from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step

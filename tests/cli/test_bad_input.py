@@ -149,8 +149,8 @@ def test_code_that_comes_along_is_asked_for_by_taking_auto_map_out(tmp_path: Pat
         ("vit_relpos_small_patch16_224", {}, "table of relative positions in every layer"),
         ("beit_base_patch16_224.in22k", {}, "table of relative positions in every layer"),
         ("resnet50", {}, "resnet50 cannot be pruned"),
-        (None, {"blocks.0.attn.rel_pos.relative_position_bias_table": (49, 3)}, "tables of relative positions"),
-        (None, {"blocks.0.attn.relative_position_bias_table": (49, 3)}, "tables of relative positions"),
+        (None, {"blocks.0.attn.rel_pos.relative_position_bias_table": (49, 3)}, "table of relative positions"),
+        (None, {"blocks.0.attn.relative_position_bias_table": (49, 3)}, "table of relative positions"),
     ],
 )
 def test_timm_models_that_are_refused(

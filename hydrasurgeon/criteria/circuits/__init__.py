@@ -1,1 +1,22 @@
 """Greedy circuit extraction (paper D.1.2, Algorithm 1): one objective, three searches, resumable and shareable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydrasurgeon.files.atomic import real
+from hydrasurgeon.files.resumable import Work, clear
+
+SEARCH = Work("search", "hydrasurgeon.search", 4)
+"""What the state of a search calls itself."""
+
+
+def state_path(output: Path, key: str) -> Path:
+    """`vit.safetensors`, or the directory `vit/` → `vit.circuit-avg.search.json`."""
+    place = real(output)
+    return place.with_name(f"{place.name.removesuffix('.safetensors')}.{key}.search.json")
+
+
+def clear_search(output: Path, key: str) -> None:
+    """What an interrupted search left is of no use once the order is written."""
+    clear(state_path(output, key), SEARCH)

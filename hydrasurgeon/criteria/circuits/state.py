@@ -9,17 +9,17 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hydrasurgeon.criteria.circuits import SEARCH
 from hydrasurgeon.criteria.circuits.objective import PARTS, Objective, Outcomes
-from hydrasurgeon.files.atomic import real, write_text
+from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.foreign import read_json
-from hydrasurgeon.files.resumable import Resumable, Work, clear, there
+from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.heads import Head
 
 DOUBLE = "<f8"
@@ -75,18 +75,10 @@ def these(rows: Sequence[HeadRow], candidates: Sequence[Head]) -> list[Head]:
     return heads
 
 
-SEARCH = Work("search", "hydrasurgeon.search", 4)
-"""What the state of a search calls itself."""
 # The effects of a thousand heads on fifty thousand samples.
 MAX_STATE = 1 << 29
 Score = Annotated[float, Field(strict=True)]
 Size = Annotated[float, Field(strict=True, ge=0)]
-
-
-def state_path(output: Path, key: str) -> Path:
-    """`vit.safetensors`, or the directory `vit/` → `vit.circuit-avg.search.json`."""
-    place = real(output)
-    return place.with_name(f"{place.name.removesuffix('.safetensors')}.{key}.search.json")
 
 
 class SearchPosition(BaseModel):
@@ -125,8 +117,3 @@ class SearchState(Resumable):
         with self.judged():
             texts = read_json(self.path, most=MAX_STATE)
             return SearchPosition.model_validate(self.position(texts, most=MAX_STATE))
-
-
-def clear_search(output: Path, key: str) -> None:
-    """What an interrupted search left is of no use once the order is written."""
-    clear(state_path(output, key), SEARCH)
