@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,30 +76,6 @@ def test_torch_reads_its_own_file_alike(family: Family, tmp_path: Path) -> None:
             with torch.inference_mode():
                 torch.testing.assert_close(logits, model(few), rtol=0, atol=1e-5)
             torch.testing.assert_close(probs, model.predict(few), rtol=0, atol=1e-6)
-
-
-@exports
-@pytest.mark.slow
-def test_onnxruntime_reports_to_nobody(tmp_path: Path) -> None:
-    """Where it would, it keeps the number of its session in the temporary folder from its import on."""
-    pruned, _ = made_of(FAMILIES["timm ViT"], tmp_path)
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    free = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}
-    words = [
-        sys.executable,
-        "-m",
-        "hydrasurgeon",
-        "export",
-        str(pruned),
-        "--format",
-        "onnx",
-        "-o",
-        str(tmp_path / "x.onnx"),
-    ]
-    subprocess.run(words, env=free | {"TMPDIR": str(folder)}, check=True, capture_output=True)
-    assert (tmp_path / "x.onnx").is_file()
-    assert [path.name for path in folder.glob(".ses*")] == []
 
 
 def test_what_the_environment_says_of_reports_stays(monkeypatch: pytest.MonkeyPatch) -> None:

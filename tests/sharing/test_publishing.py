@@ -115,22 +115,6 @@ def test_stock_timm_loads_a_pushed_member(hub: FakeHub, tmp_path: Path) -> None:
     torch.testing.assert_close(found, logits(made, family.inputs())[:, 0], rtol=0, atol=1e-5)
 
 
-def test_a_tuned_member_is_pushed(
-    hub: FakeHub, tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
-) -> None:
-    made = hs.finetune(
-        tiny(),
-        data=images(),
-        recipe="demo",
-        set={"steps": "1"},
-        out=tmp_path / "t.safetensors",
-        device="cpu",
-        push_to_hub="me/tuned",
-    )
-    assert made.hub == f"{hub.url}/me/tuned"
-    assert hub.repos["me/tuned"].files["model.safetensors"] == made.path.read_bytes()
-
-
 def test_a_failed_check_pushes_nothing(
     hub: FakeHub, tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -219,19 +203,3 @@ def test_no_network(hub: FakeHub, tiny: Callable[..., Path], tmp_path: Path, mon
     with pytest.raises(UsageError, match="the hub cannot be reached"):
         hs.prune(tiny(), method="random", keep=2, out=tmp_path / "m.safetensors", push_to_hub="me/x")
     assert not (tmp_path / "m.safetensors").exists()
-
-
-def test_json_says_where_and_quiet_says_nothing(
-    hub: FakeHub,
-    tiny: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    tiny()
-    monkeypatch.chdir(tmp_path)
-    assert run([*LINE.format("me/a").split(), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["hub"] == f"{hub.url}/me/a"
-    assert run([*LINE.format("me/b").split(), "--quiet", "--force"]) == 0
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "")
