@@ -142,7 +142,7 @@ def test_a_row_of_passes_is_told_from_the_plain_models(tmp_path: Path) -> None:
     assert [row.name for row in report.results] == ["one (2 passes)", "other (2 passes)", "one"]
     assert report.asserts is not None
     assert all(each.holds for each in report.asserts)
-    assert "do not tell it from other (2 passes)" in page.read_text()
+    assert "No significant difference from other (2 passes)" in page.read_text()
     (single,) = hs.evaluate([tmp_path / "one"], data=data, mc_dropout=1, device="cpu").report.results
     assert single.name == "one (1 pass)"
     with pytest.raises(UsageError, match=r"no such result \(did you mean one \(2 passes\)"):
