@@ -36,46 +36,32 @@ class Conditions:
 def unlike(model: Conditions, reference: Conditions) -> dict[str, str]:
     """What the two do not have in common: {"training": "trained 148 steps, the reference 111"}."""
     phrases = {}
-    mine, theirs = model.provenance, reference.provenance
-    if mine is not None and theirs is not None:
-        if mine.steps != theirs.steps:
-            phrases["training"] = f"trained {_steps(mine)}, the reference {_steps(theirs, short=bool(mine.steps))}"
-        if _contents(mine.trained_on) != _contents(theirs.trained_on):
-            phrases["training data"] = (
-                f"trained on {_named(mine.trained_on)}, the reference on {_named(theirs.trained_on)}"
-            )
+    mine, theirs = model.provenance or Provenance(), reference.provenance or Provenance()
+    both = model.provenance is not None and reference.provenance is not None
+    if both and mine.steps != theirs.steps:
+        phrases["training"] = f"trained {_steps(mine)}, the reference {_steps(theirs, short=bool(mine.steps))}"
+    if both and {each.sha256 for each in mine.trained_on} != {each.sha256 for each in theirs.trained_on}:
+        phrases["training data"] = f"trained on {_named(mine.trained_on)}, the reference on {_named(theirs.trained_on)}"
     if model.ood_score != reference.ood_score and None not in (model.ood_score, reference.ood_score):
         phrases["OOD score"] = f"OOD by {visible(model.ood_score)}, the reference by {visible(reference.ood_score)}"
+    ours, others = mine.calibrated_on, theirs.calibrated_on
     if model.calibrated != reference.calibrated:
         phrases["calibration"] = (
             "calibrated, the reference not" if model.calibrated else "not calibrated, the reference is"
         )
-    elif mine is not None and theirs is not None and _others(mine.calibrated_on, theirs.calibrated_on):
-        ours, others = _named([mine.calibrated_on]), _named([theirs.calibrated_on])
-        phrases["calibration"] = f"calibrated on {ours}, the reference on {others}"
+    elif ours is not None and others is not None and ours.sha256 != others.sha256:
+        phrases["calibration"] = f"calibrated on {_named([ours])}, the reference on {_named([others])}"
     return phrases
 
 
 def _steps(provenance: Provenance, *, short: bool = False) -> str:
-    if provenance.steps is None:
-        return "an unknown number of steps"
-    if provenance.steps == 0:
-        return "no steps on record"
+    if not provenance.steps:
+        return "an unknown number of steps" if provenance.steps is None else "no steps on record"
     return f"{provenance.steps:,}" if short else f"{provenance.steps:,} step{'' if provenance.steps == 1 else 's'}"
 
 
-def _others(mine: DataRecord | None, theirs: DataRecord | None) -> bool:
-    return mine is not None and theirs is not None and mine.sha256 != theirs.sha256
-
-
-def _contents(data: Sequence[DataRecord]) -> set[str]:
-    return {each.sha256 for each in data}
-
-
-def _named(data: Sequence[DataRecord | None]) -> str:
+def _named(data: Sequence[DataRecord]) -> str:
     """Data sets by name and size."""
-    if not data:
-        return "no data on record"
-    names = [f"{visible(each.spec)} ({each.rows:,} samples)" for each in data if each is not None]
+    names = [f"{visible(each.spec)} ({each.rows:,} samples)" for each in data]
     more = [f"{len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else []
-    return " and ".join([*names[:MOST_SHOWN], *more])
+    return " and ".join([*names[:MOST_SHOWN], *more]) or "no data on record"

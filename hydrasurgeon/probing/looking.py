@@ -16,7 +16,8 @@ from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head
-from hydrasurgeon.measuring.sets import in_samples
+from hydrasurgeon.measuring.sets import in_samples, parse_ood
+from hydrasurgeon.options.measuring import ProbeOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.probing.curvature import Curvature, Weights, curvature, loss_of, means_by_head
 from hydrasurgeon.probing.report import (
@@ -54,11 +55,8 @@ class Subject:
     """The heads that Proposition 1 is asked about."""
     ranked: tuple[Head, ...]
     """From the least to the most important."""
-    data: str
     noisy: Callable[[Samples], Samples]
-    foreign: tuple[tuple[str, str], ...]
-    draws: int
-    run: Run
+    options: ProbeOptions
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class Probed:
     """The report, and the points of the picture, which it leaves out."""
 
     report: ProbeReport
-    towers: Mapping[str, Any]
     points: Mapping[str, Mapping[Head, Points]]
     """OOD set → head → where its samples lie."""
 
@@ -99,12 +96,13 @@ class _Model:
 
 def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
     """Both halves of the report."""
-    checkpoint, run = subject.checkpoint, subject.run
+    checkpoint, run = subject.checkpoint, subject.options
     about = checkpoint.manifest.model
 
-    clean = open_data(subject.data, limit=run.limit, seed=run.seed, model=about)
+    clean = open_data(str(run.data), limit=run.limit, seed=run.seed, model=about)
     noisy = fit_classes(subject.noisy(clean), about)
-    foreign = [(name, open_data(spec, limit=run.limit, seed=run.seed)) for name, spec in subject.foreign]
+    named = [parse_ood(entry) for entry in run.ood]
+    foreign = [(name, open_data(spec, limit=run.limit, seed=run.seed)) for _, name, spec in named]
     widest = max(size.head_dim for size in checkpoint.manifest.towers.values())
     if foreign and len(clean) <= widest:
         raise DataError(
@@ -134,7 +132,7 @@ def look(subject: Subject, *, settings: dict[str, Any]) -> Probed:
         pictured=pictured,
         notes=notes,
     )
-    return Probed(report, checkpoint.manifest.towers, points)
+    return Probed(report, points)
 
 
 def _proposition(subject: Subject, model: _Model, clean: Samples, noisy: Samples) -> Proposition:
@@ -144,7 +142,12 @@ def _proposition(subject: Subject, model: _Model, clean: Samples, noisy: Samples
 
     def bent(samples: Samples, what: str) -> Curvature:
         return curvature(
-            model.module, weights, model.labelled(samples, what), removal, draws=subject.draws, seed=subject.run.seed
+            model.module,
+            weights,
+            model.labelled(samples, what),
+            removal,
+            draws=subject.options.draws,
+            seed=subject.options.seed,
         )
 
     def loss(samples: Samples, what: str) -> float:
@@ -173,7 +176,7 @@ def _proposition(subject: Subject, model: _Model, clean: Samples, noisy: Samples
         clean=clean.spec,
         noisy=noisy.spec,
         samples=plain.samples,
-        draws=subject.draws,
+        draws=subject.options.draws,
         losses=Losses(**losses, widens=gap_pruned >= gap),
         gradient=_gradient(plain, spoiled, removal),
         hessian=_hessian(subject, weights, plain, spoiled),

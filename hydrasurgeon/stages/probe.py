@@ -32,7 +32,6 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     """Measure curvature under noise and the separation of OOD data by head; nothing is changed."""
     checkpoint = arguments.checkpoint
     _check(arguments)
-    foreign = [parse_ood(entry) for entry in arguments.ood]
     json, plot = _outputs(checkpoint, arguments)
     opened = _opened(checkpoint, arguments)
     arguments = _with_amount(opened.manifest, arguments)
@@ -48,11 +47,8 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
         method=key,
         gone=tuple(gone),
         ranked=tuple(_ranked(opened.manifest, score)),
-        data=str(arguments.data),
         noisy=_noisy(opened, arguments),
-        foreign=tuple((name, spec) for _, name, spec in foreign),
-        draws=arguments.draws,
-        run=arguments,
+        options=arguments,
     )
     probed = look(subject, settings=_settings(arguments))
     if opened.note is not None:
