@@ -22,7 +22,7 @@ from torch.nn.functional import layer_norm, linear, pad, scaled_dot_product_atte
 from hydrasurgeon.anatomy.layers import after_attention, attention_input, layer_bias, merge, placed, split_heads
 from hydrasurgeon.anatomy.parts import Attention, Block
 from hydrasurgeon.anatomy.projections import Biased
-from hydrasurgeon.runtime.watch import Place, Watch
+from hydrasurgeon.runtime.shared_heads import Place, Watch
 
 MemberRows = Float[Tensor, "member row embed"]
 """Tokens of all samples, one behind the other, for each member."""

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hydrasurgeon.decision.cascaded import Said, gate_scores, lets
+from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.decided import Cascade
@@ -54,39 +55,24 @@ def rows_in(inputs: Any) -> int:
     return len(first)
 
 
-@dataclass(frozen=True)
-class _Output:
-    """What some members make of some rows."""
-
-    logits: Float[Tensor, "row member klass"]
-    features: Float[Tensor, "row member width"] | None
-
-    def at(self, rows: Tensor) -> _Output:
-        return _Output(self.logits[rows], None if self.features is None else self.features[rows])
-
-    def of(self, members: Sequence[int]) -> _Output:
-        places = list(members)
-        features = None if self.features is None else self.features[:, places]
-        return _Output(self.logits[:, places], features)
-
-    def beside(self, other: _Output, order: Sequence[int]) -> _Output:
-        """These members and the other's, which stand in this order, as the file numbers them."""
-        # Place i of the whole is place back[i] of the order.
-        back = [order.index(member) for member in range(len(order))]
-        features = None
-        if self.features is not None and other.features is not None:
-            features = torch.cat([self.features, other.features], dim=1)[:, back]
-        return _Output(torch.cat([self.logits, other.logits], dim=1)[:, back], features)
+def _beside(first: Outputs, more: Outputs, order: Sequence[int]) -> Outputs:
+    """Members that stand in this order, the first ones and the others, as the file numbers them."""
+    features = None
+    if first.features is not None and more.features is not None:
+        features = torch.cat([first.features, more.features], dim=1)
+    together = Outputs(torch.cat([first.logits, more.logits], dim=1), features)
+    # Place i of the whole is place index(i) of the order.
+    return together.among([order.index(member) for member in range(len(order))])
 
 
 @dataclass(frozen=True)
 class _Passes:
     """What ran for one batch: its first members' answers, which rows go on, and what all members say of these."""
 
-    first: _Output
+    first: Outputs
     went: Int[Tensor, " row"]
     """On the model's device, as the outputs are."""
-    whole: _Output | None
+    whole: Outputs | None
     """Outputs for the rows that went on, members as the file numbers them; None without such rows."""
 
 
@@ -95,13 +81,13 @@ def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:
     state, cascade = cascade_in(model)
     hydra: Hydra = model.module
 
-    def run(call: Callable[[Any], Tensor], argument: Any) -> _Output:
-        return _Output(call(argument), None) if read is None else _Output(*read.of(call, argument))
+    def run(call: Callable[[Any], Tensor], argument: Any) -> Outputs:
+        return Outputs(call(argument), None) if read is None else Outputs(*read.of(call, argument))
 
     started = hydra.start(inputs)
     whole = run(hydra.finish, started) if hydra.going_on > MOSTLY else None
     starters = list(cascade.starters)
-    first = run(hydra.part(cascade.starters).finish, started) if whole is None else whole.of(starters)
+    first = run(hydra.part(cascade.starters).finish, started) if whole is None else whole.among(starters)
     looked_at = None if first.features is None else first.features.float().cpu()
     going = lets(cascade.gate, gate_scores(state, cascade, _precise(first.logits), looked_at))
     rows = going.nonzero()[:, 0]
@@ -112,7 +98,7 @@ def _passes(model: Any, inputs: Any, read: Reading | None) -> _Passes:
     if whole is not None:
         return _Passes(first, went, whole if every else whole.at(went))
     more = run(hydra.part(cascade.followers).finish, started if every else started.at(went))
-    return _Passes(first, went, (first if every else first.at(went)).beside(more, cascade.order))
+    return _Passes(first, went, _beside(first if every else first.at(went), more, cascade.order))
 
 
 @torch.inference_mode()

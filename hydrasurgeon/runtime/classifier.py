@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.layout import Source, member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
-from hydrasurgeon.decision.state import Decided, State
+from hydrasurgeon.decision.cascaded import decided_in_steps
+from hydrasurgeon.decision.scores.fitted import EnsembleScore
+from hydrasurgeon.decision.state import Decided, State, decide
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import family_of
+from hydrasurgeon.files.decided import FITTED, stored_name
 from hydrasurgeon.files.manifest import HydraManifest, Manifest
-from hydrasurgeon.runtime.deciding import state_in
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
@@ -65,14 +68,31 @@ class Classifier(nn.Module):
             return mean_probs(self, inputs)
         return self(inputs).float().softmax(dim=-1).mean(dim=1)
 
+    @torch.inference_mode()
     def decide(self, inputs: Any, *, cascade: bool | None = None) -> Decided:
         """Answers, prediction sets, uncertainties and OOD scores, as `calibrate` fitted them; in float64 on the CPU.
 
         A cascade in the decision state is used, unless `cascade` is False; True asks for one.
         """
-        from hydrasurgeon.runtime.deciding import decided
+        from hydrasurgeon.runtime.cascaded import rows_in, said
+        from hydrasurgeon.runtime.features import reading
 
-        return decided(self, inputs, cascade=cascade)
+        state = self.state
+        if state is None:
+            raise CheckpointError(
+                f"{self.name}: has no decision state", hint="Run `hydrasurgeon calibrate` on it first."
+            )
+        steps = state.record.cascade
+        if not rows_in(inputs):
+            logits = torch.zeros(0, self.members, self.manifest.model.num_classes)
+            return decide(state, logits, torch.zeros(0, self.members, state.record.ood.width or 0))
+        with reading(self) if state.fitted is not None else nullcontext() as read:
+            if cascade or (cascade is None and steps is not None):
+                parts = [part.on_cpu() for part in said(self, inputs, read)]
+                assert steps is not None
+                return decided_in_steps(state, steps, parts)
+            logits, features = (self(inputs), None) if read is None else read(inputs)
+        return decide(state, logits.float().cpu(), None if features is None else features.float().cpu())
 
 
 def load(
@@ -157,3 +177,18 @@ def assign(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
         raise CheckpointError(
             f"{path}: tensor {name} {'is missing' if missing else 'does not belong to the architecture'}"
         )
+
+
+def state_in(checkpoint: Checkpoint) -> State | None:
+    """The decision state that a checkpoint carries, its tensors finite."""
+    record = checkpoint.manifest.decision
+    if record is None or record.ood.score not in FITTED:
+        return None if record is None else State(record)
+
+    def read(name: str) -> torch.Tensor:
+        return to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path)
+
+    ood = record.ood
+    parts = FITTED[ood.score].parts
+    fits = tuple({part: read(stored_name(member, part)) for part in parts} for member in range(len(ood.members)))
+    return State(record, EnsembleScore(ood.score, fits, ood.members))

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.layers import Hidden, after_attention, run_block
 from hydrasurgeon.anatomy.parts import Anatomy, Stack
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
-from hydrasurgeon.runtime.shared_heads import SharedHeads, same
+from hydrasurgeon.runtime.shared_heads import SharedHeads, captured, same
 from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked
-from hydrasurgeon.runtime.watch import captured
 
 Mode = Literal["auto", "stacked", "apart"]
 

@@ -11,10 +11,9 @@ import torch
 from sklearn.covariance import EmpiricalCovariance, ledoit_wolf
 from torch import Tensor, nn
 
-from hydrasurgeon.decision.scores.covariance import shrinkage
 from hydrasurgeon.decision.scores.evidence import Evidence, Gathering
 from hydrasurgeon.decision.scores.fitted import fit, fitting_of, scores_of, scoring_of
-from hydrasurgeon.decision.scores.moments import Accumulator
+from hydrasurgeon.decision.scores.moments import Accumulator, shrinkage
 from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.scores.subspace import principal
 from hydrasurgeon.errors import DataError

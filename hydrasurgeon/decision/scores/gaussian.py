@@ -13,9 +13,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from hydrasurgeon.decision.probabilities import Scores
-from hydrasurgeon.decision.scores.covariance import Whitening, whitening
 from hydrasurgeon.decision.scores.evidence import Evidence, Fit, directions
-from hydrasurgeon.decision.scores.moments import Moments
+from hydrasurgeon.decision.scores.moments import Moments, Whitening, whitening
 
 
 def fit_mds(evidence: Evidence) -> tuple[Fit, list[str]]:
