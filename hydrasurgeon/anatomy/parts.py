@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from hydrasurgeon.anatomy.projections import Biased
 
 
-@dataclass(frozen=True)
+def _as_it_is() -> nn.Module:
+    from torch.nn import Identity
+
+    return Identity()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """One attention site of a live module."""
 
@@ -25,9 +31,9 @@ class Attention:
     """Either one linear that packs q, k and v, or three."""
     out: nn.Linear
     """W_O: its input is the concatenation of the heads' outputs, its bias belongs to the layer."""
-    q_norm: nn.Module
-    k_norm: nn.Module
     scale: float
+    q_norm: nn.Module = field(default_factory=_as_it_is)
+    k_norm: nn.Module = field(default_factory=_as_it_is)
     rotate: Callable[[Tensor], Tensor] | None = None
     """Rotary positions: turns queries or keys, [batch, head, token, head_dim], of the leading tokens; no parameters."""
     bias: Callable[[Tensor], Tensor] | None = None

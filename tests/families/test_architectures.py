@@ -47,25 +47,25 @@ def test_all_shapes_are_timms() -> None:
 
 
 def test_vit_base_is_plain() -> None:
-    match = infer(shapes("vit_base_patch16_224"))
-    assert match.architecture.name == "vit_base_patch16_224"
-    assert match.architecture.args["num_heads"] == 12
-    assert "deit_base_patch16_224" in match.alike
-    assert match.overrides == {}
+    architecture, overrides, alike = infer(shapes("vit_base_patch16_224"))
+    assert architecture.name == "vit_base_patch16_224"
+    assert architecture.args["num_heads"] == 12
+    assert "deit_base_patch16_224" in alike
+    assert overrides == {}
 
 
 def test_what_a_file_may_say_itself() -> None:
-    match = infer(shapes("vit_small_patch16_224", num_classes=7, img_size=112, in_chans=1))
-    assert match.architecture.name == "vit_small_patch16_224"
-    assert match.overrides == {"num_classes": 7, "img_size": 112, "in_chans": 1}
+    architecture, overrides, _ = infer(shapes("vit_small_patch16_224", num_classes=7, img_size=112, in_chans=1))
+    assert architecture.name == "vit_small_patch16_224"
+    assert overrides == {"num_classes": 7, "img_size": 112, "in_chans": 1}
 
 
 def test_resolution_picks_the_fitting_name() -> None:
-    assert infer(shapes("vit_base_patch16_384")).architecture.name == "vit_base_patch16_384"
+    assert infer(shapes("vit_base_patch16_384"))[0].name == "vit_base_patch16_384"
 
 
 def test_heads_are_not_64_wide_everywhere() -> None:
-    args = infer(shapes("vit_huge_patch14_224")).architecture.args
+    args = infer(shapes("vit_huge_patch14_224"))[0].args
     assert args["embed_dim"] // args["num_heads"] == 80
 
 

@@ -98,7 +98,8 @@ class RowsFamily(Family):
         )
 
     def _block(self, layer: Any, number: int) -> Block:
-        site = Attention("vision", number, layer.heads, HEAD_DIM, (layer.qkv,), layer.out, NONE, NONE, HEAD_DIM**-0.5)
+        sizes = {"heads": layer.heads, "head_dim": HEAD_DIM, "scale": HEAD_DIM**-0.5}
+        site = Attention(tower="vision", layer=number, project=(layer.qkv,), out=layer.out, **sizes)
         return Block(layer.norm1, site, NONE, layer.norm2, layer.mlp, NONE)
 
 

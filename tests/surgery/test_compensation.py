@@ -274,8 +274,6 @@ class Toy(nn.Module):
                     head_dim=2,
                     project=(m["q"], m["k"], m["v"]),
                     out=m["out"],
-                    q_norm=nn.Identity(),
-                    k_norm=nn.Identity(),
                     scale=0.7,
                 ),
                 nn.Identity(),

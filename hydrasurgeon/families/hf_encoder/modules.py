@@ -211,8 +211,6 @@ def _block(layer: Any, kind: str, number: int, row: tuple[int, ...]) -> Block:
         head_dim=parts.head_dim,
         project=parts.project,
         out=parts.out,
-        q_norm=none,
-        k_norm=none,
         scale=parts.head_dim**-0.5,
     )
     if kind == "distilbert":

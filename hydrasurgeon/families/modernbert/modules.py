@@ -91,8 +91,6 @@ def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) ->
         head_dim=attn.head_dim,
         project=(attn.Wqkv,),
         out=attn.Wo,
-        q_norm=none,
-        k_norm=none,
         scale=attn.head_dim**-0.5,
         rotate=_rotation(base, layer.attention_type),
         bias=_window(config.local_attention // 2) if layer.attention_type == LOCAL else None,

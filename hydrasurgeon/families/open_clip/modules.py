@@ -25,8 +25,6 @@ from hydrasurgeon.heads import Kept
 
 # Texts that run through the text tower at once.
 CHUNK = 256
-NONE = nn.Identity()
-"""Stands for the norms of queries and keys, which these models have none of."""
 
 
 class HeadAttention(nn.Module):
@@ -50,8 +48,6 @@ class HeadAttention(nn.Module):
             head_dim=self.head_dim,
             project=(self.in_proj,),
             out=self.out_proj,
-            q_norm=NONE,
-            k_norm=NONE,
             scale=self.head_dim**-0.5,
         )
 

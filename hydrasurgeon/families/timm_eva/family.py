@@ -115,7 +115,7 @@ class TimmEva(TimmViT):
             what = f"{where}: looks like a rotary vision transformer of timm; {why}"
             raise CheckpointError(what, hint="Say which: --arch timm:NAME[,key=value…].")
         first, *others = sorted(matches, key=lambda one: (len(one.name), one.name))
-        return Match(first, overrides, tuple(one.name for one in others))
+        return first, overrides, tuple(one.name for one in others)
 
     def build(self, model: Model, towers: Mapping[str, Tower], kept: Kept, *, fresh: bool = False) -> nn.Module:
         from hydrasurgeon.families.timm_eva.modules import build

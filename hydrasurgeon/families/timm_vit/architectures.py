@@ -52,12 +52,8 @@ class Architecture:
         return self.why is None
 
 
-@dataclass(frozen=True)
-class Match:
-    architecture: Architecture
-    overrides: Mapping[str, Any]
-    alike: tuple[str, ...]
-    """Other registered names with the same forward pass."""
+Match = tuple[Architecture, Mapping[str, Any], tuple[str, ...]]
+"""An architecture, what the file says otherwise, and other registered names with the same forward pass."""
 
 
 def read_table(folder: str, name: str) -> dict[str, Architecture]:
@@ -225,7 +221,7 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
         raise CheckpointError(f"{where}: {why}", hint=f"Say which: --arch timm:{names[0][0].name}")
     architecture, overrides = chosen[0]
     (group,) = groups.values()
-    return Match(architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture)))
+    return architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture))
 
 
 def _plainness(match: tuple[Architecture, Mapping[str, Any]]) -> tuple[Any, ...]:

@@ -61,10 +61,10 @@ class TimmViT(Family):
         elif arch is not None:
             name, arguments, classes = self._parse_arch(arch)
         else:
-            match = self.infer(shapes, where)
-            name, arguments = match.architecture.name, dict(match.overrides)
+            registered, differing, alike = self.infer(shapes, where)
+            name, arguments = registered.name, dict(differing)
             classes = arguments.pop("num_classes", None)
-            also = f" (runs like {', '.join(match.alike[:3])})" if match.alike else ""
+            also = f" (runs like {', '.join(alike[:3])})" if alike else ""
             note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
         architecture = self._prunable(name, where)
         overrides = {k: v for k, v in arguments.items() if architecture.args.get(k) != v}
