@@ -52,32 +52,26 @@ def write_shards(
     The first carries the metadata, which knows the hash of all, `others` in files beside them too: so it is written
     last.
     """
-    shards = _cut(planned, most)
-    if len(shards) == 1:
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    plans = {plan.name: plan for plan in sorted(planned, key=lambda plan: plan.name)}
+    stem = weights.name.removesuffix(".safetensors")
+    cut = split_state_dict_into_shards_factory(
+        plans,
+        get_storage_size=lambda plan: plan.nbytes,
+        filename_pattern=f"{stem}{{suffix}}.safetensors",
+        max_shard_size=most,
+    )
+    names = list(cut.filename_to_tensors)
+    if len(names) == 1:
         write_tensors(weights, planned, metadata, others=others)
         return
-    check_count(len(shards))
-    stem = weights.name.removesuffix(".safetensors")
-    names = [f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    check_count(len(names))
+    shards = [[plans[name] for name in tensors] for tensors in cut.filename_to_tensors.values()]
     written = [*others]
     for name, shard in list(zip(names, shards, strict=True))[1:]:
         written += write_tensors(weights.with_name(name), shard, lambda _: {})
     write_tensors(weights.with_name(names[0]), shards[0], metadata, others=written)
-    index = {
-        "metadata": {"total_size": sum(plan.nbytes for plan in planned)},
-        "weight_map": {plan.name: name for name, shard in zip(names, shards, strict=True) for plan in shard},
-    }
+    index = {"metadata": cut.metadata, "weight_map": cut.tensor_to_filename}
     text = json.dumps(index, indent=2) + "\n"
     fill(weights.with_name(f"{weights.name}{INDEX}"), text.encode())
-
-
-def _cut(planned: Sequence[Planned], most: int) -> list[list[Planned]]:
-    shards: list[list[Planned]] = [[]]
-    size = 0
-    for plan in sorted(planned, key=lambda plan: plan.name):
-        if shards[-1] and size + plan.nbytes > most:
-            shards.append([])
-            size = 0
-        shards[-1].append(plan)
-        size += plan.nbytes
-    return shards
