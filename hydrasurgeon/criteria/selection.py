@@ -13,7 +13,6 @@ from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import (
     Head,
-    Kept,
     Layers,
     all_heads,
     count,
@@ -57,14 +56,10 @@ def select(
     elif sample is not None:
         gone = _sampled(score, candidates, sample, seed)
     elif remove is not None:
-        if remove < 1:
-            raise SurgeryError(f"--remove {remove}: remove at least one head")
         gone = _in_order(score, candidates, remove)
     else:
         raise UsageError("how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE.")
-    left = drop(kept, gone)
-    _not_all(left)
-    return left
+    return _some(drop(kept, gone))
 
 
 def movable(manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None) -> list[Head]:
@@ -105,12 +100,8 @@ def _surplus(manifest: SingleManifest, candidates: Sequence[Head], keep: int) ->
 
 
 def _enough(keep: int, present: float, where: str) -> None:
-    if keep < 1:
-        raise SurgeryError(f"--keep {keep}: a model without any heads is none", hint="Keep at least 1.")
-    if keep > present:
-        raise SurgeryError(
-            f"--keep {keep}: {where} has only {present:g} heads", hint=f"Keep between 1 and {present:g}."
-        )
+    if not 1 <= keep <= present:
+        raise SurgeryError(f"--keep {keep}: {where} has {present:g} heads", hint=f"Keep between 1 and {present:g}.")
 
 
 def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
@@ -124,7 +115,7 @@ def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
 
 def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Head]:
     order = _order(score, candidates)
-    if remove > len(order):
+    if not 1 <= remove <= len(order):
         raise SurgeryError(
             f"cannot remove {remove} heads: only {len(order)} can go", hint=_further(score, candidates, remove)
         )
@@ -153,9 +144,10 @@ def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -
     return [order[i] for i in sorted(chosen)]
 
 
-def _not_all(kept: Kept) -> None:
+def _some(kept: dict[str, Layers], where: str = "") -> dict[str, Layers]:
     if count(kept) == 0:
-        raise SurgeryError("no head would be left anywhere", hint="Keep more heads.")
+        raise SurgeryError(f"{where}no head would be left anywhere", hint="Keep more heads.")
+    return kept
 
 
 def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
@@ -170,10 +162,7 @@ def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
             f"--mask {path}: needs kept heads for {', '.join(manifest.towers)}",
             hint='For example {"vision": [[0, 2], [1]]}.',
         )
-    kept = {tower: _rows(path, rows, manifest, tower) for tower, rows in raw.items()}
-    if count(kept) == 0:
-        raise SurgeryError(f"--mask {path}: no head would be left anywhere", hint="Keep more heads.")
-    return kept
+    return _some({tower: _rows(path, rows, manifest, tower) for tower, rows in raw.items()}, f"--mask {path}: ")
 
 
 def _rows(path: Path, rows: Any, manifest: SingleManifest, tower: str) -> Layers:

@@ -179,10 +179,7 @@ def select(
         [values[head.tower][head.layer][head.number] for head in candidates],
         clusters=clusters,
     )
-    left = drop(manifest.kept, set(candidates) - set(choice.stay))
-    if count(left) == 0:
-        raise SurgeryError("no head would be left anywhere", hint="Keep more heads.")
-    return left
+    return drop(manifest.kept, set(candidates) - set(choice.stay))
 
 
 def _clusters(candidates: Sequence[Head], keep: int | str | None, remove: int | None) -> int | None:

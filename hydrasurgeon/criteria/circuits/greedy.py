@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -23,7 +24,7 @@ class NextHead:
     score: float
 
 
-class Search:
+class Search(ABC):
     """One way to find the head that is missed least, given those that are gone."""
 
     guarantee: str
@@ -33,25 +34,25 @@ class Search:
         self.tally = dict.fromkeys(tally, 0)
         """What was done so far."""
 
+    @abstractmethod
     def start(self) -> float:
         """The objective before anything is removed."""
-        raise NotImplementedError
 
-    def next(self, removed: Sequence[Head]) -> NextHead:
-        raise NotImplementedError
+    @abstractmethod
+    def next(self, removed: Sequence[Head]) -> NextHead: ...
 
+    @abstractmethod
     def resume(self, removed: Sequence[Head]) -> bool:
         """Go on behind removals that a search like it ended with, from the order alone; False where that would not give
         what a search from the start gives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def memory(self) -> dict[str, Any]:
         """What the next round needs besides the heads removed so far; plain JSON."""
-        raise NotImplementedError
 
+    @abstractmethod
     def recall(self, memory: dict[str, Any]) -> None:
         """Know again what `memory` gave; ValueError for what it cannot have given."""
-        raise NotImplementedError
 
     def counts(self) -> dict[str, Any]:
         """What was computed so far, for the manifest."""

@@ -134,8 +134,6 @@ def _check(options: BuildOptions) -> None:
         criterion(key, option="--criteria")
         if key in WITH_FOREIGN and not options.ood:
             raise UsageError(f"--criteria {key}: requires OOD data", hint="Give --ood D, or circuit-acc.")
-    if not keys:
-        raise UsageError("--criteria is empty", hint="Such as taylor,fisher.")
     check_enough(options.wanted, options.candidates + 1)
     if options.tune is not None:
         load_recipe(options.tune, {})

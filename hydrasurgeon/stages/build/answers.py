@@ -32,8 +32,6 @@ from hydrasurgeon.surgery.compensate import repaired_tensors
 
 SIDE_BY_SIDE = 8
 """Candidates that run together."""
-ANEW = "Delete {}: the next build makes it anew."
-"""What to do with an answer that cannot be one."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,6 @@ class Cache:
         self.folder = folder / "answers"
         self.trial = trial
         self.identity = json.dumps(identity, sort_keys=True)
-        self._first: Predictions | None = None
-        """What was read first; all answer the same samples."""
 
     def place(self, candidate: Candidate) -> Path:
         said: dict[str, Any] = {"kept": candidate.kept, "compensate": candidate.compensate}
@@ -104,12 +100,7 @@ class Cache:
         try:
             said = read_predictions(place)
         except DataError as error:
-            raise CheckpointError(error.message, hint=ANEW.format(place)) from error
-        first = self._first = self._first or said
-        if _shapes(said) != _shapes(first) or not torch.equal(said.labels, first.labels):
-            raise CheckpointError(
-                f"{place}: answers other samples than the rest of {self.folder}", hint=ANEW.format(self.folder)
-            )
+            raise CheckpointError(error.message, hint=f"Delete {place}: the next build makes it anew.") from error
         return shuffled(said)
 
     def _run(self, backbone: LoadedBackbone, chunk: Sequence[Candidate]) -> list[Predictions]:
@@ -134,8 +125,7 @@ class Cache:
 def _answered(model: Classifier, trial: Trial, run: Run) -> list[Predictions]:
     """What each member of a model says of all sets."""
     val, labels = logits_of([model], trial.val, run)
-    if labels is None:
-        raise DataError(f"{trial.val.spec}: has no labels", hint="Give labelled validation data.")
+    assert labels is not None  # its classes are fitted
     outside = [logits_of([model], samples, run)[0] for samples in trial.foreign]
     return [
         Predictions(
@@ -172,12 +162,6 @@ class _Several(Classifier):
     @property
     def members(self) -> int:
         return self._count
-
-
-def _shapes(said: Predictions) -> list[Any]:
-    """What must be alike of all answers."""
-    foreign = [None if each.logits is None else each.logits.shape for each in said.ood]
-    return [said.logits.shape, *foreign]
 
 
 def shuffled(said: Predictions) -> Answers:

@@ -47,7 +47,7 @@ Notes = dict[str, list[str]]
 
 def keys_of(options: BuildOptions) -> tuple[str, ...]:
     """The criteria, as manifests name their scores."""
-    if options.criteria is None:
+    if not options.criteria:
         return (*CRITERIA, *(WITH_FOREIGN if options.ood else ("circuit-acc",)))
     names = [name.strip() for name in options.criteria.split(",") if name.strip()]
     keys = ["circuit-acc" if name == "circuit" and not options.ood else score_key(name) for name in names]
