@@ -13,9 +13,9 @@ from transformers import ViTForImageClassification
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.runtime.dropout import MonteCarlo, dropping, sampled
+from hydrasurgeon.runtime.dropout import dropping, sampled
 from hydrasurgeon.tuning.start import fresh
 
 IMAGES = {
@@ -66,16 +66,6 @@ def test_a_seed_decides_and_nothing_else(tmp_path: Path) -> None:
     assert not torch.equal(of(path, seed=1)(images), first)
 
 
-@torch.no_grad()
-def test_the_mean_of_many_passes_comes_near_the_model() -> None:
-    """Dropout keeps the mean of a linear branch."""
-    layer = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)).eval()
-    inputs = torch.randn(4, 8)
-    without = layer(inputs)  # before the dropout is on
-    many = MonteCarlo(layer, 2000, 0).eval()(inputs)
-    torch.testing.assert_close(many.mean(dim=1), without, atol=0.1, rtol=0)
-
-
 def test_timm_takes_its_rates_from_its_arguments(tmp_path: Path) -> None:
     plain, dropped = tmp_path / "plain.safetensors", tmp_path / "dropped.safetensors"
     fresh(TIMM, plain)
@@ -116,34 +106,3 @@ def test_eval_reports_passes_as_members(tmp_path: Path) -> None:
     # The library's own module, which knows no shortcut in the last layer.
     whole = macs(hs.load(path, device="cpu").module, torch.zeros(1, 3, 28, 28))
     assert result.cost.macs == 4 * whole > 4 * one.cost.macs
-
-
-def test_a_row_of_passes_is_told_from_the_plain_models(tmp_path: Path) -> None:
-    """In every place that finds a row by its name: predictions, references, assertions, the table."""
-    for name in ("one", "other"):
-        vit(tmp_path / name, hidden_dropout_prob=0.2)
-    rng = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "data.npz", images=rng.integers(0, 255, (24, 28, 28, 3), dtype=np.uint8), labels=np.arange(24) % 3
-    )
-    data, logits, page = str(tmp_path / "data.npz"), tmp_path / "plain.safetensors", tmp_path / "page.md"
-    hs.evaluate([tmp_path / "one"], data=data, predictions=logits, device="cpu")
-    paths = [tmp_path / "one", tmp_path / "other"]
-    report = hs.evaluate(
-        paths,
-        data=data,
-        mc_dropout=2,
-        predictions_in=[logits],
-        markdown=page,
-        device="cpu",
-        reference="other (2 passes)",
-        asserts=["one (2 passes):members==2", "one:members==1"],
-    ).report
-    assert [row.name for row in report.results] == ["one (2 passes)", "other (2 passes)", "one"]
-    assert report.asserts is not None
-    assert all(each.holds for each in report.asserts)
-    assert "No significant difference from other (2 passes)" in page.read_text()
-    (single,) = hs.evaluate([tmp_path / "one"], data=data, mc_dropout=1, device="cpu").report.results
-    assert single.name == "one (1 pass)"
-    with pytest.raises(UsageError, match=r"no such result \(did you mean one \(2 passes\)"):
-        hs.evaluate([tmp_path / "one"], data=data, mc_dropout=2, markdown=page, reference="one (2 pases)", force=True)

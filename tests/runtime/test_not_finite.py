@@ -7,13 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from edited import edited
-from tiny_families import FAMILIES
 from torch import Tensor
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.stages.export import export
@@ -141,21 +138,6 @@ def test_repairs_that_are_not_finite_are_not_written(tiny: MAKE, images: SPEC, t
     with pytest.raises(SurgeryError, match="hold NaN or infinity"):
         hs.prune(path, mask=mask, compensate=how, data=images(), out=tmp_path / "m.safetensors")
     assert not (tmp_path / "m.safetensors").exists()
-
-
-def test_other_families_too(tmp_path: Path) -> None:
-    for name in ("BERT", "OpenCLIP"):
-        family = FAMILIES[name]
-        family.write(tmp_path / name)
-        opened = open_checkpoint(tmp_path / name)
-        weights = next(n for n in opened.tensors if n.endswith("weight"))
-
-        def change(tensor_name: str, tensor: Tensor, at: str = weights) -> Tensor:
-            return tensor.fill_(torch.inf) if tensor_name == at else tensor
-
-        path = edited(tmp_path / name, tmp_path / f"{name}.safetensors", change)
-        with pytest.raises(CheckpointError, match=f"tensor {weights} holds NaN or infinity"):
-            hs.load(path)
 
 
 def test_all_samples_unreadable(tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

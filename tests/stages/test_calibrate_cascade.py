@@ -16,10 +16,9 @@ from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.decision.cascaded import own_score
-from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
+from hydrasurgeon.errors import ManifestError, UsageError
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.files.manifest import parse_manifest, sidecar
 from hydrasurgeon.measuring.cost import single_macs, step_macs
@@ -131,24 +130,6 @@ def test_drops_are_those_of_the_half_that_certifies(made: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_arguments_give_the_same_bytes(made: Path) -> None:
-    folder = made.parent
-    again = hs.calibrate(
-        folder / "hydra.safetensors",
-        data=str(folder / "val.npz"),
-        ood=[str(folder / "noise.npz")],
-        ood_score="msp",
-        risk=0.9,
-        cascade=True,
-        budget=1.15,
-        out=folder / "again.safetensors",
-    )
-    assert again.path.read_bytes() == made.read_bytes()
-    args = again.manifest.history[-1].args
-    assert (args["cascade"], args.get("max_drop"), args["budget"]) == (True, None, 1.15)
-
-
-@pytest.mark.slow
 def test_max_drop_is_kept_where_it_was_chosen(made: Path) -> None:
     folder = made.parent
     result = hs.calibrate(
@@ -168,26 +149,6 @@ def test_max_drop_is_kept_where_it_was_chosen(made: Path) -> None:
     model = hs.load(result.path, device="cpu")
     val = batch(folder / "val.npz", model)
     assert set(model.decide(val.inputs).members_run.tolist()) == {1}
-
-
-def test_rows_say_how_many_members_ran(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, out = str(made.with_name("val.npz")), made.with_name("rows.jsonl")
-    hs.predict(made, data=data, out=out)
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    model = hs.load(made, device="cpu")
-    found = model.decide(batch(made.with_name("val.npz"), model).inputs)
-    assert [row["members_run"] for row in rows] == found.members_run.tolist()
-    assert {1, 3} & set(found.members_run.tolist())
-    hs.predict(made, data=data, out=made.with_name("full.jsonl"), cascade=False)
-    full = [json.loads(line) for line in made.with_name("full.jsonl").read_text().splitlines()]
-    assert {row["members_run"] for row in full} == {3}
-    plain = hs.calibrate(made, data=data, ood_score="msp", out=made.with_name("p.safetensors")).path
-    with pytest.raises(CheckpointError, match="no cascade in a decision state"):
-        hs.predict(plain, data=data, cascade=True)
-    assert run(["inspect", str(made)]) == 0
-    shown = capsys.readouterr().out
-    assert "of samples go on to all 3" in shown
-    assert "single models" in shown
 
 
 @pytest.mark.parametrize(
@@ -210,12 +171,6 @@ def test_what_cannot_be_asked_for(made: Path, keywords: dict[str, Any], what: st
             out=folder / "x.safetensors",
             **keywords,
         )
-
-
-def test_a_single_model_has_no_cascade(made: Path) -> None:
-    folder = made.parent
-    with pytest.raises(UsageError, match="has one only"):
-        hs.calibrate(folder / "source", data=str(folder / "val.npz"), cascade=True, out=folder / "x.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from hydrasurgeon.data.pairs import open_pairs
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.tuning import contrastive
 from hydrasurgeon.tuning.loop import epoch_order
-from hydrasurgeon.tuning.recipes import load_recipe
 
 ROWS = 24
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (20, 40, 230), "grey": (128, 128, 128)}
@@ -80,13 +79,6 @@ def clip(tmp_path: Path) -> Path:
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path if path.is_file() else path / "open_clip_model.safetensors")
-
-
-def test_the_papers_recipe() -> None:
-    found = load_recipe("lit", {})
-    assert (found.lr, found.warmup, found.epochs, found.batch_size, found.accumulate) == (5e-5, 100, 1, 1500, 4)
-    assert (found.betas, found.eps, found.weight_decay) == ((0.9, 0.98), 1e-6, 0.2)
-    assert (found.schedule, found.objective) == ("cosine", "pairs")
 
 
 @pytest.mark.parametrize("biased", [False, True])

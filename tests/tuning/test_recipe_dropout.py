@@ -11,7 +11,6 @@ from tiny_families import FAMILIES, LAYERS, Family, dinov2_without_dropout, thor
 from torch import nn
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.start import set_dropout, starting_module, starting_point
@@ -79,26 +78,3 @@ def test_what_is_asked_for_and_has_no_place_is_refused(dinov2: tuple[Path, str],
     # Without a chance there is nothing to place.
     tuned = hs.finetune(path, data=data, recipe="demo", set=SHORT | {"dropout": "0"}, out=tmp_path / "t", device="cpu")
     assert not [note for note in tuned.notes if "dropout" in note]
-
-
-def test_a_recipes_own_is_left_out_with_a_note(
-    dinov2: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, data = dinov2
-    words = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
-    line = [
-        "finetune",
-        str(path),
-        "--data",
-        data,
-        "--recipe",
-        "imagenet",
-        *words,
-        "--device",
-        "cpu",
-        "-o",
-        str(tmp_path / "t.safetensors"),
-    ]
-    assert run(line) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "note: the recipe's dropout=0.1 is left out: no layer of Dinov2ForImageClassification has dropout" in said

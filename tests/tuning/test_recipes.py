@@ -48,8 +48,3 @@ def test_files_that_are_no_recipe(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "r.toml").write_bytes(content)
     with pytest.raises(UsageError, match=r"r\.toml"):
         load_recipe(tmp_path / "r.toml", {})
-
-
-def test_a_value_too_deep_for_json_is_a_text() -> None:
-    with pytest.raises(UsageError, match="lr"):
-        load_recipe("demo", {"lr": "[" * 100_000})
