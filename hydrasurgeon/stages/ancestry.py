@@ -198,7 +198,7 @@ def _repaired(made: _Made, options: PruneOptions, parent: Single, inputs: Inputs
 
 
 def _near(name: str, child: Checkpoint, fitted: Mapping[str, Raw]) -> Check:
-    """Repaired tensors that are not the same bits: how far apart."""
+    """Whether repaired tensors that are not the same bits differ by rounding alone."""
     difference, largest = 0.0, 0.0
     for tensor, raw in fitted.items():
         dtype = child.tensors[tensor].dtype
