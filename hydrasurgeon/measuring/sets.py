@@ -162,21 +162,21 @@ def open_further(
 
 
 def check_same_classes(opened: Sequence[Checkpoint]) -> None:
+    """One table needs models of the same classes in the same order."""
     first = opened[0]
     labels = first.manifest.model.labels
     for other in opened[1:]:
         check_classes(first.name, first.manifest.model.num_classes, other.name, other.manifest.model.num_classes)
-        others = other.manifest.model.labels
-        if labels is not None and others is not None and labels != others:
-            at = next(i for i, (mine, its) in enumerate(zip(labels, others, strict=True)) if mine != its)
-            raise DataError(
-                f"{visible(first.name)} calls class {at} {visible(labels[at])}, {visible(other.name)} {visible(others[at])}",
-                hint="One table needs models of the same classes in the same order: evaluate them one by one.",
-            )
+        for at, (mine, its) in enumerate(zip(labels or (), other.manifest.model.labels or (), strict=False)):
+            if mine != its:
+                raise DataError(
+                    f"{visible(first.name)} calls class {at} {visible(mine)}, {visible(other.name)} {visible(its)}",
+                    hint="One table needs models of the same classes in the same order: evaluate them one by one.",
+                )
 
 
 def check_classes(name: str, classes: int | None, other: str, its_classes: int | None) -> None:
-    """The same of models that are told by their predictions."""
+    """The same of models that are known by their predictions."""
     if classes != its_classes:
         raise DataError(
             f"{visible(name)} has {classes} classes, {visible(other)} {its_classes}",
@@ -200,19 +200,12 @@ def open_sets(
     def labelled(spec: str) -> Samples:
         return open_data(spec, limit=limit, seed=seed, model=model)
 
-    _check_once("--ood", [parse_ood(entry)[1] for entry in ood])
-    _check_once(
-        "--shift", [name if severity is None else f"{name}:{severity}" for name, severity, _ in map(parse_shift, shift)]
-    )
-    foreign = []
-    for entry in ood:
-        group, name, spec = parse_ood(entry)
-        foreign.append((name, group, open_data(spec, limit=limit, seed=seed)))
-    shifted = []
-    for entry in shift:
-        name, severity, spec = parse_shift(entry)
-        shifted.append((name, severity, labelled(spec)))
-    return DataSets(labelled(data), tuple(foreign), tuple(shifted), labelled(val) if val else None)
+    outside, shifts = [parse_ood(entry) for entry in ood], [parse_shift(entry) for entry in shift]
+    _check_once("--ood", [name for _, name, _ in outside])
+    _check_once("--shift", [name if severity is None else f"{name}:{severity}" for name, severity, _ in shifts])
+    foreign = tuple((name, group, open_data(spec, limit=limit, seed=seed)) for group, name, spec in outside)
+    shifted = tuple((name, severity, labelled(spec)) for name, severity, spec in shifts)
+    return DataSets(labelled(data), foreign, shifted, labelled(val) if val else None)
 
 
 def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
