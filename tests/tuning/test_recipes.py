@@ -28,7 +28,7 @@ def test_our_own_recipes_are_valid(name: str) -> None:
         ("freeze = 3\n", "freeze a list"),
         ('augment = {rand_augment = "original"}\n', "rand_augment"),
         ('augment = {rand_augment = "rand-x3"}\n', "rand_augment"),
-        ("augment = {random_resized_crop = [0.9, 0.1]}\n", "smaller share"),
+        ("augment = {random_resized_crop = [0.9, 0.1]}\n", "smaller fraction"),
         ("augment = {pad_crop = 100000}\n", "pad_crop"),
         ("x = " + "[" * 5000, "not TOML"),
         ("x = " + "1" * 5000, "not TOML"),

@@ -42,7 +42,7 @@ class Augment(BaseModel):
     def _smaller_first(self) -> Augment:
         crop = self.random_resized_crop
         if crop is not None and crop[0] > crop[1]:
-            raise ValueError("random_resized_crop: the smaller share comes first")
+            raise ValueError("random_resized_crop: the smaller fraction comes first")
         return self
 
 
