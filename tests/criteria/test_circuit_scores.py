@@ -63,7 +63,8 @@ def test_familiarity_orders_samples_as_the_score_does(score: str, rows: list[lis
     strange = ON_LOGITS[score](logits[:, None], 1.0)
     familiar = FAMILIARITY[score].of(logits)
     assert bool(familiar.isfinite().all())
-    surely = (strange[:, None] - strange) > 1e-9  # what rounding cannot have turned round
+    # What rounding cannot have turned round: near certainty 1 − p loses its digits, which gen takes to the power 0.1.
+    surely = (strange[:, None] - strange) > (0.03 if score == "gen" else 1e-9)
     assert bool((familiar[:, None] < familiar)[surely].all())
 
 
