@@ -247,11 +247,11 @@ def test_samples_that_are_both_fitted_on_and_certified_by_are_counted(tmp_path: 
     assert notes[:2] == (
         (
             "--fit-data train.npz: 3 of its 120 samples are in val.npz too, byte for byte; what certifies must be"
-            " neither what was fitted on nor foreign"
+            " neither what was fitted on nor OOD data"
         ),
         (
             "--ood noise.npz: 1 of its 120 samples are in val.npz too, byte for byte; what certifies must be neither"
-            " what was fitted on nor foreign"
+            " what was fitted on nor OOD data"
         ),
     )
 
