@@ -67,7 +67,7 @@ def check_tensors(
 ) -> None:
     """The tensors are those that the manifest demands, in their shapes, and no others.
 
-    Of a file that no manifest is `recorded` of, or out of which a family has `picked` its own by name, the rest may lie.
+    More tensors may lie in a file of which no manifest is `recorded`, or out of which a family has `picked` its own.
     """
     source = f"{manifest.model.family}:{manifest.model.arch}"
     if manifest.kind == "hydra":

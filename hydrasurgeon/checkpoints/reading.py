@@ -170,7 +170,7 @@ def open_checkpoint(spec: str | Path, *, arch: str | None = None) -> Checkpoint:
     model = checkpoint.manifest.model
     if model.num_classes == 1:
         raise CheckpointError(
-            f"{path}: has one logit (num_labels 1): a regression, or a yes/no answer by a sigmoid, which is not supported",
+            f"{path}: has one logit (num_labels 1), for a regression or a yes/no answer, which is not supported",
             hint="Supported: classifiers of two or more classes.",
         )
     check_tensors(

@@ -111,8 +111,9 @@ def check_count(count: int, promise: Promise) -> str | None:
         return None
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
     return (
-        f"calibrated on {count} samples, of which {len(certifying)} certify: the coverage that is reached may lie "
-        f"{spread:.2f} from {promise.coverage:g}, and the choice of OOD score is uncertain; {ENOUGH:,} or more are better"
+        f"calibrated on {count} samples, of which {len(certifying)} certify: the coverage that is reached may lie"
+        f" {spread:.2f} from {promise.coverage:g}, and the choice of OOD score is uncertain; {ENOUGH:,} or more are"
+        " better"
     )
 
 

@@ -1,9 +1,9 @@
 """Outputs: claimed before the work begins, written beside their place, and put there whole.
 
 One process at a time may write an output: it holds a lock on `.NAME.exclusive.lock` beside it, which the system lets go
-of when the process ends, however that ends. What is being written is called `.NAME.<random>.part`, a folder that is being
-replaced `.NAME.<random>.old`. Only who holds the lock writes such files, so those he meets are left over from a killed
-run.
+of when the process ends, however that ends. What is being written is called `.NAME.<random>.part`, a folder that is
+being replaced `.NAME.<random>.old`. Only who holds the lock writes such files, so those he meets are left over from a
+killed run.
 """
 
 from __future__ import annotations

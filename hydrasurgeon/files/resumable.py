@@ -1,5 +1,5 @@
-"""Interrupted work that goes on: what is kept of it says what it belongs to, and is believed only whole and for the same
-work.
+"""Interrupted work that goes on: what is kept of it says what it belongs to, and is believed only whole and for the
+same work.
 
 A state is a record of texts, with tensors where there are some; one of the texts is a hash over all the rest:
 

@@ -1,4 +1,4 @@
-"""A record of options, and what is made of it: a signature in Python, an entry of the history, the words of a command line."""
+"""A record of options, and what is made of it: a signature in Python, an entry of the history, a command line."""
 
 from __future__ import annotations
 

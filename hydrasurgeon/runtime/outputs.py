@@ -1,4 +1,4 @@
-"""Classifiers over samples, each decoded once: logits and features batch by batch, or all in the order of the samples."""
+"""Classifiers over samples, each decoded once: logits and features by batch, or all in the order of the samples."""
 
 from __future__ import annotations
 

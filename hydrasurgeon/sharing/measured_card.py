@@ -1,5 +1,5 @@
-"""`eval --card`: a checkpoint's own result in its model card, between markers, as the hub's model-index, and as an entry
-for its leaderboards."""
+"""`eval --card`: a checkpoint's own result in its model card, between markers, as the hub's model-index, and as an
+entry for its leaderboards."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from hydrasurgeon.sharing.program import Exported, Run, about, captured_program,
 OPSET = 18
 """The version of ONNX's operators that is written: the oldest that torch's exporter has."""
 SILENCE = "ORT_DISABLE_TELEMETRY"
-"""Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to their maker unless this
-is set when it is first imported."""
+"""Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to their maker unless
+this is set when it is first imported."""
 
 
 def to_onnx(model: Classifier) -> Exported:

@@ -1,7 +1,7 @@
 """A classifier as one graph of torch.export: batch and text length stay free, and what `decide` computes is in it.
 
-With a decision state the graph goes on where `decide` does, in float64 as there: the same functions are captured. A file
-made of the graph must give torch's outputs before it is kept.
+With a decision state the graph goes on where `decide` does, in float64 as there: the same functions are captured. A
+file made of the graph must give torch's outputs before it is kept.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _selection(spec: str) -> _Selection:
 
 
 def _check_alike(first: _Selection, second: _Selection) -> None:
-    """Heads of other models have nothing to do with each other."""
+    """Refuse heads of other models."""
     shapes = []
     for each in (first, second):
         model, towers = each.manifest.model, each.manifest.towers.items()
@@ -155,6 +155,6 @@ def _check_alike(first: _Selection, second: _Selection) -> None:
         shapes.append(f"{model.family}:{model.arch} ({sizes})")
     if shapes[0] != shapes[1]:
         raise SurgeryError(
-            f"{first.name} is {shapes[0]}, {second.name} is {shapes[1]}: their heads have nothing to do with each other",
+            f"{first.name} is {shapes[0]}, {second.name} is {shapes[1]}: their heads cannot be compared",
             hint="Compare selections from one backbone.",
         )

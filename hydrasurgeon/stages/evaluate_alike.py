@@ -49,14 +49,15 @@ class Uncalibrated:
         words = ["hydrasurgeon", "calibrate", self.reference.hub_id or self.reference.path.name, "--data", "VAL"]
         words += ["--ood-score", self.ood_score, "-o", "calibrated.safetensors"]
         return (
-            f"{visible(self.model)} has a decision state, {visible(name_of([self.reference]))}, the reference, has none:"
-            f" to compare calibrated models, give --val VAL, or run `{visible(shlex.join(words))}` and compare with that"
+            f"{visible(self.model)} has a decision state, {visible(name_of([self.reference]))}, the reference, has"
+            " none: to compare calibrated models, give --val VAL, or run"
+            f" `{visible(shlex.join(words))}` and compare with that"
         )
 
     @contextmanager
     def beside(self, opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> Iterator[list[Checkpoint]]:
-        """The checkpoints, and behind the reference a copy of it with a decision state fitted to `--val`, which is there
-        for as long as the block lasts."""
+        """The checkpoints, and behind the reference a copy of it with a decision state fitted to `--val`, which is
+        there for as long as the block lasts."""
         from hydrasurgeon.stages.calibrate import calibrate
 
         assert arguments.val is not None

@@ -1,6 +1,7 @@
 """Low-rank changes of attention (LoRA, Hu et al., 2021): what trains instead of the projections, and is added to them.
 
-W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is three members tuned so.
+W + (alpha / rank) · B A, with B zero at the start. A LoRA-Ensemble (Mühlematter et al., 2024) is three such
+members.
 """
 
 from __future__ import annotations

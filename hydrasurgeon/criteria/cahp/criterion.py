@@ -5,9 +5,9 @@ of classes and each number, B = ¼(μ₁−μ₂)²/(s₁+s₂) + ½ ln((s₁+s�
 e^−B); all pairs together are the head's row, and t-SNE lays the rows out in the plane. What is chosen from points and
 weights is in choice.py.
 
-A head's weight is the mean |∂L/∂m_h| over a quarter of the batches, L a batch's mean cross-entropy. The mean of a batch
-comes before the absolute value, so the weights depend on how large batches are: they hold 32 samples in the order of the
-data, as the authors' do, in whatever batches the model runs.
+A head's weight is the mean |∂L/∂m_h| over a quarter of the batches, L a batch's mean cross-entropy. The mean of a
+batch comes before the absolute value, so the weights depend on how large batches are: they hold 32 samples in the order
+of the data, as the authors' do, in whatever batches the model runs.
 """
 
 from __future__ import annotations

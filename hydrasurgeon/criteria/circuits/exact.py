@@ -48,8 +48,8 @@ class Exact(Search):
         if not self.problem.precise:
             return "Algorithm 1 in this precision: every candidate is ruled out by a bound, not by a sample"
         return (
-            "the order of Algorithm 1: a candidate is given up only when no outcome of the samples it has not seen could"
-            f" make it win, with every logit allowed to be off by {self.tolerance:.2g} through rounding"
+            "the order of Algorithm 1: a candidate is given up only when no outcome of the samples it has not seen"
+            f" could make it win, with every logit allowed to be off by {self.tolerance:.2g} through rounding"
         )
 
     @torch.inference_mode()

@@ -79,7 +79,7 @@ CUT = """
 """
 """The line in it where it has not."""
 DECIDED = """
-answer = model(**inputs)  # answer.probabilities, .uncertainty, .ood_score, .unfamiliar; softmax(answer.logits) is .probabilities
+answer = model(**inputs)  # answer.probabilities, .uncertainty, .ood_score, .unfamiliar
 """
 """The line behind it where there is a decision state."""
 

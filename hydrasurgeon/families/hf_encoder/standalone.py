@@ -1,4 +1,4 @@
-"""Text of this package that runs without it: the file by which stock transformers decides holds the scores' own code."""
+"""Text of this package that runs without it: the scores' own code, in the file by which stock transformers decides."""
 
 from __future__ import annotations
 
