@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect
 from torch.utils.data import default_collate
 
 import hydrasurgeon as hs
-from hydrasurgeon.decision.rows import rows_of
+from hydrasurgeon.decision.state import rows_of
 
 SCORES = tuple(x / 2 for x in range(-10, 21))
 """Where the histogram of OOD scores has its bounds, besides infinity."""

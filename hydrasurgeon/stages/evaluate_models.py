@@ -31,7 +31,7 @@ from hydrasurgeon.measuring.sets import (
     open_sets,
     uses_of,
 )
-from hydrasurgeon.stages.provenance import provenance_of
+from hydrasurgeon.stages.evaluate_alike import provenance_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.measuring.timing import SideBySide

@@ -217,7 +217,7 @@ class _Answering:
 
     def _over(self, samples: Samples, start: int, stop: int) -> Iterator[list[dict[str, Any]]]:
         from hydrasurgeon.data import Batches, moved
-        from hydrasurgeon.decision.rows import rows_of
+        from hydrasurgeon.decision.state import rows_of
 
         if start >= stop:
             return

@@ -14,7 +14,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.conditions import Conditions, Provenance, unlike
-from hydrasurgeon.stages.provenance import recorded_steps, steps_trained
+from hydrasurgeon.stages.evaluate_alike import recorded_steps, steps_trained
 
 VIT = FAMILIES["timm ViT"]
 
