@@ -63,7 +63,8 @@ def test_torch_reads_its_own_file_alike(family: Family, tmp_path: Path) -> None:
     tensors = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
     for path in made_of(family, tmp_path):
         made = export(path, format="pt2", out=tmp_path / f"{path.stem}.pt2")
-        assert (made.max_difference, made.opset) == (0.0, None)
+        assert made.opset is None
+        assert made.max_difference < 1e-5  # 0 on some processors
         facts = {"hydrasurgeon.json": ""}
         program = torch.export.load(made.path, extra_files=facts)
         assert {*json.loads(facts["hydrasurgeon.json"])} == {"hydrasurgeon.labels", "hydrasurgeon.weights_sha256"}
