@@ -163,7 +163,7 @@ def test_one_logit_is_not_a_class(name: str, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(tiny_families, "CLASSES", 1)
     FAMILIES[name].write(tmp_path / "one")
-    with pytest.raises(CheckpointError, match=r"has one logit \(num_labels 1\): a regression") as caught:
+    with pytest.raises(CheckpointError, match=r"has one logit \(num_labels 1\), for a regression") as caught:
         open_checkpoint(tmp_path / "one")
     assert caught.value.exit_code == 3
 
