@@ -14,8 +14,8 @@ from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.report.columns import Cell, Table, brief
 from hydrasurgeon.report.markdown import results_table
 
-COMMANDS = re.compile(r"```bash\n(hydrasurgeon .*?)```\n\n```text\n(.*?)```", re.S)
-"""Commands, and what they print."""
+COMMANDS = re.compile(r"```bash\n(?!make|pip)(.*?)```(\n\n```text\n.*?```)?", re.S)
+"""Commands, and what they print where it is shown."""
 DEMO = (
     "<!-- demo table: tools/render_docs.py writes it from the demo's results.json -->",
     "<!-- end of demo table -->",
@@ -42,6 +42,8 @@ def with_outputs(text: str, folder: Path) -> str:
         done = subprocess.run(
             ["bash", "-ec", block[1]], cwd=folder, env=environment, capture_output=True, text=True, check=True
         )
+        if block[2] is None:
+            return block[0]
         lines = "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
         return f"```bash\n{block[1]}```\n\n```text\n{lines}\n```"
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.processes import is_main_process
 
 if TYPE_CHECKING:
     from hydrasurgeon.errors import HydraError
@@ -155,7 +156,7 @@ def view(record: Callable[[Any], Any]) -> Callable[[Callable[[Any], None]], Call
 
     def made(shown: Callable[[Any], None]) -> Callable[..., None]:
         def view_of(result: Any, *, json: bool, quiet: bool = False) -> None:
-            if not getattr(result, "is_main", True):
+            if not is_main_process():
                 return
             if json:
                 as_json(record(result))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
+from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import Part, as_json, fields, notes, raw, say, show, view, width
 from hydrasurgeon.render.tables import Column, Row, Table, picture, show_table, size
@@ -151,7 +152,7 @@ def _pushed(hub: str | None) -> None:
 
 def built(result: Built, *, json: bool, quiet: bool) -> None:
     """What was chosen, beside what could be had otherwise."""
-    if not result.is_main:
+    if not is_main_process():
         return None
     if json:
         return as_json(result.to_json())

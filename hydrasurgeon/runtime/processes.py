@@ -10,15 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.torch_version import TorchVersion
 
 from hydrasurgeon.files.processes import local_rank, process_count
 
-AWAITS_ITSELF = TorchVersion(torch.__version__) < "2.8"
-"""Before 2.8 the end of a group waits for gloo's threads with Python's lock, which these may want to free what they
-sent: for ever."""
 REST = 0.1
-"""Seconds in which they get it."""
+"""Seconds in which gloo's threads free what they sent, for which they want Python's lock. Else the end of a group may
+wait for ever (torch below 2.8), or the end of the process abort."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,7 @@ def joined() -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
         if ours:
-            if AWAITS_ITSELF:
-                time.sleep(REST)
+            time.sleep(REST)
             dist.destroy_process_group()
 
 

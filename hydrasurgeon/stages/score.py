@@ -29,8 +29,6 @@ class Scored:
     path: Path
     manifest: Manifest
     method: str
-    is_main: bool = True
-    """False in the processes of torchrun that leave the writing to the first."""
     notes: tuple[str, ...] = ()
     """What was assumed of the checkpoint, or contradicts it."""
 
@@ -65,7 +63,7 @@ def _score(checkpoint: str | Path, arguments: ScoreOptions) -> Scored:
     manifest = _manifest_of(opened, key, result, _entry(opened, key, result, record, arguments))
     _all_have_read()
     if not is_main_process():
-        return Scored(target, manifest(record.sha256), key, is_main=False)
+        return Scored(target, manifest(record.sha256), key)
     if copy is not None:
         written = save(copy, opened.tensors.planned(), manifest, files=opened.files)
     else:

@@ -52,8 +52,6 @@ class Built:
     script: str
     work: Path
     notes: tuple[str, ...] = ()
-    is_main: bool = True
-    """False in the processes of torchrun that only run candidates."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -82,7 +80,7 @@ def build(options: BuildOptions) -> Built:
         search = searched(opened, sets, options)
         world.gather(None)
     if not world.is_main:
-        return Built(None, (), (), (), options.goal, 0.0, 0.0, "", options.work, is_main=False)
+        return Built(None, (), (), (), options.goal, 0.0, 0.0, "", options.work)
     built, commands = _chosen(search, options, out)
     if picture is not None:
         draw_front(built.rows, built.front, parse_budgets(options.budget)[0].unit, picture)
