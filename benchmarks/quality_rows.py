@@ -21,7 +21,7 @@ from hydrasurgeon.criteria import CRITERIA
 from hydrasurgeon.decision.fitting import Outputs
 from hydrasurgeon.families import family_of
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
-from hydrasurgeon.runtime.dropout import MonteCarlo, Sampled
+from hydrasurgeon.runtime.dropout import MonteCarlo
 from hydrasurgeon.stages.export import export
 
 PASSES = 5
@@ -50,7 +50,7 @@ def mc_dropout(shop: Workshop) -> Row:
         loaded = as_classifier(open_checkpoint(path), device="cpu")
         for each in family_of(loaded.manifest.model).dropouts(loaded.module):
             each.p = float(CHANCE)
-        return Sampled(MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform).eval()
+        return Classifier(MonteCarlo(loaded.module, PASSES, shop.seed), loaded.manifest, loaded.transform).eval()
 
     name = "mc-dropout" if within else "mc-dropout-of-attention"
     return Row(shop.logits(name, model), float(PASSES), features=False)

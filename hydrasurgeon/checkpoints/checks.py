@@ -15,7 +15,7 @@ from hydrasurgeon.checkpoints.folder import config_of
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.files.history import changes_weights
-from hydrasurgeon.files.manifest import HydraManifest
+from hydrasurgeon.files.manifest import HEADER_KEY, HydraManifest
 from hydrasurgeon.files.tensors import finite, spoiled, weights_sha256
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
         Check("shapes", True, f"those of {model.family}:{model.arch} with the kept heads"),
     ]
     if checkpoint.path.is_dir():
-        checks += _stock_loading(checkpoint)
+        checks += _config(checkpoint)
     if companions:
         checks.append(Check("companions", True, ", ".join(sorted(checkpoint.files))))
     if manifest.kind == "hydra":
@@ -91,15 +91,19 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
     return [*checks, _history(checkpoint, contents.digests)]
 
 
-def _stock_loading(checkpoint: Checkpoint) -> Iterator[Check]:
-    """Config of pruned heads or members under a type that its library knows: it would fill a model at random."""
+def _config(checkpoint: Checkpoint) -> Iterator[Check]:
+    """A config that we wrote says what the manifest says: else other libraries would run another model, or a random
+    one."""
     family = checkpoint.family
-    _, config = config_of(checkpoint.path)
-    written = json.loads(family.directory(checkpoint.manifest).get(family.config_file, "{}"))
-    for key in ("model_type", "architecture"):
-        if config is not None and str(written.get(key)).startswith("hydrasurgeon") and config.get(key) != written[key]:
-            detail = f"{key} is {str(config.get(key))[:60]!r}, not {written[key]}: stock libraries load a random model"
-            yield Check(family.config_file, False, f"{detail}; an older version wrote it: make it again")
+    name, config = family.config_file, config_of(checkpoint.path)[1]
+    if config is None or HEADER_KEY not in checkpoint.tensors.files[0].metadata:
+        return
+    for key, value in json.loads(family.directory(checkpoint.manifest).get(name, "{}")).items():
+        if config.get(key) != value:
+            detail = (
+                f"{key} is {str(config.get(key))[:60]!r} there, {str(value)[:60]!r} by the manifest, which counts here"
+            )
+            yield Check(name, False, detail)
 
 
 def first(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +28,6 @@ from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare, Family
 from hydrasurgeon.families.weights import Weight, by_name
 from hydrasurgeon.files.decided import PREFIX
-from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import (
     FILES_KEY,
     HEADER_KEY,
@@ -48,8 +46,6 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.tensors import Look, TensorFile, Tensors, weights_sha256
 from hydrasurgeon.heads import Layers
 
-MOST_SHOWN = 4
-"""Contradictions of a config file that are shown one by one."""
 DROPPED = "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
 """What a command says that leaves a decision state behind."""
 Kind = TypeVar("Kind", bound=Manifest, covariant=True, default=Manifest)
@@ -67,7 +63,7 @@ class Checkpoint(Generic[Kind]):
     recorded: bool
     """False when the manifest was inferred from a bare file, so nothing vouches for the weights."""
     note: str | None = None
-    """What was assumed of a bare file, or what a config beside a manifest contradicts; for the user to read."""
+    """What was assumed of a bare file; for the user to read."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts that live data needs (a tokenizer's files); they lie beside the weights or in the header."""
     hub_id: str | None = None
@@ -201,32 +197,7 @@ def _recorded(path: Path, content: Content, tensors: Tensors, manifest: Manifest
     if names is not None:
         state = {name: name for name in tensors if name.startswith(PREFIX)}
         tensors = Tensors(content.files, {**names, **state})
-    note = _contradicted(path, content, family, manifest)
-    return Checkpoint(path, family, tensors, manifest, recorded=True, note=note, files=companions)
-
-
-def _contradicted(path: Path, content: Content, family: Family, manifest: Manifest) -> str | None:
-    """What the config beside the weights says otherwise than their manifest: someone edited it, or the manifest, by
-    hand."""
-    if content.config is None or content.family is not family:
-        return None
-    differing = family.contradicted(manifest, content.config)
-    if not differing:
-        return None
-    said = [
-        f"{name} is {_short(theirs)} there and {_short(ours)} in the manifest"
-        for name, (ours, theirs) in list(differing.items())[:MOST_SHOWN]
-    ]
-    more = [f"{len(differing) - MOST_SHOWN} more"] if len(differing) > MOST_SHOWN else []
-    where = (path if path.is_dir() else path.parent) / family.config_file
-    return (
-        f"{where}: {', '.join([*said, *more])}; the manifest counts here, {family.config_file} only in other libraries"
-    )
-
-
-def _short(value: Any) -> str:
-    text = visible(json.dumps(value))
-    return text if len(text) <= 40 else f"{text[:36]}…"
+    return Checkpoint(path, family, tensors, manifest, recorded=True, files=companions)
 
 
 def _says(path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str) -> bool:

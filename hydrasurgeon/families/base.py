@@ -8,7 +8,6 @@ which fit a model of one tower that reads pictures and is a hydrasurgeon model a
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, Disagreement, ManifestError, UsageError
-from hydrasurgeon.families.settings import contradictions
 
 if TYPE_CHECKING:
     import torch
@@ -190,12 +188,6 @@ class Family(ABC):
     def directory(self, manifest: Manifest) -> dict[str, str]:
         """The text files that sit beside the weights in the family's own directory layout."""
         return {}
-
-    def contradicted(self, manifest: Manifest, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """What its config file says otherwise than the manifest, which counts: (manifest's, file's) by its name
-        there."""
-        written = self.directory(manifest).get(self.config_file)
-        return {} if written is None else contradictions(json.loads(written), config)
 
     def usage(self, manifest: Manifest) -> Usage:
         """How such a directory is loaded: what a model card says."""

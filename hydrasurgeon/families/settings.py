@@ -136,18 +136,3 @@ def patches(image: Any, patch: Any) -> int:
     if count < 1:
         raise ValueError(f"an image of {height}×{width} has {count} patches of {ph}×{pw}")
     return count
-
-
-def contradictions(ours: Mapping[str, Any], theirs: Mapping[str, Any], within: str = "") -> dict[str, tuple[Any, Any]]:
-    """What two configs say otherwise, (ours, theirs) by its dotted name; what only one says, or says to be null, is no
-    contradiction."""
-    differing: dict[str, tuple[Any, Any]] = {}
-    for key, mine in ours.items():
-        other = theirs.get(key)
-        if mine is None or other is None:
-            continue
-        if isinstance(mine, Mapping) and isinstance(other, Mapping):
-            differing |= contradictions(mine, other, f"{within}{key}.")
-        elif mine != other and mine != [other, other] and [mine, mine] != other:  # one number stands for both edges
-            differing[f"{within}{key}"] = (mine, other)
-    return differing

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.runtime.features import LiveModel
 from hydrasurgeon.runtime.hydra import Hydra
 
 LEFT_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
@@ -156,7 +157,7 @@ class StepMacs:
 
 
 @torch.inference_mode()
-def step_macs(model: Classifier, inputs: Any, starters: Sequence[int]) -> StepMacs:
+def step_macs(model: LiveModel, inputs: Any, starters: Sequence[int]) -> StepMacs:
     """Counted in a live hydra, of the batch's first sample, with these members first."""
     hydra = model.module
     assert isinstance(hydra, Hydra)

@@ -309,22 +309,8 @@ ELEMENTWISE = {
     nn.functional.silu,
 }
 """Functions of single numbers: they run on members side by side as they are."""
-ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
+ELEMENTWISE_MODULES = (nn.Dropout, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
 """The same as modules."""
-
-
-def _elementwise(module: nn.Module) -> bool:
-    """Whether it is a function of single numbers, like QuickGELU."""
-    if isinstance(module, ACTIVATIONS):
-        return True
-    if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
-        return False
-    try:
-        nodes = _traced(module)
-    except CannotGroup:
-        return False
-    calls = [node for node in nodes if node.op not in ("placeholder", "output")]
-    return all(node.op == "call_function" and node.target in ELEMENTWISE for node in calls)
 
 
 class _Tracer(fx.Tracer):
@@ -346,13 +332,11 @@ def _leaf(modules: Sequence[nn.Module], beside: _SideBySide, dims: int) -> Step:
     first = modules[0]
     if isinstance(first, nn.Identity) or (isinstance(first, nn.Dropout) and not first.p):
         return _as_it_is
-    if isinstance(first, nn.Dropout):
-        return first
     if isinstance(first, nn.Linear):
         return _Product(modules, beside)
     if isinstance(first, nn.LayerNorm):
         return _norm(modules, beside, dims)
-    if _elementwise(first):
+    if isinstance(first, ELEMENTWISE_MODULES):
         return first
     raise CannotGroup(f"{type(first).__name__} is not known")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.checkpoints.class_names import with_class_names
 from hydrasurgeon.checkpoints.layout import Source, member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
@@ -20,51 +18,21 @@ from hydrasurgeon.decision.cascaded import decided_in_steps
 from hydrasurgeon.decision.scores.fitted import EnsembleScore
 from hydrasurgeon.decision.state import Decided, State, decide
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families import family_of
 from hydrasurgeon.files.decided import FITTED, stored_name
-from hydrasurgeon.files.manifest import HydraManifest, Manifest
+from hydrasurgeon.files.manifest import HydraManifest
+from hydrasurgeon.runtime.cascaded import mean_probs, rows_in, said
+from hydrasurgeon.runtime.features import LiveModel, reading
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
 
-class Classifier(nn.Module):
-    """Any checkpoint as one kind of model: logits are [batch, member, class]; a single model has one member."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        manifest: Manifest,
-        transform: Callable[[Any], Any],
-        *,
-        name: str = "the model",
-        state: State | None = None,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.state = state
-        self.manifest = manifest
-        self.transform = transform
-        self.name = name
-
-    @property
-    def anatomy(self) -> Anatomy:
-        """A single model taken apart, as it is now."""
-        return family_of(self.manifest.model).anatomy(self.module)
-
-    @property
-    def members(self) -> int:
-        return len(self.manifest.members) if self.manifest.kind == "hydra" else 1
-
-    def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
-        logits: Tensor = self.module(inputs)
-        return logits if logits.dim() == 3 else logits[:, None]
+class Classifier(LiveModel):
+    """A live model that answers with probabilities and decisions."""
 
     @torch.inference_mode()
     def predict(self, inputs: Any, *, cascade: bool = False) -> Float[Tensor, "batch klass"]:
         """Class probabilities: the mean over the members', with `cascade` over those that its gate let run."""
         if cascade:
-            from hydrasurgeon.runtime.cascaded import mean_probs
-
             return mean_probs(self, inputs)
         return self(inputs).float().softmax(dim=-1).mean(dim=1)
 
@@ -74,9 +42,6 @@ class Classifier(nn.Module):
 
         A cascade in the decision state is used, unless `cascade` is False; True asks for one.
         """
-        from hydrasurgeon.runtime.cascaded import rows_in, said
-        from hydrasurgeon.runtime.features import reading
-
         state = self.state
         if state is None:
             raise CheckpointError(
@@ -107,10 +72,6 @@ def load(
     """Load any checkpoint for inference; a CLIP without class names answers with image features."""
     opened = with_class_names(open_checkpoint(checkpoint, arch=arch), classes=classes, templates=template)
     opened.verify_hash()
-    # What was assumed of a bare file is for who looks at it with `inspect`; files that contradict each other are wrong
-    # somewhere.
-    if opened.recorded and opened.note is not None:
-        warnings.warn(opened.note, stacklevel=2)
     return as_classifier(opened, device=device, dtype=dtype)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,19 +46,32 @@ class Inputs:
     def batches(self, model: Classifier) -> Iterator[Any]:
         run = self.run
         device, dtype = device_of(run.device), dtype_of(run.dtype)
-        if self.data is not None:
-            samples = open_data(self.data, limit=run.limit, seed=run.seed)
-            batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
-            for done, batch in enumerate(batches, 1):
-                yield moved(batch.inputs, device, dtype)
-                run.tick(samples.spec, done, len(batches))
+        if self.data is None:
+            facts = model.manifest.model
+            with torch.random.fork_rng():
+                torch.manual_seed(run.seed)
+                # Made on the CPU: the same inputs whatever the device.
+                inputs = family_of(facts).example(facts, run.limit or 4, device=torch.device("cpu"), dtype=dtype)
+            yield moved(inputs, device, dtype)
             return
-        facts = model.manifest.model
-        cpu = torch.device("cpu")  # the same inputs whatever the device
-        with torch.random.fork_rng():
-            torch.manual_seed(run.seed)
-            inputs = family_of(facts).example(facts, run.limit or 4, device=cpu, dtype=dtype)
-        yield moved(inputs, device, dtype)
+        samples = open_data(self.data, limit=run.limit, seed=run.seed)
+        batches = Batches(samples, model.transform, batch_size=run.batch_size, skip_bad=run.skip_bad)
+        for done, batch in enumerate(batches, 1):
+            yield moved(batch.inputs, device, dtype)
+            run.tick(samples.spec, done, len(batches))
+
+    @torch.inference_mode()
+    def difference(self, model: Classifier, reference: Callable[[Any], Tensor]) -> Difference:
+        """Between a model and what should answer alike."""
+        largest, scale = torch.tensor(0.0).double(), torch.tensor(1.0).double()
+        samples = 0
+        for batch in self.batches(model):
+            a, b = model(batch).double().cpu(), reference(batch).double().cpu()
+            # torch's maximum, not Python's: it hands NaN on.
+            largest = torch.maximum(largest, (a - b).abs().max())
+            scale = torch.maximum(scale, b.abs().max())
+            samples += len(a)
+        return Difference(float(largest), float(scale), samples)
 
     def open(self, checkpoint: Checkpoint) -> Classifier:
         return as_classifier(checkpoint, device=self.run.device, dtype=self.run.dtype)
@@ -75,24 +88,10 @@ def masked_difference(child: Single, parent: Single, inputs: Inputs) -> Differen
         with ablated(sites, removed):
             return whole(batch)
 
-    return _difference(pruned, masked, inputs.batches(pruned))
+    return inputs.difference(pruned, masked)
 
 
 def fused_difference(hydra: Checkpoint, members: Sequence[Checkpoint], inputs: Inputs) -> Difference:
     """Between a hydra and its members, each run by itself."""
-    fused = inputs.open(hydra)
     alone = [inputs.open(member) for member in members]
-    return _difference(fused, lambda batch: torch.cat([model(batch) for model in alone], dim=1), inputs.batches(fused))
-
-
-@torch.inference_mode()
-def _difference(ours: Callable[[Any], Tensor], theirs: Callable[[Any], Tensor], batches: Iterable[Any]) -> Difference:
-    largest, scale = torch.tensor(0.0).double(), torch.tensor(1.0).double()
-    samples = 0
-    for batch in batches:
-        a, b = ours(batch).double().cpu(), theirs(batch).double().cpu()
-        # torch's maximum, not Python's: it hands NaN on.
-        largest = torch.maximum(largest, (a - b).abs().max())
-        scale = torch.maximum(scale, b.abs().max())
-        samples += len(a)
-    return Difference(float(largest), float(scale), samples)
+    return inputs.difference(inputs.open(hydra), lambda batch: torch.cat([model(batch) for model in alone], dim=1))

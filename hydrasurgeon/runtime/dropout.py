@@ -56,16 +56,7 @@ def dropping(module: nn.Module) -> Iterator[nn.Module]:
             yield part
 
 
-class Sampled(Classifier):
-    """A classifier whose members are passes."""
-
-    @property
-    def members(self) -> int:
-        assert isinstance(self.module, MonteCarlo)
-        return self.module.passes
-
-
-def sampled(checkpoint: Checkpoint, passes: int, *, seed: int, device: str, dtype: str) -> Sampled:
+def sampled(checkpoint: Checkpoint, passes: int, *, seed: int, device: str, dtype: str) -> Classifier:
     """A single model with its own dropout on; refused where it has none."""
     if checkpoint.manifest.kind == "hydra":
         raise SurgeryError(
@@ -73,19 +64,13 @@ def sampled(checkpoint: Checkpoint, passes: int, *, seed: int, device: str, dtyp
             hint="Leave --mc-dropout out, or give the model the hydra was made from.",
         )
     model = as_classifier(checkpoint, device=device, dtype=dtype)
-    if not any(True for _ in dropping(model.module)):
+    if next(dropping(model.module), None) is None:
+        bare = not checkpoint.recorded and checkpoint.path.suffix == SUFFIX
         raise SurgeryError(
-            f"{model.name}: has no dropout that --mc-dropout could turn on", hint=_where_from(checkpoint)
+            f"{model.name}: has no dropout that --mc-dropout could turn on",
+            hint="Give the file's architecture with a rate: --arch timm:NAME,proj_drop_rate=0.1."
+            if bare
+            else "Passes differ where a model was built, and best trained, with dropout.",
         )
-    module = MonteCarlo(model.module, passes, seed)
-    return Sampled(module, model.manifest, model.transform, name=model.name).eval()
-
-
-def _where_from(checkpoint: Checkpoint) -> str:
-    """How a model of this kind comes to have dropout."""
-    if not checkpoint.recorded and checkpoint.path.suffix == SUFFIX:
-        return "Give the file's architecture with a rate: --arch timm:NAME,proj_drop_rate=0.1."
-    return (
-        "All its rates are 0, as it was made with: passes differ where a model was built, and best trained, with"
-        " dropout."
-    )
+    model.module = MonteCarlo(model.module, passes, seed)
+    return model.eval()

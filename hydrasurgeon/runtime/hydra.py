@@ -5,9 +5,8 @@ where only the kept heads differ, queries, keys and values are computed once for
 From there the members part, and go on in one of two ways that compute the same:
 
 - stacked: hidden states are [member, batch, token, embed]; what members share runs as one larger product, what
-  they have for themselves as one batched product (`grouped`; one each in training and compilation), and the heads
-  of all members meet in one attention call. Best where a single member leaves the device idle.
-- apart: one member after the other, whose activations stay in the caches.
+  they have for themselves as one batched product (`batched`). Best where a single member leaves the device idle.
+- apart: one member after the other, whose activations stay in the caches; training and compilation go this way.
 
 Where the classifier looks at the first tokens only (a class token), the last layer computes keys and values
 for all tokens and everything else for those few.
@@ -28,9 +27,10 @@ from hydrasurgeon.anatomy.layers import Hidden, after_attention, run_block
 from hydrasurgeon.anatomy.parts import Anatomy, Stack
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
 from hydrasurgeon.runtime.shared_heads import SharedHeads, captured, same
-from hydrasurgeon.runtime.stacked import Biases, Layer, Stacked
 
 Mode = Literal["auto", "stacked", "apart"]
+Biases = Sequence[Tensor | None]
+"""One for each member: paddings are alike, tuned tables of relative positions are not."""
 
 # Numbers in one member's hidden states (batch × token × embed) from which it fills the device, so that stacking only
 # costs copies. The CPU's comes from benchmarks/modes.py, run on two cores; the other is a guess.
@@ -84,7 +84,6 @@ class Hydra(nn.Module):
         # How many leading tokens each layer must hand on; None: all of them.
         self._tokens: list[int | None] = [None] * len(self._parting)
         self._tokens[-1:] = [anatomies[0].reads] * len(self._tokens[-1:])
-        self._layers = [Layer(*layer) for layer in zip(self._parting, self._tokens, strict=True)]
         self._union = SharedHeads.where(stacks[trunk]) if self._one_embed and self._parting else None
         self._grouped: Grouped | None = None
         self._can_group = True
@@ -144,10 +143,10 @@ class Hydra(nn.Module):
         # The gathered rows of the union are no parameters: training and what records it go the plain way.
         union = None if torch.is_grad_enabled() or captured() else self._union
         first = None if union is None else union(parted[0], biases[0], self._tokens[0])
-        if grouped is not None:
-            attended = None if first is None else torch.stack(first)
-            return self._read(grouped(torch.stack(parted), biases[0], attended), biases)
-        return (self._stacked if self._stacks(parted[0]) else self._apart)(parted, biases, first)
+        if grouped is None:
+            return self._apart(parted, biases, first)
+        attended = None if first is None else torch.stack(first)
+        return self._read(grouped(torch.stack(parted), biases[0], attended), biases)
 
     def _stacks(self, hidden: Hidden) -> bool:
         if self.mode != "auto":
@@ -168,19 +167,9 @@ class Hydra(nn.Module):
             logits.append(anatomy.readout(Stack(hidden, biases[i])))
         return torch.stack(logits, dim=1)
 
-    def _stacked(
-        self, parted: Sequence[Hidden], biases: Biases, first: Sequence[Hidden] | None
+    def _read(
+        self, stacked: Float[Tensor, "member batch token embed"], biases: Biases
     ) -> Float[Tensor, "batch member klass"]:
-        """All members layer by layer."""
-        stacked = torch.stack(list(parted))
-        attended = None if first is None else torch.stack(list(first))
-        for layer in self._layers:
-            if attended is None:
-                attended = layer.attention(stacked, biases)
-            stacked, attended = after_attention(layer, stacked, attended), None
-        return self._read(stacked, biases)
-
-    def _read(self, stacked: Stacked, biases: Biases) -> Float[Tensor, "batch member klass"]:
         members = len(self.anatomies)
         if self._one_readout:
             bias = biases[0]

@@ -3,7 +3,7 @@ repair."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -14,7 +14,6 @@ from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.heads import Kept, positions, take_heads
 from hydrasurgeon.runtime.classifier import assign
-from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import device_of, dtype_of, to_weights
 
 if TYPE_CHECKING:
@@ -46,16 +45,6 @@ class LoadedBackbone:
         module = self._empty(kept)
         assign(module, parameters, self.checkpoint.path)
         return module.to(device=self.device, dtype=self.dtype).eval()
-
-    def lean(self, kept: Kept, repaired: Mapping[str, Raw] | None = None) -> Hydra:
-        """The same, run as hydras run their members; logits are [batch, 1, class]."""
-        module = self.module(kept, repaired)
-        return Hydra([module], self.checkpoint.family.anatomy, mode="apart").eval()
-
-    def hydra(self, kepts: Sequence[Kept], *, trunk: int) -> Hydra:
-        """Members that keep these heads, `trunk` leading layers of which are equal, run as one."""
-        modules = [self.module(kept) for kept in kepts]
-        return Hydra(modules, self.checkpoint.family.anatomy, trunk=trunk).eval()
 
     def _cuts(self, kept: Kept) -> dict[str, nn.Parameter]:
         """The tensors that lose heads."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hydrasurgeon.anatomy.layers import Hidden, layer_bias, merge, placed, silent, split_heads
-from hydrasurgeon.anatomy.parts import Attention, Block
+from hydrasurgeon.anatomy.parts import Block
 from hydrasurgeon.anatomy.projections import Biased
 from hydrasurgeon.heads import HeadAxis, positions, take_heads
 
@@ -22,18 +22,11 @@ class SharedHeads:
 
     def __init__(self, blocks: Sequence[Block], heads: Sequence[int]) -> None:
         self.norm = blocks[0].norm1 if blocks[0].prenorm else nn.Identity()
-        self.sites = sites = [block.attention for block in blocks]
+        self.sites = [block.attention for block in blocks]
         self.heads = heads
-        self.owner = {head: site for site in reversed(sites) for head in site.heads}
-        self._sources = [
-            (part._parameters, name)
-            for site in sites
-            for part in site.project
-            for name, p in part.named_parameters(recurse=False)
-        ]
-        self._sources += [
-            place for site in sites for part in site.project if isinstance(part, Biased) for place in part.places
-        ]
+        projections = [part for site in self.sites for part in site.project]
+        self._sources = [(p._parameters, name) for p in projections for name, _ in p.named_parameters(recurse=False)]
+        self._sources += [place for p in projections if isinstance(p, Biased) for place in p.places]
         self._known: tuple[Watch, _Gathered | None] | None = None
 
     @classmethod
@@ -84,44 +77,32 @@ class SharedHeads:
 
     def _gather(self) -> _Gathered | None:
         """Rows of the union, and where each member's heads are among them."""
-        if not all(
-            torch.equal(_rows(site, part, site.heads), _rows_of(self, part, site.heads))
-            for site in self.sites
-            for part in _head_parameters(site)
-        ):
-            return None
-        device = self.sites[0].out.weight.device
-        products = [
-            (
-                _rows_of(self, (i, "weight"), self.heads),
-                None if project.bias is None else _rows_of(self, (i, "bias"), self.heads),
-            )
-            for i, project in enumerate(self.sites[0].project)
-        ]
-        rows = [torch.tensor(positions(self.heads, s.heads), device=device) for s in self.sites]
-        return products, rows
+        first, head_dim = self.sites[0], self.sites[0].head_dim
+        spec = HeadAxis(axis=0, blocks=3 if len(first.project) == 1 else 1)
+        owners = {head: site for site in reversed(self.sites) for head in site.heads}
+        places = [positions(self.heads, site.heads) for site in self.sites]
 
+        def union(i: int, name: str) -> Tensor:
+            """The rows of one q/k/v parameter, each head's taken from the first member that keeps it."""
+            each = [
+                take_heads(getattr(site.project[i], name), [site.heads.index(head)], spec=spec, head_dim=head_dim)
+                for head in self.heads
+                for site in (owners[head],)
+            ]
+            return torch.cat([rows.unflatten(0, (spec.blocks, -1)) for rows in each], dim=1).flatten(0, 1)
 
-def _head_parameters(site: Attention) -> list[tuple[int, str]]:
-    names = ("weight", "bias")
-    return [(i, n) for i, p in enumerate(site.project) for n in names if getattr(p, n) is not None]
-
-
-def _rows(site: Attention, part: tuple[int, str], heads: Sequence[int]) -> Tensor:
-    """The rows of one q/k/v parameter that belong to `heads`."""
-    index, name = part
-    spec = HeadAxis(axis=0, blocks=3 if len(site.project) == 1 else 1)
-    parameter: Tensor = getattr(site.project[index], name)
-    return take_heads(parameter, positions(site.heads, heads), spec=spec, head_dim=site.head_dim)
-
-
-def _rows_of(union: SharedHeads, part: tuple[int, str], heads: Sequence[int]) -> Tensor:
-    """The same rows, each head's taken from the first member that keeps it."""
-    blocks = 3 if len(union.sites[0].project) == 1 else 1
-    each = [_rows(union.owner[h], part, [h]).unflatten(0, (blocks, -1)) for h in heads]
-    if not each:
-        return _rows(union.sites[0], part, [])
-    return torch.cat(each, dim=1).flatten(0, 1)
+        products: list[tuple[Tensor, Tensor | None]] = []
+        for i, project in enumerate(first.project):
+            weight, bias = union(i, "weight"), None if project.bias is None else union(i, "bias")
+            for site, at in zip(self.sites, places, strict=True):
+                mine = site.project[i]
+                for rows, parameter in ((weight, mine.weight), (bias, mine.bias)):
+                    if rows is None or parameter is None:
+                        continue
+                    if not torch.equal(take_heads(rows, at, spec=spec, head_dim=head_dim), parameter):
+                        return None
+            products.append((weight, bias))
+        return products, [torch.tensor(at, device=first.out.weight.device) for at in places]
 
 
 def same(parts: Sequence[Sequence[nn.Module | nn.Parameter]]) -> bool:

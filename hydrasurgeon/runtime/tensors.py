@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.tensors import Planned, spoiled, whole
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 TORCH = {
     "F64": torch.float64,
@@ -26,8 +23,6 @@ TORCH = {
     "BOOL": torch.bool,
 }
 """The dtypes of safetensors that tensors are read as here."""
-
-
 SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 """The same, the other way."""
 

@@ -195,7 +195,7 @@ def settled(model: Classifier) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         module = model.module
         if isinstance(module, Hydra) and module.mode == "auto":
-            module.mode = "stacked"
+            module.mode = "apart"
             stack.callback(setattr, module, "mode", "auto")
         parts: Iterable[Any] = module.modules()
         for part in parts:

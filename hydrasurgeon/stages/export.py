@@ -36,7 +36,7 @@ class Export:
     checked: Compared | None = None
     """Without int8: the model's and the file's answers on the data of `--check`."""
     notes: tuple[str, ...] = ()
-    """What was assumed of the checkpoint, or contradicts it."""
+    """What was assumed of the checkpoint."""
 
 
 @stage(ExportOptions)

@@ -30,7 +30,7 @@ class Scored:
     manifest: Manifest
     method: str
     notes: tuple[str, ...] = ()
-    """What was assumed of the checkpoint, or contradicts it."""
+    """What was assumed of the checkpoint."""
 
     @property
     def result(self) -> Score:

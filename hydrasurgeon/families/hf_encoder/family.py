@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -35,7 +34,7 @@ from hydrasurgeon.families.hf_encoder.companions import (
 )
 from hydrasurgeon.families.hf_encoder.configs import UNCLASSIFIED, Encoder, Facts, ImageEncoder, TextEncoder
 from hydrasurgeon.families.hf_encoder.standalone import deciding
-from hydrasurgeon.families.settings import Images, Texts, contradictions, known, parse
+from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
 if TYPE_CHECKING:
@@ -208,18 +207,6 @@ class HFEncoder(Family):
                 json.dumps(processor(parse(Images, model.preprocess, "model.preprocess")), indent=2) + "\n"
             )
         return texts
-
-    def contradicted(self, manifest: Manifest, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        model = manifest.model
-        # With defaults: transformers writes all fields, and those who edit a file may add one.
-        settings = self.config(model).model_dump(mode="json", by_alias=True, exclude={*UNCLASSIFIED})
-        differing = contradictions(settings, stock(config))
-        with contextlib.suppress(CheckpointError):  # names that are none contradict nothing
-            facts = parse(Facts, known(Facts, config), "config.json")
-            labels = _labels(facts, model.num_classes)
-            if labels is not None and labels != model.labels:
-                differing["id2label"] = (model.labels, labels)
-        return differing
 
     def usage(self, manifest: Manifest) -> Usage:
         task = "text-classification" if _reads_text(manifest.model) else "image-classification"

@@ -189,12 +189,6 @@ class TimmViT(Family):
             config["model_args"] = {**config["model_args"], "backbone": model.arch}  # read by nothing, for people
         return {"config.json": json.dumps(config, indent=2) + "\n"}
 
-    def contradicted(self, manifest: Manifest, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        differing = super().contradicted(manifest, config)
-        # timm leaves there how many classes the weights had that training began with.
-        differing.pop("pretrained_cfg.num_classes", None)
-        return differing
-
     def usage(self, manifest: Manifest) -> Usage:
         return Usage(library="timm", task="image-classification", code=USAGE)
 
