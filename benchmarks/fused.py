@@ -24,7 +24,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.families import family_of
-from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.measuring.cost import launches, macs, parameters
 from hydrasurgeon.measuring.timing import InTurn, interleaved, machine, peak_bytes
 from hydrasurgeon.runtime.classifier import Classifier
@@ -77,7 +77,7 @@ def perturb(path: Path, *, first: int, seed: int) -> None:
             tensor = to_tensor(raw, info.dtype)
             noise = 1e-3 * torch.randn(tensor.shape, generator=generator)
             raw = to_raw(tensor + noise)[0]
-        return Planned(name, info.dtype, info.shape, lambda: whole(raw))
+        return Planned(name, info.dtype, info.shape, lambda: [raw])
 
     plans = [planned(name) for name in opened.tensors]
     save(path, plans, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))

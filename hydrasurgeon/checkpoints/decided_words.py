@@ -44,7 +44,7 @@ def decision_lines(decision: Decision) -> list[str]:
 
 def cascade_lines(cascade: Cascade, ood_score: str) -> list[str]:
     """The cascade in words: who answers first, who goes on, at what cost and loss."""
-    first, gate = cascade.order[: cascade.first], cascade.gate
+    first, gate = cascade.order[: cascade.steps[0]], cascade.gate
     who = f"member {first[0]}" if len(first) == 1 else f"members {first[0]} and {first[1]}"
     score = GATES.get(gate.score, ood_score)
     bounds = [f"from {gate.low:.4g}"] if gate.low is not None else []

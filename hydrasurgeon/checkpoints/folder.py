@@ -20,7 +20,7 @@ from hydrasurgeon.families.base import WEIGHTS, Bare, Family
 from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.foreign import parse_json, read_json, read_text
 from hydrasurgeon.files.header import MAX_HEADER
-from hydrasurgeon.files.shards import INDEX, MAX_SHARDS
+from hydrasurgeon.files.shards import INDEX
 from hydrasurgeon.files.tensors import TensorFile
 
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
@@ -147,8 +147,6 @@ def _shards(index: Path) -> list[TensorFile]:
                 hint="The index was not written by a library of models: do not use it.",
             )
     names = sorted(set(homes.values()))
-    if len(names) > MAX_SHARDS:
-        raise CheckpointError(f"{index}: names more than {MAX_SHARDS} files")
     missing = next((name for name in names if not present(index.parent / name)), None)
     if missing is not None:
         raise CheckpointError(f"{index.parent}: shard {missing} is missing")

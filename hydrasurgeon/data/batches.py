@@ -6,13 +6,14 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hydrasurgeon.data.samples import Samples
 from hydrasurgeon.errors import DataError
@@ -67,7 +68,6 @@ class Batches:
     ) -> None:
         self.samples = samples
         self.skipped: list[str] = []
-        batch_size = batch_size_of(batch_size)
         reads = getattr(transform, "kind", "image")
         if reads != samples.kind:
             raise DataError(
@@ -76,16 +76,15 @@ class Batches:
             )
         collate = collate or getattr(transform, "collate", None)
         order = range(len(samples)) if order is None else order
-        if workers is None and samples.kind == "text":
-            workers = 0  # a tokenizer is faster than the way to another process
-        if workers is None:
-            workers = 0 if len(order) < FEW else max(1, min(os.cpu_count() or 1, 8) - 1)
+        if workers is None:  # a tokenizer is faster than the way to another process
+            few = samples.kind == "text" or len(order) < FEW
+            workers = 0 if few else max(1, min(os.cpu_count() or 1, 8) - 1)
         self._loader: DataLoader[Any] = DataLoader(
             _Prepared(samples, transform, skip_bad, augment_seed),
-            batch_size=batch_size,
+            batch_size=batch_size_of(batch_size),
             sampler=[int(i) for i in order],
             num_workers=workers,
-            collate_fn=_Collate(collate or default_collate, samples.labels is not None),
+            collate_fn=partial(_collated, collate=collate or default_collate, labelled=samples.labels is not None),
             drop_last=drop_last,
             # The loader draws a seed for its workers, which must not move the caller's random numbers.
             generator=torch.Generator().manual_seed(0),
@@ -141,9 +140,6 @@ class _Prepared(Dataset[Any]):
     def _prepare(self, raw: Any, i: int) -> Any:
         if self.augment_seed is None:
             return self.transform(raw)
-        if get_worker_info() is not None:
-            self._seed(i)
-            return self.transform(raw)
         # In the caller's own process its random numbers must not notice.
         saved = torch.get_rng_state(), random.getstate(), np.random.get_state()
         self._seed(i)
@@ -162,15 +158,14 @@ class _Prepared(Dataset[Any]):
         np.random.seed(seed)
 
 
-class _Collate:
-    def __init__(self, collate: Callable[[list[Any]], Any], labelled: bool) -> None:
-        self.collate, self.labelled = collate, labelled
-
-    def __call__(self, items: list[Any]) -> tuple[Batch | None, list[tuple[str, str | None, bool]]]:
-        failures = [item for item in items if isinstance(item[0], str)]
-        good = [item for item in items if not isinstance(item[0], str)]
-        if not good:
-            return None, failures
-        index = torch.tensor([i for i, _, _ in good])
-        labels = torch.tensor([label for _, label, _ in good]) if self.labelled else None
-        return Batch(self.collate([inputs for _, _, inputs in good]), labels, index), failures
+def _collated(
+    items: list[Any], *, collate: Callable[[list[Any]], Any], labelled: bool
+) -> tuple[Batch | None, list[tuple[str, str | None, bool]]]:
+    """The samples that could be read as a batch, and why others could not."""
+    failures = [item for item in items if isinstance(item[0], str)]
+    good = [item for item in items if not isinstance(item[0], str)]
+    if not good:
+        return None, failures
+    index = torch.tensor([i for i, _, _ in good])
+    labels = torch.tensor([label for _, label, _ in good]) if labelled else None
+    return Batch(collate([inputs for _, _, inputs in good]), labels, index), failures

@@ -99,7 +99,7 @@ def read_torchvision(spec: str, rest: str, carried: Collection[str] = ()) -> Sam
         classes = class_names(spec, [c if isinstance(c, str) else ", ".join(c) for c in classes])
     images = getattr(loaded, "data", None)
     if images is None or len(images) != len(loaded):
-        return Rows(spec, _First(loaded), "image", labels, classes)
+        return Rows(spec, loaded, "image", labels, classes)
     array = np.asarray(images)
     if array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[-1] not in (1, 3):
         array = array.transpose(0, 2, 3, 1)
@@ -121,16 +121,3 @@ def _loaded(spec: str, make: Any, split: str) -> Any:
     raise DataError(
         f"{spec}: cannot be loaded ({why})", hint=f"Place it below {root} (HYDRASURGEON_DATA), or connect once."
     )
-
-
-class _First:
-    """The pictures of a data set of (picture, label) pairs."""
-
-    def __init__(self, pairs: Any) -> None:
-        self.pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.pairs[i][0]

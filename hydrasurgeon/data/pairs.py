@@ -22,7 +22,7 @@ from hydrasurgeon.data.sources import is_there
 from hydrasurgeon.data.tables import CAPTIONS, READERS, Table, read_table
 from hydrasurgeon.data.tables import IMAGES as IMAGE_COLUMNS
 from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.files.foreign import open_regular, portable
+from hydrasurgeon.files.foreign import open_regular, portable, readable, utf8
 
 KINDS = "shards (a.tar, shards-{000..003}.tar, 'shards-*.tar', a folder of them), .parquet, .jsonl or .csv"
 """What image–text pairs can be, in words."""
@@ -37,13 +37,8 @@ RANGE = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
 def open_pairs(spec: str, *, limit: int | None = None, seed: int = 0) -> Samples:
     """Pairs behind a spec; with `limit` a seeded random subset of them."""
     path = Path(spec)
-    samples: Samples
-    if path.suffix in READERS:
-        if not is_there(path):
-            raise DataError(f"{spec}: no such file")
-        samples = _captioned(read_table(spec, path))
-    else:
-        samples = Shards(spec, _shards(spec, path))
+    table = path.suffix in READERS and is_there(path)
+    samples = _captioned(read_table(spec, path)) if table else Shards(spec, _shards(spec, path))
     if not len(samples):
         raise DataError(f"{spec}: holds no image–text pairs")
     samples.spec = portable(spec)
@@ -61,17 +56,17 @@ def _shards(spec: str, path: Path) -> list[Path]:
     else:
         names = sorted(glob.glob(spec))
     shards = []
-    for name in names:
-        if Path(name).suffix != ".tar":
+    for shard in map(Path, names):
+        if shard.suffix not in (".tar", *READERS):
             raise DataError(
-                f"{name}: not image–text pairs",
+                f"{shard}: not image–text pairs",
                 hint=f"Pairs are {KINDS}. A compressed shard must be unpacked to .tar first.",
             )
-        if not is_there(Path(name)):
-            raise DataError(f"{name}: no such file")
-        shards.append(Path(name))
-    if not shards:
-        raise DataError(f"{spec}: no such image–text pairs", hint=f"Pairs are {KINDS}.")
+        shards.append(shard)
+        if not is_there(shard):
+            break
+    if not shards or not is_there(shards[-1]):
+        raise DataError(f"{shards[-1] if shards else spec}: no such image–text pairs", hint=f"Pairs are {KINDS}.")
     return shards
 
 
@@ -96,25 +91,16 @@ class Shards(Samples):
     def read(self, i: int) -> tuple[Image.Image, str]:
         where = f"{self.paths[self.where[i, 0]]}, pair {i}"
         image = decode(self._bytes(*self.where[i, [0, 1, 2]]), where)
-        try:
-            return image, self._bytes(*self.where[i, [0, 3, 4]]).decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{where}: the caption is not UTF-8",
-                hint="Mend or remove it, or give --skip-bad to leave such pairs out.",
-            ) from error
+        return image, utf8(self._bytes(*self.where[i, [0, 3, 4]]), f"{where}, caption", DataError)
 
     def content(self, i: int) -> bytes:
         """The caption, and the size of the image: shards are too large to be read once more for a hash."""
         return int(self.where[i, 2]).to_bytes(8, "little") + self._bytes(*self.where[i, [0, 3, 4]])
 
     def _bytes(self, shard: int, at: int, size: int) -> bytes:
-        try:
-            with self.paths[shard].open("rb") as file:
-                file.seek(at)
-                return file.read(size)
-        except OSError as error:
-            raise DataError(f"{self.paths[shard]}: cannot be read ({error.strerror})") from error
+        with readable(self.paths[shard], DataError), self.paths[shard].open("rb") as file:
+            file.seek(at)
+            return file.read(size)
 
 
 def _members(path: Path) -> list[tuple[int, int, int, int]]:

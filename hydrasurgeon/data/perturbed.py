@@ -9,18 +9,18 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from hydrasurgeon.data.samples import Changed, Decoded, Samples
+from hydrasurgeon.data.samples import Decoded, Samples, Subset
 
 # Tiles along each side of an image.
 TILES = 3
 
 
-class Perturbed(Changed):
+class Perturbed(Subset):
     """Every sample of another set, perturbed; without labels."""
 
     def __init__(self, parent: Samples, seed: int = 0) -> None:
-        super().__init__(parent, f"{parent.spec}, perturbed", None)
-        self.seed = seed
+        super().__init__(parent, None)
+        self.spec, self.seed = f"{parent.spec}, perturbed", seed
 
     def read(self, i: int) -> Decoded:
         random = np.random.default_rng((self.seed, i))

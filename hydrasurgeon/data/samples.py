@@ -164,7 +164,7 @@ class Rows(Samples):
     def read(self, i: int) -> Decoded:
         if self.kind == "text":
             return self._text(i)
-        value = self.column[i]
+        value = self._value(i)
         if isinstance(value, Image.Image):
             return plain(value)
         return decode(self.content(i), f"{self.spec}, row {i}")
@@ -172,7 +172,7 @@ class Rows(Samples):
     def content(self, i: int) -> bytes:
         if self.kind == "text":
             return self._text(i).encode()
-        value = self.column[i]
+        value = self._value(i)
         if isinstance(value, Mapping):
             value = value["bytes"] if value.get("bytes") is not None else value.get("path")
         if isinstance(value, str) and value:
@@ -182,6 +182,10 @@ class Rows(Samples):
         if isinstance(value, Image.Image):
             return value.mode.encode() + value.tobytes()
         raise DataError(f"{self.spec}, row {i}: holds {type(value).__name__}, not an image")
+
+    def _value(self, i: int) -> Any:
+        value = self.column[i]
+        return value[0] if isinstance(value, tuple) else value  # torchvision's picture and class
 
     def _text(self, i: int) -> str:
         value = self.column[i]
@@ -194,29 +198,13 @@ class Rows(Samples):
         return value
 
 
-class Changed(Samples):
-    """Every sample of another set, changed as it is read."""
+class Subset(Samples):
+    """Some samples of another set, possibly with other labels; base of those that are changed as they are read."""
 
-    def __init__(self, parent: Samples, spec: str, labels: Labels | None) -> None:
-        super().__init__(spec, labels, parent.classes)
-        self.parent, self.kind = parent, parent.kind
-
-    def __len__(self) -> int:
-        return len(self.parent)
-
-    def name(self, i: int) -> str | int:
-        return self.parent.name(i)
-
-    def content(self, i: int) -> bytes:
-        return self.parent.content(i)
-
-
-class Subset(Changed):
-    """Some samples of another set, possibly with other labels."""
-
-    def __init__(self, parent: Samples, index: NDArray[np.int64], labels: Labels | None) -> None:
-        super().__init__(parent, parent.spec, labels)
-        self.index, self.columns = index, parent.columns
+    def __init__(self, parent: Samples, labels: Labels | None, index: NDArray[np.int64] | None = None) -> None:
+        super().__init__(parent.spec, labels, parent.classes)
+        self.parent, self.kind, self.columns = parent, parent.kind, parent.columns
+        self.index: Sequence[int] | NDArray[np.int64] = range(len(parent)) if index is None else index
 
     def __len__(self) -> int:
         return len(self.index)
@@ -241,7 +229,7 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
     if limit < 1:
         raise DataError(f"--limit {limit}: must be at least 1")
     chosen = np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit])
-    return Subset(samples, chosen, samples.labels[chosen] if samples.labels is not None else None)
+    return Subset(samples, samples.labels[chosen] if samples.labels is not None else None, chosen)
 
 
 def fit_classes(samples: Samples, model: Model) -> Samples:
@@ -256,6 +244,6 @@ def fit_classes(samples: Samples, model: Model) -> Samples:
             hint="Give a column or array called label(s), or class folders; a label of -1 stands for none.",
         )
     numbers, classes, note = matched(samples.spec, samples.labels, samples.classes, model)
-    fitted = Subset(samples, np.arange(len(samples)), numbers)
+    fitted = Subset(samples, numbers)
     fitted.classes, fitted.note = classes, note
     return fitted

@@ -18,9 +18,9 @@ from hydrasurgeon.data.images import pixels
 from hydrasurgeon.data.labels import class_names, class_numbers
 from hydrasurgeon.data.libraries import read_hub, read_torchvision
 from hydrasurgeon.data.samples import Arrays, Files, Samples, fit_classes, limited
-from hydrasurgeon.data.tables import opened, read_table, rows
+from hydrasurgeon.data.tables import read_table, rows
 from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.files.foreign import portable, read_text
+from hydrasurgeon.files.foreign import open_regular, portable, read_text, readable
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
 
@@ -46,16 +46,16 @@ def open_data(
     """
     scheme, _, rest = spec.partition(":")
     path = Path(spec.partition("@")[0])
+    exists = is_there(path)
     if scheme in SCHEMES and not is_there(Path(spec)):
         samples = SCHEMES[scheme](spec, rest, carried)
-    elif is_there(path) and path.is_dir():
+    elif exists and path.is_dir():
         samples = _folder(spec, path)
-    elif path.suffix in SUFFIXES:
-        if not is_there(path):
-            raise DataError(f"{spec}: no such file{_near(path)}")
+    elif exists and path.suffix in SUFFIXES:
         samples = SUFFIXES[path.suffix](spec, path, carried)
     else:
-        raise DataError(f"{spec}: no such data{_near(path)}", hint=f"Data is {KINDS}.")
+        what, hint = ("file", None) if path.suffix in SUFFIXES else ("data", f"Data is {KINDS}.")
+        raise DataError(f"{spec}: no such {what}{_near(path)}", hint=hint)
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = portable(spec)
@@ -66,12 +66,11 @@ def open_data(
 def is_there(path: Path) -> bool:
     """Whether the path leads to anything; DataError where that cannot be told."""
     try:
-        str(path).encode()
-        return path.exists()
+        with readable(path, DataError):
+            str(path).encode()
+            return path.exists()
     except UnicodeEncodeError as error:
         raise DataError(f"{str(path)!r}: is not UTF-8", hint="Rename it, or link to it.") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _near(path: Path) -> str:
@@ -84,15 +83,13 @@ def _near(path: Path) -> str:
 
 def _folder(spec: str, path: Path) -> Samples:
     """Class folders, or a flat folder of unlabelled images. Links to folders are followed at the top only."""
-    try:
+    with readable(path, DataError):
         entries = sorted(path.iterdir())
         names = [p.name for p in entries if p.is_dir() and not p.name.startswith(".")]
         if not names:
             return Files(spec, [p for p in entries if p.suffix.lower() in IMAGES])
         classes = class_names(spec, names)
         images = [(file, i) for i, name in enumerate(classes) for file in _images_in(path / name)]
-    except OSError as error:
-        raise DataError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
     numbers = np.array([label for _, label in images], dtype=np.int64)
     return Files(spec, [file for file, _ in images], numbers, classes)
 
@@ -162,14 +159,13 @@ def _demo(spec: str, rest: str, carried: Collection[str]) -> Samples:
 
 
 def _npz(spec: str, path: Path, carried: Collection[str]) -> Samples:
-    with opened(path) as file:
+    with open_regular(path, error=DataError) as file:
         return _arrays(spec, file)
 
 
 def _arrays(spec: str, file: IO[bytes]) -> Arrays:
     """`images`, and `labels` and `classes` where they are there; nothing is unpickled, other arrays are left alone."""
     arrays: dict[str, NDArray[Any]] = {}
-    name = ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of dtypes spelt as numpy no longer does
@@ -178,18 +174,14 @@ def _arrays(spec: str, file: IO[bytes]) -> Arrays:
                 arrays[name] = np.asarray(archive[name])
         names = arrays["classes"].tolist() if "classes" in arrays else None
     except Exception as error:  # numpy and zipfile raise whatever damaged bytes lead them to
-        raise DataError(
-            f"{spec}: not a readable .npz file ({': '.join(filter(None, (name, reason(error))))})"
-        ) from error
+        raise DataError(f"{spec}: not a readable .npz file ({reason(error)})") from error
     if "images" not in arrays:
         listed = ", ".join(sorted(archive.files)[:10]) or "nothing"
         raise DataError(f"{spec}: has no array 'images' (found: {listed})")
-    images = pixels(spec, arrays["images"])
-    labels = arrays.get("labels")
-    if labels is not None and (labels.shape != (len(images),) or labels.dtype.kind not in "iu"):
-        raise DataError(f"{spec}: labels must be {len(images)} integers, found {labels.dtype} {labels.shape}")
-    if names is not None and (arrays["classes"].ndim != 1):
-        raise DataError(f"{spec}: classes must be a list of names, found shape {arrays['classes'].shape}")
+    images, labels = pixels(spec, arrays["images"]), arrays.get("labels")
+    numbered = labels is None or (labels.shape == (len(images),) and labels.dtype.kind in "iu")
+    if not numbered or (names is not None and arrays["classes"].ndim != 1):
+        raise DataError(f"{spec}: labels must be {len(images)} integers, and classes a list of names")
     return Arrays(
         spec,
         images,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -13,7 +12,7 @@ from typing import IO, Any, Literal
 from hydrasurgeon.data.labels import class_names, labels_of
 from hydrasurgeon.data.samples import Rows
 from hydrasurgeon.errors import DataError, reason
-from hydrasurgeon.files.foreign import open_regular, parse_json
+from hydrasurgeon.files.foreign import open_regular, parse_json, utf8
 
 IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
@@ -55,16 +54,9 @@ class Table:
         return DataError(f"{self.spec}: needs {what} (found: {shown}{', …' if len(self.names) > 20 else ''})")
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A regular file, buffered."""
-    with open_regular(path, error=DataError) as raw, io.BufferedReader(raw) as file:
-        yield file
-
-
 def read_table(spec: str, path: Path, carried: Collection[str] = ()) -> Table:
     """The columns that samples are made of, and those that are `carried` along where they are there."""
-    with opened(path) as file:
+    with open_regular(path, error=DataError) as file:
         return READERS[path.suffix](spec, file, path.parent, COLUMNS | {*carried})
 
 
@@ -125,10 +117,7 @@ def _csv(spec: str, file: IO[bytes], root: Path, wanted: Collection[str]) -> Tab
 def _text(spec: str, file: IO[bytes]) -> Iterator[str]:
     """The lines of a UTF-8 file, without a byte order mark."""
     for number, line in enumerate(file, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{spec}, line {number}: is not UTF-8 text") from error
+        yield utf8(line.removeprefix(BOM_UTF8) if number == 1 else line, f"{spec}, line {number}", DataError)
 
 
 def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:

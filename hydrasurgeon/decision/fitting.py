@@ -26,7 +26,7 @@ from hydrasurgeon.decision.scores.on_logits import ON_LOGITS
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.temperature import calibrated, fit_joint, nll_of, temperature_of
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import FITTED, Decision, Joint, Ood
+from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision, Joint, Ood
 
 # Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest standardises and chooses.
 SHARE = 0.8
@@ -178,7 +178,7 @@ def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
     """What the record says of a fit: its members, the width of the features, and how many are kept."""
     if fitted is None:
         return {}
-    parts, first = FITTED[fitted.kind].parts, fitted.fits[0]
+    parts, first = FITTED[fitted.kind][1], fitted.fits[0]
     sizes = {dim: n for part, dims in parts.items() for dim, n in zip(dims.split(), first[part].shape, strict=True)}
     return {"width": sizes["width"], "size": sizes.get("size"), "members": fitted.standards}
 
@@ -267,8 +267,8 @@ def _ood(
     candidates: dict[str, EnsembleScore | None] = {
         kind: None for kind in ON_LOGITS if kind != "mi" or held.logits.shape[1] > 1
     }
-    for kind, about in FITTED.items():
-        if evidence is None or (about.zero_shot and not zero_shot):
+    for kind in FITTED:
+        if evidence is None or (kind in ZERO_SHOT and not zero_shot):
             continue
         try:
             candidates[kind] = _fit(kind, evidence, held)

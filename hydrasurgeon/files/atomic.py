@@ -69,8 +69,7 @@ def hold(path: Path, *, option: str) -> None:
 
 
 def named(out: str | Path) -> tuple[Path, bool]:
-    """`-o` as a path with its suffix, and whether it is a folder: a text that ends in a slash, or a folder that is
-    there; a `Path` has no slash."""
+    """`-o` as a path with its suffix, and whether it is a folder: a text that ends in a slash, or one that is there."""
     path, text = Path(out), str(out)
     folder = text.endswith(("/", os.sep)) or os.path.isdir(path)
     if folder and path.suffix == SUFFIX:
@@ -83,14 +82,9 @@ def named(out: str | Path) -> tuple[Path, bool]:
 def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
     """`-o` as a path: NAME.safetensors, NAME (suffix added) or a directory; claimed, refused when it exists."""
     path, folder = named(out)
-    link, path = path, real(path)
+    path = real(path)
     if folder and (_within(Path(), path) or os.path.ismount(path)):
         raise OutputError(f"-o {out}: this folder cannot be replaced as a whole", hint="Name a new folder.")
-    if not folder and os.path.exists(sidecar(link)) and real(sidecar(link)) != sidecar(path):
-        raise OutputError(
-            f"{sidecar(link)}: lies beside a link, where it would belong to other weights",
-            hint=f"Delete it: the manifest lies beside {path}.",
-        )
     beside = () if folder else (sidecar(path),)
     return claim(path, *beside, option="-o", force=force, inputs=inputs, folder=folder)
 
@@ -103,20 +97,16 @@ def output_file(path: str | Path, *, option: str, force: bool, inputs: Iterable[
 def claim(
     path: Path, *beside: Path, option: str, force: bool, inputs: Iterable[object] = (), folder: bool = False
 ) -> Path:
-    """Check that `path`, and what will lie beside it, can be written, and keep others from writing it.
-
-    Its folder is there, it is no input of the command, and it takes nobody's place without `force`.
-    """
+    """Keep others from writing `path` and what will lie beside it; refused where that is an input, or is there."""
     places = (path, *beside)
     check_folder(path)
     sources = [source for argument in inputs for source in _named(argument)]
     for place in places:
-        _check_kind(place, option, folder=folder)
-        for source in sources if os.path.exists(place) else ():
-            if os.path.samefile(place, source) or _within(place, source) or _within(source, place):
-                raise OutputError(
-                    f"{option} {place}: {source} is an input of this command", hint=f"Give another {option}."
-                )
+        wrong = _other_kind(place, folder=folder)
+        if wrong is None and os.path.exists(place):
+            wrong = next((f"{s} is an input of this command" for s in sources if _overlap(place, s)), None)
+        if wrong is not None:
+            raise OutputError(f"{option} {place}: {wrong}", hint=f"Give another {option}.")
     hold(path, option=option)
     sweep(*places)
     taken = next((place for place in places if _is_taken(place)), None)
@@ -145,13 +135,19 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path)) if leads_on else path
 
 
-def _check_kind(place: Path, option: str, *, folder: bool) -> None:
-    """Refuse what a file or a folder cannot take the place of: pipes, devices, each other."""
+def _other_kind(place: Path, *, folder: bool) -> str | None:
+    """Why a file or a folder cannot take this place: pipes, devices, each other."""
     with contextlib.suppress(OSError, ValueError):
         mode = place.stat().st_mode
-        if folder != stat.S_ISDIR(mode) or not (folder or stat.S_ISREG(mode)):
-            what = "not a directory" if folder else "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise OutputError(f"{option} {place}: is {what}", hint=f"Give another {option}.")
+        if folder and not stat.S_ISDIR(mode):
+            return "is not a directory"
+        if not folder and not stat.S_ISREG(mode):
+            return "is a directory" if stat.S_ISDIR(mode) else "is not a regular file"
+    return None
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return os.path.samefile(one, other) or _within(one, other) or _within(other, one)
 
 
 def _within(path: Path, folder: Path) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -32,31 +31,22 @@ ROUNDING = 1e-9
 """How far a cost may be from what its parts and the share make of it: rounding, no more."""
 
 
-@dataclass(frozen=True)
-class FittedScore:
-    """An OOD score that is fitted on features."""
-
-    home: str
-    """`module:name`: `fit_name` and `score_name` in `hydrasurgeon/decision/scores/module.py`."""
-    parts: Mapping[str, str]
-    """The tensors that one member's fit consists of, and their dimensions: width, size, classes."""
-    zero_shot: bool = False
-    """Whether it is for zero-shot classifiers alone."""
-
-
 GAUSSIAN = {"centre": "width", "factor": "width width", "means": "classes width"}
 """What distances to class means need: whitened class means."""
-FITTED: dict[str, FittedScore] = {
-    "mds": FittedScore("gaussian:mds", GAUSSIAN),
-    "rmds": FittedScore("gaussian:rmds", {**GAUSSIAN, "background": "width width"}),
-    "maha++": FittedScore("gaussian:directions", GAUSSIAN),
-    "vim": FittedScore("subspace:vim", {"origin": "width", "rest": "width size", "alpha": ""}),
-    "residual": FittedScore("subspace:residual", {"origin": "width", "rest": "width size"}),
-    "knn": FittedScore("neighbours:knn", {"bank": "size width"}),
-    "nci": FittedScore("angles:nci", {"mean": "width", "weight": "classes width"}),
-    "mcm": FittedScore("angles:mcm", {"classes": "classes width"}, zero_shot=True),
+FITTED: dict[str, tuple[str, Mapping[str, str]]] = {
+    "mds": ("gaussian:mds", GAUSSIAN),
+    "rmds": ("gaussian:rmds", {**GAUSSIAN, "background": "width width"}),
+    "maha++": ("gaussian:directions", GAUSSIAN),
+    "vim": ("subspace:vim", {"origin": "width", "rest": "width size", "alpha": ""}),
+    "residual": ("subspace:residual", {"origin": "width", "rest": "width size"}),
+    "knn": ("neighbours:knn", {"bank": "size width"}),
+    "nci": ("angles:nci", {"mean": "width", "weight": "classes width"}),
+    "mcm": ("angles:mcm", {"classes": "classes width"}),
 }
-"""Scores that are fitted on features; a new one is a file in decision/scores and a line here."""
+"""Scores that are fitted on features: `module:name` of `fit_name` and `score_name` in decision/scores, and the tensors
+of one member's fit with their dimensions; a new one is a file there and a line here."""
+ZERO_SHOT = ("mcm",)
+"""Fitted scores that are for zero-shot classifiers alone."""
 OF_LOGITS = ("msp", "entropy", "energy", "max-logit", "mi", "gen")
 """Scores that are functions of the logits alone."""
 SCORES = (*OF_LOGITS, *FITTED)
@@ -64,8 +54,7 @@ SCORES = (*OF_LOGITS, *FITTED)
 
 
 def _score(name: str) -> str:
-    if name not in SCORES:
-        raise ValueError(f"{name[:40]}: no such OOD score")
+    must((name in SCORES, f"{name[:40]}: no such OOD score"))
     return name
 
 
@@ -78,9 +67,16 @@ Member = Annotated[int, Field(ge=0, lt=MAX_MEMBERS)]
 
 
 class Record(BaseModel):
-    """A part of the decision state."""
+    """A part of a manifest."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+def must(*claims: tuple[bool, str]) -> None:
+    """ValueError with the words of the first claim that does not hold."""
+    for holds, otherwise in claims:
+        if not holds:
+            raise ValueError(otherwise)
 
 
 class Joint(Record):
@@ -107,8 +103,7 @@ class Conformal(Record):
 
     @model_validator(mode="after")
     def _penalised(self) -> Conformal:
-        if (self.method == "raps") != (self.penalty is not None):
-            raise ValueError("a penalty belongs to raps")
+        must(((self.method == "raps") == (self.penalty is not None), "a penalty belongs to raps"))
         return self
 
 
@@ -150,11 +145,15 @@ class Ood(Record):
 
     @model_validator(mode="after")
     def _whole(self) -> Ood:
-        parts = FITTED[self.score].parts if self.score in FITTED else {}
-        if bool(parts) != (self.width is not None) or bool(parts) != bool(self.members):
-            raise ValueError(f"{self.score}: width and members belong to a score that is fitted")
-        if any("size" in dims for dims in parts.values()) != (self.size is not None):
-            raise ValueError(f"{self.score}: a size belongs to knn, vim and residual")
+        _, parts = FITTED.get(self.score, ("", {}))
+        sized = any("size" in dims for dims in parts.values())
+        must(
+            (
+                bool(parts) == (self.width is not None) == bool(self.members),
+                f"{self.score}: width and members belong to a score that is fitted",
+            ),
+            (sized == (self.size is not None), f"{self.score}: a size belongs to knn, vim and residual"),
+        )
         return self
 
 
@@ -168,19 +167,14 @@ class Gate(Record):
 
     @model_validator(mode="after")
     def _window(self) -> Gate:
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"a window from {self.low:g} to {self.high:g}")
+        ordered = self.low is None or self.high is None or self.low <= self.high
+        must((ordered, f"a window from {self.low} to {self.high}"))
         return self
 
     @property
     def everything(self) -> bool:
         """Whether every row goes on, whatever its score: the hydra itself then answers."""
         return self.low is None and self.high is None
-
-    @property
-    def needs_features(self) -> bool:
-        """Whether it looks at a score that may be fitted on features."""
-        return self.score == "ood"
 
 
 class CascadeCost(Record):
@@ -204,8 +198,7 @@ class Drop(Record):
 
     @model_validator(mode="after")
     def _ordered(self) -> Drop:
-        if self.low > self.high:
-            raise ValueError(f"an interval from {self.low:g} to {self.high:g}")
+        must((self.low <= self.high, f"an interval from {self.low:g} to {self.high:g}"))
         return self
 
 
@@ -235,41 +228,42 @@ class Cascade(Record):
     """Whether every interval lies below `max_drop`."""
 
     @property
-    def first(self) -> int:
-        """How many members answer every row."""
-        return self.steps[0]
-
-    @property
     def starters(self) -> tuple[int, ...]:
         """The members that answer every row."""
-        return self.order[: self.first]
+        return self.order[: self.steps[0]]
 
     @property
     def followers(self) -> tuple[int, ...]:
         """The members that answer what goes on."""
-        return self.order[self.first :]
+        return self.order[self.steps[0] :]
 
     @model_validator(mode="after")
     def _whole(self) -> Cascade:
-        if sorted(self.order) != list(range(len(self.order))):
-            raise ValueError(f"order: names not each of {len(self.order)} members once")
         first, last = self.steps
-        if not 1 <= first <= min(MOST_FIRST, len(self.order) - 1) or last != len(self.order):
-            raise ValueError(f"steps: {first} and {last} of {len(self.order)} members")
-        if (self.gate.score == "disagreement") != (first == 2):
-            raise ValueError("gate: disagreement is that of the first two members")
-        if self.shares[0] != 1 or (self.gate.everything and self.shares[1] != 1):
-            raise ValueError("shares: every row comes to the first step, and passes a gate without bounds")
         expected = self.cost.first + self.shares[1] * self.cost.rest
-        if not math.isclose(self.cost.expected, expected, rel_tol=ROUNDING):
-            raise ValueError(f"cost: expected is {self.cost.expected:g}, its parts make {expected:g}")
-        if (self.max_drop is None) == (self.budget is None):
-            raise ValueError("either max_drop or budget says what was wanted")
-        if set(self.drops) != {"accuracy", "auroc", "fpr95", "cov5"}:
-            raise ValueError("drops: of accuracy, auroc, fpr95 and cov5")
         kept = self.max_drop is not None and all(d.high <= self.max_drop for d in self.drops.values())
-        if self.certified != kept:
-            raise ValueError("certified: says other than the intervals of the drops")
+        must(
+            (sorted(self.order) == list(range(len(self.order))), f"order: not each of {len(self.order)} members once"),
+            (
+                1 <= first <= min(MOST_FIRST, len(self.order) - 1) and last == len(self.order),
+                f"steps: {first} and {last} of {len(self.order)} members",
+            ),
+            (
+                (self.gate.score == "disagreement") == (first == 2),
+                "gate: disagreement is that of the first two members",
+            ),
+            (
+                self.shares[0] == 1 and (not self.gate.everything or self.shares[1] == 1),
+                "shares: every row comes to the first step, and passes a gate without bounds",
+            ),
+            (
+                math.isclose(self.cost.expected, expected, rel_tol=ROUNDING),
+                f"cost: expected is {self.cost.expected:g}, its parts make {expected:g}",
+            ),
+            ((self.max_drop is None) != (self.budget is None), "either max_drop or budget says what was wanted"),
+            (set(self.drops) == {"accuracy", "auroc", "fpr95", "cov5"}, "drops: of accuracy, auroc, fpr95 and cov5"),
+            (self.certified == kept, "certified: says other than the intervals of the drops"),
+        )
         return self
 
 
@@ -294,21 +288,19 @@ class Decision(Record):
     @model_validator(mode="after")
     def _same_promises(self) -> Decision:
         """The cascade promises what the hydra does: other thresholds, for other answers."""
-        if self.cascade is None:
-            return self
-        whole, part = self.conformal, self.cascade.conformal
-        if (whole.method, whole.coverage) != (part.method, part.coverage):
-            raise ValueError("cascade: promises other prediction sets than the hydra")
-        risks = [None if a is None else (a.risk, a.delta) for a in (self.abstain, self.cascade.abstain)]
-        if risks[0] != risks[1]:
-            raise ValueError("cascade: promises another risk than the hydra")
+        if self.cascade is not None:
+            sets = [(each.conformal.method, each.conformal.coverage) for each in (self, self.cascade)]
+            risks = [None if a is None else (a.risk, a.delta) for a in (self.abstain, self.cascade.abstain)]
+            must(
+                (sets[0] == sets[1], "cascade: promises other prediction sets than the hydra"),
+                (risks[0] == risks[1], "cascade: promises another risk than the hydra"),
+            )
         return self
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Files without a cascade say nothing of one."""
-        absent = ("cascade",) if self.cascade is None else ()
-        return {name: value for name, value in handler(self).items() if name not in absent}
+        return {name: value for name, value in handler(self).items() if name != "cascade" or value is not None}
 
 
 def stored_name(member: int, part: str) -> str:
@@ -318,8 +310,7 @@ def stored_name(member: int, part: str) -> str:
 def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the state's tensors."""
     ood = decision.ood
-    if ood.score not in FITTED:
-        return {}
+    _, parts = FITTED.get(ood.score, ("", {}))
     sizes = {"width": ood.width or 0, "size": ood.size or 0, "classes": classes}
-    shapes = {part: tuple(sizes[d] for d in dims.split()) for part, dims in FITTED[ood.score].parts.items()}
+    shapes = {part: tuple(sizes[d] for d in dims.split()) for part, dims in parts.items()}
     return {stored_name(member, part): shape for member in range(len(ood.members)) for part, shape in shapes.items()}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
-from io import FileIO
+from collections.abc import Iterator, Sequence
+from io import BufferedReader
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,38 +26,39 @@ UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 Error = type[HydraError]
 
 
-def open_regular(path: Path, *, error: Error = CheckpointError) -> FileIO:
-    """The file open for reading, unbuffered; pipes, devices and directories are refused without waiting for them."""
+@contextlib.contextmanager
+def readable(path: Path, error: Error = CheckpointError) -> Iterator[None]:
+    """What the system refuses within the block, as one message that names the file."""
     try:
-        # Opening a pipe that nobody writes to would wait for ever.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        yield
     except OSError as failure:
-        raise error(f"{path}: cannot be read ({failure.strerror})") from failure
+        raise error(f"{failure.filename or path}: cannot be read ({failure.strerror})") from failure
+
+
+def open_regular(path: Path, *, error: Error = CheckpointError) -> BufferedReader:
+    """The file open for reading; pipes, devices and directories are refused without waiting for them."""
+    try:
+        with readable(path, error):
+            # Opening a pipe that nobody writes to would wait for ever.
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except ValueError as failure:  # a NUL character in the name
         raise error(f"{str(path)!r}: is not a file's name") from failure
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise error(f"{path}: is not a regular file")
-    return FileIO(handle)
+    return os.fdopen(handle, "rb")
 
 
 def read_bytes(path: Path, *, most: int, error: Error = CheckpointError) -> bytes:
     """The whole file, if it has at most `most` bytes."""
-    with open_regular(path, error=error) as file:
-        try:
-            # One more than allowed: what the file says of its size may be out of date.
-            content = bytearray()
-            while chunk := file.read(min(1 << 20, most + 1 - len(content))):
-                content += chunk
-        except OSError as failure:
-            raise error(f"{path}: cannot be read ({failure.strerror})") from failure
-    if len(content) > most:
-        raise error(f"{path}: is too large; at most {most:,} bytes are read")
-    return bytes(content)
+    with open_regular(path, error=error) as file, readable(path, error):
+        content = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
+    _check_size(content, str(path), most, error)
+    return content
 
 
 def read_text(path: Path, *, most: int, error: Error = CheckpointError) -> str:
-    return _utf8(read_bytes(path, most=most, error=error), str(path), error)
+    return utf8(read_bytes(path, most=most, error=error), str(path), error)
 
 
 def read_json(path: Path, *, most: int, error: Error = CheckpointError) -> Any:
@@ -68,9 +71,8 @@ def parse_json(content: bytes | str, where: str, *, most: int, error: Error = Ch
     Stricter than the standard library: UTF-8, no key twice, no NaN or Infinity, no lone surrogates, and no more bytes
     and nesting than the bounds.
     """
-    if len(content) > most:
-        raise error(f"{where}: is too large; at most {most:,} bytes are read")
-    text = content if isinstance(content, str) else _utf8(content, where, error)
+    _check_size(content, where, most, error)
+    text = content if isinstance(content, str) else utf8(content, where, error)
     if not text.strip():
         raise error(f"{where}: is empty")
     try:
@@ -88,7 +90,12 @@ def parse_json(content: bytes | str, where: str, *, most: int, error: Error = Ch
     return value
 
 
-def _utf8(content: bytes, where: str, error: Error) -> str:
+def _check_size(content: bytes | str, where: str, most: int, error: Error) -> None:
+    if len(content) > most:
+        raise error(f"{where}: is too large; at most {most:,} bytes are read")
+
+
+def utf8(content: bytes, where: str, error: Error) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as failure:
@@ -98,12 +105,9 @@ def _utf8(content: bytes, where: str, error: Error) -> str:
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [part for each in level for part in _parts(each)]
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = list(chain.from_iterable(inner))
     return bool(level)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,16 +17,12 @@ from typing import IO, Any
 
 from hydrasurgeon.files.atomic import not_written, replacing, write_text
 from hydrasurgeon.files.foreign import parse_json
-from hydrasurgeon.files.resumable import Resumable, Work, there
+from hydrasurgeon.files.resumable import Resumable, there
 
 # Rows of a parquet file's group: what is in memory at once.
 GROUP = 10_000
 # Bytes of what a file of lines says of itself.
 MAX_HEAD = 64 << 20
-
-
-class _Partial(Resumable):
-    work = Work("prediction", "hydrasurgeon.rows", 1)
 
 
 class Growing:
@@ -36,7 +32,7 @@ class Growing:
         """`identity` must be the same for lines that are gone on with; they come in steps of so many."""
         self.place = place
         self.partial = place.with_name(f"{place.name}.partial")
-        self._state = _Partial(self.partial, identity)
+        self._state = Resumable(self.partial, identity, ("prediction", "hydrasurgeon.rows/1"))
         self.done = 0
         with self._writing():
             if there(self.partial) and not force:

@@ -11,12 +11,11 @@ import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.foreign import parse_json
+from hydrasurgeon.files.foreign import parse_json, readable
 
 ITEMSIZE = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
@@ -55,32 +54,21 @@ class TensorInfo:
         return replace(self, name=name, shape=shape)
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a file says of itself: texts for whoever reads it, and where each tensor lies."""
-
-    metadata: dict[str, str]
-    infos: dict[str, TensorInfo]
-
-
-def read_header(file: FileIO, path: Path) -> Header:
-    """The header of an open file; CheckpointError for whatever the format does not allow."""
+def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    """The metadata and tensors of an open file; CheckpointError for whatever the format does not allow."""
     size = os.fstat(file.fileno()).st_size
-    prefix = file.read(8)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER + 1
-    if length > MAX_HEADER:
-        raise CheckpointError(f"{path}: not a safetensors file (no header where one must be)", hint=ONLY)
-    if 8 + length > size:
+    with readable(path):
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER + 1
+        content = file.read(min(length, size)) if length <= MAX_HEADER else b""
+    if length <= MAX_HEADER and 8 + length > size:
         raise CheckpointError(
             f"{path}: the header should be {length} bytes long, but the file ends after {size}",
             hint="The file is truncated or not safetensors: copy or convert it again.",
         )
-    content = bytearray()
-    while len(content) < length and (chunk := file.read(length - len(content))):
-        content += chunk
     if not content.startswith(b"{"):
         raise CheckpointError(f"{path}: not a safetensors file (no header where one must be)", hint=ONLY)
-    entries = parse_json(bytes(content), f"{path} (safetensors header)", most=MAX_HEADER)
+    entries = parse_json(content, f"{path} (safetensors header)", most=MAX_HEADER)
     try:
         metadata = entries.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
@@ -93,7 +81,7 @@ def read_header(file: FileIO, path: Path) -> Header:
     except ValueError as error:
         raise CheckpointError(f"{path}: the safetensors header is damaged ({error})", hint=ONLY) from error
     _check_layout(infos.values(), 8 + length, size, path)
-    return Header(metadata, infos)
+    return metadata, infos
 
 
 def _info(name: str, entry: Any, data: int) -> TensorInfo:
@@ -116,14 +104,16 @@ def _naturals(values: Any) -> bool:
 
 def _check_layout(infos: Iterable[TensorInfo], at: int, size: int, path: Path) -> None:
     """The tensors cover the file's rest, one behind the other."""
+    wrong, hint = None, ONLY
     for info in sorted(infos, key=lambda info: (info.start, info.nbytes)):
         if info.start + info.nbytes > size:
-            raise CheckpointError(
-                f"{path}: tensor {info.name} lies beyond the end of the file ({size} bytes)", hint=TRUNCATED
-            )
-        if info.start != at:
-            what = "overlaps the one before" if info.start < at else "has a gap before it"
-            raise CheckpointError(f"{path}: tensor {info.name} {what}", hint=ONLY)
+            wrong, hint = f"tensor {info.name} lies beyond the end of the file ({size} bytes)", TRUNCATED
+        elif info.start != at:
+            wrong = f"tensor {info.name} " + ("overlaps the one before" if info.start < at else "has a gap before it")
+        if wrong is not None:
+            break
         at += info.nbytes
-    if at != size:
-        raise CheckpointError(f"{path}: {size - at} bytes behind the last tensor belong to none", hint=ONLY)
+    if wrong is None and at != size:
+        wrong = f"{size - at} bytes behind the last tensor belong to none"
+    if wrong is not None:
+        raise CheckpointError(f"{path}: {wrong}", hint=hint)

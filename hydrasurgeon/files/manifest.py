@@ -7,19 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import Decision, Record, must
 from hydrasurgeon.files.foreign import parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 
@@ -45,7 +36,7 @@ FAMILY_NAMES = ["timm", "transformers", "open_clip"]
 """The families that a model may be of: the format's own, and those that `families.register` adds."""
 
 
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
+def _json(record: dict[str, Any]) -> dict[str, Any]:
     """A record of JSON values, finite ones."""
     try:
         json.dumps(record, allow_nan=False)
@@ -55,16 +46,14 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("must not hold control characters")
+    must((text.isprintable(), "must not hold control characters"))
     return text
 
 
 def _family(name: object) -> str:
-    if not isinstance(name, str) or name not in FAMILY_NAMES:
-        *others, last = map(repr, FAMILY_NAMES)
-        raise ValueError(f"Input should be {', '.join(others)} or {last}")
-    return name
+    *others, last = map(repr, FAMILY_NAMES)
+    must((name in FAMILY_NAMES, f"Input should be {', '.join(others)} or {last}"))
+    return str(name)
 
 
 FamilyName = Annotated[str, PlainValidator(_family), WithJsonSchema({"enum": list(FAMILY_NAMES), "type": "string"})]
@@ -77,28 +66,24 @@ Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_print
 Text = Annotated[str, Field(max_length=10_000)]
 TowerName = Annotated[str, Field(pattern="^(vision|text)$")]
 Rows = tuple[tuple[Index, ...], ...]
-Json = Annotated[dict[str, Any], AfterValidator(_plain)]
+Json = Annotated[dict[str, Any], AfterValidator(_json)]
 """JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it needs."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
-
-
-class Model(_Record):
+class Model(Record):
     """What the family's library must be told to build the model before anything was pruned."""
 
     family: FamilyName
     arch: Name
-    config: Json = {}
+    config: Json = Field(default={})
     num_classes: int = Field(ge=0, le=MAX_CLASSES)
     labels: tuple[Text, ...] | None = None
-    preprocess: Json = {}
+    preprocess: Json = Field(default={})
 
     @model_validator(mode="after")
     def _as_many_labels_as_classes(self) -> Model:
-        if self.labels is not None and len(self.labels) != self.num_classes:
-            raise ValueError(f"{len(self.labels)} labels for {self.num_classes} classes")
+        count = len(self.labels or ())
+        must((self.labels is None or count == self.num_classes, f"{count} labels for {self.num_classes} classes"))
         return self
 
     @property
@@ -107,7 +92,7 @@ class Model(_Record):
         return "zero_shot" in self.config
 
 
-class Tower(_Record):
+class Tower(Record):
     """Sizes of one stack of layers, as they were before pruning."""
 
     layers: Count
@@ -116,7 +101,7 @@ class Tower(_Record):
     dim: Width
 
 
-class DataRecord(_Record):
+class DataRecord(Record):
     """Data a step has seen: rows and content, not where it lay."""
 
     spec: Text
@@ -124,60 +109,61 @@ class DataRecord(_Record):
     sha256: Sha256
 
 
-class Score(_Record):
+class Score(Record):
     """One criterion's verdict: a number per head, or the order in which heads go."""
 
     values: dict[TowerName, tuple[tuple[float, ...], ...]] | None = None
     """tower → [layer][head]; higher = keep; heads that were already gone score 0."""
     order: tuple[tuple[TowerName, Index, Index], ...] | None = None
     trace: tuple[float, ...] | None = None
-    settings: Json = {}
+    settings: Json = Field(default={})
     data: tuple[DataRecord, ...] = ()
 
     @model_validator(mode="after")
     def _says_something(self) -> Score:
-        if self.values == {} or (self.values is None and self.order is None):
-            raise ValueError("a score needs values or an order")
-        if self.trace is not None and len(self.trace) != len(self.order or ()):
-            raise ValueError(f"a trace of {len(self.trace)} for an order of {len(self.order or ())}")
+        order, trace = len(self.order or ()), len(self.trace or ())
+        must(
+            (bool(self.values) or (self.values is None and self.order is not None), "a score needs values or an order"),
+            (self.trace is None or trace == order, f"a trace of {trace} for an order of {order}"),
+        )
         return self
 
 
-class Member(_Record):
+class Member(Record):
     """One member inside a hydra."""
 
     kept: dict[TowerName, Rows]
     sha256: Sha256
 
 
-class Fusion(_Record):
+class Fusion(Record):
     mlp: Literal["average", "separate"]
     trunk: int = Field(ge=0, le=MAX_COUNT)
 
 
-class Input(_Record):
+class Input(Record):
     name: Text
     sha256: Sha256
 
 
-class Step(_Record):
+class Step(Record):
     """One command that helped to make this checkpoint."""
 
     command: Name
-    args: Json = {}
+    args: Json = Field(default={})
     inputs: tuple[Input, ...] = ()
     output: Sha256 | None = None
-    """What the weights that it wrote hash to; absent in files of older versions."""
+    """What the weights that it wrote hash to."""
     data: tuple[DataRecord, ...] = ()
     seed: Seed | None = None
-    versions: dict[Name, Name] = {}
+    versions: dict[Name, Name] = Field(default={})
 
     def wrote(self, sha256: str) -> Step:
         """The entry, once the hash of the weights that the step wrote is there."""
         return self.model_copy(update={"output": sha256})
 
 
-class _Manifest(_Record):
+class _Manifest(Record):
     """The whole manifest; `kept` for a backbone or member, `members` and `fusion` for a hydra."""
 
     model_config = ConfigDict(title="Manifest")
@@ -187,7 +173,7 @@ class _Manifest(_Record):
     model: Model
     towers: dict[TowerName, Tower] = Field(min_length=1)
     kept: dict[TowerName, Rows] | None = None
-    scores: dict[Name, Score] = {}
+    scores: dict[Name, Score] = Field(default={})
     members: tuple[Member, ...] | None = Field(default=None, min_length=2, max_length=MAX_COUNT)
     fusion: Fusion | None = None
     weights_sha256: Sha256
@@ -198,24 +184,22 @@ class _Manifest(_Record):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.kind == "hydra":
-            if self.members is None or self.fusion is None or self.kept is not None:
-                raise ValueError("a hydra needs members and a fusion record, and no kept heads")
-            layers = next(iter(self.towers.values())).layers
-            if self.fusion.trunk > layers:
-                raise ValueError(f"a trunk of {self.fusion.trunk} layers, the tower has {layers}")
-            selections = [member.kept for member in self.members]
+            members, fusion = self.members or (), self.fusion
+            whole = bool(members) and fusion is not None and self.kept is None
+            must((whole, "a hydra needs members and a fusion record, and no kept heads"))
+            layers, trunk = next(iter(self.towers.values())).layers, 0 if fusion is None else fusion.trunk
+            must((trunk <= layers, f"a trunk of {trunk} layers, the tower has {layers}"))
+            selections = [member.kept for member in members]
         else:
-            if self.kept is None or self.members is not None or self.fusion is not None:
-                raise ValueError(f"a {self.kind} needs kept heads, and no members")
-            selections = [self.kept]
+            single = self.kept is not None and self.members is None and self.fusion is None
+            must((single, f"a {self.kind} needs kept heads, and no members"))
+            selections = [self.kept or {}]
         for kept in selections:
             _check_kept(kept, self.towers)
         if self.decision is not None:
             _check_decision(self.decision, len(selections), self.history)
-        if self.kind == "backbone" and any(
-            len(row) != self.towers[tower].heads for tower, rows in (self.kept or {}).items() for row in rows
-        ):
-            raise ValueError("a backbone keeps all its heads")
+        cut = any(len(row) != self.towers[t].heads for t, rows in (self.kept or {}).items() for row in rows)
+        must((self.kind != "backbone" or not cut, "a backbone keeps all its heads"))
         for name, score in self.scores.items():
             _check_score(name, score, self.towers)
         return self
@@ -276,48 +260,43 @@ ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
 def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None:
-    if set(kept) != set(towers):
-        raise ValueError(f"kept heads speak of towers {sorted(kept)}, the model has {sorted(towers)}")
+    must((set(kept) == set(towers), f"kept heads speak of towers {sorted(kept)}, the model has {sorted(towers)}"))
     for name, rows in kept.items():
-        tower = towers[name]
-        if len(rows) != tower.layers:
-            raise ValueError(f"{name}: kept heads for {len(rows)} layers, the tower has {tower.layers}")
+        layers, heads = towers[name].layers, towers[name].heads
+        must((len(rows) == layers, f"{name}: kept heads for {len(rows)} layers, the tower has {layers}"))
         for layer, row in enumerate(rows):
-            if list(row) != sorted(set(row)) or any(head >= tower.heads for head in row):
-                raise ValueError(f"{name} layer {layer}: {list(row)} are not sorted heads below {tower.heads}")
+            holds = list(row) == sorted(set(row)) and all(head < heads for head in row)
+            must((holds, f"{name} layer {layer}: {list(row)} are not sorted heads below {heads}"))
 
 
 def _check_decision(decision: Decision, members: int, history: tuple[Step, ...]) -> None:
     """The state is of these members, and a step says what it was fitted to."""
-    standards = decision.ood.members
-    if standards and len(standards) != members:
-        raise ValueError(f"decision: an OOD score of {len(standards)} members, there are {members}")
-    cascade = decision.cascade
-    if cascade is not None and len(cascade.order) != members:
-        raise ValueError(f"decision: a cascade of {len(cascade.order)} members, there are {members}")
+    standards, cascade = len(decision.ood.members), decision.cascade
+    order = members if cascade is None else len(cascade.order)
     made = [entry for entry in history if entry.command == "calibrate"]
-    if not made or len(made[-1].inputs) != 1:
-        raise ValueError("decision: the history has no calibrate that it comes from")
+    must(
+        (standards in (0, members), f"decision: an OOD score of {standards} members, there are {members}"),
+        (order == members, f"decision: a cascade of {order} members, there are {members}"),
+        (bool(made) and len(made[-1].inputs) == 1, "decision: the history has no calibrate that it comes from"),
+    )
 
 
 def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
     """A score speaks of heads that the model has."""
     for tower, rows in (score.values or {}).items():
         sizes = {len(row) for row in rows}
-        if tower not in towers or len(rows) != towers[tower].layers or sizes != {towers[tower].heads}:
-            raise ValueError(f"score {name}: {tower} has no value for every head of the model")
+        whole = tower in towers and len(rows) == towers[tower].layers and sizes == {towers[tower].heads}
+        must((whole, f"score {name}: {tower} has no value for every head of the model"))
     order = score.order or ()
-    if len(set(order)) != len(order):
-        raise ValueError(f"score {name}: the order names a head twice")
+    must((len(set(order)) == len(order), f"score {name}: the order names a head twice"))
     for tower, layer, head in order:
-        if tower not in towers or layer >= towers[tower].layers or head >= towers[tower].heads:
-            raise ValueError(f"score {name}: the model has no head {tower} {layer} {head}")
+        exists = tower in towers and layer < towers[tower].layers and head < towers[tower].heads
+        must((exists, f"score {name}: the model has no head {tower} {layer} {head}"))
 
 
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
     """A manifest from JSON; `where` names the source in the error."""
-    content = text.encode() if isinstance(text, str) else text
-    raw = parse_json(content, where, most=MAX_BYTES, error=ManifestError)
+    raw = parse_json(text, where, most=MAX_BYTES, error=ManifestError)
     version = raw.get("format") if isinstance(raw, dict) else None
     if version != FORMAT:
         newer = str(version).startswith("hydrasurgeon.manifest/")
@@ -328,7 +307,7 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
     try:
         # From the text: in Python's own values a list could not be told from a tuple, which strict types do.
         record = HydraManifest if raw.get("kind") == "hydra" else SingleManifest
-        return record.model_validate_json(content, strict=True)
+        return record.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise ManifestError(f"{where}: {first_mistake(error)}") from error
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,51 +28,45 @@ FORMAT = "hydrasurgeon.state"
 """The text by which a state is told from other files."""
 TEXTS = {FORMAT, "identity", "position", "sha256"}
 """All that the header of a state holds."""
-DONE = "The output is written, and the state of no more use: delete it."
-"""What to do where a state is still there after its work."""
 HEAD_BYTES = 200
 """A state says within its first bytes what it is."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """A kind of work that goes on where it was interrupted."""
-
-    name: str
-    format: str
-    """What its states call themselves, without the version."""
-    version: int
+Work = tuple[str, str]
+"""What a kind of work is called, and what its states call themselves: NAME/VERSION."""
 
 
 @dataclass(frozen=True)
 class Resumable:
     """The file of one interrupted work; what it holds besides the texts is up to each kind."""
 
-    work: ClassVar[Work]
-
     path: Path
     identity: Mapping[str, Any]
     """What must be the same for the file to be of use: weights, data, arguments, device."""
+    work: Work
 
     def texts(self, position: Mapping[str, Any], weights: str = "") -> dict[str, str]:
         """What the file says; `weights` is the hash of its tensors."""
-        texts = {
-            FORMAT: f"{self.work.format}/{self.work.version}",
-            "identity": json.dumps(self.identity, sort_keys=True),
-            "position": json.dumps(position),
-        }
+        identity = json.dumps(self.identity, sort_keys=True)
+        texts = {FORMAT: self.work[1], "identity": identity, "position": json.dumps(position)}
         return {**texts, "sha256": content_hash(texts, weights)}
 
     def position(self, texts: Any, weights: str = "", *, most: int) -> Any:
         """Where the work stood; ValueError for a record that is not whole, UsageError for one of other work."""
         if not isinstance(texts, dict) or texts.keys() != TEXTS or not all(isinstance(t, str) for t in texts.values()):
             raise ValueError("it does not say what a state says")
-        expected = f"{self.work.format}/{self.work.version}"
-        if texts[FORMAT] != expected:
-            raise ValueError(f"its format is {texts[FORMAT][:60]!r}; this version reads {expected}")
+        if texts[FORMAT] != self.work[1]:
+            raise ValueError(f"its format is {texts[FORMAT][:60]!r}; this version reads {self.work[1]}")
         if texts["sha256"] != content_hash({k: v for k, v in texts.items() if k != "sha256"}, weights):
             raise ValueError("its content does not match its own hash")
-        self._check_same(parse_json(texts["identity"], "identity", most=most))
+        before = parse_json(texts["identity"], "identity", most=most)
+        if not isinstance(before, dict):
+            raise ValueError("its identity is no record")
+        differing = _differences(before, json.loads(json.dumps(self.identity)))
+        if differing:
+            more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+            raise UsageError(
+                f"{self.path}: an interrupted {self.work[0]} with another {', '.join(differing[:5])}{more}",
+                hint=f"Repeat the command that was interrupted. {self.remedy}",
+            )
         return parse_json(texts["position"], "position", most=most)
 
     @contextlib.contextmanager
@@ -83,7 +77,7 @@ class Resumable:
         except (CheckpointError, ValueError) as error:
             why = first_mistake(error) if isinstance(error, ValidationError) else str(error)
             raise CheckpointError(
-                f"{self.path}: the state of an interrupted {self.work.name} is damaged "
+                f"{self.path}: the state of an interrupted {self.work[0]} is damaged "
                 f"({why.removeprefix(f'{self.path}: ')[:300]})",
                 hint=self.remedy,
             ) from error
@@ -91,26 +85,10 @@ class Resumable:
     @property
     def remedy(self) -> str:
         """How the work starts over."""
-        return f"Delete {self.path.name}: the {self.work.name} then starts over."
+        return f"Delete {self.path.name}: the {self.work[0]} then starts over."
 
-    def _check_same(self, recorded: Any) -> None:
-        if not isinstance(recorded, dict):
-            raise ValueError("its identity is no record")
-        before, now = _flat(recorded), _flat(json.loads(json.dumps(self.identity)))
-        differing = [
-            f"{name[:60]} ({_short(before.get(name))}, now {_short(now.get(name))})"
-            for name in {**now, **before}
-            if (name in before, before.get(name)) != (name in now, now.get(name))
-        ]
-        if differing:
-            more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-            raise UsageError(
-                f"{self.path}: an interrupted {self.work.name} with another {', '.join(differing[:5])}{more}",
-                hint=f"Repeat the command that was interrupted. {self.remedy}",
-            )
-
-    def clear(self, *, next: str = DONE) -> None:
-        clear(self.path, self.work, next=next)
+    def clear(self) -> None:
+        clear(self.path, self.work)
 
 
 def there(path: Path) -> bool:
@@ -119,17 +97,11 @@ def there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def clear(path: Path, work: Work, *, next: str = DONE) -> None:
-    """A state is of no use once its work is done; a file of another kind stays. `next` is what to do where it cannot
-    go."""
-    if not _is_state(path, work):
-        return
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{path}: the state of the {work.name} cannot be removed ({error.strerror or error})", hint=next
-        ) from error
+def clear(path: Path, work: Work) -> None:
+    """Remove a state, which is of no use once its work is done; a file of another kind stays."""
+    if _is_state(path, work):
+        with contextlib.suppress(OSError):  # the next command then says that it is there
+            path.unlink()
 
 
 def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:
@@ -137,18 +109,13 @@ def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:
     if not there(path):
         return False
     if not _is_state(path, work):
-        if resume:
-            raise CheckpointError(
-                f"{path}: is no state of an interrupted {work.name}, or a damaged one",
-                hint=f"Move it away or delete it: the {work.name} then starts over.",
-            )
-        raise OutputError(
-            f"{path}: is no state of an interrupted {work.name}, and would stand where one is kept",
+        raise (CheckpointError if resume else OutputError)(
+            f"{path}: is no state of an interrupted {work[0]}, and lies where one is kept",
             hint="Move it away, or give another -o.",
         )
     if not (resume or force):
         raise OutputError(
-            f"{path}: an interrupted {work.name} left its state",
+            f"{path}: an interrupted {work[0]} left its state",
             hint="Continue it with --resume, or start over with --force.",
         )
     return True
@@ -157,7 +124,7 @@ def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:
 def _is_state(path: Path, work: Work) -> bool:
     """Whether work of this kind, of any version, wrote this file."""
     with contextlib.suppress(CheckpointError, OSError), open_regular(path) as file:
-        return f'"{work.format}/'.encode() in file.read(HEAD_BYTES)
+        return f'"{work[1].partition("/")[0]}/'.encode() in file.read(HEAD_BYTES)
     return False
 
 
@@ -170,15 +137,15 @@ def content_hash(texts: Mapping[str, str], weights: str) -> str:
     return total.hexdigest()
 
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """What lies within records and lists by its place, so that a difference is named and not shown as a whole."""
-    parts = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
-    if not parts:
-        return {name: value} if name else {}
-    flat: dict[str, Any] = {}
-    for key, part in parts.items():
-        flat |= _flat(part, f"{name}.{key}" if name else str(key))
-    return flat
+def _differences(before: Any, now: Any, name: str = "") -> list[str]:
+    """The places within records and lists where two identities differ, with what is there."""
+    if before == now:
+        return []
+    if type(before) is type(now) and isinstance(now, dict | list):
+        a, b = (each if isinstance(each, dict) else dict(enumerate(each)) for each in (before, now))
+        places = [(key, f"{name}.{key}" if name else str(key)) for key in {**b, **a}]
+        return [line for key, place in places for line in _differences(a.get(key), b.get(key), place)]
+    return [f"{name[:60]} ({_short(before)}, now {_short(now)})"]
 
 
 def _short(value: Any) -> str:

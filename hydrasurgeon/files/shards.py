@@ -13,8 +13,6 @@ from hydrasurgeon.files.tensors import Entry, Planned, write_tensors
 
 INDEX = ".index.json"
 """Ending of the file that says which tensor lies in which of several files."""
-# Files that one model is cut into; the largest published ones have some 200.
-MAX_SHARDS = 1000
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 """What a size may be given in, and the bytes of each."""
 SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([KMG]?i?B)?", re.IGNORECASE)
@@ -30,15 +28,6 @@ def parse_size(text: str) -> int:
     return size
 
 
-def check_count(count: int) -> None:
-    """Refuse a size that would cut weights into more files than one model may have."""
-    if count > MAX_SHARDS:
-        raise UsageError(
-            f"--max-shard-size: {count:,} files would be needed; at most {MAX_SHARDS} are read",
-            hint="Give a larger size.",
-        )
-
-
 def write_shards(
     weights: Path,
     planned: Sequence[Planned],
@@ -49,8 +38,7 @@ def write_shards(
 ) -> None:
     """The files that stand for `weights`, each of at most `most` bytes of tensors or of a single one.
 
-    The first carries the metadata, which knows the hash of all, `others` in files beside them too: so it is written
-    last.
+    The first carries the metadata, which knows the hash of all and of `others`: so it is written last.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 
@@ -66,7 +54,6 @@ def write_shards(
     if len(names) == 1:
         write_tensors(weights, planned, metadata, others=others)
         return
-    check_count(len(names))
     shards = [[plans[name] for name in tensors] for tensors in cut.filename_to_tensors.values()]
     written = [*others]
     for name, shard in list(zip(names, shards, strict=True))[1:]:

@@ -11,16 +11,16 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from io import FileIO
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.foreign import open_regular
-from hydrasurgeon.files.header import ITEMSIZE, MAX_HEADER, TensorInfo, read_header
+from hydrasurgeon.files.foreign import open_regular, readable
+from hydrasurgeon.files.header import ITEMSIZE, MAX_HEADER, TRUNCATED, TensorInfo, read_header
 
 if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, and reads no header
     import numpy as np
@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, an
 
     Raw = NDArray[Any]
     """A tensor\'s numbers as numpy holds them; unsigned integers for dtypes that it lacks."""
-    Parts = Generator[Raw, None, str]
-    """The arrays that make up a tensor, one behind the other, and in the end the sha256 of their bytes."""
 
 Look = Callable[[str, Any], None]
 """What looks at a tensor's name and blocks on the way."""
@@ -38,18 +36,12 @@ Entry = tuple[str, str, tuple[int, ...], str]
 
 # Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has no bfloat16).
 CARRIER = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-PIECE_BYTES = 1 << 20
-"""Small enough to stay in a core's cache, large enough that calls do not count."""
 EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F}
 """Bits of the exponent, which are all set in what is not finite (E4M3: its seven lower bits)."""
 NUMPY = {"F32": "<f4", "F64": "<f8"}
 """What numpy tests for infinities and NaN by itself."""
 # How much of a tensor is in memory at once where it need not be whole.
 BLOCK_BYTES = 8 << 20
-# What workers may hold that is not written yet.
-LOOKAHEAD_BYTES = 128 << 20
-# From this size on, a tensor is written block by block.
-LARGE_BYTES = 32 << 20
 THREADS = 2
 """Tensors that are read, cut and hashed at a time."""
 
@@ -61,11 +53,7 @@ class TensorFile:
         self.path = path
         with open_regular(path) as file:
             self._stamp = _stamp(file)
-            try:
-                header = read_header(file, path)
-            except OSError as error:
-                raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-        self.metadata, self.infos = header.metadata, header.infos
+            self.metadata, self.infos = read_header(file, path)
 
     def read(self, name: str) -> Raw:
         """The tensor's bytes as unsigned integers of its item size."""
@@ -74,36 +62,20 @@ class TensorFile:
         return array.reshape(info.shape)
 
     def blocks(self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None) -> Iterator[Raw]:
-        """The same as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other; of elements `start` to
-        `stop`."""
+        """Elements `start` to `stop` as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other."""
         info = self.infos[name]
         width = ITEMSIZE[info.dtype]
         step = max(1, (most or BLOCK_BYTES) // width)
         end = math.prod(info.shape) if stop is None else stop
-        with open_regular(self.path) as file:
+        with open_regular(self.path) as file, readable(self.path):
             if _stamp(file) != self._stamp:
                 raise CheckpointError(f"{self.path}: changed while it was read", hint="Run the command again.")
-            while start < end:
-                count = min(step, end - start)
-                array = _empty(info, count)
-                self._fill(file, info, start * width, array)
+            file.seek(info.start + start * width)
+            for at in range(start, end, step):
+                array = _empty(info, min(step, end - at))
+                if file.readinto(array.view("u1").data) < array.nbytes:
+                    raise CheckpointError(f"{self.path}: ends inside tensor {name}", hint=TRUNCATED)
                 yield array
-                start += count
-
-    def _fill(self, file: FileIO, info: TensorInfo, at: int, array: Raw) -> None:
-        view = array.view("u1").data
-        done = 0
-        try:
-            file.seek(info.start + at)
-            while done < len(view):
-                count = file.readinto(view[done:])
-                if not count:
-                    raise CheckpointError(
-                        f"{self.path}: ends inside tensor {info.name}", hint="The file is truncated: copy it again."
-                    )
-                done += count
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be read ({error.strerror})") from error
 
 
 def _empty(info: TensorInfo, count: int) -> Raw:
@@ -112,7 +84,7 @@ def _empty(info: TensorInfo, count: int) -> Raw:
     return np.empty(count, dtype=CARRIER[ITEMSIZE[info.dtype]])
 
 
-def _stamp(file: FileIO) -> tuple[int, int, int, int]:
+def _stamp(file: IO[bytes]) -> tuple[int, int, int, int]:
     """Which file it is, and in which state."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -157,8 +129,7 @@ class Tensors(Mapping[str, TensorInfo]):
         return file.read(stored)
 
     def blocks(self, name: str, *, start: int = 0, stop: int | None = None, most: int | None = None) -> Iterator[Raw]:
-        """The tensor as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other; of elements `start` to
-        `stop`."""
+        """Elements `start` to `stop` as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other."""
         file, stored = self._home[name]
         return file.blocks(stored, start=start, stop=stop, most=most)
 
@@ -172,10 +143,7 @@ class Tensors(Mapping[str, TensorInfo]):
 
     def planned(self) -> list[Planned]:
         """All of them as they are, to be written elsewhere."""
-        return [
-            Planned(name, info.dtype, info.shape, lambda name=name: hashed(self.blocks(name)))  # type: ignore[misc]
-            for name, info in self.items()
-        ]
+        return [Planned(name, info.dtype, info.shape, partial(self.blocks, name)) for name, info in self.items()]
 
     def digests(self, look: Look | None = None) -> dict[str, str]:
         """sha256 of every tensor's bytes, at whose blocks `look` may look on."""
@@ -193,23 +161,16 @@ class Tensors(Mapping[str, TensorInfo]):
             return dict(zip(names, pool.map(digest_of, names), strict=True))
 
 
-def digest(array: Raw) -> str:
-    return hashlib.sha256(as_bytes(array)).hexdigest()
-
-
-def whole(array: Raw) -> Parts:
-    """A tensor in one part."""
-    yield array
-    return digest(array)
-
-
-def hashed(arrays: Iterable[Raw]) -> Parts:
-    """A tensor in the parts that come."""
+def sha256_of(arrays: Iterable[Raw]) -> str:
+    """The hash of a tensor in parts."""
     total = hashlib.sha256()
     for array in arrays:
         total.update(as_bytes(array))
-        yield array
     return total.hexdigest()
+
+
+def digest(array: Raw) -> str:
+    return sha256_of([array])
 
 
 def as_bytes(array: Raw) -> memoryview:
@@ -251,8 +212,8 @@ class Planned:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    produce: Callable[[], Parts]
-    """Runs in a worker thread."""
+    produce: Callable[[], Iterable[Raw]]
+    """The arrays that make it up, one behind the other; runs in a worker thread."""
 
     @property
     def nbytes(self) -> int:
@@ -294,15 +255,13 @@ def write_tensors(
             )
         file.write(struct.pack("<Q", len(first)) + first)
         digests: list[Entry] = []
-        for plan, parts in _produced(planned):
-            start, one = file.tell(), ""
-            for part in parts:
-                if isinstance(part, str):
-                    one = part
-                else:
-                    file.write(as_bytes(part))
-            assert file.tell() - start == plan.nbytes, f"{plan.name}: not {plan.shape}"
-            digests.append((plan.name, plan.dtype, plan.shape, one))
+        for part in _ahead(_parts(planned)):
+            if isinstance(part, memoryview):
+                file.write(part)
+            else:
+                digests.append(part)
+                end = 8 + len(first) + offsets[part[0]][1]
+                assert file.tell() == end, f"{part[0]}: not {part[2]}"
         final = header(_combine(sorted((*others, *digests))))
         assert len(final) == len(first), "the manifest changed its length while the weights were written"
         file.seek(8)
@@ -312,56 +271,24 @@ def write_tensors(
     return digests
 
 
-def _produced(planned: Sequence[Planned]) -> Iterator[tuple[Planned, Iterable[Raw | str]]]:
-    """Each tensor's parts, its hash last: read, cut and hashed ahead of the writer, a bounded number of bytes at a
-    time."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        waiting: list[tuple[Planned, Future[list[Raw | str]] | None]] = []
-        ahead = 0
-        queue = iter(planned)
-        upcoming = next(queue, None)
-        while waiting or upcoming is not None:
-            while upcoming is not None and (not waiting or ahead + _held(upcoming) <= LOOKAHEAD_BYTES):
-                large = upcoming.nbytes > LARGE_BYTES
-                waiting.append((upcoming, None if large else pool.submit(_all_parts, upcoming)))
-                ahead += _held(upcoming)
-                upcoming = next(queue, None)
-            plan, future = waiting.pop(0)
-            yield plan, _parts_of(plan, pool) if future is None else future.result()
-            ahead -= _held(plan)
+def _parts(planned: Iterable[Planned]) -> Iterator[memoryview | Entry]:
+    """The bytes of each tensor, and behind them what the weights' hash takes from it."""
+    for plan in planned:
+        total = hashlib.sha256()
+        for array in plan.produce():
+            content = as_bytes(array)
+            total.update(content)
+            yield content
+        yield plan.name, plan.dtype, plan.shape, total.hexdigest()
 
 
-def _held(plan: Planned) -> int:
-    """How much of a tensor is in memory at once."""
-    return plan.nbytes if plan.nbytes <= LARGE_BYTES else 2 * BLOCK_BYTES
-
-
-def sha256_of(parts: Parts) -> str:
-    """The hash of a tensor of which nothing else is wanted."""
-    try:
-        while True:
-            next(parts)
-    except StopIteration as end:
-        sha256: str = end.value
-        return sha256
-
-
-def _all_parts(plan: Planned) -> list[Raw | str]:
-    return list(_with_hash(plan.produce()))
-
-
-def _parts_of(plan: Planned, pool: ThreadPoolExecutor) -> Iterator[Raw | str]:
-    """The parts of a large tensor, of which a worker makes the next one while this one is written."""
-    parts = _with_hash(plan.produce())
-    following = pool.submit(next, parts, None)
-    while (part := following.result()) is not None:
+def _ahead(parts: Iterator[memoryview | Entry]) -> Iterator[memoryview | Entry]:
+    """The same parts, of which a worker makes the next one while this one is written."""
+    with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, parts, None)
-        yield part
-
-
-def _with_hash(parts: Parts) -> Iterator[Raw | str]:
-    sha256 = yield from parts
-    yield sha256
+        while (part := following.result()) is not None:
+            following = pool.submit(next, parts, None)
+            yield part
 
 
 def finite(content: NDArray[np.uint8], dtype: str) -> bool:
@@ -379,10 +306,8 @@ def finite(content: NDArray[np.uint8], dtype: str) -> bool:
 def sound(blocks: Iterable[Raw], dtype: str, *, name: str, path: Path) -> Iterator[Raw]:
     """The same blocks, as long as their numbers are finite."""
     for block in blocks:
-        content = block.reshape(-1).view("u1")
-        for at in range(0, len(content), PIECE_BYTES):
-            if not finite(content[at : at + PIECE_BYTES], dtype):
-                raise spoiled(name, path)
+        if not finite(block.reshape(-1).view("u1"), dtype):
+            raise spoiled(name, path)
         yield block
 
 

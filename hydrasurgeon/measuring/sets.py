@@ -107,7 +107,7 @@ class DataSets:
 
 def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict[str, DataRecord]:
     """What each data set was for, the labelled one first."""
-    from hydrasurgeon.data.corruptions import Corrupted, Mixed
+    from hydrasurgeon.data.corruptions import Corrupted
 
     uses = {"in distribution": sets.id}
     uses |= {f"also {code(each.name)}": each.samples for each in further}
@@ -120,7 +120,7 @@ def uses_of(sets: DataSets, further: Sequence[Further], *, fitted: bool) -> dict
     made = [samples for *_, samples in sets.shift if isinstance(samples, Corrupted)]
     if made:  # as one set, of all kinds in turn
         kinds = [kind for samples in made for kind in samples.corruptions]
-        uses["corrupted on the way"] = Mixed(made[0].parent, kinds, made[0].seed)
+        uses["corrupted on the way"] = Corrupted(made[0].parent, *kinds, seed=made[0].seed)
     if sets.val is not None and fitted:
         uses["temperature"] = sets.val
     return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
@@ -264,7 +264,7 @@ def corrupted(sets: DataSets, corruptions: Sequence[Corruption], seed: int) -> D
     """The same data sets, and the labelled one under every corruption besides."""
     from hydrasurgeon.data.corruptions import Corrupted
 
-    made = [(each.name, each.severity, Corrupted(sets.id, each, seed)) for each in corruptions]
+    made = [(each.name, each.severity, Corrupted(sets.id, each, seed=seed)) for each in corruptions]
     return replace(sets, shift=(*sets.shift, *made))
 
 

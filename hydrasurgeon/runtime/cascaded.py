@@ -62,7 +62,7 @@ def said(model: LiveModel, inputs: Any, read: Reading | None = None) -> list[Sai
     """What the members that ran said, of the rows that stopped early and of those that went on; on the model's
     device."""
     state, cascade = cascade_in(model)
-    if read is None and cascade.gate.needs_features and state.fitted is not None:
+    if read is None and cascade.gate.score == "ood" and state.fitted is not None:
         with reading(model) as listening:
             return said(model, inputs, listening)
     every, count = tuple(range(len(cascade.order))), rows_in(inputs)

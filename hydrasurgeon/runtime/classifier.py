@@ -150,6 +150,6 @@ def state_in(checkpoint: Checkpoint) -> State | None:
         return to_weights(checkpoint.tensors.read(name), "F32", name=name, path=checkpoint.path)
 
     ood = record.ood
-    parts = FITTED[ood.score].parts
+    parts = FITTED[ood.score][1]
     fits = tuple({part: read(stored_name(member, part)) for part in parts} for member in range(len(ood.members)))
     return State(record, EnsembleScore(ood.score, fits, ood.members))

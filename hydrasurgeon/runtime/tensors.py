@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.tensors import Planned, spoiled, whole
+from hydrasurgeon.files.tensors import Planned, spoiled
 
 TORCH = {
     "F64": torch.float64,
@@ -71,6 +71,6 @@ def plan_module(module: nn.Module) -> list[Planned]:
 
     def plan(name: str, tensor: Tensor) -> Planned:
         raw, dtype = to_raw(tensor)
-        return Planned(name, dtype, tuple(tensor.shape), lambda: whole(raw))
+        return Planned(name, dtype, tuple(tensor.shape), lambda: [raw])
 
     return [plan(name, tensor) for name, tensor in module.state_dict().items()]

@@ -7,7 +7,6 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +18,9 @@ from hydrasurgeon.decision.cascaded import gate_scores, lets, step_state
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.runtime.cascaded import cascade_in
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.runtime.features import Reading, reading
-from hydrasurgeon.runtime.hydra import Hydra, Started
-from hydrasurgeon.sharing.onnx import converted, described, in_onnxruntime
+from hydrasurgeon.runtime.features import Reading
+from hydrasurgeon.runtime.hydra import Started
+from hydrasurgeon.sharing.onnx import written
 from hydrasurgeon.sharing.program import (
     BATCH,
     CHECKED,
@@ -30,10 +29,11 @@ from hydrasurgeon.sharing.program import (
     ExactNumbers,
     Exported,
     about,
+    apart,
+    captured,
     check_difference,
-    check_torch,
     decided,
-    drop_unused,
+    logits_and_features,
     sample,
     settled,
 )
@@ -51,9 +51,6 @@ class _Step(nn.Module):
         self._read = read
         self.state, self.cascade = cascade_in(model)
 
-    def run(self, call: Any, argument: Any) -> tuple[Tensor, Tensor | None]:
-        return (call(argument), None) if self._read is None else self._read.of(call, argument)
-
     def answers(self, members: Sequence[int], logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
         state = step_state(self.state, self.cascade, members)
         return dict(zip(DECIDED, (logits, *decided(state, logits, features)), strict=True))
@@ -63,7 +60,7 @@ class _First(_Step):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         hydra: Any = self.model.module
         started = hydra.start(inputs if "input_ids" in inputs else inputs["pixel_values"])
-        logits, features = self.run(hydra.part(self.cascade.starters).finish, started)
+        logits, features = logits_and_features(self._read, hydra.part(self.cascade.starters).finish, started)
         with ExactNumbers():
             scores = gate_scores(self.state, self.cascade, logits.double(), features)
             going = lets(self.cascade.gate, scores)
@@ -86,7 +83,7 @@ class _Rest(_Step):
         else:
             named = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
             started = Started(named or inputs["pixel_values"], None)
-        logits, features = self.run(hydra.part(self.cascade.followers).finish, started)
+        logits, features = logits_and_features(self._read, hydra.part(self.cascade.followers).finish, started)
         # Members as the file numbers them: place i of the whole is place back[i] of the order.
         order = list(self.cascade.order)
         back = [order.index(member) for member in range(len(order))]
@@ -98,15 +95,13 @@ class _Rest(_Step):
 
 def two_graphs(model: Classifier) -> tuple[Exported, Exported]:
     """Both graphs, each proven to give torch's outputs; what they answer together is what `decide` answers."""
-    check_torch()
-    state, cascade = cascade_in(model)
-    assert isinstance(model.module, Hydra)  # others have no cascade
+    _, cascade = cascade_in(model)
     if cascade.gate.everything:
         raise SurgeryError(
             f"{model.name}: the gate of its cascade lets every row through",
             hint="Export it without --cascade: one graph answers the same.",
         )
-    with settled(model), reading(model) if state.fitted is not None else nullcontext() as read:
+    with settled(model) as read:
         first, rest = _First(model, read).eval(), _Rest(model, read).eval()
         inputs = sample(model, batch=BATCH, length=LENGTH)
         with torch.no_grad():
@@ -125,24 +120,17 @@ def _carried(inputs: Mapping[str, Tensor], early: Mapping[str, Tensor]) -> dict[
 
 
 def _exported(step: _Step, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> Exported:
-    content = described(converted(_captured(step, inputs), list(inputs), outputs), about(step.model))
-    return Exported(content, tuple(inputs), outputs, in_onnxruntime(content, outputs), float("nan"))
-
-
-def _captured(step: _Step, inputs: Mapping[str, Tensor]) -> torch.export.ExportedProgram:
-    free = torch.export.Dim.DYNAMIC
     tokens: dict[str, tuple[int, ...]] = {"input_ids": (1,), "attention_mask": (1,)}
     if "bias" in inputs:  # a text's: every token, or every pair of them
         tokens |= {"hidden": (1,), "bias": tuple(axis for axis in (2, 3) if inputs["bias"].shape[axis] == LENGTH)}
-    axes = {name: dict.fromkeys((0, *tokens.get(name, ())), free) for name in inputs}
-    with torch.no_grad():
-        program = torch.export.export(step, (dict(inputs),), dynamic_shapes=(axes,), strict=False)
-    drop_unused(program)
-    return program
+    axes = {name: dict.fromkeys((0, *tokens.get(name, ())), torch.export.Dim.DYNAMIC) for name in inputs}
+    program = captured(step, (dict(inputs),), (axes,))
+    content, run = written(program, [*inputs], outputs, about(step.model))
+    return Exported(content, (*inputs,), outputs, run, float("nan"))
 
 
 def _differences(files: Sequence[Exported], steps: Sequence[_Step], model: Classifier) -> Iterator[Tensor]:
-    """Difference in each output of both graphs, relative where it is above 1."""
+    """Difference in each output of both graphs."""
     for batch, length in CHECKED:
         inputs = sample(model, batch=batch, length=length)
         for file, step in zip(files, steps, strict=True):
@@ -150,5 +138,5 @@ def _differences(files: Sequence[Exported], steps: Sequence[_Step], model: Class
                 right: dict[str, Tensor] = step(dict(inputs))
             for name, value in zip(file.outputs, file.run(inputs), strict=True):
                 if value.dtype != torch.bool:  # rounding may decide next to a threshold
-                    yield ((value - right[name]).abs() / right[name].abs().clamp_min(1)).max().double()
+                    yield apart(value, right[name])
             inputs = _carried(inputs, right)

@@ -13,7 +13,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.card import BEGIN, CARD, END, EVAL_RESULTS
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.atomic import claim, not_written, real, write_text
+from hydrasurgeon.files.atomic import claim, make_folder, real, write_text
 from hydrasurgeon.files.foreign import code, visible
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.files.processes import is_main_process
@@ -232,9 +232,6 @@ def write_entry(folder: Path, entry: Mapping[str, Any]) -> Path:
     from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 
     path = folder / EVAL_RESULTS
-    try:
-        path.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise not_written(path, error, "The model card is written.") from error
+    make_folder(path.parent)
     write_text(path, yaml_dump([dict(entry)], sort_keys=False))
     return path

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.sharing.program import Exported, Run, about, captured_program, proven, silent
+from hydrasurgeon.sharing.program import Exported, Run, exported, silent
 
 OPSET = 18
 """The version of ONNX's operators that is written: the oldest that torch's exporter has."""
@@ -24,13 +24,15 @@ this is set when it is first imported."""
 
 def to_onnx(model: Classifier) -> Exported:
     """An ONNX model with a dynamic batch (and text length), proven to give torch's outputs."""
-    with captured_program(model) as captured:
-        content = described(converted(captured.program, captured.inputs, captured.outputs), about(model))
-        return proven(captured, content, in_onnxruntime(content, captured.outputs), "onnxruntime")
+    return exported(model, written, "onnxruntime")
 
 
-def converted(program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
-    """The graph as onnx's own record."""
+def written(
+    program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], facts: Mapping[str, str]
+) -> tuple[bytes, Run]:
+    """The graph as a file that says what the labels and thresholds are, and of which weights; and what runs it."""
+    import onnx
+
     with silent(), torch.no_grad():
         made = torch.onnx.export(
             program,
@@ -41,18 +43,12 @@ def converted(program: torch.export.ExportedProgram, inputs: Sequence[str], outp
             verbose=False,
         )
     assert made is not None
-    return made.model_proto
-
-
-def described(proto: Any, facts: Mapping[str, str]) -> bytes:
-    """The same file, which says in its metadata what the labels and thresholds are, and of which weights."""
-    import onnx
-
+    proto: Any = made.model_proto
     _name_axes(proto.graph)
     _spell_norms_out(proto.graph)
     onnx.helper.set_model_props(proto, dict(facts))
     content: bytes = proto.SerializeToString()
-    return content
+    return content, in_onnxruntime(content, outputs)
 
 
 def _name_axes(graph: Any) -> None:

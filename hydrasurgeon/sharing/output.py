@@ -95,12 +95,11 @@ def card_repository(name: str | None, cards: Sequence[Path | None]) -> Repositor
     """The repository that gets the one model card of a run; refused before any work too."""
     if name is None:
         return None
-    if not any(cards):
-        raise UsageError("--push-to-hub: eval uploads model cards", hint="Add --card.")
-    if sum(card is not None for card in cards) > 1:
+    count = len([card for card in cards if card is not None])
+    if count != 1:
         raise UsageError(
-            f"--push-to-hub {name}: there are several model cards, and one repository",
-            hint="Give one directory in a run.",
+            f"--push-to-hub {name}: eval uploads one model card, there are {count}",
+            hint="Add --card, with one directory.",
         )
     return _checked(name, private=False, exists=True)
 
@@ -196,17 +195,17 @@ def _refused(kind: type[UsageError], what: str, hint: str) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError
 
     # RuntimeError is hf_xet's word for a transfer that broke off.
-    unreachable: tuple[type[Exception], ...] = (*network_errors(), RuntimeError)
+    failures: tuple[type[Exception], ...] = (HfHubHTTPError, *network_errors(), RuntimeError)
     try:
         yield
-    except HfHubHTTPError as error:
-        answer = (error.server_message or str(error)).strip().splitlines()[0]
-        why = f"the hub answers: {answer}"
-        if refused_token(error):
-            why, hint = "the hub does not know the token", f"{LOGIN} {hint}"
-        elif error.response.status_code == 403:
-            why = f"the token may not write there: {answer}"
-        raise kind(f"{what} ({why})", hint=hint) from error
-    except unreachable as error:
+    except failures as error:
         answer = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise kind(f"{what} (the hub cannot be reached: {answer})", hint=hint) from error
+        why = f"the hub cannot be reached: {answer}"
+        if isinstance(error, HfHubHTTPError):
+            answer = (error.server_message or answer).strip().splitlines()[0]
+            why = f"the hub answers: {answer}"
+            if refused_token(error):
+                why, hint = "the hub does not know the token", f"{LOGIN} {hint}"
+            elif error.response.status_code == 403:
+                why = f"the token may not write there: {answer}"
+        raise kind(f"{what} ({why})", hint=hint) from error

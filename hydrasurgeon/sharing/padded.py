@@ -6,7 +6,6 @@ A head whose values and columns of W_O are zero adds nothing, whatever it attend
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import SingleManifest
-from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.heads import Kept, put_heads
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier, assign
 from hydrasurgeon.runtime.tensors import to_weights
@@ -30,16 +29,9 @@ TOLERANCE = 1e-9
 """Largest difference of any output from the pruned model's in float64; only the order of sums differs."""
 
 
-@dataclass(frozen=True)
-class Padded:
-    planned: list[Planned]
-    manifest: Callable[[str], SingleManifest]
-    max_difference: float
-    """From the pruned model, over two batches in float64."""
-
-
-def padded(opened: Checkpoint, member: int | None) -> Padded:
-    """A pruned model, or one member of a hydra, as a whole model; CheckFailed where that answers otherwise."""
+def padded(opened: Checkpoint, member: int | None) -> tuple[list[Planned], Callable[[str], SingleManifest], float]:
+    """A pruned model, or one member of a hydra, as a whole model, and how far its answers are from the pruned one's in
+    float64; CheckFailed where that is more than rounding."""
     opened = undecided(opened)
     kept, arrays = _member(opened, member)
     towers, axes = opened.manifest.towers, head_axes(opened.weights.values())
@@ -49,7 +41,7 @@ def padded(opened: Checkpoint, member: int | None) -> Padded:
             tower, layer, spec = axes[name]
             sizes = towers[tower]
             array = put_heads(array, kept[tower][layer], sizes.heads, spec=spec, head_dim=sizes.head_dim)
-        planned.append(Planned(name, dtype, tuple(array.shape), partial(whole, array)))
+        planned.append(Planned(name, dtype, tuple(array.shape), partial(list, [array])))
         weights[name] = to_weights(array, dtype, name=name, path=opened.path)
     model, every = opened.manifest.model, all_kept(towers)
     entry = step("export", args={"format": "padded", "member": member}, inputs=[opened.record(opened.digests())])
@@ -63,7 +55,7 @@ def padded(opened: Checkpoint, member: int | None) -> Padded:
         )
 
     whole_model = Classifier(module, manifest("0" * 64), lambda sample: sample).double().eval()
-    return Padded(planned, manifest, _difference(opened, whole_model, member or 0))
+    return planned, manifest, _difference(opened, whole_model, member or 0)
 
 
 def _member(opened: Checkpoint, member: int | None) -> tuple[Kept, Mapping[str, tuple[Raw, str]]]:

@@ -12,7 +12,6 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -44,30 +43,27 @@ BATCH, LENGTH = 2, 7
 CHECKED = ((1, 5), (3, 11))
 """Batch sizes and text lengths on which a file must give torch's outputs."""
 TOLERANCE = 1e-4
-"""Largest difference from torch's outputs; of what has no scale of its own, relative to what is above 1."""
+"""Largest difference from torch's outputs, relative where they are above 1."""
 ARITHMETIC = {"add", "sub", "mul", "div", "gt", "ge", "le", "pow", "clamp_min", "__rsub__", "__rdiv__"}
 """The operations of a tensor with a number that decisions are made of."""
 
 
 class _Graph(nn.Module):
-    """Tensors in, `OUTPUTS` out, or `DECIDED` where there is a decision state."""
+    """Pictures in, `OUTPUTS` out, or `DECIDED` where there is a decision state."""
 
     def __init__(self, model: Classifier, read: Reading | None) -> None:
         super().__init__()
         self.model = model
         self._read = read
 
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
+        return self.answers(pixel_values)
+
     def answers(self, inputs: Any) -> tuple[Tensor, ...]:
-        state = self.model.state
-        if state is None:
-            logits = self._logits(inputs)
+        logits, features = logits_and_features(self._read, self._logits, inputs)
+        if self.model.state is None:
             return logits, logits.softmax(dim=-1).mean(dim=1)
-        features = None
-        if self._read is None:
-            logits = self._logits(inputs)
-        else:
-            logits, features = self._read.of(self._logits, inputs)
-        return logits, *decided(state, logits, features)
+        return logits, *decided(self.model.state, logits, features)
 
     def _logits(self, inputs: Any) -> Tensor:
         """[batch, member, class]"""
@@ -84,13 +80,8 @@ class _Graph(nn.Module):
         return anatomy.readout(replace(stack, hidden=hidden))[:, None]
 
 
-class _Pictures(_Graph):
-    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
-        return self.answers(pixel_values)
-
-
 class _Texts(_Graph):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return self.answers({"input_ids": input_ids, "attention_mask": attention_mask})
 
 
@@ -130,41 +121,41 @@ class Exported:
     """Largest difference of any output from torch's, over two batch sizes."""
 
 
-@dataclass(frozen=True)
-class Captured:
-    """A model's graph, and the module that it was captured from, to compare with."""
-
-    program: torch.export.ExportedProgram
-    module: nn.Module
-    model: Classifier
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+Writer = Callable[[torch.export.ExportedProgram, Sequence[str], Sequence[str], Mapping[str, str]], tuple[bytes, Run]]
+"""Graph, names of its inputs and outputs, and what the file says of itself → the file, and what runs it."""
 
 
-@contextlib.contextmanager
-def captured_program(model: Classifier) -> Iterator[Captured]:
-    """The graph with a dynamic batch (and text length); its module runs within the block."""
-    check_torch()
+def exported(model: Classifier, write: Writer, runtime: str) -> Exported:
+    """A file with a dynamic batch (and text length), once `runtime` has given torch's outputs with it."""
     inputs = sample(model, batch=BATCH, length=LENGTH)
-    names = tuple(inputs)
-    with contextlib.ExitStack() as stack:
-        needs_features = model.state is not None and model.state.fitted is not None
-        read = stack.enter_context(reading(model) if needs_features else nullcontext())
-        stack.enter_context(settled(model))
-        text = "input_ids" in inputs
-        graph = (_Texts if text else _Pictures)(model, read).eval()
-        free = torch.export.Dim.DYNAMIC
-        axes = {0: free, 1: free} if text else {0: free}
-        with torch.no_grad():
-            program = torch.export.export(
-                graph, tuple(inputs.values()), dynamic_shapes=(axes,) * len(names), strict=False
-            )
-        drop_unused(program)
-        outputs = OUTPUTS if model.state is None else DECIDED
-        yield Captured(program, graph, model, names, outputs)
+    text, outputs = "input_ids" in inputs, OUTPUTS if model.state is None else DECIDED
+    with settled(model) as read:
+        graph = (_Texts if text else _Graph)(model, read).eval()
+        axes = dict.fromkeys((0, 1) if text else (0,), torch.export.Dim.DYNAMIC)
+        content, run = write(
+            captured(graph, (*inputs.values(),), (axes,) * len(inputs)), (*inputs,), outputs, about(model)
+        )
+        try:
+            worst = float(_differences(model, graph, run, outputs).max())  # unlike Python's max, this one keeps NaN
+        except Exception as error:  # each runtime has an exception of its own for every kind of failure
+            raise CheckFailed(
+                f"export: {runtime} cannot run the result ({str(error).splitlines()[0]})",
+                hint="Nothing was written; upgrade it, or report the model.",
+            ) from error
+    check_difference(worst, runtime)
+    return Exported(content, (*inputs,), outputs, run, worst)
 
 
-def check_torch() -> None:
+def captured(module: nn.Module, arguments: tuple[Any, ...], axes: Any) -> torch.export.ExportedProgram:
+    """A module's graph, in which the sizes of `axes` stay free."""
+    _check_torch()
+    with torch.no_grad():
+        program = torch.export.export(module, arguments, dynamic_shapes=axes, strict=False)
+    _drop_unused(program)
+    return program
+
+
+def _check_torch() -> None:
     """Refuse a torch that cannot capture."""
     installed = torch.__version__.partition("+")[0]
     if tuple(int(part) for part in installed.split(".")[:2]) < TORCH:
@@ -174,7 +165,7 @@ def check_torch() -> None:
         )
 
 
-def drop_unused(program: torch.export.ExportedProgram) -> None:
+def _drop_unused(program: torch.export.ExportedProgram) -> None:
     """Weights that nothing reads: a text tower whose features are constants, a layer's without heads (torch cannot
     store empty ones)."""
     weights = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -190,8 +181,9 @@ def drop_unused(program: torch.export.ExportedProgram) -> None:
 
 
 @contextlib.contextmanager
-def settled(model: Classifier) -> Iterator[None]:
-    """Within the block nothing that runs depends on the size of a batch, and class features are constants."""
+def settled(model: Classifier) -> Iterator[Reading | None]:
+    """Within the block nothing that runs depends on the size of a batch, class features are constants, and a decision
+    state that needs features reads them."""
     with contextlib.ExitStack() as stack:
         module = model.module
         if isinstance(module, Hydra) and module.mode == "auto":
@@ -204,7 +196,13 @@ def settled(model: Classifier) -> Iterator[None]:
                     features = part.class_features().detach().clone()
                 part.class_features = partial(_constant, features)
                 stack.callback(delattr, part, "class_features")
-        yield
+        needed = model.state is not None and model.state.fitted is not None
+        yield stack.enter_context(reading(model)) if needed else None
+
+
+def logits_and_features(read: Reading | None, call: Any, inputs: Any) -> tuple[Tensor, Tensor | None]:
+    """Logits, and the features that are `read` on the way to them."""
+    return (call(inputs), None) if read is None else read.of(call, inputs)
 
 
 def _constant(features: Tensor) -> Tensor:
@@ -234,19 +232,6 @@ def about(model: Classifier) -> dict[str, str]:
     return {f"{METADATA}{key}": text for key, text in facts.items()}
 
 
-def proven(captured: Captured, content: bytes, run: Run, runtime: str) -> Exported:
-    """The file, once `runtime` has given torch's outputs with it."""
-    try:
-        worst = float(_differences(captured, run).max())  # unlike Python's max, this one keeps NaN
-    except Exception as error:  # each runtime has an exception of its own for every kind of failure
-        raise CheckFailed(
-            f"export: {runtime} cannot run the result ({str(error).splitlines()[0]})",
-            hint="Nothing was written; upgrade it, or report the model.",
-        ) from error
-    check_difference(worst, runtime)
-    return Exported(content, captured.inputs, captured.outputs, run, worst)
-
-
 def check_difference(worst: float, runtime: str) -> None:
     """Refuse a file whose outputs are others than torch's."""
     if not worst <= TOLERANCE:
@@ -256,31 +241,26 @@ def check_difference(worst: float, runtime: str) -> None:
         )
 
 
-def _differences(captured: Captured, run: Run) -> Tensor:
+def _differences(model: Classifier, graph: nn.Module, run: Run, outputs: Sequence[str]) -> Tensor:
     """Largest difference of each output from torch's, over other batch sizes and lengths."""
-    threshold = None if captured.model.state is None else captured.model.state.record.ood.threshold
-    apart = []
+    worst = []
     for batch, length in CHECKED:
-        inputs = sample(captured.model, batch=batch, length=length)
+        inputs = sample(model, batch=batch, length=length)
         with torch.inference_mode():
-            expected = captured.module(*inputs.values())
-        answers = run(inputs)
-        apart += [
-            _apart(name, answer, right)
-            for name, answer, right in zip(captured.outputs, answers, expected, strict=True)
-            if name != "unfamiliar"
-        ]
+            expected = dict(zip(outputs, graph(*inputs.values()), strict=True))
+        answers = dict(zip(outputs, run(inputs), strict=True))
+        worst += [apart(value, expected[name]) for name, value in answers.items() if value.dtype != torch.bool]
         # Not against torch's: rounding may decide about a score next to the threshold.
-        if threshold is not None and not torch.equal(answers[4], answers[3] > threshold):
-            apart.append(torch.tensor(float("inf"), dtype=torch.float64))
-    return torch.stack(apart)
+        if model.state is not None:
+            flagged = answers["ood_score"] > model.state.record.ood.threshold
+            if not torch.equal(answers["unfamiliar"], flagged):
+                worst.append(torch.tensor(float("inf"), dtype=torch.float64))
+    return torch.stack(worst)
 
 
-def _apart(name: str, answer: Tensor, right: Tensor) -> Tensor:
-    apart = (answer - right).abs()
-    if name == "ood_score":
-        apart = apart / right.abs().clamp_min(1.0)
-    return apart.max().double()
+def apart(answer: Tensor, right: Tensor) -> Tensor:
+    """The largest difference of two outputs, relative where they are above 1."""
+    return ((answer - right).abs() / right.abs().clamp_min(1)).max().double()
 
 
 def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor]:

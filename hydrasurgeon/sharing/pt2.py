@@ -7,26 +7,31 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 from hydrasurgeon.errors import MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.sharing.program import Captured, Exported, about, captured_program, proven, silent
+from hydrasurgeon.sharing.program import Exported, Run, exported, silent
 
+Facts = Mapping[str, str]
 ABOUT = "hydrasurgeon.json"
 """The extra file in a .pt2 that tells labels, thresholds and weights."""
 
 
 def to_pt2(model: Classifier, *, aot: bool) -> Exported:
     """A .pt2 with a dynamic batch (and text length), read back and proven to give torch's outputs."""
-    with captured_program(model) as captured:
-        content, program = (_compiled if aot else _saved)(captured)
-        run = torch.inference_mode()(lambda inputs: program(*(inputs[name] for name in captured.inputs)))
-        return proven(captured, content, run, "the .pt2")
+
+    def write(program: ExportedProgram, inputs: Sequence[str], outputs: Any, facts: Facts) -> tuple[bytes, Run]:
+        with silent():
+            content, call = (_compiled if aot else _saved)(program, facts)
+        return content, torch.inference_mode()(lambda named: call(*(named[name] for name in inputs)))
+
+    return exported(model, write, "the .pt2")
 
 
 def check_compiler() -> None:
@@ -39,19 +44,17 @@ def check_compiler() -> None:
         )
 
 
-def _saved(captured: Captured) -> tuple[bytes, Callable[..., Any]]:
-    with silent():
-        # In memory: on a full disk torch's writer ends the process.
-        made = io.BytesIO()
-        torch.export.save(captured.program, made, extra_files={ABOUT: json.dumps(about(captured.model))})
-        return made.getvalue(), torch.export.load(io.BytesIO(made.getvalue())).module()
+def _saved(program: ExportedProgram, facts: Facts) -> tuple[bytes, Callable[..., Any]]:
+    # In memory: on a full disk torch's writer ends the process.
+    made = io.BytesIO()
+    torch.export.save(program, made, extra_files={ABOUT: json.dumps(facts)})
+    return made.getvalue(), torch.export.load(io.BytesIO(made.getvalue())).module()
 
 
-def _compiled(captured: Captured) -> tuple[bytes, Callable[..., Any]]:
+def _compiled(program: ExportedProgram, facts: Facts) -> tuple[bytes, Callable[..., Any]]:
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
-    metadata = {"aot_inductor.metadata": about(captured.model)}
-    with silent(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pt2"
-        aoti_compile_and_package(captured.program, package_path=str(path), inductor_configs=metadata)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs={"aot_inductor.metadata": facts})
         return path.read_bytes(), aoti_load_package(str(path))

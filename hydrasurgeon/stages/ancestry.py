@@ -97,7 +97,7 @@ def _derived(made: _Made, parents: Sequence[Hashed], inputs: Inputs) -> Iterator
     elif isinstance(options, ExportOptions):
         from hydrasurgeon.sharing.padded import padded
 
-        yield _bits(made, padded(parent.checkpoint, options.member).planned)
+        yield _bits(made, padded(parent.checkpoint, options.member)[0])
     elif isinstance(options, FinetuneOptions):
         yield from _tuned(made, options, parent)
 

@@ -14,7 +14,7 @@ from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.decided import FITTED, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest
-from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import DELTA, CalibrateOptions
@@ -294,4 +294,4 @@ def _added(name: str, tensor: Tensor) -> Planned:
     from hydrasurgeon.runtime.tensors import to_raw
 
     raw, dtype = to_raw(tensor)
-    return Planned(name, dtype, tuple(tensor.shape), lambda: whole(raw))
+    return Planned(name, dtype, tuple(tensor.shape), lambda: [raw])

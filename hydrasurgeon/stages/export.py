@@ -161,7 +161,7 @@ def _padded(opened: Checkpoint, arguments: ExportOptions) -> Export:
     opened.verify_hash()
     from hydrasurgeon.sharing.padded import padded
 
-    model = padded(opened, arguments.member)
-    target.save(model.planned, model.manifest, files=opened.files)
-    nbytes = sum(plan.nbytes for plan in model.planned)
-    return Export(target.path, nbytes, (), (), model.max_difference, None, "padded")
+    planned, manifest, difference = padded(opened, arguments.member)
+    target.save(planned, manifest, files=opened.files)
+    nbytes = sum(plan.nbytes for plan in planned)
+    return Export(target.path, nbytes, (), (), difference, None, "padded")

@@ -14,7 +14,6 @@ from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest, Model, Step
 from hydrasurgeon.files.resumable import check_place
-from hydrasurgeon.files.shards import check_count
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FinetuneOptions
@@ -103,8 +102,6 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     interrupted = check_place(state_path, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(checkpoint, recipe, arguments)
     module, left_out = _module(material, arguments)
-    if target.shard is not None:
-        check_count(sum(tensor.nbytes for tensor in module.state_dict().values()) // target.shard)
     state = TrainingState(state_path, _identity(material, arguments))
     trained = train(
         module,

@@ -99,7 +99,7 @@ def _opened(checkpoint: str | Path, arguments: ProbeOptions) -> Single:
 
 def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
     """The noisy data, made of the clean samples or opened beside them; misspelt corruptions are refused now."""
-    from hydrasurgeon.data.corruptions import Mixed, corruptions_of
+    from hydrasurgeon.data.corruptions import Corrupted, corruptions_of
 
     if arguments.shift is not None:
         from hydrasurgeon.data import open_data
@@ -107,7 +107,7 @@ def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
         spec = arguments.shift
         return lambda _: open_data(spec, limit=arguments.limit, seed=arguments.seed)
     kinds = corruptions_of(arguments.corrupt or ("all",), kind_read(opened.manifest))
-    return lambda samples: Mixed(samples, kinds, arguments.seed)
+    return lambda samples: Corrupted(samples, *kinds, seed=arguments.seed)
 
 
 def _with_amount(manifest: SingleManifest, arguments: ProbeOptions) -> ProbeOptions:

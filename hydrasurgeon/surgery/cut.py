@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes
-from hydrasurgeon.files.tensors import Planned, as_bytes, digest, hashed, sha256_of, sound
+from hydrasurgeon.files.tensors import Planned, as_bytes, sound
 from hydrasurgeon.heads import HeadAxis, Kept, head_mask, masked, positions, sliced_shape
 
 if TYPE_CHECKING:
-    from hydrasurgeon.files.tensors import Parts, Raw
+    from hydrasurgeon.files.tensors import Raw
 
 
 def plan_pruning(
@@ -25,44 +26,41 @@ def plan_pruning(
     repaired = repaired or {}
     tensors, cuts = opened.tensors, _cuts(opened, kept)
 
-    def checked(name: str, blocks: Iterator[Raw]) -> Iterator[Raw]:
-        return sound(blocks, tensors[name].dtype, name=name, path=opened.path)
-
-    def copied(name: str) -> Parts:
-        inputs[name] = yield from hashed(checked(name, tensors.blocks(name)))
-        return inputs[name]
-
-    def mended(name: str) -> Parts:
-        sha256_of(copied(name))
-        yield repaired[name]
-        return digest(repaired[name])
-
-    def cut(name: str) -> Parts:
+    def read(name: str, blocks: Iterator[Raw]) -> Iterator[Raw]:
         original = hashlib.sha256()
-
-        def parts() -> Iterator[Raw]:
-            spec, at, head_dim = cuts[name]
-            keep = head_mask(tensors[name].shape[spec.axis], at, spec=spec, head_dim=head_dim)
-            start = 0
-            for rows in tensors.rows(name):
-                original.update(as_bytes(rows))
-                yield masked(rows, keep, start, spec=spec)
-                start += len(rows)
-
-        # What is cut away may be unsound.
-        sha256 = yield from hashed(checked(name, parts()))
+        for block in blocks:
+            original.update(as_bytes(block))
+            yield block
         inputs[name] = original.hexdigest()
-        return sha256
+
+    def cut(name: str) -> Iterator[Raw]:
+        spec, at, head_dim = cuts[name]
+        keep = head_mask(tensors[name].shape[spec.axis], at, spec=spec, head_dim=head_dim)
+        start = 0
+        for rows in read(name, tensors.rows(name)):
+            yield masked(rows, keep, start, spec=spec)
+            start += len(rows)
+
+    def produce(name: str) -> Iterator[Raw]:
+        # What is cut away may be unsound.
+        arrays = cut(name) if name in cuts else read(name, tensors.blocks(name))
+        checked = sound(arrays, tensors[name].dtype, name=name, path=opened.path)
+        if name not in repaired:
+            yield from checked
+            return
+        for _ in checked:
+            pass
+        yield repaired[name]
 
     def plan(name: str) -> Planned:
         info = tensors[name]
+        shape = info.shape
         if name in repaired:
-            return Planned(name, info.dtype, repaired[name].shape, lambda: mended(name))
-        if name not in cuts:
-            return Planned(name, info.dtype, info.shape, lambda: copied(name))
-        spec, at, head_dim = cuts[name]
-        shape = sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim)
-        return Planned(name, info.dtype, shape, lambda: cut(name))
+            shape = repaired[name].shape
+        elif name in cuts:
+            spec, at, head_dim = cuts[name]
+            shape = sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim)
+        return Planned(name, info.dtype, shape, partial(produce, name))
 
     return [plan(name) for name in tensors]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,11 @@ import numpy as np
 from hydrasurgeon.checkpoints.layout import PREFIX, shared_layers
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import head_axes
-from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float, hashed
+from hydrasurgeon.files.tensors import BLOCK_BYTES, Planned, as_float, from_float
 from hydrasurgeon.heads import HeadAxis, Kept, intersect_union
 
 if TYPE_CHECKING:
-    from hydrasurgeon.files.tensors import Parts, Raw
+    from hydrasurgeon.files.tensors import Raw
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def plan_fusion(members: Sequence[Single], digests: Sequence[Mapping[str, str]],
         if len({(m.tensors[name].dtype, m.weights[name].shape) for m in members}) > 1:
             pass  # what cannot be compared is not shared
         elif alike and len({d[name] for d in digests}) == 1:
-            shared = _copy(first, name, name, digests[0][name])
+            shared = _copy(first, name, name)
         elif average_mlp and weight.part == "mlp":
             shared = _average(members, name, spreads)
         elif place is not None and not alike:
@@ -74,19 +75,14 @@ def plan_fusion(members: Sequence[Single], digests: Sequence[Mapping[str, str]],
             planned.append(shared)
             continue
         apart.add(name)
-        planned += [_copy(member, name, PREFIX.format(i, name), digests[i][name]) for i, member in enumerate(members)]
+        planned += [_copy(member, name, PREFIX.format(i, name)) for i, member in enumerate(members)]
     trunk = shared_layers(first.weights, first.manifest.towers, kepts, apart)
     return FusionPlan(planned, trunk, sum(m.tensors.nbytes for m in members), spreads)
 
 
-def _copy(member: Single, name: str, stored: str, sha256: str) -> Planned:
+def _copy(member: Single, name: str, stored: str) -> Planned:
     info = member.tensors[name]
-
-    def produce() -> Parts:
-        yield from member.tensors.blocks(name)
-        return sha256
-
-    return Planned(stored, info.dtype, info.shape, produce)
+    return Planned(stored, info.dtype, info.shape, partial(member.tensors.blocks, name))
 
 
 def _average(members: Sequence[Single], name: str, spreads: dict[str, tuple[float, float]]) -> Planned:
@@ -108,7 +104,7 @@ def _average(members: Sequence[Single], name: str, spreads: dict[str, tuple[floa
         # The mean square less the square of the mean; rounding must not make it negative.
         spreads[name] = max(0.0, squares / len(members) - norm), norm
 
-    return Planned(name, info.dtype, info.shape, lambda: hashed(means()))
+    return Planned(name, info.dtype, info.shape, means)
 
 
 def _union(
@@ -134,7 +130,7 @@ def _union(
             pass
     except _DifferError:
         return None
-    return Planned(name, info.dtype, tuple(shape), lambda: hashed(merged()))
+    return Planned(name, info.dtype, tuple(shape), merged)
 
 
 class _DifferError(Exception):

@@ -95,7 +95,7 @@ def train(
     if resume and (position := state.read(model, optimizer)) is not None:
         standing = position
     elif accelerator.is_main_process:
-        state.clear(next="Delete it, then repeat the command.")
+        state.clear()
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     loop = _Loop(accelerator, wrapped, optimizer, training, run.seed, per_epoch, total)
     every = save_every or per_epoch

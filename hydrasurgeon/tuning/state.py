@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.resumable import Resumable, Work, there
-from hydrasurgeon.files.tensors import Planned, TensorFile, digest, weights_sha256, whole, write_tensors
+from hydrasurgeon.files.tensors import Planned, TensorFile, digest, weights_sha256, write_tensors
 from hydrasurgeon.runtime.tensors import SAFETENSORS, TORCH, to_raw, to_tensor
 
 if TYPE_CHECKING:
-    from hydrasurgeon.files.tensors import Parts
+    from hydrasurgeon.files.tensors import Raw
 
-TRAINING = Work("training", "hydrasurgeon.training", 2)
+TRAINING = ("training", "hydrasurgeon.training/2")
 """What the state of a training calls itself; the second version is hashed whole."""
 MAX_TEXT = 16 << 20
 """Characters of what a state says of itself in its header."""
@@ -57,14 +57,14 @@ class TrainingPosition(BaseModel):
 class TrainingState(Resumable):
     """The state of one training."""
 
-    work: ClassVar[Work] = TRAINING
+    work: Work = TRAINING
 
     def write(self, model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]) -> None:
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for index, slots in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in slots.items() if isinstance(value, Tensor)}
         planned = [
-            Planned(name, SAFETENSORS[tensor.dtype], tuple(tensor.shape), partial(_parts, tensor))
+            Planned(name, SAFETENSORS[tensor.dtype], tuple(tensor.shape), partial(_raw, tensor))
             for name, tensor in tensors.items()
         ]
         with replacing(self.path) as (part,):
@@ -95,8 +95,8 @@ class TrainingState(Resumable):
         return position
 
 
-def _parts(tensor: Tensor) -> Parts:
-    return whole(to_raw(tensor)[0])
+def _raw(tensor: Tensor) -> list[Raw]:
+    return [to_raw(tensor)[0]]
 
 
 def _fitting(

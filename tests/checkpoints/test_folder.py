@@ -124,7 +124,6 @@ INDEXES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no map": (lambda i: {"metadata": {}}, "has no weight_map"),
     "map empty": (lambda i: {"weight_map": {}}, "has no weight_map"),
     "a list": (lambda i: [i], "has no weight_map"),
-    "many": (lambda i: {"weight_map": {str(n): f"{n}.safetensors" for n in range(1001)}}, "names more than 1000 files"),
 }
 
 

@@ -130,8 +130,6 @@ def test_a_large_tensor_passes_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     for block in (module.BLOCK_BYTES, 1024):
         monkeypatch.setattr(module, "BLOCK_BYTES", block)
         monkeypatch.setattr(fusion, "BLOCK_BYTES", block)
-        monkeypatch.setattr(module, "PIECE_BYTES", block)
-        monkeypatch.setattr(module, "LARGE_BYTES", 4 * block)
         largest = 0
         out = tmp_path / str(block)
         out.mkdir()

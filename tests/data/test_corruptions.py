@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.data.corruptions import Corrupted, Corruption, Mixed, corruptions_of
+from hydrasurgeon.data.corruptions import Corrupted, Corruption, corruptions_of
 from hydrasurgeon.data.corruptions.filters import convolved, disk, gaussian, motion, plasma, sampled, zoomed
 from hydrasurgeon.data.corruptions.kinds import NAMES, SEVERITIES
 from hydrasurgeon.data.corruptions.pictures import spoiled
@@ -209,7 +209,7 @@ def test_fingerprints_tell_what_was_done() -> None:
 
 def test_several_in_turn() -> None:
     kinds = [Corruption("contrast", 5), Corruption("brightness", 1)]
-    mixed = Mixed(images(4), kinds)
+    mixed = Corrupted(images(4), *kinds)
     for i in range(4):
         alone = Corrupted(images(4), kinds[i % 2]).read(i)
         assert np.array_equal(np.asarray(mixed.read(i)), np.asarray(alone))

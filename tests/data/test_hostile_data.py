@@ -297,9 +297,9 @@ def test_damaged_statistics_do_not_end_the_process() -> None:
     ("spec", "says"),
     [
         ("shards-{0..99999999999}.tar", "no such image–text pairs"),
-        ("shards-{0..999999999}.tar", "shards-0.tar: no such file"),
+        ("shards-{0..999999999}.tar", "shards-0.tar: no such image–text pairs"),
         ("shards-{5..3}.tar", "no such image–text pairs"),
-        ("shards-{000..001}.tar", "no such file"),
+        ("shards-{000..001}.tar", "no such image–text pairs"),
     ],
 )
 def test_ranges_of_shards(tmp_path: Path, spec: str, says: str) -> None:

@@ -344,7 +344,7 @@ def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
 def test_statistics_of_a_thousand_classes_are_small() -> None:
     classes, width = 1000, 768
     shapes = {"centre": width, "factor": width * width, "means": classes * width, "background": width * width}
-    stored = {kind: sum(4 * shapes[name] for name in FITTED[kind].parts) for kind in ("mds", "rmds", "maha++")}
+    stored = {kind: sum(4 * shapes[name] for name in FITTED[kind][1]) for kind in ("mds", "rmds", "maha++")}
     assert max(stored.values()) <= 8_000_000
 
 
@@ -355,4 +355,4 @@ def test_scores_of_logits_are_named_once() -> None:
 @pytest.mark.parametrize("kind", FITTED)
 def test_a_fit_holds_what_the_record_says(kind: str, data: Data) -> None:
     state, _ = fitting_of(kind)(data.evidence())
-    assert set(state) == set(FITTED[kind].parts)
+    assert set(state) == set(FITTED[kind][1])

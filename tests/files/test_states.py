@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
-from hydrasurgeon.files.resumable import DONE, FORMAT, Resumable, Work, clear
+from hydrasurgeon.files.resumable import FORMAT, Resumable
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -79,10 +78,7 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
     ],
 )
 def test_a_state_that_is_none(says: Any, words: str, tmp_path: Path) -> None:
-    class Kept(Resumable):
-        work = Work("training", "kept.state", 2)
-
-    state = Kept(tmp_path / "t.json", {})
+    state = Resumable(tmp_path / "t.json", {}, ("training", "kept.state/2"))
     with pytest.raises(CheckpointError) as refused, state.judged():
         state.position(says, most=1000)
     assert refused.value.message.startswith(
@@ -109,24 +105,6 @@ def test_an_interrupted_run_is_not_started_over_by_mistake(tiny: MAKE, images: S
     assert out.read_bytes() == whole
     assert not state.exists()
     assert again.notes == ()
-
-
-def test_a_state_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, path = Work("search", "hydrasurgeon.search", 1), tmp_path / "m.search.json"
-    path.write_text(f'{{"{FORMAT}": "hydrasurgeon.search/1"}}')
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", fails)
-        with pytest.raises(
-            OutputError, match=r"m.search.json: the state of the search cannot be removed \(Input/output error\)"
-        ) as refused:
-            clear(path, work, next=DONE)
-    assert refused.value.hint == DONE
-    clear(path, work, next=DONE)
-    assert not path.exists()
 
 
 def test_resuming_nothing_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:

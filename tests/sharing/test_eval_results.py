@@ -133,9 +133,9 @@ def test_a_push_is_refused_before_any_work(hub: FakeHub, folder: Path, images: C
     other = hs.prune(folder.parent / "vit.safetensors", method="random", keep=2, out=f"{folder.parent / 'other'}/").path
     hub.repos["me/x"] = Repo()
     for folders, options, says in (
-        ([folder], {"push_to_hub": "me/x"}, "eval uploads model cards"),
+        ([folder], {"push_to_hub": "me/x"}, "one model card, there are 0"),
         ([folder], {"push_to_hub": "me/y", "card": True}, "no such repository"),
-        ([folder, other], {"push_to_hub": "me/x", "card": True}, "one repository"),
+        ([folder, other], {"push_to_hub": "me/x", "card": True}, "there are 2"),
     ):
         with pytest.raises(UsageError, match=says):
             hs.evaluate(folders, data=images(), **options)

@@ -53,7 +53,7 @@ def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     free = {0: torch.export.Dim.DYNAMIC}
     program = torch.export.export(Decides(state), (logits[:2], features[:2]), dynamic_shapes=(free, free), strict=False)
     outputs = ("probabilities", "uncertainty", "ood_score", "unfamiliar", "x", "y")
-    content = sharing.described(sharing.converted(program, ("logits", "features"), outputs), {})
+    content = sharing.written(program, ("logits", "features"), outputs, {})[0]
     proto = onnx.load_from_string(content)
     # Not in float64 in the oldest onnxruntime that is allowed.
     assert "ReduceL2" not in {node.op_type for node in proto.graph.node}
@@ -160,8 +160,13 @@ def test_without_a_state_the_file_says_nothing_of_one(tmp_path: Path) -> None:
 def test_a_score_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES["timm ViT"]
     path = calibrated(tmp_path, family, "nci", kind="single")
-    other = sharing.described
-    monkeypatch.setattr(sharing, "described", lambda proto, facts: _nudged(other(proto, facts)))
+    written = sharing.written
+
+    def nudged(*arguments: Any) -> Any:
+        content = _nudged(written(*arguments)[0])
+        return content, sharing.in_onnxruntime(content, arguments[2])
+
+    monkeypatch.setattr(sharing, "written", nudged)
     with pytest.raises(CheckFailed, match="outputs differ from torch's"):
         export(path, out=tmp_path / "c.onnx")
     assert not (tmp_path / "c.onnx").exists()

@@ -11,7 +11,7 @@ from torch import Tensor
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.files.manifest import Manifest
-from hydrasurgeon.files.tensors import Planned, whole
+from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
 
@@ -22,7 +22,7 @@ def edited(path: Path, out: Path, change: Callable[[str, Tensor], Tensor], **fie
     planned = []
     for name, info in source.tensors.items():
         raw, dtype = to_raw(change(name, to_tensor(source.tensors.read(name), info.dtype).clone()))
-        planned.append(Planned(name, dtype, raw.shape, lambda raw=raw: whole(raw)))
+        planned.append(Planned(name, dtype, raw.shape, lambda raw=raw: [raw]))
     history = source.manifest.history
 
     def manifest(sha256: str) -> Manifest:

@@ -85,7 +85,7 @@ def drawn(score: str, members: int, *, joint: Joint | None = None, width: int = 
     sizes, random = {"width": width, "size": 60, "classes": classes}, torch.Generator().manual_seed(members)
 
     def fit() -> dict[str, torch.Tensor]:
-        shapes = {part: [sizes[dim] for dim in dims.split()] for part, dims in FITTED[score].parts.items()}
+        shapes = {part: [sizes[dim] for dim in dims.split()] for part, dims in FITTED[score][1].items()}
         return {part: torch.randn(shape, generator=random) for part, shape in shapes.items()}
 
     fitted = None

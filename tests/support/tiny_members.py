@@ -32,7 +32,7 @@ def tune(path: Path, out: Path, seed: int) -> Path:
     """A copy whose every tensor moved a little."""
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
-    from hydrasurgeon.files.tensors import Planned, whole
+    from hydrasurgeon.files.tensors import Planned
     from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
     opened = open_checkpoint(path)
@@ -41,6 +41,6 @@ def tune(path: Path, out: Path, seed: int) -> Path:
     for name, info in opened.tensors.items():
         tensor = to_tensor(opened.tensors.read(name), info.dtype)
         raw, dtype = to_raw(tensor + 0.05 * torch.randn(tensor.shape, generator=generator))
-        planned.append(Planned(name, dtype, info.shape, lambda raw=raw: whole(raw)))
+        planned.append(Planned(name, dtype, info.shape, lambda raw=raw: [raw]))
     save(out, planned, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256), files=opened.files)
     return out

@@ -194,7 +194,7 @@ def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -
     """A member whose tensors of some names were 'tuned': random noise added, manifest made afresh."""
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
-    from hydrasurgeon.files.tensors import Planned, whole
+    from hydrasurgeon.files.tensors import Planned
     from hydrasurgeon.runtime.tensors import to_raw
 
     generator = torch.Generator().manual_seed(seed)
@@ -203,7 +203,7 @@ def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -
     for name, tensor in load_file(path).items():
         noisy = tensor + 0.1 * torch.randn(tensor.shape, generator=generator) if change(name) else tensor
         raw, dtype = to_raw(noisy)
-        planned.append(Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: whole(raw)))
+        planned.append(Planned(name, dtype, tuple(tensor.shape), lambda raw=raw: [raw]))
     save(out, planned, lambda sha256: rewritten(opened.manifest, weights_sha256=sha256))
     return out
 

@@ -290,8 +290,8 @@ def test_what_holds_no_pairs(clip: Path, pairs: str, tmp_path: Path, tiny: Any, 
         ("a.tar.gz", "not image–text pairs"),
         ("t.csv", "needs columns image and text or caption"),
         ("none", "no such image–text pairs"),
-        ("shards-{000..002}.tar", "shards-002.tar: no such file"),
-        ("absent.parquet", "no such file"),
+        ("shards-{000..002}.tar", "shards-002.tar: no such image–text pairs"),
+        ("absent.parquet", "no such image–text pairs"),
     ):
         with pytest.raises(DataError, match=said):
             open_pairs(str(tmp_path / spec))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hydrasurgeon.files.atomic import real
-from hydrasurgeon.files.resumable import Work, clear
+from hydrasurgeon.files.resumable import clear
 
-SEARCH = Work("search", "hydrasurgeon.search", 4)
-"""What the state of a search calls itself."""
+SEARCH = ("search", "hydrasurgeon.search/4")
+"""What the work is called, and what its state calls itself."""
 
 
 def state_path(output: Path, key: str) -> Path:

@@ -9,7 +9,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -105,7 +105,7 @@ class SearchPosition(BaseModel):
 class SearchState(Resumable):
     """The state of one search."""
 
-    work: ClassVar[Work] = SEARCH
+    work: Work = SEARCH
 
     def write(self, position: Mapping[str, Any]) -> None:
         write_text(self.path, json.dumps(self.texts(position)) + "\n")

@@ -7,7 +7,6 @@ sample is corrupted alike in any batch, worker, subset or order, and at every se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +16,7 @@ from PIL import Image
 from hydrasurgeon.data.corruptions.filters import Random
 from hydrasurgeon.data.corruptions.kinds import TEXT, Corruption
 from hydrasurgeon.data.corruptions.pictures import spoiled
-from hydrasurgeon.data.samples import Changed, Decoded, Samples
+from hydrasurgeon.data.samples import Decoded, Samples, Subset
 from hydrasurgeon.errors import DataError
 
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
@@ -26,16 +25,16 @@ BESIDE = {key: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in ROWS f
 """Letter → the keys beside it."""
 
 
-class Mixed(Changed):
+class Corrupted(Subset):
     """Every sample of another set, corrupted by one of several corruptions in turn; its labels stay."""
 
-    def __init__(self, parent: Samples, corruptions: Sequence[Corruption], seed: int = 0) -> None:
+    def __init__(self, parent: Samples, *corruptions: Corruption, seed: int = 0) -> None:
         if parent.kind == "pair":
             raise DataError(f"{parent.spec}: holds images with texts", hint="Corruptions change one of the two.")
         kinds = [f"{each.name}:{each.severity}" for each in corruptions]
         shown = kinds[0] if len(kinds) == 1 else f"{len(kinds)} corruptions of it"
-        super().__init__(parent, f"{parent.spec}, {shown}", parent.labels)
-        self.corruptions, self.seed = tuple(corruptions), seed
+        super().__init__(parent, parent.labels)
+        self.spec, self.corruptions, self.seed = f"{parent.spec}, {shown}", corruptions, seed
 
     def read(self, i: int) -> Decoded:
         raw = self.parent.read(i)
@@ -59,14 +58,6 @@ class Mixed(Changed):
     @cached_property
     def _parents(self) -> dict[str, Any]:
         return self.parent.fingerprint()
-
-
-class Corrupted(Mixed):
-    """Every sample of another set, corrupted by one corruption."""
-
-    def __init__(self, parent: Samples, corruption: Corruption, seed: int = 0) -> None:
-        super().__init__(parent, [corruption], seed)
-        self.corruption = corruption
 
 
 def _random(seed: int, name: str, content: bytes) -> np.random.Generator:

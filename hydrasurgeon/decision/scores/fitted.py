@@ -38,11 +38,11 @@ def scoring_of(kind: str) -> Callable[[Fit, Tensor, Tensor], Scores]:
 
 def stored_scores() -> dict[str, tuple[tuple[str, ...], Callable[[Fit, Tensor, Tensor], Scores]]]:
     """Score → what it stores of each member, and what it makes of that, features and logits."""
-    return {kind: ((*score.parts,), scoring_of(kind)) for kind, score in FITTED.items()}
+    return {kind: ((*parts,), scoring_of(kind)) for kind, (_, parts) in FITTED.items()}
 
 
 def _function(what: str, kind: str) -> Any:
-    module, _, name = FITTED[kind].home.partition(":")
+    module, _, name = FITTED[kind][0].partition(":")
     return getattr(import_module(f"hydrasurgeon.decision.scores.{module}"), f"{what}_{name}")
 
 

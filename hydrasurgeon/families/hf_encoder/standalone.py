@@ -44,10 +44,10 @@ def deciding() -> str:
 
 def _table(texts: _Texts) -> str:
     rows = []
-    for kind, score in FITTED.items():
-        module, _, name = score.home.partition(":")
+    for kind, (home, parts) in FITTED.items():
+        module, _, name = home.partition(":")
         texts.take(SCORES + module, f"score_{name}")
-        rows.append(f'    "{kind}": ({(*score.parts,)!r}, score_{name}),')
+        rows.append(f'    "{kind}": ({(*parts,)!r}, score_{name}),')
     return "\n".join(["FITTED = {", *rows, "}"])
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -63,10 +63,11 @@ def check_enough(members: int | None, candidates: int) -> None:
         )
 
 
+@dataclass(frozen=True)
 class State(Resumable):
     """What a work folder belongs to, and what was said of the files in it."""
 
-    work: ClassVar[Work] = Work("build", "hydrasurgeon.build-state", 3)
+    work: Work = ("build", "hydrasurgeon.build-state/3")
 
     def read(self) -> Notes:
         """Refused where the folder belongs to other work."""

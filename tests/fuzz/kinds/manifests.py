@@ -83,13 +83,13 @@ def _write_again(path: Path, out: Path) -> None:
     """A hydra as a directory, with the state's own file, its model card and its modelling files."""
     from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
     from hydrasurgeon.checkpoints.writing import save
-    from hydrasurgeon.files.tensors import Planned, hashed
+    from hydrasurgeon.files.tensors import Planned
 
     opened = open_checkpoint(path)
 
     def planned(name: str) -> Planned:
         info = opened.tensors[name]
-        return Planned(name, info.dtype, info.shape, lambda: hashed(opened.tensors.blocks(name)))
+        return Planned(name, info.dtype, info.shape, lambda: opened.tensors.blocks(name))
 
     save(
         out / "d",
