@@ -1,1 +1,1 @@
-"""Kills, power losses, failing disks and races at every call that changes a disk, over all stages and outputs."""
+"""Kills, power losses and failing disks at every call that changes a disk, over stages and outputs."""

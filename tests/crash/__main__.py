@@ -1,4 +1,4 @@
-"""`python -m crash`: blows at every call that changes a disk, and races of two writers."""
+"""`python -m crash`: blows at every call that changes a disk."""
 
 from __future__ import annotations
 
@@ -18,20 +18,17 @@ from crash.blows import HOWS
 
 
 def main() -> int:
-    from crash.races import RACES, race
     from crash.scenes import SAMPLE, SCENES
     from crash.trial import make_inputs, strike
 
     parser = argparse.ArgumentParser(prog="crash", description=__doc__)
     parser.add_argument("--scene", action="append", help="only scenes whose name holds this; repeatable")
     parser.add_argument("--how", action="append", choices=list(HOWS), help="only these blows; repeatable")
-    parser.add_argument("--races", type=int, default=200, help="how many")
     parser.add_argument("--sample", action="store_true", help="the few scenes that need no model")
     options = parser.parse_args()
     chosen = [s for s in SCENES if not options.scene or any(part in s.name for part in options.scene)]
     if options.sample:
         chosen = [scene for scene in chosen if scene.name in SAMPLE]
-    races = list(RACES)
     hows = options.how or list(HOWS)
     _import_all(light=options.sample)
     work = Path(tempfile.mkdtemp(prefix="hydrasurgeon-crash-", dir=_memory()))
@@ -47,14 +44,9 @@ def main() -> int:
                 violations += len(struck.violations)
                 print("\n".join(struck.violations), file=sys.stderr, end="\n" * bool(struck.violations))
             print(f"{scene.name}: {dict(blows)} so far, {time.monotonic() - started:.0f} s", flush=True)
-        for i in range(options.races):
-            name = races[i % len(races)]
-            problems = race(name, work / "inputs", work / "race")
-            violations += len(problems)
-            print("\n".join(problems), file=sys.stderr, end="\n" * bool(problems))
     finally:
         shutil.rmtree(work)
-    print(f"{dict(blows)}, {options.races} races, {violations} violations, {time.monotonic() - started:.0f} s")
+    print(f"{dict(blows)}, {violations} violations, {time.monotonic() - started:.0f} s")
     return 1 if violations else 0
 
 

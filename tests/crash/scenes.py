@@ -9,9 +9,7 @@ ARCH = "timm:vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=
 TUNE = (
     "finetune vit --recipe demo --set epochs=1 --set batch_size=8 --data d.npz --limit 32 --device cpu --save-every 1"
 )
-SEARCH = "--method circuit --objective acc --data d.npz --limit 16 --device cpu --remove 2"
 CALIBRATE = "calibrate vit --data d.npz --ood-score vim --device cpu -o {}"
-PAGES = "eval --predictions-in {}.safetensors --html r.html --markdown r.md {}"
 BUILD = (
     "build vit --data d.npz --val v.npz --criteria magnitude,taylor --candidates 3 --members 2 --budget macs=3"
     " --score-limit 16 --device cpu"
@@ -43,18 +41,9 @@ def _prune(out: str, *, keep: int = 2, more: str = "") -> str:
 
 
 SCENES = (
-    Scene("prune: file", _prune("m"), (PAIR,)),
     Scene("prune: file over a file", _prune("m", more="--force"), (PAIR,), (_prune("m", keep=3),)),
-    Scene("prune: folder", _prune("d/"), (("d/",),)),
     Scene("prune: folder over a folder", _prune("d/", more="--force"), (("d/",),), (_prune("d/", keep=3),)),
-    Scene("prune: folder of several weight files", _prune("d/", more="--max-shard-size 50KB"), (("d/",),)),
-    Scene("prune: circuit, folder", f"prune vit {SEARCH} -o d/", (("d/",),)),
     Scene("score: in place", "score vit --method magnitude", (("vit.safetensors", "vit.heads.json"),)),
-    Scene(
-        "score: a bare file",
-        f"score bare.safetensors --method magnitude --arch {ARCH}",
-        (("bare.safetensors", "bare.heads.json"),),
-    ),
     Scene(
         "score: a folder of several weight files in place",
         "score d --method magnitude",
@@ -62,7 +51,6 @@ SCENES = (
         (_prune("d/", more="--max-shard-size 50KB"),),
     ),
     Scene("finetune: file", f"{TUNE} -o t", (TUNED,), again=("--resume", "--resume --force")),
-    Scene("finetune: file, resumed", f"{TUNE} -o t --resume", (TUNED,), again=("--force",)),
     Scene("fuse: file over a file", "fuse m1 m2 -o m --force", (PAIR,), (_prune("m"),)),
     Scene(
         "eval: over a report and predictions",
@@ -70,19 +58,6 @@ SCENES = (
         (("r.json",), ("p.safetensors",)),
         ("eval m1 --data d.npz --limit 16 --device cpu --json r.json --predictions p.safetensors",),
     ),
-    Scene(
-        "eval: pages over pages",
-        PAGES.format("p", "--force"),
-        (("r.html",), ("r.md",)),
-        (
-            *(
-                f"eval {model} --data d.npz --limit 16 --device cpu --predictions {file}.safetensors"
-                for model, file in (("vit", "p"), ("m1", "q"))
-            ),
-            PAGES.format("q", ""),
-        ),
-    ),
-    Scene("eval: card", "eval d --data d.npz --limit 16 --device cpu --card", (("d/README.md",),), (_prune("d/"),)),
     Scene("calibrate: folder over a folder", CALIBRATE.format("d/ --force"), (("d/",),), (_prune("d/"),)),
     Scene(
         "predict: table over a table",
@@ -96,13 +71,6 @@ SCENES = (
         (("d/",), ("p.svg",)),
         work="d.build/",
         every=5,
-    ),
-    Scene("calibrate: cascade, file", f"{CASCADE} -o m", (PAIR,), ("fuse m1 m2 -o h",)),
-    Scene(
-        "export: padded, folder over a folder",
-        "export m1 --format padded -o d/ --force",
-        (("d/",),),
-        ("export m2 --format padded -o d/",),
     ),
     Scene(
         "export: a cascade's two graphs",
@@ -118,7 +86,6 @@ SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in p
 def lay_out(folder: Path) -> tuple[str, ...]:
     """Make the inputs of all scenes in `folder`, without the command; the commands that make the rest."""
     import numpy as np
-    from safetensors.torch import load_file, save_file
 
     from hydrasurgeon.tuning.start import fresh
 
@@ -127,6 +94,4 @@ def lay_out(folder: Path) -> tuple[str, ...]:
     for name in ("d", "v"):
         np.savez(folder / f"{name}.npz", images=rng.integers(0, 255, (40, 28, 28), dtype=np.uint8), labels=labels)
     fresh(f"init:{ARCH}", folder / "vit.safetensors", seed=0)
-    # As people have them: tensors alone.
-    save_file(load_file(folder / "vit.safetensors"), folder / "bare.safetensors")
     return (_prune("m1", keep=3), _prune("m2", keep=2, more="--seed 1"))

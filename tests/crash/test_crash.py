@@ -1,4 +1,4 @@
-"""A sample of `make crash`: every call of the stages that need no model, and a few races."""
+"""A sample of `make crash`: every call of the stages that need no model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_no_blow_leaves_half_an_output() -> None:
     """In a process of its own: one that has started threads should not fork."""
     paths = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
     done = subprocess.run(
-        [sys.executable, "-m", "crash", "--sample", "--races", "4"],
+        [sys.executable, "-m", "crash", "--sample"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,

@@ -82,13 +82,7 @@ def build(scene: Scene, inputs: Path, folder: Path) -> None:
     """What lies in the folder before the command is struck."""
     shutil.copytree(inputs, folder)
     for line in scene.before:
-        words = line.split()
-        if words[0] == "mv":
-            (folder / words[1]).rename(folder / words[2])
-        elif words[0] == "mkdir":
-            (folder / words[1]).mkdir()
-        else:
-            _must(forked(folder, command(line)), line)
+        _must(forked(folder, command(line)), line)
 
 
 def make_inputs(folder: Path) -> None:

@@ -130,31 +130,3 @@ def test_the_makefile(here: Path) -> None:
     shutil.copy(str(files("hydrasurgeon") / "demo" / "independent-2.safetensors"), here / "backbone.safetensors")
     (here / "backbone.safetensors").touch()
     assert sorted(said(shell(make, here))) == sorted([*STAGES, "eval"])
-
-
-@pytest.mark.slow
-def test_the_dvc_pipeline(here: Path) -> None:
-    dvc = os.environ.get("DVC") or shutil.which("dvc")
-    if dvc is None:
-        pytest.skip("needs dvc, on the path or named by $DVC")
-    params = yaml.safe_load((here / "params.yaml").read_text())
-    params |= {"options": "--limit 48 --device cpu", "limits": {"ece": 0.9, "accuracy": 0.5, "auroc": 0.3}}
-    (here / "params.yaml").write_text(yaml.safe_dump(params))
-    assert shell([dvc, "init", "--no-scm", "--quiet"], here).returncode == 0
-    first = shell([dvc, "repro"], here)
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert re.findall(r"Running stage '(\w+)", first.stdout) == [
-        "score",
-        "prune",
-        "prune",
-        "prune",
-        "fuse",
-        "eval",
-        "hold",
-        "verify",
-    ]
-    assert json.loads((here / "build" / "verified.json").read_text())["holds"] is True
-    (here / "backbone.safetensors").touch()
-    again = shell([dvc, "repro"], here)
-    assert again.returncode == 0
-    assert "Running stage" not in again.stdout

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from tiny_families import FAMILIES
 from typer.main import get_command
 
 import hydrasurgeon as hs
@@ -74,28 +72,6 @@ def test_a_pipeline_runs_whole_on_stand_ins(name: str, tmp_path: Path) -> None:
     assert sum(len(row) for rows in plain.kept.values() for row in rows) == heads - len(rows)
     tuned = [entry for entry in manifest.history if entry.command == "finetune"]
     assert len(tuned) == (0 if name == "clip" else 4)  # the backbone, and three members
-
-
-@pytest.mark.slow
-def test_only_the_classifier_of_a_deep_ensemble_d_is_its_own(tmp_path: Path) -> None:
-    """By the words of the pipeline itself: one tuned backbone and three classifiers, as the paper's 5.2 has it."""
-    FAMILIES["BERT"].write(tmp_path / "single")
-    line = next(line for line in (PAPER / "sst2.sh").read_text().splitlines() if "--freeze" in line)
-    freeze = line.partition("--freeze ")[2].split()[0]
-    data = FAMILIES["BERT"].data(tmp_path)
-    fields = {"classifier": "fresh", "steps": "2", "warmup": "0", "lr": "0.01"}
-    hs.finetune(
-        tmp_path / "single",
-        data=data,
-        recipe="sst2",
-        set=fields,
-        freeze=freeze,
-        out=tmp_path / "t.safetensors",
-        device="cpu",
-    )
-    before, after = (load_file(tmp_path / name) for name in ("single/model.safetensors", "t.safetensors"))
-    moved = {name for name in before if not np.array_equal(before[name], after[name])}
-    assert moved == {"classifier.weight", "classifier.bias"}
 
 
 def convert(source: Path, target: Path) -> list[str]:

@@ -1,2 +1,1 @@
-"""Hostile inputs by the nine ways in which files enter, counted and seeded; `python -m fuzz` runs them by the
-million."""
+"""Hostile manifests and configs, drawn and seeded; `python -m fuzz` runs them by the thousand."""

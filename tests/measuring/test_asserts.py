@@ -179,32 +179,6 @@ def test_in_the_command(
     assert run([*again, "id.accuracy>=0"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("limit", "says"),
-    [
-        ("id.ece=1", "--assert id.ece=1"),
-        ("ood.other.auorc>=0", "Did you mean ood.auroc?"),
-        ("vit2:id.ece<=1", "There are vit."),
-    ],
-)
-def test_refused_before_any_work(
-    tiny: Callable[..., Path],
-    images: SPEC,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    limit: str,
-    says: str,
-) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("a model was run")
-
-    monkeypatch.setattr("hydrasurgeon.stages.evaluate_models.predicted", never)
-    line = ["eval", str(tiny()), "--data", images(), "--ood", f"other={images('o.npz')}"]
-    assert run([*line, "--assert", limit]) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_several_data_sets(tiny: Callable[..., Path], images: SPEC) -> None:
     sets = [f"one={images()}", f"two={images('two.npz', seed=3)}"]
     limits = ["sets.two.accuracy>=0", "sets_average.ece>1", "id.ece>=0"]

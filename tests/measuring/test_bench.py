@@ -138,17 +138,6 @@ def test_what_cannot_be_compiled_is_measured_as_it_is(
     assert found.results[0].points[0].latency_ms > 0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["--batch", "0"], "--batch 0"), (["--dtype", "int8"], "--dtype int8"), (["--runs", "0"], "--runs 0")],
-)
-def test_wrong_usage(
-    parts: tuple[Path, list[Path], Path], capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert run(["bench", str(parts[2]), *words]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_contenders_must_read_the_same_inputs(tiny: MAKE, parts: tuple[Path, list[Path], Path]) -> None:
     other = tiny(
         "other.safetensors",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from tiny_families import NAMES, write_clip
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.sets import labelled_sets
 
@@ -49,14 +47,6 @@ def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None
     assert cool.sets[1].accuracy == ensemble.sets[1].accuracy
 
 
-def test_one_data_set_has_the_keys_it_always_had(tiny: MAKE, images: SPEC) -> None:
-    report = json.loads(hs.evaluate([tiny()], data=images(), device="cpu").report.to_json())
-    (found,) = report["results"]
-    assert set(found) == {"name", "kind", "members", "id", "ood", "ood_average", "shift", "diversity", "cost"}
-    assert report["settings"]["data"] == "data.npz"
-    assert "sets" not in report["settings"]
-
-
 @pytest.fixture
 def clip(tmp_path: Path) -> Path:
     write_clip(tmp_path / "clip")
@@ -91,21 +81,6 @@ def test_each_data_set_has_its_own_class_names(clip: Path, tmp_path: Path) -> No
     assert found.settings["data"] == ["animals=animals", "things=things", "in1k=codes"]
     hashes = [found.settings["sets"][name]["classes_sha256"] for name in ("things", "in1k")]
     assert len({found.settings["classes_sha256"], *hashes}) == 3
-
-
-def test_the_command_prints_a_column_for_each(tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tiny())
-    line = ["eval", path, "--data", f"easy={images()}", "--data", images("b.npz", seed=2), "--device", "cpu"]
-    assert run(line) == 0
-    shown = capsys.readouterr().out
-    lines = shown.splitlines()
-    at = lines.index("by data set")
-    assert lines[at + 1].split() == ["easy", "b", "mean"]
-    assert lines[at + 2].split() == ["Acc", "NLL", "ECE"] * 3
-    assert run([*line, "--json", "-", "--quiet"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["results"]
-    assert [each["name"] for each in found["sets"]] == ["easy", "b"]
-    assert run([*line, "--predictions", "p.safetensors"]) == 2
 
 
 def test_names_of_data_sets(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from tiny_families import FAMILIES
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.measuring.cost import step_macs
@@ -103,45 +101,6 @@ def test_the_page_compares_the_cascade_with_its_own_hydra(folder: Path, tmp_path
     # Each row's picture is of that row's answers.
     difference = part.id.accuracy - whole.id.accuracy
     assert f"accuracy: {difference:+.4f}, between" in text
-
-
-def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "eval",
-        str(folder / "c.safetensors"),
-        "--data",
-        str(folder / "test.npz"),
-        "--cascade",
-        "--device",
-        "cpu",
-    ]
-    assert run([*arguments, "--assert", "c:cost.expected_macs>0", "--assert", "c (full):id.n==60", "--json", "-"]) == 0
-    rows = json.loads(capsys.readouterr().out)["results"]
-    assert [row["name"] for row in rows] == ["c", "c (full)"]
-    assert run(arguments) == 0
-    assert "expected" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("keywords", "what"),
-    [
-        ({"mc_dropout": 3}, "--mc-dropout"),
-        ({"no_decision": True}, "--no-decision"),
-        ({"temperature": 2.0}, "--temperature"),
-        ({"predictions": "p.safetensors"}, "--predictions"),
-        ({"card": True}, "--card"),
-    ],
-)
-def test_what_it_does_not_go_with(folder: Path, keywords: dict[str, Any], what: str) -> None:
-    with pytest.raises(UsageError, match=what):
-        hs.evaluate([folder / "c.safetensors"], data=str(folder / "test.npz"), cascade=True, **keywords)
-
-
-def test_a_file_without_a_cascade(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"hydra\.safetensors has no cascade"):
-        hs.evaluate(
-            [folder / "c.safetensors", folder / "hydra.safetensors"], data=str(folder / "test.npz"), cascade=True
-        )
 
 
 def test_bench_times_batches_of_real_data(folder: Path) -> None:

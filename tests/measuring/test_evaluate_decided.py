@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from safetensors.torch import load_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring import metrics
@@ -87,47 +85,6 @@ def test_options_override_the_state(ready: Path) -> None:
     assert two.ood[0].auroc == pytest.approx(every.ood[0].scores["msp"])
     pair = hs.evaluate([ready / "c", ready / "source"], data=data, ensemble=True).report.results[0]
     assert pair.id.coverage is None
-
-
-def test_a_score_that_was_not_fitted(ready: Path) -> None:
-    data = str(ready / "data.npz")
-    for checkpoint, score in (("source", "rmds"), ("c", "mds"), ("c", "msp,knn")):
-        with pytest.raises(UsageError, match="carries no such fit") as caught:
-            hs.evaluate([ready / checkpoint], data=data, ood_score=score)
-        assert "calibrate --ood-score" in str(caught.value.hint)
-    with pytest.raises(UsageError, match=r"--ood-score enrgy.*did you mean energy"):
-        hs.evaluate([ready / "c"], data=data, ood_score="enrgy")
-    with pytest.raises(UsageError, match=r"--ci 1\.5"):
-        hs.evaluate([ready / "c"], data=data, ci=1.5)
-
-
-def test_the_command_line(ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(ready)
-    line = [
-        "eval",
-        "c",
-        "--data",
-        "data.npz",
-        "--ood",
-        "noise.npz",
-        "--ci",
-        "0.9",
-        "--assert",
-        "id.coverage>=0.1",
-        "--assert",
-        "id.ci.nll.0>=0",
-    ]
-    line += ["--assert", "id.mis_auroc>=0", "--assert", "ood_average.far.ci.fpr95.1<=1"]
-    assert run([*line, "--json", "-"]) == 0
-    (found,) = json.loads(capfd.readouterr().out)["results"]
-    for name in ("accuracy", "nll", "ece", "aurc", "cov5"):
-        low, high = found["id"]["ci"][name]
-        assert low <= found["id"][name] + 0.05
-        assert high >= found["id"][name] - 0.05
-    low, high = found["ood"][0]["ci"]["fpr95"]
-    assert low <= found["ood"][0]["fpr95"] <= high
-    assert run(line) == 0
-    assert "covered" in capfd.readouterr().out
 
 
 def test_what_is_not_used_is_not_read(ready: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +188,3 @@ def test_temperatures_that_leave_no_probabilities(tmp_path: Path, temperature: s
     path = write(tmp_path / "p.safetensors")
     with pytest.raises(UsageError, match="must lie between"):
         hs.evaluate([], predictions_in=[path], temperature=temperature)
-
-
-@pytest.mark.parametrize(
-    "line", [{"ood": ["\x1b[2J=d.npz"]}, {"shift": ["fog:²=d.npz"]}, {"shift": [f"fog:{'9' * 5000}=d.npz"]}]
-)
-def test_names_of_sets_on_the_command_line(
-    tiny: Callable[..., Path], images: Callable[..., str], line: dict[str, list[str]]
-) -> None:
-    with pytest.raises(UsageError, match=r"not near:NAME|no such severity"):
-        hs.evaluate([tiny()], data=images(), **line)  # type: ignore[arg-type]

@@ -68,11 +68,6 @@ def test_predictions_of_the_same_name(runs: list[Path], images: SPEC, tmp_path: 
     assert [row.name for row in alone] == ["model", "model"]  # one and the same
 
 
-def test_bench_measures_both(runs: list[Path]) -> None:
-    results = hs.bench(runs, batch="1", runs=1, device="cpu").results
-    assert [each.name for each in results] == [str(path).removesuffix(".safetensors") for path in runs]
-
-
 @pytest.mark.parametrize(
     ("paths", "names"),
     [

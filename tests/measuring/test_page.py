@@ -20,9 +20,8 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import OutputError, UsageError
-from hydrasurgeon.report.columns import short, tables
-from hydrasurgeon.report.svg import Chart, Scale, number, ticks
+from hydrasurgeon.report.columns import tables
+from hydrasurgeon.report.svg import Scale, number, ticks
 from hydrasurgeon.report.verdicts import amount
 
 NASTY = "</title><script>alert(1)</script><b>&\"'|`_%$\\{x}"
@@ -167,50 +166,6 @@ def test_other_samples_are_not_compared(files: list[Path], tmp_path: Path) -> No
     parsed, text = page([files[0], other], tmp_path / "r.html")
     assert "".join(parsed.said("h1")) == "Compared with base: other is not compared."
     assert "did not answer for the samples" in text
-
-
-def test_long_names_and_many_models_leave_room_for_the_verdict(tmp_path: Path) -> None:
-    long = ["vit-of-a-long-line-" * 5 + end for end in ("first", "second")]
-    pair = [write(tmp_path / f"{at}.safetensors", 1.0 + at, name=name) for at, name in enumerate(long)]
-    parsed, text = page(pair, tmp_path / "r.html")
-    heading = "".join(parsed.said("h1"))
-    assert len(heading) < 160
-    assert all(name in " ".join(parsed.said("h2")) for name in long)  # in full
-    assert f'<th scope="row"><span title="{long[0]}">vit-of-a-long-line-' in text
-    # What differs in the middle is not made alike.
-    assert short("a" * 60) == f"{'a' * 32}…{'a' * 19}"
-    alike = [f"{'x' * 60}{middle}{'y' * 60}" for middle in "ab"]
-    pair = [write(tmp_path / f"{name[60]}.safetensors", 1.0, name=name) for name in alike]
-    _, text = page(pair, tmp_path / "alike.html")
-    assert all(f'<th scope="row">{name}</th>' in text for name in alike)
-    many = [write(tmp_path / f"m{at}.safetensors", 1.0 + at, name=f"m{at}") for at in range(6)]
-    parsed, _ = page(many, tmp_path / "many.html")
-    assert "".join(parsed.said("h1")).startswith("Compared with m0: 4 models are better; m1 is better in some")
-
-
-def test_ticks_differ_and_lie_beside_the_label() -> None:
-    chart = Chart.of("t", "s", x=(0, 1.5), y=(0.33712, 0.33855))
-    chart.axes("cost", "NLL")
-    texts = re.findall(r'<text class="tick" x="([^"]+)"[^>]*text-anchor="end">([^<]*)<', "".join(chart.pieces))
-    assert [text for _, text in texts] == ["0.33725", "0.33750", "0.33775", "0.33800", "0.33825", "0.33850"]
-    # Digits of some 6.6 px end at x; the label takes the first 16.
-    assert all(float(x) - 6.6 * len(text) > 15 for x, text in texts)
-    assert chart.x(0) == float(texts[0][0]) + 6
-    chart.line([(0.5, 0.338)], 0, "one")  # a curve of one point is a point
-    assert chart.pieces[-1].startswith("<circle")
-
-
-def test_many_foreign_sets_are_two_lines_of_a_histogram(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(5)
-    more = {f"ood.{name}.logits": torch.randn(30, 1, 4, generator=generator) for name in "defgh"}
-    tensors = {"logits": torch.randn(60, 1, 4, generator=generator), "labels": torch.arange(60) % 4, **more}
-    about = {"name": "m", "kind": "member", "ood": [[n, "near" if n in "de" else "far"] for n in "defgh"]}
-    save_file(tensors, tmp_path / "m.safetensors", metadata={"hydrasurgeon.predictions": json.dumps(about)})
-    parsed, _ = page([tmp_path / "m.safetensors"], tmp_path / "r.html")
-    legend = [text for tag, text in parsed.texts if tag == "span"]
-    assert "near (2 sets)" in legend
-    assert "far (3 sets)" in legend
-    assert sum(caption.startswith("ROC: ") for caption in parsed.said("figcaption")) == 5
 
 
 def few(path: Path, rows: int, sharpness: float, foreign: int, name: str) -> Path:
@@ -372,21 +327,6 @@ def test_on_stdout_instead_of_the_tables(files: list[Path], tmp_path: Path, caps
     for place in (str(page), "-"):
         assert run(["eval", "--predictions-in", str(files[0]), "--html", place]) == 0
     assert capsys.readouterr().out.rstrip().endswith(page.read_text(encoding="utf-8").rstrip())
-
-
-def test_what_is_refused(files: list[Path], tmp_path: Path) -> None:
-    taken = tmp_path / "r.html"
-    taken.write_text("mine")
-    with pytest.raises(OutputError, match="already exists"):
-        hs.evaluate([], predictions_in=files, html=taken)
-    assert taken.read_text() == "mine"
-    hs.evaluate([], predictions_in=files, html=taken, force=True)
-    with pytest.raises(UsageError, match=r"--reference bse: no such result \(did you mean base\?\)"):
-        hs.evaluate([], predictions_in=files, html=tmp_path / "s.html", reference="bse")
-    assert not (tmp_path / "s.html").exists()
-    with pytest.raises(UsageError, match="--reference requires --html or --markdown"):
-        hs.evaluate([], predictions_in=files, reference="base")
-    assert run(["eval", "--predictions-in", str(files[0]), "--markdown", "-", "--json", "-"]) == 2
 
 
 def test_foreign_data_that_is_not_foreign_is_told(

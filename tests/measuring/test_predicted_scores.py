@@ -131,19 +131,6 @@ def test_scores_that_are_none(changes: dict[str, torch.Tensor | None], what: str
         read_predictions(write(tmp_path / "p.safetensors", **changes))
 
 
-def test_a_score_that_is_not_there(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.safetensors")
-    with pytest.raises(UsageError, match="has OOD sets without logits") as refused:
-        hs.evaluate([], predictions_in=[path])
-    assert refused.value.hint == "Available: vilu."
-    with pytest.raises(UsageError, match=r"--ood-score dist\.v2: .* does not hold this score of every set$"):
-        hs.evaluate([], predictions_in=[path], ood_score="dist.v2")
-    bare = write(tmp_path / "q.safetensors", ood__b__scores__vilu=None, ood__b__scores__w=torch.zeros(3))
-    with pytest.raises(UsageError, match="has OOD sets without logits") as refused:
-        hs.evaluate([], predictions_in=[bare], ood_score="all")
-    assert refused.value.hint == "Available: none."
-
-
 def test_scores_alone_make_no_ensemble(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{name}.safetensors") for name in "pq"]
     with pytest.raises(DataError, match="hold scores without logits, of which no ensemble"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.corruptions import Corrupted, Corruption
 from hydrasurgeon.errors import UsageError
@@ -107,31 +105,3 @@ def test_texts(tmp_path: Path) -> None:
     assert [(s.name, s.severity) for s in row.shift] == [("typos", 2), ("word_dropout", 2)]
     with pytest.raises(UsageError, match="--corrupt fog: corrupts images, the data holds texts"):
         hs.evaluate([tmp_path / "bert"], data=family.data(tmp_path), corrupt=["fog"])
-
-
-def test_on_the_command_line(tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table, the JSON, a limit on an average; what cannot be is refused before anything runs."""
-    model, spec, out = str(tiny()), images(), tmp_path / "r.json"
-    line = ["eval", model, "--data", spec, "--corrupt", "all:2", "--corrupt", "fog:5", "--json", str(out)]
-    limit = ["--assert", "shift_average.severities.5.accuracy>=0", "--assert", "shift.fog:5.brier<=2"]
-    assert run([*line, *limit, "--device", "cpu"]) == 0
-    shown = capsys.readouterr().out
-    assert "under shift, by severity" in shown
-    assert "mCE" in shown
-    average = json.loads(out.read_text())["results"][0]["shift_average"]
-    assert {key: level["sets"] for key, level in average["severities"].items()} == {"2": 15, "5": 1}
-    wrong = {
-        ("--corrupt", "foog"): "did you mean fog",
-        ("--corrupt", "fog:1", "--shift", f"fog:1={spec}"): "--corrupt fog:1: --shift fog:1 is given too",
-        (
-            "--corrupt",
-            "fog",
-            "--assert",
-            "shift_average.severities.6.acuracy>0",
-        ): "the report has no shift_average.severities.6.acuracy",
-    }
-    for more, message in wrong.items():
-        assert run(["eval", model, "--data", spec, *more]) == 2
-        assert message in capsys.readouterr().err.replace("\n", " ")
-    with pytest.raises(UsageError, match=r"--corrupt requires CKPT\.\.\."):
-        hs.evaluate([], predictions_in=["p.safetensors"], corrupt=["fog"])

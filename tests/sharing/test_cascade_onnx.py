@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,19 +74,12 @@ def some(inputs: Any, at: slice) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "tuned", "first", "score"),
-    [
-        ("timm ViT", False, 1, "msp"),
-        ("timm ViT", True, 2, "disagreement"),
-        ("BERT", False, 1, "entropy"),
-        ("BERT", True, 1, "msp"),
-        ("MPNet", False, 1, "msp"),
-        ("OpenCLIP", False, 1, "msp"),
-    ],
+    [("timm ViT", True, 2, "disagreement"), ("BERT", False, 1, "entropy"), ("OpenCLIP", False, 1, "msp")],
 )
-def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_path: Path) -> None:
+def test_rows_stop_and_go_on_as_in_python(name: str, tuned: bool, first: int, score: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model = hydra(tmp_path, family, tuned=tuned)
-    inputs = many(family, 1000)
+    inputs = many(family, 300)
     with torch.inference_mode():
         scores = own_score(score, model(inputs)[:, list(ORDER[:first])])
     bound = float(scores.quantile(0.6))
@@ -98,7 +87,7 @@ def test_a_thousand_rows(name: str, tuned: bool, first: int, score: str, tmp_pat
     write(two_graphs(model), tmp_path)
     run = runner(tmp_path / "c.onnx")
     clear = ((scores - bound).abs() > 1e-5).numpy()
-    for at in (slice(0, 1), slice(1, 300), slice(300, 1000)):
+    for at in (slice(0, 1), slice(1, 300)):
         batch = some(inputs, at)
         answers, right, sure = run(fed(batch)), model.decide(batch, cascade=True), clear[at]
         assert answers["went_on"][sure].tolist() == (right.members_run == 3)[sure].tolist()
@@ -127,8 +116,7 @@ def test_rows_that_all_stop_or_all_go_on(tmp_path: Path) -> None:
         two_graphs(model)
 
 
-def test_the_command_and_a_triton_repository(tmp_path: Path) -> None:
-    """What `calibrate --cascade` fitted, as two files; Triton's model runs them here on a stand-in of its interface."""
+def test_what_calibrate_fitted_as_two_files(tmp_path: Path) -> None:
     family = FAMILIES["timm ViT"]
     hydra(tmp_path, family, tuned=False)
     path = hs.calibrate(
@@ -146,71 +134,7 @@ def test_the_command_and_a_triton_repository(tmp_path: Path) -> None:
     right = model.decide(inputs)
     answers = runner(tmp_path / "c.onnx")(fed(inputs))
     np.testing.assert_allclose(answers["probabilities"], right.probs.numpy(), rtol=0, atol=1e-5)
-    served = triton(tmp_path)(fed(inputs))
-    for name, values in answers.items():
-        assert np.array_equal(served[name], values)
     with pytest.raises(OutputError, match=r"c\.first\.onnx: already exists"):
         export(path, cascade=True)
     with pytest.raises(CheckpointError, match="has no cascade"):
         export(tmp_path / "hydra.safetensors", cascade=True)
-
-
-def triton(folder: Path) -> Any:
-    """cascade/1/model.py with the parameters of its config, its requests answered by onnxruntime."""
-    import onnxruntime
-
-    class Tensor:
-        def __init__(self, name: str, values: Any) -> None:
-            self.name, self.values = name, values
-
-        def as_numpy(self) -> Any:
-            return self.values
-
-    class Request:
-        def __init__(self, model_name: str, inputs: list[Tensor], requested_output_names: list[str]) -> None:
-            self.path, self.inputs, self.names = folder / f"c.{model_name}.onnx", inputs, requested_output_names
-
-        def exec(self) -> Response:
-            session = onnxruntime.InferenceSession(self.path.read_bytes())
-            values = session.run(self.names, {each.name: each.values for each in self.inputs})
-            return Response([Tensor(*pair) for pair in zip(self.names, values, strict=True)])
-
-    class Response:
-        def __init__(self, tensors: list[Tensor]) -> None:
-            self.inputs = tensors
-
-        def has_error(self) -> bool:
-            return False
-
-    def by_name(holder: Any, name: str) -> Tensor:
-        return next(each for each in holder.inputs if each.name == name)
-
-    backend = SimpleNamespace(
-        Tensor=Tensor,
-        InferenceRequest=Request,
-        InferenceResponse=Response,
-        TritonModelException=RuntimeError,
-        get_input_tensor_by_name=by_name,
-        get_output_tensor_by_name=by_name,
-    )
-    place = RUNNER.parent / "triton" / "cascade"
-    config = (place / "config.pbtxt").read_text()
-    parameters = {
-        key: {"string_value": value}
-        for key, value in re.findall(r'key: "(\w+)" value: { string_value: "([^"]*)"', config)
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "triton_python_backend_utils", backend)
-        spec = importlib.util.spec_from_file_location("triton_model", place / "1" / "model.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    made = module.TritonPythonModel()
-    made.initialize({"model_config": json.dumps({"parameters": parameters})})
-
-    def answers(inputs: dict[str, Any]) -> dict[str, Any]:
-        (response,) = made.execute([Response([Tensor(*pair) for pair in inputs.items()])])
-        return {each.name: each.values for each in response.inputs}
-
-    return answers

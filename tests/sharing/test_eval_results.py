@@ -8,13 +8,13 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import yaml
-from fake_hub import FakeHub, Repo, fake_hub
+from fake_hub import FakeHub, fake_hub
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.card import EVAL_RESULTS
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import OutputError, UsageError
+from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.sharing.measured_card import leaderboard_entry, write_entry
 
@@ -126,28 +126,3 @@ def test_card_and_results_are_pushed_as_one_commit(
     assert evaluation.hub == f"{hub.url}/me/x"
     assert 'hs.load("timm:me/x")' in repo.files["README.md"].decode()
     assert repo.files["README.md"] == (folder / "README.md").read_bytes()
-
-
-def test_a_push_is_refused_before_any_work(hub: FakeHub, folder: Path, images: Callable[..., str]) -> None:
-    before = (folder / "README.md").read_bytes()
-    other = hs.prune(folder.parent / "vit.safetensors", method="random", keep=2, out=f"{folder.parent / 'other'}/").path
-    hub.repos["me/x"] = Repo()
-    for folders, options, says in (
-        ([folder], {"push_to_hub": "me/x"}, "one model card, there are 0"),
-        ([folder], {"push_to_hub": "me/y", "card": True}, "no such repository"),
-        ([folder, other], {"push_to_hub": "me/x", "card": True}, "there are 2"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            hs.evaluate(folders, data=images(), **options)
-    assert not any("/commit/" in request for request in hub.asked)
-    assert (folder / "README.md").read_bytes() == before
-
-
-def test_a_push_that_breaks_off_says_how_to_go_on(hub: FakeHub, folder: Path, bands: str) -> None:
-    hub.repos["me/x"], hub.broken = Repo(), "/commit/"
-    with pytest.raises(OutputError, match=r"me/x: was not uploaded, but .* is written") as refused:
-        hs.evaluate([folder], data=bands, card=True, push_to_hub="me/x")
-    assert f"`hf upload me/x {folder} . --include 'README.md'" in str(refused.value.hint)
-    assert "--include '.eval_results/hydrasurgeon.yaml'`" in str(refused.value.hint)
-    assert (folder / EVAL_RESULTS).is_file()
-    assert 'hs.load("DIR")' in (folder / "README.md").read_text()

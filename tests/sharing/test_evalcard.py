@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from tiny_families import FAMILIES
-from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.card import BEGIN, END
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import UsageError
 
 SPEC = Callable[..., str]
 
@@ -82,18 +79,6 @@ def test_each_card_gets_its_own_figures(pair: tuple[Path, Path], images: SPEC, t
     assert sha256[pair[0]] == sha256[pair[1]]
 
 
-def test_several_data_sets_stand_in_one_table(pair: tuple[Path, Path], images: SPEC) -> None:
-    sets = [f"one={images()}", f"two={images('other.npz', seed=9)}"]
-    report = hs.evaluate([pair[1]], data=sets, card=True).report
-    section = between((pair[1] / "README.md").read_text())
-    (result,) = report.results
-    assert result.sets is not None
-    assert result.sets_average is not None
-    for name, found in (*((f"`{s.name}` | {s.n}", s) for s in result.sets), ("mean | ", result.sets_average)):
-        assert f"| {name} | {found.accuracy:.4f} | {found.brier:.4f} |" in section
-    assert "- also `two`: `other.npz`, 40 samples" in section
-
-
 def test_again_replaces_what_was_there(pair: tuple[Path, Path], images: SPEC) -> None:
     hydra = pair[1]
     hs.evaluate([hydra], data=images(), ood=[images("o.npz", seed=3)], card=True)
@@ -121,13 +106,6 @@ def test_what_people_wrote_stays(pair: tuple[Path, Path], images: SPEC) -> None:
     assert "- name: theirs" in card
     assert card.count("model-index") == 1
     assert "accuracy" in between(card)
-
-
-def test_a_temperature_names_its_data(pair: tuple[Path, Path], images: SPEC) -> None:
-    hs.evaluate([pair[0]], data=images(), val=images("val.npz", seed=8), temperature="fit", card=True)
-    section = between((pair[0] / "README.md").read_text())
-    assert "temperature fit" in section
-    assert "- temperature: `val.npz`, 40 samples" in section
 
 
 def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_path: Path) -> None:
@@ -161,43 +139,3 @@ def test_a_decision_state_is_told(pair: tuple[Path, Path], images: SPEC, tmp_pat
     assert "decision state" not in section
     hs.evaluate([made.path], data=images(), card=True, no_decision=True)
     assert "decision state" not in between((made.path / "README.md").read_text())
-
-
-def test_texts_too(tmp_path: Path) -> None:
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "s")
-    members = [member(tmp_path / "s", family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
-    hydra = hs.fuse(members, out=f"{tmp_path / 'h'}/").path
-    data = family.data(tmp_path)
-    hs.evaluate([hydra], data=data, card=True, device="cpu")
-    assert ModelCard((hydra / "README.md").read_text()).data.eval_results[0].task_type == "text-classification"
-    # The directory still loads, scores and evaluates: cards are nobody's weights.
-    assert hs.evaluate([hydra], data=data, device="cpu").report.results[0].id.n == 24
-
-
-def test_refused_before_any_work(pair: tuple[Path, Path], images: SPEC, tmp_path: Path) -> None:
-    data = images()
-    stranger = tmp_path / "stranger"
-    FAMILIES["timm ViT"].write(stranger)
-    (stranger / "README.md").write_text("# Theirs\n")
-    for given in ([tmp_path / "m1"], [stranger], [pair[0] / "model.safetensors"]):
-        with pytest.raises(UsageError, match="no checkpoint is a directory with a model card"):
-            hs.evaluate(given, data=data, card=True)
-    with pytest.raises(UsageError, match="its own checkpoint alone"):
-        hs.evaluate(list(pair), data=data, ensemble=True, card=True)
-    assert (stranger / "README.md").read_text() == "# Theirs\n"
-
-
-def test_corruptions_stand_by_severity(pair: tuple[Path, Path], images: SPEC) -> None:
-    """Seventy-five sets would be a long table: five lines, and one of what they were made of."""
-    found = hs.evaluate([pair[0]], data=images(rows=10), corrupt=["all:2", "fog:4"], card=True)
-    section = between((pair[0] / "README.md").read_text())
-    levels = found.report.results[0].shift_average.severities
-    for at, level in levels.items():
-        assert f"| {at} | {level.sets} | {level.accuracy:.4f} | {level.brier:.4f} |" in section
-    assert section.count("`fog`") == 0
-    assert re.search(r"- corrupted on the way: `data.npz, 16 corruptions of it`, 10 samples", section)
-    hs.evaluate([pair[0]], data=images(rows=10), corrupt=["fog:4"], card=True)
-    section = between((pair[0] / "README.md").read_text())
-    assert "| `fog` | 4 |" in section
-    assert "corrupted on the way: `data.npz, fog:4`, 10 samples" in section

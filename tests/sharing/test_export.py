@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +15,7 @@ from tiny_families import FAMILIES, Family
 from tiny_members import KEPTS, RAGGED, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import CheckFailed, MissingDependency, OutputError, UsageError
-from hydrasurgeon.sharing.onnx import quiet
+from hydrasurgeon.errors import CheckFailed, MissingDependency
 from hydrasurgeon.stages.export import export
 
 # Each captures two graphs, which takes seconds.
@@ -79,15 +76,6 @@ def test_torch_reads_its_own_file_alike(family: Family, tmp_path: Path) -> None:
             torch.testing.assert_close(probs, model.predict(few), rtol=0, atol=1e-6)
 
 
-def test_what_the_environment_says_of_reports_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
-    quiet()
-    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
-    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
-    quiet()
-    assert os.environ["ORT_DISABLE_TELEMETRY"] == "0"
-
-
 @exports
 @pytest.mark.slow
 def test_batches_of_any_size(tmp_path: Path) -> None:
@@ -124,15 +112,6 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not (tmp_path / "v.pt2").exists()
 
 
-@onnx_writes
-def test_an_old_torch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    FAMILIES["timm ViT"].write(tmp_path / "v")
-    monkeypatch.setattr("torch.__version__", "2.5.0+cpu")
-    with pytest.raises(MissingDependency, match=r"needs torch 2\.9 or newer.* this is 2\.5\.0"):
-        export(tmp_path / "v", out=tmp_path / "v.onnx")
-    assert not (tmp_path / "v.onnx").exists()
-
-
 @exports
 def test_a_wrong_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "v")
@@ -151,49 +130,6 @@ def test_outputs_that_are_nan_are_not_kept(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="differ from torch's by nan"):
         export(huge, out=tmp_path / "v.onnx")
     assert not (tmp_path / "v.onnx").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"aot": True}, "--aot requires --format pt2"),
-        ({"ood": ["d.npz"]}, "--ood requires --check"),
-        ({"limit": 100}, "--limit requires --check"),
-        ({"check": "d.npz", "format": "padded"}, "--check requires --format onnx or pt2"),
-        ({"check": "d.npz", "cascade": True}, "--check conflicts with --cascade"),
-        ({"member": 0}, "--member requires --format padded"),
-        ({"int8": True, "check": "d.npz", "format": "pt2"}, "--int8 requires --format onnx"),
-        ({"int8": True}, "--int8 requires --check"),
-        ({"int8": True, "check": "d.npz", "tolerance": -1.0}, "--tolerance -1.0: must be 0"),
-        ({"format": "tflite"}, "--format tflite: expected onnx, pt2 or padded"),
-    ],
-)
-def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        export("nothing", **options)
-
-
-@onnx_writes
-def test_refusals(tmp_path: Path) -> None:
-    FAMILIES["timm ViT"].write(tmp_path / "v")
-    (tmp_path / "v.onnx").write_text("mine")
-    with pytest.raises(OutputError, match="already exists"):
-        export(tmp_path / "v")
-    assert (tmp_path / "v.onnx").read_text() == "mine"
-
-
-@exports
-@pytest.mark.slow
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hydrasurgeon.cli.app import run
-
-    FAMILIES["timm ViT"].write(tmp_path / "v")
-    assert run(["export", str(tmp_path / "v"), "-o", str(tmp_path / "v.onnx"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["inputs"] == ["pixel_values"]
-    assert told["outputs"] == ["logits", "probs"]
-    assert told["bytes"] == (tmp_path / "v.onnx").stat().st_size
-    assert run(["export", str(tmp_path / "v"), "-o", str(tmp_path / "v.onnx")]) == 2
 
 
 @onnx_writes

@@ -123,16 +123,6 @@ def test_onnxruntime_decides_alike(name: str, score: str, kind: str, tmp_path: P
 
 @exports
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("score", "kind"), [(s, k) for s in SCORES for k in ("single", "hydra") if (s, k) != ("mi", "single")]
-)
-def test_every_score_in_a_whole_model(score: str, kind: str, tmp_path: Path) -> None:
-    family = FAMILIES["OpenCLIP" if score == "mcm" else "timm ViT"]
-    check(calibrated(tmp_path, family, score, kind=kind), family, tmp_path)
-
-
-@exports
-@pytest.mark.slow
 def test_a_joint_calibration_is_in_the_graph(tmp_path: Path) -> None:
     """Written into the file by hand: which of the two `calibrate` keeps is up to the data."""
     family = FAMILIES["timm ViT"]

@@ -3,8 +3,6 @@ model does."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,46 +138,3 @@ def test_a_model_that_would_answer_otherwise_is_not_written(tmp_path: Path, monk
     with pytest.raises(CheckFailed, match="with zeros for its heads the model"):
         export(pruned, format="padded", out=f"{tmp_path}/x/")
     assert not (tmp_path / "x").exists()
-
-
-ALONE = """
-import sys, torch
-inputs = torch.load(sys.argv[3])
-if sys.argv[1] == "timm":
-    import timm
-    model = timm.create_model(f"local-dir:{sys.argv[2]}", pretrained=True).eval()
-    answer = lambda: model(inputs)
-elif sys.argv[1] == "transformers":
-    import transformers
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[2]).eval()
-    answer = lambda: model(**inputs).logits
-else:
-    import open_clip
-    model = open_clip.create_model(f"local-dir:{sys.argv[2]}").eval()
-    answer = lambda: model.encode_image(inputs, normalize=True)
-assert not [name for name in sys.modules if name.startswith("hydrasurgeon")]
-with torch.no_grad():
-    torch.save(answer(), sys.argv[4])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["timm ViT", "BERT", "OpenCLIP"])
-def test_a_process_without_us(name: str, tmp_path: Path) -> None:
-    family = FAMILIES[name]
-    family.write(tmp_path / "source")
-    pruned = member(tmp_path / "source", family, RAGGED, tmp_path / "m.safetensors")
-    made = export(pruned, format="padded", out=f"{tmp_path}/whole/")
-    inputs = family.inputs(rows=5)
-    torch.save(inputs, tmp_path / "inputs.pt")
-    library = {"timm ViT": "timm", "BERT": "transformers", "OpenCLIP": "open_clip"}[name]
-    files = [made.path, tmp_path / "inputs.pt", tmp_path / "answer.pt"]
-    subprocess.run([sys.executable, "-c", ALONE, library, *map(str, files)], check=True, cwd=tmp_path)
-    answer = torch.load(tmp_path / "answer.pt", weights_only=True)
-    model = hs.load(pruned, device="cpu")
-    with torch.inference_mode():
-        expected = model(inputs)[:, 0]
-        if name == "OpenCLIP":
-            module: Any = model.module
-            expected = module.image_features(inputs)
-    torch.testing.assert_close(answer, expected, rtol=0, atol=1e-5)

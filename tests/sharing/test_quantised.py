@@ -118,23 +118,6 @@ def test_thresholds_of_the_float_model_are_tried(tmp_path: Path) -> None:
         assert trial.Compared(before, {**before, "flagged": 0.3 + change}).worse["flagged"] == pytest.approx(0.2)
 
 
-def test_a_score_that_moved_as_a_whole_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    family = FAMILIES["timm ViT"]
-    family.write(tmp_path / "v")
-    data = family.data(tmp_path, rows=160)
-    path = hs.calibrate(tmp_path / "v", data=data, ood_score="msp", out=tmp_path / "c.safetensors").path
-    answers, moved = trial.answers, iter([0.0, 10.0])
-
-    def later(*arguments: Any) -> Any:
-        probs, scores, labels = answers(*arguments)
-        return probs, scores + next(moved), labels
-
-    monkeypatch.setattr(trial, "answers", later)
-    with pytest.raises(CheckFailed, match=r"on .*: flagged: 0\.\d+ before, 1\.0000 in int8$"):
-        export(path, out=tmp_path / "c.onnx", int8=True, check=data, tolerance=0.5)
-    assert not (tmp_path / "c.onnx").exists()
-
-
 def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
     """The matrices of an OOD score are no weights of the model."""
     family = FAMILIES["timm ViT"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from hydrasurgeon.data import Batches
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.options.measuring import ExportOptions
 from hydrasurgeon.sharing import trial
-from hydrasurgeon.stages.export import export
 
 FAMILY = FAMILIES["timm ViT"]
 
@@ -96,22 +94,6 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
 
 @exports
 @pytest.mark.slow
-def test_a_program_is_tried_without_a_temporary_folder(
-    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a full one torch's writer ends the process."""
-    path, data, _ = prepared
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    made = export(path, format="pt2", out=tmp_path / "v.pt2", check=data)
-    assert made.checked is not None
-    assert made.checked.after == pytest.approx(made.checked.before, abs=1e-6)
-    inputs = FAMILY.inputs(rows=5)
-    _, probs = torch.export.load(made.path).module()(inputs)
-    torch.testing.assert_close(probs, hs.load(path, device="cpu").predict(inputs), rtol=0, atol=1e-6)
-
-
-@exports
-@pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "pt2"])
 def test_a_file_is_tried(format: str, prepared: Any, tmp_path: Path, capsys: Any) -> None:
     path, _, noise = prepared
@@ -141,16 +123,3 @@ def test_a_file_is_tried(format: str, prepared: Any, tmp_path: Path, capsys: Any
     report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
     assert report.ood is not None
     assert before["auroc.noise"] == pytest.approx(report.ood[0].auroc, abs=1e-6)
-
-
-@exports
-@pytest.mark.slow
-def test_a_file_that_answers_worse_is_not_written(
-    prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, data, _ = prepared
-    figures = iter([{"accuracy": 0.9}, {"accuracy": 0.88}])
-    monkeypatch.setattr(trial, "measured", lambda *_: next(figures))
-    with pytest.raises(CheckFailed, match=r"accuracy: 0\.9000 before, 0\.8800 in the file"):
-        export(path, out=tmp_path / "v.onnx", check=data)
-    assert not (tmp_path / "v.onnx").exists()
